@@ -1,0 +1,42 @@
+# Everything here works in a fresh clone: the first target that needs the environment makes it.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test test-slow test-device lint types check clean help
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(STAMP) ## make .venv and install systolic with the versions that were tested
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tpu,dev]'
+	touch $@
+
+demo: $(STAMP) ## the ladder on a v5e in float32 and bfloat16, beside XLA, with plots
+	$(BIN)/systolic ladder all --chip v5e --dtype float32 --sizes 512,1024,2048,4096,8192 --plot build/demo
+	$(BIN)/systolic ladder all --chip v5e --dtype bfloat16 --sizes 512,1024,2048,4096,8192 --plot build/demo
+
+test: $(STAMP) ## all tests that need neither a device nor patience
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP) ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+test-device: $(STAMP) ## the tests that need a TPU or a GPU; skipped, and said so, where there is none
+	$(BIN)/python -m pytest -m device tests/device
+
+lint: $(STAMP) ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## pyright
+	$(BIN)/pyright
+
+check: lint types test ## what .ci/run does
+
+clean: ## remove the environment and everything that was made
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

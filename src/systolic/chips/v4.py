@@ -1,0 +1,66 @@
+"""TPU v4."""
+
+from systolic.chips.chip import Chip, MachineModel
+
+_DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
+_COMPILER = "libtpu 0.0.42.1: v4:2x2x1 compiles as this device kind; VMEM limits as its refusals name them"
+_LISTING = "final bundle listings of libtpu 0.0.42.1: instruction counts of products of known size"
+_PEAK = "published peak: 275 Tflop/s = 2 cores x 4 MXU x 128 x 128 x 2 x 1.05 GHz"
+_FIT = "not fitted, no published rows: the v5p value"
+
+V4 = Chip(
+    name="v4",
+    title="TPU v4",
+    device_kind="TPU v4",
+    topology="v4:2x2x1",
+    cores_per_chip=2,
+    cores_per_device=2,
+    hbm_bytes_per_chip=32 * 2**30,
+    hbm_bytes_per_s_per_chip=1228e9,
+    vmem_bytes_per_core=16 * 2**20,
+    scoped_vmem_bytes=16 * 2**20,
+    peak_ops_per_s_per_chip={"float32": 275e12, "bfloat16": 275e12},
+    emulated_dtypes={},
+    machine=MachineModel(
+        clock_hz=1.05e9,
+        mxu_count=4,
+        mxu_rows=128,
+        mxu_columns=128,
+        mxu_rows_per_cycle={"f32": 1.0, "bf16": 1.0},
+        result_latency_cycles=92,
+        result_pops_per_matmul=2,
+        matmul_queue_depth=4,
+        hbm_bytes_per_s=1.06e12,
+        dma_latency_cycles=1195,
+        dma_issue_cycles=30,
+        dma_wait_cycles=36,
+        branch_delay_slots=4,
+    ),
+    sources={
+        "name": _DOCS,
+        "title": _DOCS,
+        "device_kind": _COMPILER,
+        "topology": _COMPILER,
+        "cores_per_chip": _DOCS,
+        "cores_per_device": _DOCS,
+        "hbm_bytes_per_chip": _DOCS,
+        "hbm_bytes_per_s_per_chip": _DOCS,
+        "vmem_bytes_per_core": _COMPILER,
+        "scoped_vmem_bytes": _COMPILER,
+        "peak_ops_per_s_per_chip": _DOCS,
+        "emulated_dtypes": _LISTING,
+        "machine.clock_hz": _PEAK,
+        "machine.mxu_count": _PEAK,
+        "machine.mxu_rows": _LISTING,
+        "machine.mxu_columns": _LISTING,
+        "machine.mxu_rows_per_cycle": _PEAK,
+        "machine.result_latency_cycles": _FIT,
+        "machine.result_pops_per_matmul": _LISTING,
+        "machine.matmul_queue_depth": _FIT,
+        "machine.hbm_bytes_per_s": _FIT,
+        "machine.dma_latency_cycles": _FIT,
+        "machine.dma_issue_cycles": _FIT,
+        "machine.dma_wait_cycles": _FIT,
+        "machine.branch_delay_slots": _LISTING,
+    },
+)

@@ -1,0 +1,66 @@
+"""TPU7x (Ironwood)."""
+
+from systolic.chips.chip import Chip, MachineModel
+
+_DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
+_COMPILER = "libtpu 0.0.42.1: tpu7x:2x2x1 compiles as this device kind; VMEM limits as its refusals name them"
+_LISTING = "final bundle listings of libtpu 0.0.42.1: instruction counts of products of known size"
+_PEAK = "published peak: 2307 Tflop/s = 2 cores x 2 MXU x 256 x 256 x 2 x 2 rows a cycle x 2.2 GHz; the clock of 1.87 GHz is what published device times of large products show"
+_FIT = "fitted to published device times of a foreign ragged kernel compiled with the same tiles (tokamax tuning cache)"
+
+V7X = Chip(
+    name="v7x",
+    title="TPU7x (Ironwood)",
+    device_kind="TPU7x",
+    topology="tpu7x:2x2x1",
+    cores_per_chip=2,
+    cores_per_device=1,
+    hbm_bytes_per_chip=192 * 2**30,
+    hbm_bytes_per_s_per_chip=7380e9,
+    vmem_bytes_per_core=64 * 2**20,
+    scoped_vmem_bytes=32 * 2**20,
+    peak_ops_per_s_per_chip={"float32": 2307e12, "bfloat16": 2307e12, "float8_e4m3fn": 4614e12, "float8_e5m2": 4614e12},
+    emulated_dtypes={"int8": "bfloat16"},
+    machine=MachineModel(
+        clock_hz=1.87e9,
+        mxu_count=2,
+        mxu_rows=256,
+        mxu_columns=256,
+        mxu_rows_per_cycle={"f32": 2.0, "bf16": 2.0, "f8": 4.0},
+        result_latency_cycles=105,
+        result_pops_per_matmul=0,
+        matmul_queue_depth=4,
+        hbm_bytes_per_s=2.84e12,
+        dma_latency_cycles=1950,
+        dma_issue_cycles=0,
+        dma_wait_cycles=0,
+        branch_delay_slots=6,
+    ),
+    sources={
+        "name": _DOCS,
+        "title": _DOCS,
+        "device_kind": _COMPILER,
+        "topology": _COMPILER,
+        "cores_per_chip": _DOCS,
+        "cores_per_device": _DOCS,
+        "hbm_bytes_per_chip": _DOCS,
+        "hbm_bytes_per_s_per_chip": _DOCS,
+        "vmem_bytes_per_core": _COMPILER,
+        "scoped_vmem_bytes": _COMPILER,
+        "peak_ops_per_s_per_chip": _DOCS,
+        "emulated_dtypes": _LISTING,
+        "machine.clock_hz": _PEAK,
+        "machine.mxu_count": _PEAK,
+        "machine.mxu_rows": _LISTING,
+        "machine.mxu_columns": _LISTING,
+        "machine.mxu_rows_per_cycle": _PEAK,
+        "machine.result_latency_cycles": _FIT,
+        "machine.result_pops_per_matmul": _LISTING,
+        "machine.matmul_queue_depth": _FIT,
+        "machine.hbm_bytes_per_s": _FIT,
+        "machine.dma_latency_cycles": _FIT,
+        "machine.dma_issue_cycles": _FIT,
+        "machine.dma_wait_cycles": _FIT,
+        "machine.branch_delay_slots": _LISTING,
+    },
+)

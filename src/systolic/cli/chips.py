@@ -1,0 +1,95 @@
+"""`systolic chips`: what is known of each chip."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from systolic.chips import CHIPS, Chip
+from systolic.chips import chip as chip_named
+from systolic.cli.output import console, table, write_json
+
+_COLUMNS = (
+    "chip",
+    "device kind",
+    "cores a chip",
+    "cores a device",
+    "MXU a core",
+    "GHz",
+    "bf16 Tflop/s",
+    "int8 Top/s",
+    "HBM GiB",
+    "HBM GB/s",
+    "VMEM MiB a core",
+    "kernel's VMEM MiB",
+)
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--json", "json_file", metavar="FILE|-", help="Write everything as one JSON object.")
+def chips(names: tuple[str, ...], json_file: str | None) -> int:
+    """Show the chips that systolic knows: per chip, per core, and where each number is from.
+
+    \b
+    Examples:
+      systolic chips
+      systolic chips v5e v7x --json chips.json
+    """
+    chosen = [chip_named(name) for name in names] or list(CHIPS.values())
+    if json_file is not None:
+        write_json(json_file, "chips", [_record(chip) for chip in chosen], {"chips": len(chosen)})
+        if json_file == "-":
+            return 0
+    out = console()
+    out.print("Per chip, as published; int8 in brackets where it is computed as another dtype.\n")
+    out.print(table(_COLUMNS, [_line(chip) for chip in chosen], left=("chip", "device kind")))
+    for chip in chosen:
+        out.print(f"\n[bold]{chip.name}[/] {chip.title}: one core on the simulator's model, and where numbers are from")
+        out.print(table(("field", "value", "source"), _fields(chip), left=("field", "value", "source")))
+    return 0
+
+
+def _line(chip: Chip) -> tuple[str, ...]:
+    machine = chip.machine
+    int8 = chip.peak_ops_per_s_per_chip.get("int8")
+    emulated = chip.emulated_dtypes.get("int8")
+    return (
+        chip.name,
+        chip.device_kind,
+        str(chip.cores_per_chip),
+        str(chip.cores_per_device),
+        f"{machine.mxu_count} × {machine.mxu_rows}²",
+        f"{machine.clock_hz / 1e9:.2f}",
+        f"{chip.peak_ops_per_s_per_chip['bfloat16'] / 1e12:,.0f}",
+        f"{int8 / 1e12:,.0f}" if int8 else f"(as {emulated})" if emulated else "–",
+        f"{chip.hbm_bytes_per_chip / 2**30:.0f}",
+        f"{chip.hbm_bytes_per_s_per_chip / 1e9:,.0f}",
+        f"{chip.vmem_bytes_per_core / 2**20:.0f}",
+        f"{chip.scoped_vmem_bytes / 2**20:.0f}",
+    )
+
+
+def _fields(chip: Chip) -> list[tuple[str, str, str]]:
+    rows = []
+    for field in dataclasses.fields(chip):
+        if field.name in ("name", "title", "machine", "sources"):
+            continue
+        rows.append((field.name, _shown(getattr(chip, field.name)), chip.sources[field.name]))
+    for field in dataclasses.fields(chip.machine):
+        name = f"machine.{field.name}"
+        rows.append((name, _shown(getattr(chip.machine, field.name)), chip.sources[name]))
+    return rows
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_shown(inner)}" for key, inner in value.items()) or "none"
+    return f"{value:,g}" if isinstance(value, (int, float)) else str(value)
+
+
+def _record(chip: Chip) -> dict[str, Any]:
+    return dataclasses.asdict(chip)

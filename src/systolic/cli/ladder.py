@@ -1,0 +1,258 @@
+"""`systolic ladder`: five matmul kernels, checked, compiled, simulated and drawn beside XLA."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from systolic.chips import Chip
+from systolic.cli.options import Sizes, TileSizes, chip_option, output_options
+from systolic.cli.output import console, note, progress_bar, table, versions, write_json
+from systolic.compiler import CompilerMissing, WorkerPool, check_available
+from systolic.tiling import MIB, Tiles
+
+if TYPE_CHECKING:
+    from systolic.lessons.ladder.row import LadderRow
+
+_COLUMNS = (
+    "rung",
+    "size",
+    "tiles m/k/n",
+    "status",
+    "simulated µs",
+    "Tflop/s",
+    "% of peak",
+    "XLA simulated µs",
+    "× XLA",
+    "stalls",
+    "HBM MB",
+    "× least",
+    "check",
+    "max error",
+)
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[v1 v2 … | all]")
+@chip_option()
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "int8"]),
+    default="bfloat16",
+    show_default=True,
+    help="Of both operands; int8 gives int32.",
+)
+@click.option("--sizes", type=Sizes(), default="512,1024,2048,4096", show_default=True, help="m = k = n, with commas.")
+@click.option("--tiles", type=TileSizes(), help="For v3, v4 and v5, in place of what they would choose.")
+@click.option("--splits", type=click.IntRange(min=1), default=4, show_default=True, help="N of v2's grid (N, N).")
+@click.option("--sweep", is_flag=True, help="v4 and v5: compile and simulate candidate tiles, and take the best.")
+@click.option(
+    "--sweep-trials", type=click.IntRange(min=1), default=8, show_default=True, help="Candidates a size with --sweep."
+)
+@click.option("--check/--no-check", default=True, help="Compare with float64 in TPU interpret mode, up to size 1024.")
+@click.option(
+    "--plot", "plot_folder", type=click.Path(file_okay=False, path_type=Path), help="One picture a rung here."
+)
+@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes.")
+@click.option(
+    "--time-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds for one compilation."
+)
+@output_options
+def ladder(
+    names: tuple[str, ...],
+    chips: tuple[Chip, ...],
+    dtype: str,
+    sizes: tuple[int, ...],
+    tiles: Tiles | None,
+    splits: int,
+    sweep: bool,
+    sweep_trials: int,
+    check: bool,
+    plot_folder: Path | None,
+    workers: int,
+    time_limit: float,
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Climb the ladder of five matmul kernels: is each legal, is it right, does it compile, how fast is it.
+
+    Every time is `simulated`: the real TPU compiler's program for the chip, executed on a model of it. XLA's own
+    product of the same dtypes goes the same way in the same run. Exit code 1: a result is wrong, or nothing ran.
+
+    \b
+    Examples:
+      systolic ladder all --chip v5e --dtype float32 --sizes 512,1024,2048
+      systolic ladder v4 v5 --chip v6e --sizes 4096 --sweep
+      systolic ladder v3 --sizes 2048 --tiles 256,256,256 --json ladder.json --plot plots
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # results are checked in interpret mode, on the CPU
+    from systolic.lessons.ladder.climb import Request, climb
+    from systolic.lessons.ladder.lookup import UnknownRungError, rungs_named
+
+    try:
+        rungs = rungs_named(names)
+    except UnknownRungError as error:
+        raise click.UsageError(str(error)) from error
+    missing = _missing_compiler()
+    rows: list[LadderRow] = []
+    for chip in chips:
+        request = Request(
+            rungs=rungs,
+            chip=chip,
+            dtype=dtype,
+            sizes=sizes,
+            tiles=tiles,
+            splits=splits,
+            sweep_trials=sweep_trials if sweep else 0,
+            checked=check,
+        )
+        with progress_bar(quiet=quiet) as bar:
+            if missing:
+                rows += climb(request, None, planned=bar.planned, done=bar.done)
+            else:
+                with WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+                    rows += climb(request, pool, planned=bar.planned, done=bar.done)
+    summary = _summary(rows)
+    if json_file is not None:
+        write_json(json_file, "ladder", [dataclasses.asdict(row) for row in rows], summary)
+    if json_file != "-":
+        _show(rows, summary)
+    if plot_folder is not None:
+        for path in _plot(rows, plot_folder):
+            note(f"plot {path}", quiet=quiet)
+    if missing:
+        note(f"not compiled and not simulated: {missing}", quiet=False)
+        return 1
+    return 1 if summary["wrong"] or not summary["ok"] else 0
+
+
+def _missing_compiler() -> str:
+    try:
+        check_available()
+    except CompilerMissing as error:
+        return str(error)
+    return ""
+
+
+def _summary(rows: Sequence[LadderRow]) -> dict[str, Any]:
+    counts = Counter(row.status for row in rows)
+    best = max(
+        (row for row in rows if row.ratio_to_xla is not None), key=lambda row: row.ratio_to_xla or 0, default=None
+    )
+    return {
+        "rows": len(rows),
+        **{status: counts[status] for status in ("ok", "illegal", "refused", "wrong")},
+        "best_rung": best.rung if best else None,
+        "best_size": best.m if best else None,
+        "best_ratio_to_xla": best.ratio_to_xla if best else None,
+    }
+
+
+# ---- table ----
+
+
+def _show(rows: Sequence[LadderRow], summary: dict[str, Any]) -> None:
+    out = console()
+    found = versions()
+    reasons = {row.reason for row in rows}
+    if len(reasons) == 1 and not summary["ok"] and not summary["wrong"] and len(rows) > 1:
+        click.echo(f"{rows[0].status} for every rung and size: {reasons.pop()}")
+        return
+    if len(rows) == 1 and not summary["ok"]:
+        click.echo(f"{rows[0].rung} {rows[0].m}³ {rows[0].status}: {rows[0].reason}")
+        return
+    names = ", ".join(dict.fromkeys(row.chip for row in rows))
+    out.print(
+        f"[bold]{names}[/] · {rows[0].dtype} → {rows[0].dtype_out} · jax {found['jax']}, "
+        f"libtpu {found['libtpu'] or 'missing'} · times are simulated: compiled for the chip, executed on its model"
+    )
+    out.print(_verdict(summary))
+    for name in dict.fromkeys(row.chip for row in rows):
+        shown = [row for row in rows if row.chip == name]
+        out.print(f"\n[bold]{name}[/]" if names != name else "")
+        out.print(table(_COLUMNS, [_line(row) for row in shown], left=("rung", "status", "check")))
+    for finding in _findings(rows):
+        out.print(finding, markup=False, soft_wrap=True)
+
+
+def _verdict(summary: dict[str, Any]) -> str:
+    parts = [f"{summary[status]} {status}" for status in ("ok", "illegal", "refused", "wrong") if summary[status]]
+    verdict = f"{summary['rows']} rows: {', '.join(parts)}"
+    if summary["best_ratio_to_xla"]:
+        verdict += f"; best {summary['best_rung']} at {summary['best_size']}³: {summary['best_ratio_to_xla']:.2f} × XLA's speed"
+    return verdict
+
+
+def _line(row: LadderRow) -> tuple[str, ...]:
+    traffic = row.hbm_bytes / row.least_hbm_bytes if row.hbm_bytes and row.least_hbm_bytes else None
+    return (
+        row.rung,
+        f"{row.m}³",
+        f"{row.tile_m}/{row.tile_k}/{row.tile_n}",
+        row.status,
+        _number(row.time_us, ",.1f"),
+        _number(row.tflops, ".1f"),
+        _number(row.percent_of_peak, ".1f"),
+        _number(row.xla_time_us, ",.1f"),
+        _number(row.ratio_to_xla, ".2f"),
+        _number(row.stall_share, ".0%"),
+        _number(row.hbm_bytes / 1e6 if row.hbm_bytes is not None else None, ",.0f"),
+        _number(traffic, ".1f"),
+        row.check,
+        f"{row.max_abs_error:.2g} of {row.tolerance:.2g}" if row.max_abs_error is not None else "–",
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _findings(rows: Sequence[LadderRow]) -> list[str]:
+    """Why a row has no time, or how its tiles were found; the same text once."""
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if row.reason:
+            grouped.setdefault((row.rung, row.status, _reason(row)), []).append(f"{row.m}³")
+    found = [""] if grouped else []
+    found += [f"{rung} {', '.join(sizes)} {status}: {reason}" for (rung, status, reason), sizes in grouped.items()]
+    return found
+
+
+def _reason(row: LadderRow) -> str:
+    asked, there = row.vmem_requested_bytes, row.vmem_available_bytes
+    if row.status == "refused" and asked is not None and there is not None and "MiB" not in row.reason:
+        return f"{row.reason} (asked for {asked / MIB:.2f} MiB of VMEM, there are {there / MIB:.2f} MiB)"
+    return row.reason
+
+
+# ---- plots ----
+
+
+def _plot(rows: Sequence[LadderRow], folder: Path) -> list[Path]:
+    from systolic.report import plot_rates
+
+    made = []
+    for chip, rung in dict.fromkeys((row.chip, row.rung) for row in rows):
+        shown = [row for row in rows if (row.chip, row.rung) == (chip, rung)]
+        peak = next((row.peak_tflops for row in rows if row.chip == chip and row.peak_tflops), None)
+        if peak is None:
+            continue
+        # XLA's rate at every size of this chip, also where this rung has none.
+        xla = {row.m: 2e-6 * row.m**3 / row.xla_time_us for row in rows if row.chip == chip and row.xla_time_us}
+        dtype = shown[0].dtype
+        made.append(
+            plot_rates(
+                shown,
+                title=f"{rung} on {chip}, {dtype}, beside XLA",
+                peak_tflops=peak,
+                xla_tflops=xla,
+                path=folder / f"ladder_{rung}_{chip}_{dtype}.png",
+            )
+        )
+    return made

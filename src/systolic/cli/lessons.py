@@ -1,0 +1,67 @@
+"""`systolic lessons`: the lessons, one by one or all."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+
+import click
+
+from systolic.cli.options import output_options
+from systolic.cli.output import console, note, table, write_json
+from systolic.lessons import LESSONS, Lesson
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@output_options
+def lessons(names: tuple[str, ...], json_file: str | None, quiet: bool) -> int:
+    """Run lessons by NAME, or all; without a name, list them. The ladder is `systolic ladder`.
+
+    \b
+    Examples:
+      systolic lessons
+      systolic lessons roofline
+      systolic lessons all --json lessons.json
+    """
+    if not names:
+        for name in LESSONS:
+            click.echo(f"{name:<14} systolic lessons {name}")
+        return 0
+    unknown = [name for name in names if name not in LESSONS and name != "all"]
+    if unknown:
+        raise click.UsageError(f"lesson {unknown[0]!r} is not known; known are {', '.join(LESSONS)} and all")
+    chosen = list(LESSONS) if "all" in names else list(dict.fromkeys(names))
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # kernels run in interpret mode
+    done = []
+    for name in chosen:
+        note(f"running {name}", quiet=quiet)
+        done.append(importlib.import_module(LESSONS[name]).lesson())
+    if json_file is not None:
+        records = [{"lesson": lesson.name, **row} for lesson in done for row in lesson.rows]
+        write_json(json_file, "lessons", records, {lesson.name: lesson.ok for lesson in done})
+    if json_file != "-":
+        for lesson in done:
+            _show(lesson)
+    return 0 if all(lesson.ok for lesson in done) else 1
+
+
+def _show(lesson: Lesson) -> None:
+    out = console()
+    out.print(f"\n[bold]{lesson.name}[/] · {lesson.title}")
+    for line in lesson.lines:
+        out.print(line, markup=False)
+    if lesson.rows:
+        columns = list(dict.fromkeys(key for row in lesson.rows for key in row))
+        cells = [[_cell(row.get(column)) for column in columns] for row in lesson.rows]
+        out.print(table(columns, cells))
+    assert dataclasses.is_dataclass(lesson)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

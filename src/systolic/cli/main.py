@@ -1,0 +1,65 @@
+"""The `systolic` command and its exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from systolic import __version__
+from systolic.chips import UnknownChipError, UnsupportedDtypeError
+from systolic.cli.chips import chips
+from systolic.cli.ladder import ladder
+from systolic.cli.lessons import lessons
+from systolic.compiler import CompilerMissing
+from systolic.problem import ProblemError
+from systolic.tiling import TilesError
+
+# 0: fine. 1: the question was answered "no". 2: the call was wrong, or this machine lacks what it needs.
+_WRONG_CALL = (ProblemError, TilesError, UnknownChipError, UnsupportedDtypeError, CompilerMissing)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="systolic")
+def cli() -> None:
+    """Multiply matrices on TPUs with Pallas, and know without a TPU whether a kernel is right and how fast it is.
+
+    Times are labelled: `modelled` is arithmetic, `simulated` is the real compiler's program executed on a model of the
+    chip, `measured` is a device.
+
+    \b
+    Example:
+      systolic ladder all --chip v5e --dtype bfloat16 --sizes 512,1024,2048
+    """
+
+
+cli.add_command(ladder)
+cli.add_command(lessons)
+cli.add_command(chips)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns its exit code.
+
+    Args:
+      arguments: as after the program's name; None: those of this process.
+    """
+    try:
+        code = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="systolic", standalone_mode=False
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        click.echo("stopped", err=True)
+        return 130
+    except _WRONG_CALL as error:
+        click.echo(f"systolic: {error}", err=True)
+        return 2
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

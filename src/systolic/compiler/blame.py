@@ -1,0 +1,41 @@
+"""Which line of the user's source an exception from the compiler is about."""
+
+from __future__ import annotations
+
+import importlib.util
+import sysconfig
+import traceback
+from functools import cache
+from pathlib import Path
+
+
+def source_line(error: BaseException) -> str | None:
+    """The innermost line in `error`'s tracebacks that is the user's: "file.py:12 in name", or None.
+
+    JAX hangs the place where a refused operation was written on the exception, as its traceback or as its cause's.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        for frame in reversed(traceback.extract_tb(each.__traceback__)):
+            # A frame that Pallas made up of the compiler's location may have part of that location for a name.
+            made_up = '"' in frame.name
+            if not made_up and Path(frame.filename).is_file() and not _is_foreign(frame.filename):
+                return f"{frame.filename}:{frame.lineno} in {frame.name}"
+        each = each.__cause__
+    return None
+
+
+def _is_foreign(file: str) -> bool:
+    # Without a virtual environment site-packages lies inside the standard library's folder.
+    in_stdlib = file.startswith(f"{sysconfig.get_path('stdlib')}/") and "-packages/" not in file
+    return in_stdlib or file.startswith(_foreign_packages())
+
+
+@cache
+def _foreign_packages() -> tuple[str, ...]:
+    roots = [str(Path(__file__).parent)]
+    for package in ("jax", "jaxlib"):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.submodule_search_locations:
+            roots.extend(spec.submodule_search_locations)
+    return tuple(f"{root}/" for root in roots)

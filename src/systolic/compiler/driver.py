@@ -1,0 +1,224 @@
+"""Compiles one function for one chip. Runs inside a worker, which has the environment that libtpu needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from systolic.compiler.blame import source_line
+from systolic.compiler.cache import ProgramCache
+from systolic.compiler.dump import empty_dump, read_dump
+from systolic.compiler.errors import CompilerError, CompilerRefusal, RefusalKind, check_available
+from systolic.compiler.program import CompiledProgram, Target
+from systolic.compiler.worker import DUMP_VARIABLE
+
+# jax is imported inside the functions: this module's names are needed in processes that never compile.
+
+# Part of every key: a change to what an entry holds, or to how a program is obtained, needs a new number.
+_FORMAT_VERSION = 1
+
+
+def abstract_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments with every array replaced by its shape and dtype: all that a compilation needs of them.
+
+    Args:
+        args: pytrees of arrays, `jax.ShapeDtypeStruct`s and Python numbers.
+    """
+    import jax
+
+    return jax.eval_shape(lambda *values: values, *args)
+
+
+def compile_function(
+    fn: Callable[..., Any], args: Sequence[Any], target: Target, *, cache: ProgramCache | None
+) -> CompiledProgram:
+    """Compile `fn(*args)` for one device of `target`. A task for `WorkerPool.submit`; nothing is executed.
+
+    It reads the folder named by the environment variable SYSTOLIC_DUMP_DIR, to which libtpu was told to write when the
+    worker started, and leaves it empty.
+
+    Args:
+        fn: any function that `jax.jit` takes. Bind static arguments with `functools.partial`.
+        args: pytrees of arrays or `jax.ShapeDtypeStruct`s. Of an array only shape and dtype count.
+        target: the chip.
+        cache: where to look first, and to keep the program or the refusal; None: compile.
+
+    Raises:
+        CompilerRefusal: lowering or compiling was refused.
+        CompilerMissing: no libtpu.
+        CompilerError: libtpu does not know the target, or left no usable listing, or this is not a worker.
+        Exception: whatever `fn` raises while it is traced.
+    """
+    check_available()
+    if DUMP_VARIABLE not in os.environ:
+        raise CompilerError("compile_function needs the environment of a worker: pass it to WorkerPool.submit")
+    dump = Path(os.environ[DUMP_VARIABLE])
+    started = time.perf_counter()
+    device = _device(target)
+    with _device_context(target):
+        traced = _trace(fn, args, device)
+        lowered = _lower(traced)
+        key = _key(lowered.as_text(), target, device, dump)
+        if cache is not None and (known := cache.get(key)) is not None:
+            if isinstance(known, CompilerRefusal):
+                raise known
+            return known
+        empty_dump(dump)
+        try:
+            compiled = _compile(traced, lowered)
+            compile_s = time.perf_counter() - started
+            listings, top_level_hlo = read_dump(dump)
+        except CompilerRefusal as refusal:
+            # A refusal that names a source line is not kept: lines move while the program stays the same. These are
+            # also the ones that come at once.
+            if cache is not None and refusal.where is None:
+                cache.put(key, refusal)
+            raise
+        finally:
+            empty_dump(dump)
+    program = _program(compiled, listings, top_level_hlo, target=target, compile_s=compile_s, key=key)
+    if cache is not None:
+        cache.put(key, program)
+    return program
+
+
+def _device(target: Target) -> Any:
+    import jax
+    from jax.experimental import topologies
+
+    # A program from JAX's own cache on disk is not compiled, and leaves no listing.
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        device = topologies.get_topology_desc(platform="tpu", topology_name=target.topology).devices[0]
+    except jax.errors.JaxRuntimeError as error:
+        raise CompilerError(f"libtpu does not know the topology {target.topology!r}: {error}") from error
+    if device.device_kind != target.device_kind:
+        raise CompilerError(
+            f"a device of {target.topology!r} is a {device.device_kind!r}; {target.name!r} says {target.device_kind!r}"
+        )
+    return device
+
+
+@contextmanager
+def _device_context(target: Target) -> Iterator[None]:
+    from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+    # Pallas code that asks for the chip while it is traced (pltpu.get_tpu_info, emit_pipeline) gets its answer here.
+    device = AbstractDevice(device_kind=target.device_kind, num_cores=target.cores_per_device, platform="tpu")
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        yield
+
+
+def _trace(fn: Callable[..., Any], args: Sequence[Any], device: Any) -> Any:
+    import jax
+
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    placed = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type),
+        abstract_arguments(args),
+    )
+    return jax.jit(fn).trace(*placed)
+
+
+def _lower(traced: Any) -> Any:
+    try:
+        with _no_source_locations():
+            return traced.lower(lowering_platforms=("tpu",))
+    except Exception as error:  # noqa: BLE001 -- tracing is over: whatever fails now is the compiler's answer
+        # Again with source locations, without which Pallas cannot even word some of its errors.
+        blamed = _first_error(lambda: traced.lower(lowering_platforms=("tpu",))) or error
+        default: RefusalKind = "unsupported" if isinstance(blamed, NotImplementedError) else "other"
+        text = str(blamed) or type(blamed).__name__
+        raise CompilerRefusal.from_text(text, default=default, where=source_line(blamed)) from blamed
+
+
+def _compile(traced: Any, lowered: Any) -> Any:
+    import jax
+
+    try:
+        return lowered.compile()
+    except Exception as error:
+        blamed = error
+        if "Mosaic" in str(error):
+            # Mosaic refuses within milliseconds, before any code is generated: asking again, with locations, is cheap.
+            jax.clear_caches()  # or the lowering without locations is used again
+            blamed = _first_error(lambda: traced.lower(lowering_platforms=("tpu",)).compile()) or error
+        elif not isinstance(error, jax.errors.JaxRuntimeError):
+            raise
+        raise CompilerRefusal.from_text(str(blamed), where=source_line(blamed)) from blamed
+
+
+@contextmanager
+def _no_source_locations() -> Iterator[None]:
+    import jax
+
+    # A kernel's body is lowered to bytecode that holds file names and lines. Without them the same program has the same
+    # text, hence the same key, wherever its source stands.
+    name = "jax_traceback_in_locations_limit"
+    before = getattr(jax.config, name)
+    jax.config.update(name, 0)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def _first_error(action: Callable[[], Any]) -> Exception | None:
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 -- the error is the result
+        return error
+    return None
+
+
+def _key(lowered_text: str, target: Target, device: Any, dump: Path) -> str:
+    import jax
+
+    flags = [flag for flag in os.environ.get("LIBTPU_INIT_ARGS", "").split() if str(dump) not in flag]
+    facts = {
+        "format": _FORMAT_VERSION,
+        "target": asdict(target),
+        "jax": jax.__version__,
+        "compiler": [_libtpu_version(), device.client.platform_version],
+        "flags": [flags, os.environ.get("XLA_FLAGS", "")],
+        "program": lowered_text,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _libtpu_version() -> str:
+    import libtpu
+
+    return libtpu.__version__
+
+
+def _program(
+    compiled: Any, listings: dict[str, str], top_level_hlo: str, *, target: Target, compile_s: float, key: str
+) -> CompiledProgram:
+    import jax
+
+    memory = compiled.memory_analysis()
+    cost = compiled.cost_analysis() or {}
+    return CompiledProgram(
+        listings=listings,
+        top_level_hlo=top_level_hlo,
+        generated_code_bytes=memory.generated_code_size_in_bytes,
+        temp_bytes=memory.temp_size_in_bytes,
+        argument_bytes=memory.argument_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        cost_flops=cost.get("flops"),
+        cost_bytes_accessed=cost.get("bytes accessed"),
+        chip=target.name,
+        jax_version=jax.__version__,
+        libtpu_version=_libtpu_version(),
+        compile_s=compile_s,
+        key=key,
+        from_cache=False,
+    )

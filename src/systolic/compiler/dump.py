@@ -1,0 +1,90 @@
+"""Reads and empties the folder in which libtpu leaves the listings of what it compiled."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from systolic.compiler.errors import CompilerError
+
+TOP_LEVEL = "TLP"
+
+# <time stamp>-<name>-<number>-final_bundles.txt. A name may hold dots, dashes, underscores and digits, so it is bounded
+# by the two numbers; `…-<number>-schedule-analysis_final_bundles.txt`, which only totals, does not match.
+_LISTING_FILE = re.compile(r"\d+-(?P<name>.+)-\d+-final_bundles\.txt")
+_HLO_FILE = re.compile(rf"\d+-{TOP_LEVEL}-hlo\.txt")
+_CUT_NAME = re.compile(r"(?P<start>.{100,})-\d{10,20}")
+_CALL = re.compile(r"= inlined_call\b[^/\n]*/\* %(?P<name>\S+)")
+
+
+def dump_flags(folder: Path) -> tuple[str, ...]:
+    """The libtpu flags that make it leave the listings in `folder`. They do not change the program.
+
+    Raises:
+        CompilerError: the path has white space in it, which libtpu takes for the end of a flag.
+    """
+    if re.search(r"\s", str(folder)):
+        raise CompilerError(f"libtpu cannot write to a folder with white space in its path: {folder} (set TMPDIR)")
+    return (
+        f"--xla_jf_dump_to={folder}",
+        "--xla_jf_dump_llo_text=true",
+        "--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*",
+        # Equal operations share their code, and only one of them gets a listing unless this asks for all. The machine
+        # code is the same size with and without.
+        "--xla_jf_hlo_deduplication_all_unique=true",
+    )
+
+
+def read_dump(folder: Path) -> tuple[dict[str, str], str]:
+    """The listings by name, and the top-level HLO, that one compilation left in `folder`.
+
+    Raises:
+        CompilerError: no top-level program, more than one, or a called operation without a listing.
+    """
+    listings: dict[str, str] = {}
+    hlo: list[str] = []
+    for file in sorted(folder.iterdir()):
+        if found := _LISTING_FILE.fullmatch(file.name):
+            name = found["name"]
+            if name.startswith("<late-"):
+                continue
+            if name in listings:
+                raise CompilerError(f"the compiler left two listings of {name!r}: more than one program was compiled")
+            listings[name] = file.read_text(encoding="utf-8", errors="replace")
+        elif _HLO_FILE.fullmatch(file.name):
+            hlo.append(file.read_text(encoding="utf-8", errors="replace"))
+    if TOP_LEVEL not in listings or not hlo:
+        raise CompilerError(
+            "the compiler left no listing of the top-level program: the function has nothing to run on the chip "
+            "(its result does not depend on its arguments), or this libtpu does not know the dump flags"
+        )
+    if len(hlo) > 1:
+        raise CompilerError(f"the compiler left {len(hlo)} top-level programs where one was compiled")
+    for name in _called(listings) - listings.keys():
+        _restore_long_name(listings, name)
+    if missing := _called(listings) - listings.keys():
+        raise CompilerError(f"the compiler left no listing of the called operations {', '.join(sorted(missing))}")
+    return listings, hlo[0]
+
+
+def empty_dump(folder: Path) -> None:
+    """Remove everything in `folder`, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _restore_long_name(listings: dict[str, str], name: str) -> None:
+    # A file name has room for about 180 characters of an operation's name; the rest is replaced by a hash.
+    cut = [key for key in listings if (found := _CUT_NAME.fullmatch(key)) and name.startswith(found["start"])]
+    if len(cut) == 1:
+        listings[name] = listings.pop(cut[0])
+
+
+def _called(listings: Mapping[str, str]) -> set[str]:
+    return {found["name"] for text in listings.values() for found in _CALL.finditer(text)}

@@ -1,0 +1,155 @@
+"""Runs tasks in worker processes, where a crash of the compiler costs one job and nothing else."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import cloudpickle
+
+from systolic.compiler.errors import CompilerError, CompilerTimeout, TaskError
+from systolic.compiler.folders import sweep_worker_folders
+from systolic.compiler.process import WorkerProcess
+from systolic.compiler.wire import Reply
+
+_R = TypeVar("_R")
+
+
+class WorkerPool:
+    """Worker processes that are started when needed, used again, and replaced when they die. Linux and macOS.
+
+    Leaving the `with` block, also by Ctrl-C, kills the workers and cancels what has not run: collect results inside.
+
+    Args:
+        max_workers: processes at most. A compilation keeps about one core busy.
+        time_limit_s: seconds a job may take, unless `submit` says otherwise; the wait for a free worker is not counted.
+
+    Raises:
+        ValueError: an argument that is not positive.
+    """
+
+    def __init__(self, max_workers: int = 2, time_limit_s: float = 300) -> None:
+        if max_workers < 1 or time_limit_s <= 0:
+            raise ValueError(f"{max_workers=} and {time_limit_s=} must be positive")
+        self._time_limit_s = time_limit_s
+        self._lock = threading.Lock()
+        self._idle: list[WorkerProcess] = []
+        self._busy: set[WorkerProcess] = set()
+        self._closed = False
+        self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="systolic-worker-pool")
+        sweep_worker_folders()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def submit(
+        self,
+        task: Callable[..., _R],
+        /,
+        *args: Any,
+        time_limit_s: float | None = None,
+        label: str = "",
+    ) -> Future[_R]:
+        """Run `task(*args)` in a worker.
+
+        Functions of the user's `__main__`, closures and lambdas work; they are sent by value, and changes that they
+        make to their surroundings stay in the worker. Warnings given in the worker are given again here.
+
+        Args:
+            task: any callable.
+            args: its arguments.
+            time_limit_s: seconds it may take; None: the pool's limit.
+            label: what to call the job in an error, such as "mm for v5e".
+
+        Returns:
+            A future. It can be cancelled while it waits for a worker. It raises `CompilerCrash` if the worker died,
+            `CompilerTimeout` if it was too slow, `CompilerError` if the pool was closed meanwhile, `TaskError` where
+            the outcome cannot be sent, and otherwise whatever the task raised.
+
+        Raises:
+            CompilerError: the pool is closed.
+        """
+        # Pickled now, so that a mistake shows where it was made and later changes to the arguments do not count.
+        job = cloudpickle.dumps((task, args))
+        limit_s = self._time_limit_s if time_limit_s is None else time_limit_s
+        try:
+            return self._threads.submit(self._run, job, limit_s, label)
+        except RuntimeError as error:
+            raise CompilerError("the worker pool is closed") from error
+
+    def close(self) -> None:
+        """Kill the workers, cancel what has not run, and remove the workers' folders. May be called again."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            for worker in self._busy:
+                worker.interrupt()
+        for worker in idle:
+            worker.end()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, job: bytes, limit_s: float, label: str) -> Any:
+        worker = self._take()
+        keep = False
+        try:
+            reply = worker.call(job, time_limit_s=limit_s)
+            keep = True
+        except TimeoutError:
+            raise CompilerTimeout(label=label, limit_s=limit_s) from None
+        except (EOFError, BrokenPipeError):
+            if self._closed:
+                raise CompilerError(f"the worker pool was closed during {label or 'a task'}") from None
+            raise worker.crash(label) from None
+        finally:
+            self._put_back(worker, keep=keep)
+        return _unpacked(reply)
+
+    def _take(self) -> WorkerProcess:
+        # There are as many threads as workers allowed, and a thread has at most one: no counting is needed.
+        with self._lock:
+            worker = next((worker for worker in reversed(self._idle) if worker.alive), None)
+            dead = [other for other in self._idle if not other.alive]
+            self._idle = [other for other in self._idle if other is not worker and other not in dead]
+        for other in dead:
+            other.end()
+        worker = worker or WorkerProcess()
+        with self._lock:
+            self._busy.add(worker)
+            closed = self._closed
+        if closed:
+            self._put_back(worker, keep=False)
+            raise CompilerError("the worker pool is closed")
+        return worker
+
+    def _put_back(self, worker: WorkerProcess, *, keep: bool) -> None:
+        with self._lock:
+            self._busy.discard(worker)
+            keep = keep and not self._closed
+            if keep:
+                self._idle.append(worker)
+        if not keep:
+            worker.end()
+
+
+def _unpacked(reply: Reply) -> Any:
+    for message, category in reply.warnings:
+        warnings.warn(message, pickle.loads(category), stacklevel=2)
+    try:
+        value = pickle.loads(reply.value)
+    except Exception as error:
+        raise TaskError(
+            f"what the task gave cannot be unpickled here: {error}", remote_traceback=reply.remote_traceback
+        ) from error
+    if reply.ok:
+        return value
+    raise value

@@ -1,0 +1,146 @@
+"""One worker process as its parent sees it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from systolic.compiler import wire
+from systolic.compiler.dump import dump_flags
+from systolic.compiler.errors import CompilerCrash
+from systolic.compiler.folders import make_worker_folder
+from systolic.compiler.worker import DUMP_VARIABLE, FOLDER_VARIABLE, PARENT_VARIABLE
+
+_SYS_PATH_VARIABLE = "SYSTOLIC_WORKER_SYS_PATH"
+# A program text and not `-m systolic.compiler.worker`: the worker has to find the package, and everything else, along
+# exactly the parent's path, which `-m` would begin with the current folder.
+_START = (
+    f"import os, sys; sys.path[:] = os.environ.pop({_SYS_PATH_VARIABLE!r}).split(os.pathsep); "
+    "from systolic.compiler.worker import main; main()"
+)
+_STDERR_TAIL_BYTES = 8192
+_EXIT_WAIT_S = 5.0
+
+
+class WorkerProcess:
+    """A running worker. Used by one thread at a time; `interrupt` may be called from any.
+
+    It is a plain subprocess and not one of multiprocessing's: those run the user's `__main__` again, and libtpu reads
+    its flags from the environment once, when it loads.
+    """
+
+    def __init__(self) -> None:
+        self._folder = make_worker_folder()
+        self._stderr_start = 0
+        self._lock = threading.Lock()
+        self._ended = False
+        try:
+            with self._folder.stderr.open("wb") as stderr:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _START],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    env=self._environment(),
+                    bufsize=0,
+                    # A group of its own: Ctrl-C goes to the parent alone, and a kill takes the worker's children too.
+                    start_new_session=True,
+                )
+        except BaseException:
+            self._folder.remove()
+            raise
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests = self._process.stdin.fileno()
+        self._replies = self._process.stdout.fileno()
+        os.set_blocking(self._requests, False)
+        os.set_blocking(self._replies, False)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return not self._ended and self._process.poll() is None
+
+    def call(self, job: bytes, *, time_limit_s: float) -> wire.Reply:
+        """Send a pickled job and wait for what comes of it, at most `time_limit_s` seconds.
+
+        Raises:
+            TimeoutError: no answer in time; the worker still runs.
+            EOFError, BrokenPipeError: the worker is dead.
+        """
+        deadline = time.monotonic() + time_limit_s
+        self._stderr_start = self._folder.stderr.stat().st_size
+        request = wire.Request(sys_path=tuple(_absolute_sys_path()), job=job)
+        wire.send(self._requests, pickle.dumps(request), deadline=deadline)
+        return pickle.loads(wire.receive(self._replies, deadline=deadline))
+
+    def crash(self, label: str) -> CompilerCrash:
+        """How the worker died, after it has. Ends what is left of it."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_WAIT_S)
+        tail = self._stderr_tail()
+        self.end()
+        code = self._process.returncode
+        name = signal.Signals(-code).name if code < 0 else None
+        return CompilerCrash(label=label, exit_code=None if name else code, signal_name=name, stderr_tail=tail)
+
+    def interrupt(self) -> None:
+        """Kill the process and its children, and leave the cleaning up to the thread that uses it."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill the process and its children, wait for it and remove its folder. May be called again."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        self.interrupt()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._folder.remove()
+
+    def _stderr_tail(self) -> str:
+        with suppress(OSError), self._folder.stderr.open("rb") as stderr:
+            size = stderr.seek(0, os.SEEK_END)
+            stderr.seek(max(self._stderr_start, size - _STDERR_TAIL_BYTES))
+            return stderr.read().decode(errors="replace")
+        return ""
+
+    def _environment(self) -> dict[str, str]:
+        flags = [os.environ.get("LIBTPU_INIT_ARGS", ""), *dump_flags(self._folder.dump)]
+        return {
+            # libtpu writes log files outside the worker's folder otherwise, a few for every process.
+            "TPU_LOG_DIR": "disabled",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            **os.environ,
+            # No chip here: look for none, ask no metadata server, and let several processes load libtpu.
+            "JAX_PLATFORMS": "cpu",
+            "TPU_SKIP_MDS_QUERY": "1",
+            "TPU_ACCELERATOR_TYPE": "",
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+            "LIBTPU_INIT_ARGS": " ".join(flags).strip(),
+            DUMP_VARIABLE: str(self._folder.dump),
+            FOLDER_VARIABLE: str(self._folder.path),
+            PARENT_VARIABLE: str(os.getpid()),
+            _SYS_PATH_VARIABLE: os.pathsep.join(_absolute_sys_path()),
+        }
+
+
+def _absolute_sys_path() -> list[str]:
+    return [path or str(Path.cwd()) for path in sys.path]

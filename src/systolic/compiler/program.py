@@ -1,0 +1,61 @@
+"""What goes into the compiler and what comes out: a target and a compiled program, both plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The chip to compile for, in the words the compiler knows.
+
+    Attributes:
+        name: the caller's name of the chip, such as "v5e".
+        topology: libtpu's name of a slice of such chips, such as "v5e:2x2".
+        device_kind: JAX's name of one device of it, such as "TPU v5 lite".
+        cores_per_device: TensorCores that JAX sees as one device.
+    """
+
+    name: str
+    topology: str
+    device_kind: str
+    cores_per_device: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledProgram:
+    """One function compiled for one chip.
+
+    Attributes:
+        listings: the final instruction listing of every part: "TLP" is the top-level program, any other key the name of
+            the HLO operation that it calls, such as "fusion" or "mm.1".
+        top_level_hlo: the optimised and scheduled HLO of the whole program.
+        generated_code_bytes: size of the machine code.
+        temp_bytes: HBM for temporaries.
+        argument_bytes: HBM for the arguments.
+        output_bytes: HBM for the results.
+        cost_flops: floating-point operations by XLA's own count, where it has one (it sees nothing inside a kernel).
+        cost_bytes_accessed: bytes by XLA's own count, likewise.
+        chip: name of the target.
+        jax_version: version of jax that lowered it.
+        libtpu_version: version of libtpu that compiled it.
+        compile_s: seconds that tracing, lowering and compiling took, when it was compiled.
+        key: hash of everything that decides the program; the same key means the same program.
+        from_cache: whether this call compiled nothing.
+    """
+
+    listings: Mapping[str, str]
+    top_level_hlo: str
+    generated_code_bytes: int
+    temp_bytes: int
+    argument_bytes: int
+    output_bytes: int
+    cost_flops: float | None
+    cost_bytes_accessed: float | None
+    chip: str
+    jax_version: str
+    libtpu_version: str
+    compile_s: float
+    key: str
+    from_cache: bool

@@ -1,0 +1,13 @@
+"""The seeds' own programme, each lesson a short file that runs by itself and computes the facts it shows."""
+
+from systolic.lessons.lesson import Lesson
+
+# Name → module with a `lesson()` function. Paths, not modules: listing the lessons imports none of them, and the
+# roofline needs no JAX.
+LESSONS: dict[str, str] = {
+    "block_matmul": "systolic.lessons.block_matmul",
+    "first_matmul": "systolic.lessons.first_matmul",
+    "roofline": "systolic.lessons.roofline",
+}
+
+__all__ = ["LESSONS", "Lesson"]

@@ -1,0 +1,117 @@
+"""The sweep of v4 and v5: candidate tiles, compiled and simulated, and which won and why."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from systolic.bench.comparison import abstract_operands
+from systolic.chips import Chip
+from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout, WorkerPool
+from systolic.lessons.ladder.row import Trial
+from systolic.lessons.ladder.rung import Rung, clipped
+from systolic.measure import Measurement, submit_simulation
+from systolic.problem import MatmulProblem
+from systolic.simulator import SimulationError
+from systolic.tiling import Tiles, candidates, hbm_bytes, modelled_s
+
+_FAILURES = (CompilerRefusal, CompilerCrash, CompilerTimeout, SimulationError)
+
+
+@dataclass(slots=True)
+class Sweep:
+    """The candidates for one product, best modelled time first, and what became of them."""
+
+    rung: Rung
+    problem: MatmulProblem
+    chip: Chip
+    tiles: tuple[Tiles, ...]
+    futures: dict[Tiles, Future[Measurement]] = field(default_factory=dict)
+
+    @classmethod
+    def plan(cls, rung: Rung, problem: MatmulProblem, chip: Chip, trials: int) -> Sweep:
+        """The `trials` candidates with the best modelled times, and the rung's usual tiles where they are legal."""
+        ranked = [
+            tiles
+            for tiles in candidates(problem, chip, accumulator=rung.accumulator)
+            if not rung.violations(problem, tiles, chip)
+        ]
+        usual = clipped(rung.default_tiles(problem, 1), problem)
+        chosen = ranked[:trials]
+        if usual in ranked and usual not in chosen:
+            chosen[-1:] = [usual]
+        return cls(rung, problem, chip, tuple(chosen))
+
+    def submit(self, pool: WorkerPool, label: str, done: Callable[[str], None]) -> int:
+        """Sends every candidate to be compiled and simulated; returns how many there are."""
+        for tiles in self.tiles:
+            name = f"{label} {tiles}"
+            multiply = functools.partial(self.rung.multiply, tiles=tiles, dtype_out=self.problem.dtype_out)
+            future = submit_simulation(pool, multiply, abstract_operands(self.problem), self.chip, label=name)
+            future.add_done_callback(lambda _, name=name: done(name))
+            self.futures[tiles] = future
+        return len(self.tiles)
+
+    def results(self) -> Mapping[Tiles, Measurement | Exception]:
+        """What became of each candidate; waits for all."""
+        found: dict[Tiles, Measurement | Exception] = {}
+        for tiles, future in self.futures.items():
+            try:
+                found[tiles] = future.result()
+            except _FAILURES as failure:
+                found[tiles] = failure
+        return found
+
+    def ranking(self) -> list[tuple[Tiles, Measurement]]:
+        """The candidates that compiled, fastest first."""
+        timed = [(tiles, result) for tiles, result in self.results().items() if isinstance(result, Measurement)]
+        return sorted(timed, key=lambda pair: (pair[1].time_us, pair[0]))
+
+    def winner(self) -> Tiles | None:
+        """The fastest tiles; None if none compiled, or there was no compiler."""
+        ranking = self.ranking()
+        return ranking[0][0] if ranking else None
+
+    def best(self) -> Future[Measurement] | None:
+        """The winner's job."""
+        winner = self.winner()
+        return None if winner is None else self.futures[winner]
+
+    def trials(self) -> tuple[Trial, ...]:
+        """Every candidate with its times, in the order of the model."""
+        results = self.results()
+        return tuple(
+            Trial(
+                tile_m=tiles.tile_m,
+                tile_k=tiles.tile_k,
+                tile_n=tiles.tile_n,
+                modelled_us=modelled_s(self.problem, tiles, self.chip) * 1e6,
+                simulated_us=result.time_us if isinstance(result, Measurement) else None,
+                reason="" if isinstance(result, Measurement) else str(getattr(result, "summary", result)),
+            )
+            for tiles, result in results.items()
+        )
+
+    def verdict(self) -> str:
+        """Which tiles won, over what, and what made the difference."""
+        ranking = self.ranking()
+        if not ranking:
+            if not self.tiles:
+                return "no legal tiles fit the VMEM that a kernel gets"
+            return f"all {len(self.tiles)} candidates were refused, {self.tiles[0]}: {self.trials()[0].reason}"
+        refused = len(self.tiles) - len(ranking)
+        text = f"{ranking[0][0]} won of {len(self.tiles)} simulated"
+        if refused:
+            text += f" ({refused} refused)"
+        if len(ranking) == 1:
+            return text
+        (tiles, best), (second_tiles, second) = ranking[:2]
+        text += f", {100 * (second.time_us / best.time_us - 1):.1f} % before {second_tiles}: {self._why(tiles, best)}"
+        return text + f" against {self._why(second_tiles, second)}"
+
+    def _why(self, tiles: Tiles, measurement: Measurement) -> str:
+        stalls = 100 * measurement.run.stall_share if measurement.run else 0.0
+        megabytes = hbm_bytes(self.problem, tiles) / 1e6
+        return f"{tiles.steps(self.problem)} steps, {megabytes:.0f} MB of HBM traffic, {stalls:.0f} % stalls"

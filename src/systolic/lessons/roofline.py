@@ -1,0 +1,123 @@
+"""Roofline arithmetic: what a product needs, what a chip gives, and which of the two sides is the limit.
+
+    flops      = 2 · m · k · n                             a multiplication and an addition for each term
+    bytes      = the operands once, the result once        less than this cannot cross HBM
+    intensity  = flops / bytes                             what the product offers
+    ridge      = peak flops/s / HBM bytes/s                what the chip asks for
+
+Where the intensity is below the ridge, the copies take longer than the arithmetic: the product is *memory-bound*, and
+its least time is bytes / bandwidth. Above, it is *compute-bound*, and the least time is flops / peak. flops grow with
+the cube of the size and bytes with the square, so every square product becomes compute-bound once it is large enough.
+
+The dtype counts twice. It sets the bytes, and with int8 or float8 on some chips the peak. float32 has the peak of
+bfloat16, because at default precision the matrix unit rounds its operands to bfloat16, but it has twice the bytes.
+
+What a blocked kernel really copies is more (`systolic.tiling.hbm_bytes`): this is the roof, not the house. Everything
+here is for one device as JAX shows it. No JAX is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systolic.chips import CHIPS, V5E, Chip
+from systolic.lessons.lesson import Lesson
+from systolic.problem import MatmulProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """A product on a chip, by arithmetic alone."""
+
+    flops: int
+    least_hbm_bytes: int
+    intensity_flops_per_byte: float
+    ridge_flops_per_byte: float
+    compute_us: float
+    copy_us: float
+
+    @property
+    def bound(self) -> str:
+        """`"memory"` or `"compute"`, whichever takes longer."""
+        return "memory" if self.intensity_flops_per_byte < self.ridge_flops_per_byte else "compute"
+
+    @property
+    def least_us(self) -> float:
+        """The time that no kernel can beat: arithmetic and copies, each at its peak, entirely overlapped."""
+        return max(self.compute_us, self.copy_us)
+
+
+def roofline(problem: MatmulProblem, chip: Chip) -> Roofline:
+    """The roofline of `problem` on one device of `chip`, from published peaks.
+
+    Raises:
+      UnsupportedDtypeError: a dot does not take the dtype on this chip.
+    """
+    peak_flops_per_s = chip.peak_ops_per_s(problem.dtype_lhs)
+    return Roofline(
+        flops=problem.flops,
+        least_hbm_bytes=problem.least_hbm_bytes,
+        intensity_flops_per_byte=problem.intensity_flops_per_byte,
+        ridge_flops_per_byte=peak_flops_per_s / chip.hbm_bytes_per_s,
+        compute_us=problem.flops / peak_flops_per_s * 1e6,
+        copy_us=problem.least_hbm_bytes / chip.hbm_bytes_per_s * 1e6,
+    )
+
+
+def least_compute_bound_size(dtype: str, chip: Chip) -> int:
+    """The least multiple of 128 at which a square product is compute-bound.
+
+    A cube of side s has intensity 2·s³ / (s² · bytes of one element of lhs, rhs and out together), linear in s.
+    """
+    of_128 = roofline(MatmulProblem.of(128, 128, 128, dtype), chip)
+    return 128 * max(1, -int(-of_128.ridge_flops_per_byte // of_128.intensity_flops_per_byte))
+
+
+def lesson() -> Lesson:
+    """1024³ on every chip in every dtype that it takes and the ladder uses."""
+    rows = []
+    for chip in CHIPS.values():
+        for dtype in ("float32", "bfloat16", "int8"):
+            if dtype not in chip.dtypes:
+                continue
+            problem = MatmulProblem.of(1024, 1024, 1024, dtype)
+            line = roofline(problem, chip)
+            rows.append(
+                {
+                    "chip": chip.name,
+                    "dtype": dtype,
+                    "m": 1024,
+                    "k": 1024,
+                    "n": 1024,
+                    "flops": line.flops,
+                    "least_hbm_bytes": line.least_hbm_bytes,
+                    "intensity_flops_per_byte": line.intensity_flops_per_byte,
+                    "ridge_flops_per_byte": line.ridge_flops_per_byte,
+                    "bound": line.bound,
+                    "least_us": line.least_us,
+                    "least_compute_bound_size": least_compute_bound_size(dtype, chip),
+                }
+            )
+    full, half = (roofline(MatmulProblem.of(1024, 1024, 1024, dtype), V5E) for dtype in ("float32", "bfloat16"))
+    return Lesson(
+        name="roofline",
+        title="Roofline arithmetic of a product",
+        lines=(
+            f"1024³ is {full.flops:,} flops; in float32 at least {full.least_hbm_bytes:,} bytes cross HBM.",
+            f"A v5e computes {full.ridge_flops_per_byte:.1f} flops in the time of one byte: its ridge.",
+            f"float32 offers {full.intensity_flops_per_byte:.1f} flops a byte: {full.bound}-bound on a v5e.",
+            f"bfloat16 offers {half.intensity_flops_per_byte:.1f}, same flops and half the bytes: {half.bound}-bound.",
+            "Modelled from published peaks, for one device as JAX shows it; no kernel was compiled or run.",
+        ),
+        rows=tuple(rows),
+        # The seed's two findings; should a chip's numbers be changed, this is where it shows.
+        ok=full.bound == "memory" and half.bound == "compute",
+    )
+
+
+if __name__ == "__main__":
+    import sys
+
+    from systolic.cli import main
+
+    sys.exit(main(["lessons", "roofline", *sys.argv[1:]]))

@@ -1,0 +1,28 @@
+"""A time, and how it is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from systolic.simulator import SimulatedRun
+
+Provenance = Literal["modelled", "simulated", "measured"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """How long a function takes on one device of a chip, and where that number is from.
+
+    `modelled`: arithmetic alone. `simulated`: compiled by the TPU compiler and executed on the chip's model.
+    `measured`: on a device. `run` holds what the simulator saw, for `simulated` only.
+    """
+
+    chip: str
+    provenance: Provenance
+    time_us: float
+    run: SimulatedRun | None = None
+    jax_version: str | None = None
+    libtpu_version: str | None = None
+    compile_s: float | None = None
+    from_cache: bool | None = None

@@ -1,0 +1,257 @@
+"""Reads a listing of final bundles: the text that the TPU compiler leaves behind, one VLIW bundle a line.
+
+The format is undocumented; what is known of it was seen in listings of libtpu 0.0.42 to 0.0.50. The reader fails with
+the line it does not understand rather than guess.
+
+    0x68   : > { %s1 = smov 1  ;;  %9 = sbr.rel (%p196_p1) target = $region4 } /* End region 2 */
+
+`;;` separates the instructions of a bundle. `%s5_s20` is the virtual register s5 in the physical register s20.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from systolic.simulator.errors import SimulationError
+
+_BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|0)\s+((?:[A-Z]{2} ?)*):([ >]*)\{", re.ASCII)
+_INSTRUCTION = re.compile(r"(?:%(\S+) = )?([A-Za-z][\w.\-]*)\s*(.*)", re.ASCII | re.DOTALL)
+_PREDICATE = re.compile(r",?\s*\((!?)(?:%\w+_(p\d+)|(\d))\)\s*,?")
+_COMMENT_EDGE = re.compile(r"/\*|\*/")
+_REGION = re.compile(r"(Start/End empty|Start|End) region (\d+)")
+# Legend lines that the compiler prints above the bundles.
+_PREAMBLE = re.compile(r"=|[A-Z]{2}: |$")
+
+
+@dataclass(frozen=True, slots=True)
+class Predicate:
+    """The condition in brackets behind an opcode: a predicate register, perhaps negated, or a constant."""
+
+    register: str | None  # physical, "p3"; None for a constant
+    negated: bool
+    constant: bool = True
+
+    @property
+    def never(self) -> bool:
+        """A constant that is false."""
+        return self.register is None and self.constant == self.negated
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction. `dest` and registers in `operands` keep the listing's form `%virtual_physical`."""
+
+    opcode: str
+    dest: str | None
+    operands: tuple[str, ...]
+    predicate: Predicate | None
+    comment: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The instructions that issue in one cycle."""
+
+    line: int  # of the listing, from 1
+    address: str
+    tags: tuple[str, ...]  # LB: loop body, PF: where a skipped region falls through, …
+    depth: int  # of loops around it
+    instructions: tuple[Instruction, ...]
+    region_starts: tuple[int, ...]
+    region_ends: tuple[int, ...]
+    vector_count: int  # vector instructions, which carry no control flow and are not kept
+
+    @property
+    def empty(self) -> bool:
+        """Printed as `{}`."""
+        return not self.instructions and not self.vector_count
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A listing that has been read."""
+
+    name: str
+    bundles: tuple[Bundle, ...]
+    region_start: dict[int, int] = field(repr=False)  # region → index of its first bundle
+
+
+def physical(register: str) -> str:
+    """`%s5_s20` → `s20`."""
+    return register.rsplit("_", 1)[1]
+
+
+def parse_listing(name: str, text: str) -> Program:
+    """Reads the bundles of one listing.
+
+    Raises:
+      SimulationError: a line that is no bundle, a comment that does not end, an address out of order.
+    """
+    bundles: list[Bundle] = []
+    region_start: dict[int, int] = {}
+    for line_number, line in _logical_lines(name, text):
+        bundle = _parse_bundle(name, line_number, line)
+        if int(bundle.address, 16) != len(bundles):
+            raise SimulationError(
+                f"{name}, line {line_number}: bundle {bundle.address} where {len(bundles):#x} was due; "
+                "the listing is cut or doubled"
+            )
+        for region in bundle.region_starts:
+            region_start.setdefault(region, len(bundles))
+        bundles.append(bundle)
+    if not bundles:
+        raise SimulationError(f"{name}: the listing holds no bundles")
+    return Program(name=name, bundles=tuple(bundles), region_start=region_start)
+
+
+def _logical_lines(name: str, text: str) -> Iterator[tuple[int, str]]:
+    """Lines with those that a comment runs over joined; the preamble is left out."""
+    pending: list[str] = []
+    start = depth = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        if not pending:
+            if _PREAMBLE.match(line):
+                continue
+            start = number
+        pending.append(line)
+        if "/*" in line or "*/" in line:
+            depth += line.count("/*") - line.count("*/")
+        if depth == 0:
+            yield start, "\n".join(pending)
+            pending = []
+        elif depth < 0:
+            raise SimulationError(f"{name}, line {number}: a comment ends that has not begun: {line.strip()[:200]}")
+    if pending:
+        raise SimulationError(f"{name}, line {start}: a comment does not end: {pending[0].strip()[:200]}")
+
+
+def _parse_bundle(name: str, line_number: int, line: str) -> Bundle:
+    code, comments = _split_comments(line)
+    head = _BUNDLE.match(code)
+    end = code.rfind("}")
+    if head is None or end < head.end():
+        raise SimulationError(f"{name}, line {line_number}: not a bundle: {line.strip()[:200]}")
+    body_comments: list[tuple[int, str]] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    for position, comment in comments:
+        if position <= end:
+            body_comments.append((position, comment))
+            continue
+        for kind, region in _REGION.findall(comment):
+            if kind != "End":
+                starts.append(int(region))
+            if kind == "End":
+                ends.append(int(region))
+    instructions = []
+    vector_count = 0
+    position = head.end()
+    for piece in code[head.end() : end].split(";;"):
+        begin, position = position, position + len(piece) + 2
+        stripped = piece.strip()
+        if not stripped:
+            continue
+        parsed = _parse_instruction(stripped)
+        if parsed is None:
+            raise SimulationError(f"{name}, line {line_number}: no instruction: {stripped[:200]}")
+        if parsed is _VECTOR:
+            vector_count += 1
+            continue
+        dest, opcode, rest, predicate = parsed
+        instructions.append(
+            Instruction(
+                opcode=opcode,
+                dest=dest,
+                operands=_operands(rest),
+                predicate=predicate,
+                comment=" ".join(text for at, text in body_comments if begin <= at < position).strip(),
+                text=stripped,
+            )
+        )
+    return Bundle(
+        line=line_number,
+        address=head.group(1),
+        tags=tuple(head.group(2).split()),
+        depth=head.group(3).count(">"),
+        instructions=tuple(instructions),
+        region_starts=tuple(starts),
+        region_ends=tuple(ends),
+        vector_count=vector_count,
+    )
+
+
+def _split_comments(line: str) -> tuple[str, list[tuple[int, str]]]:
+    """The code without comments, and each comment with the place in that code where it stood. Comments nest."""
+    if "/*" not in line:
+        return line, []
+    code: list[str] = []
+    comments: list[tuple[int, str]] = []
+    depth = last = length = 0
+    for edge in _COMMENT_EDGE.finditer(line):
+        if edge.group() == "/*":
+            if depth == 0:
+                piece = line[last : edge.start()]
+                code.append(piece)
+                length += len(piece)
+                last = edge.end()
+            depth += 1
+        else:
+            depth -= 1
+            if depth == 0:
+                comments.append((length, line[last : edge.start()]))
+                last = edge.end()
+    code.append(line[last:])
+    return "".join(code), comments
+
+
+_VECTOR = (None, "", "", None)
+# Vector instructions that do carry control flow or time: matrix units, sync flags, values on their way to the scalar side.
+_KEPT_VECTOR = ("vmatmul", "vpop", "vsync", "vwait", "vpush", "vmatpush", "vmov")
+
+
+def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | None] | None:
+    match = _INSTRUCTION.match(text)
+    if match is None:
+        return None
+    dest, opcode, rest = match.groups()
+    if opcode[0] == "v" and not opcode.startswith(_KEPT_VECTOR):
+        return _VECTOR
+    predicate = None
+    found = _PREDICATE.search(rest)
+    if found:
+        negated, register, constant = found.groups()
+        predicate = Predicate(register, bool(negated), constant != "0")
+        before, after = rest[: found.start()].rstrip(), rest[found.end() :].lstrip()
+        rest = f"{before}, {after}" if before and after else before or after
+    if opcode == "vmov" and (dest is None or "%" in rest):
+        return _VECTOR
+    if rest.startswith("[thread:"):
+        rest = rest.split("]", 1)[1].lstrip(" ,")
+    if opcode in ("sst", "sld") and "]] " in rest:
+        rest = rest.replace("]] ", "]], ", 1)
+    if dest is not None and "_" not in dest:
+        dest = None  # a name for the instruction itself, not a register
+        if opcode in ("sdivrem.u32", "sdivrem.s32") or opcode.startswith(("vpush", "spop")):
+            dest = text[1 : text.index(" ")]
+    return dest, opcode, rest, predicate
+
+
+def _operands(rest: str) -> tuple[str, ...]:
+    """Splits at commas outside brackets."""
+    if "[" not in rest and "(" not in rest:
+        return tuple(part.strip() for part in rest.split(",") if part.strip())
+    parts: list[str] = []
+    depth = begin = 0
+    for at, char in enumerate(rest):
+        if char in "[(":
+            depth += 1
+        elif char in "])":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(rest[begin:at].strip())
+            begin = at + 1
+    parts.append(rest[begin:].strip())
+    return tuple(part for part in parts if part)

@@ -1,0 +1,142 @@
+"""Which instructions matter: those that a branch, a copy, a wait or a predicate of the matrix units depends on.
+
+Most scalar code of a kernel computes addresses in VMEM and HBM. They decide nothing about time, so they are left out of
+the translation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from systolic.simulator.blocks import Block
+from systolic.simulator.listing import Instruction, Program, physical
+from systolic.simulator.scalar import IGNORED, spill_slot, static_allocation
+
+_REGISTER = re.compile(r"%\w+_((?:s|p|v)\d+)\b", re.ASCII)
+_NAMED = re.compile(r"%(\d+)\b", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What an instruction reads and writes, and whether it matters by itself."""
+
+    reads: tuple[str, ...]
+    writes: str | None
+    kills: bool  # the old value of `writes` does not survive
+    root: bool
+
+
+def _operands_that_count(instruction: Instruction) -> tuple[str, ...]:
+    """Operands that decide when a copy lands: not its addresses."""
+    operands = instruction.operands
+    if instruction.opcode.startswith("dma.") and instruction.opcode != "dma.done.wait":
+        return operands[1:2] + operands[3:4]
+    return operands
+
+
+def effect(instruction: Instruction, read_memory: frozenset[str] | None) -> Effect:
+    """The effect of one instruction. `read_memory`: allocations of scalar memory that are read; None if all may be."""
+    opcode = instruction.opcode
+    base = opcode.split(".")[0]
+    predicate = instruction.predicate
+    if opcode in IGNORED or base == "inlined_call_operand":
+        writes = physical(instruction.dest) if instruction.dest and "_" in instruction.dest else None
+        return Effect((), writes, True, False)
+    if base == "sphi":  # every source is the destination's own physical register
+        return Effect((), None, False, False)
+    if base in ("vmatmul", "vpop", "vmatpush", "vmatpush1", "vmatpush2", "vmatpush3") and "ccrf" not in opcode:
+        reads = (predicate.register,) if predicate and predicate.register and base in ("vmatmul", "vpop") else ()
+        return Effect(reads, None, False, bool(reads))
+    text = " ".join(_operands_that_count(instruction))
+    reads = [*_REGISTER.findall(text), *(f"x{name}" for name in _NAMED.findall(text))]
+    writes = None
+    root = opcode.startswith(("dma.", "vsync", "vwait")) or opcode in ("sbr.rel", "inlined_call")
+    if opcode == "vpush.ccrf" or opcode == "vpop.ccrf":
+        root = True
+    if instruction.dest is not None:
+        writes = physical(instruction.dest) if "_" in instruction.dest else f"x{instruction.dest}"
+    if base in ("sld", "sst"):
+        slot = spill_slot(instruction.operands[0])
+        if slot is not None:
+            if base == "sld":
+                reads = [slot]
+            else:
+                reads, writes = _REGISTER.findall(instruction.operands[1]), slot
+        elif base == "sst":
+            place = static_allocation(instruction.operands[0])
+            root = read_memory is None or place is None or place in read_memory
+    if predicate is not None and predicate.register is not None:
+        reads.append(predicate.register)
+        if writes is not None:
+            reads.append(writes)
+    return Effect(tuple(reads), writes, predicate is None, root)
+
+
+def _memory_that_is_read(program: Program) -> frozenset[str] | None:
+    places = set()
+    for bundle in program.bundles:
+        for instruction in bundle.instructions:
+            if instruction.opcode == "sld":
+                place = static_allocation(instruction.operands[0])
+                if place is None:
+                    return None
+                places.add(place)
+    return frozenset(places)
+
+
+def live_instructions(program: Program, blocks: Sequence[Block]) -> set[int]:
+    """`id`s of the program's instructions that matter."""
+    read_memory = _memory_that_is_read(program)
+    effects: list[list[list[tuple[Instruction, Effect]]]] = [
+        [
+            [(instruction, effect(instruction, read_memory)) for instruction in bundle.instructions]
+            for bundle in program.bundles[block.first : block.last + 1]
+        ]
+        for block in blocks
+    ]
+    live_in: list[frozenset[str]] = [frozenset()] * len(blocks)
+    alive: set[int] = set()
+    changed = True
+    while changed:
+        changed = False
+        for number in reversed(range(len(blocks))):
+            block = blocks[number]
+            live: set[str] = set()
+            for successor in (block.taken, block.following):
+                if successor is not None:
+                    live |= live_in[successor]
+            for bundle in reversed(effects[number]):
+                _backwards(bundle, live, alive)
+            if live != live_in[number]:
+                live_in[number] = frozenset(live)
+                changed = True
+    return alive
+
+
+def _backwards(bundle: Sequence[tuple[Instruction, Effect]], live: set[str], alive: set[int]) -> None:
+    """Liveness before a bundle from liveness after it: all reads come before all writes, but for `int_to_ptr`."""
+    wanted = [
+        (instruction, found) for instruction, found in bundle if found.root or (found.writes and found.writes in live)
+    ]
+    # int_to_ptr reads what its own bundle writes.
+    forwarded = {name for instruction, found in wanted if _forwards(instruction) for name in found.reads}
+    if forwarded:
+        chosen = {id(instruction) for instruction, _ in wanted}
+        wanted += [
+            (instruction, found)
+            for instruction, found in bundle
+            if found.writes in forwarded and id(instruction) not in chosen
+        ]
+    for _, found in wanted:
+        if found.writes and found.kills:
+            live.discard(found.writes)
+    written = {found.writes for instruction, found in wanted if found.kills and not _forwards(instruction)}
+    for instruction, found in wanted:
+        alive.add(id(instruction))
+        live.update(name for name in found.reads if not (_forwards(instruction) and name in written))
+
+
+def _forwards(instruction: Instruction) -> bool:
+    return instruction.opcode.startswith("int_to_ptr")

@@ -1,0 +1,47 @@
+"""Tiles worth trying, best guess first."""
+
+from __future__ import annotations
+
+import itertools
+
+from systolic.chips import Chip
+from systolic.problem import MatmulProblem
+from systolic.tiling.buffers import matmul_buffers, total_bytes
+from systolic.tiling.legality import LANES, violations
+from systolic.tiling.tiles import Tiles
+from systolic.tiling.traffic import hbm_bytes
+
+# What one grid step costs beyond its arithmetic: the pipeline's scalar code and the drain of the matrix units. Read off
+# simulated 128³ and 256³ steps on v5e; it only ranks candidates.
+_STEP_OVERHEAD_S = 0.3e-6
+_LARGEST_TILE = 2048
+
+
+def modelled_s(problem: MatmulProblem, tiles: Tiles, chip: Chip) -> float:
+    """Seconds by arithmetic alone: the longer of computing and copying, the first block's copy, a cost a step."""
+    machine = chip.machine
+    compute_s = problem.flops / chip.peak_ops_per_s(problem.dtype_lhs)
+    copy_s = hbm_bytes(problem, tiles) / machine.hbm_bytes_per_s
+    first_s = total_bytes(matmul_buffers(problem, tiles, pipelined=False)) / machine.hbm_bytes_per_s
+    # A matrix unit is filled from tiles of its own size: a narrower tile leaves part of it idle.
+    fill = min(1.0, tiles.tile_k / machine.mxu_rows) * min(1.0, tiles.tile_n / machine.mxu_columns)
+    return max(compute_s / fill, copy_s) + first_s + tiles.steps(problem) * _STEP_OVERHEAD_S
+
+
+def candidates(problem: MatmulProblem, chip: Chip, *, accumulator: bool = False) -> list[Tiles]:
+    """Legal tiles whose buffers fit the VMEM that a kernel gets by default, best modelled time first.
+
+    Each side is a power of two from 128 to 2048 that divides the matrix, or all of it.
+    """
+
+    def sides(size: int) -> list[int]:
+        powers = itertools.takewhile(lambda side: side <= min(size, _LARGEST_TILE), (LANES << i for i in range(32)))
+        return sorted({side for side in powers if size % side == 0} | ({size} if size <= _LARGEST_TILE else set()))
+
+    found = []
+    for tile_m, tile_k, tile_n in itertools.product(sides(problem.m), sides(problem.k), sides(problem.n)):
+        tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
+        buffers = matmul_buffers(problem, tiles, accumulator=accumulator)
+        if not violations(problem, tiles, chip) and total_bytes(buffers) <= chip.scoped_vmem_bytes:
+            found.append(tiles)
+    return sorted(found, key=lambda tiles: (modelled_s(problem, tiles, chip), tiles))

@@ -1,0 +1,51 @@
+"""The sizes into which a product is cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systolic.problem import MatmulProblem
+
+
+class TilesError(ValueError):
+    """Tiles that are no tiles, or that break the rules of `tiling.legality`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Tiles:
+    """One grid step multiplies `lhs[tile_m, tile_k] @ rhs[tile_k, tile_n]`.
+
+    Raises:
+      TilesError: a tile has no elements.
+    """
+
+    tile_m: int
+    tile_k: int
+    tile_n: int
+
+    def __post_init__(self) -> None:
+        for name in ("tile_m", "tile_k", "tile_n"):
+            if getattr(self, name) < 1:
+                raise TilesError(f"{name}={getattr(self, name)}: a tile needs at least one element each way")
+
+    @classmethod
+    def cube(cls, size: int) -> Tiles:
+        """`size` elements each way."""
+        return cls(tile_m=size, tile_k=size, tile_n=size)
+
+    @classmethod
+    def whole(cls, problem: MatmulProblem) -> Tiles:
+        """One tile that holds everything."""
+        return cls(tile_m=problem.m, tile_k=problem.k, tile_n=problem.n)
+
+    def __str__(self) -> str:
+        return f"{self.tile_m}/{self.tile_k}/{self.tile_n}"
+
+    def grid(self, problem: MatmulProblem) -> tuple[int, int, int]:
+        """Grid of `(m, n, k)` blocks, k innermost; a last block that is cut short counts."""
+        return -(-problem.m // self.tile_m), -(-problem.n // self.tile_n), -(-problem.k // self.tile_k)
+
+    def steps(self, problem: MatmulProblem) -> int:
+        """Grid steps."""
+        grid_m, grid_n, grid_k = self.grid(problem)
+        return grid_m * grid_n * grid_k

@@ -1,0 +1,76 @@
+import pytest
+
+from systolic.compiler import CompilerError
+from systolic.compiler.dump import dump_flags, empty_dump, read_dump
+
+CALLS = (
+    "   0xa   :  { %177 = inlined_call /* <late-initialization> */ } /* Start region 26 */\n"
+    "  0x75   :  { %32 = inlined_call %s12_s0, %s13_s1 /* %mm.1 = custom-call(%x.1, %y.1) */  ;;  %31 = nop }\n"
+    "  0x79   :  { %s8_s0 = inlined_call_operand.hbm [shape: f32[8]] /* %z = window */ }\n"
+)
+
+
+def leave(folder, name, text, *, number=2, stamp=17):
+    (folder / f"{stamp}-{name}-{number:02}-final_bundles.txt").write_text(text)
+
+
+@pytest.fixture
+def dump(tmp_path):
+    leave(tmp_path, "TLP", CALLS)
+    (tmp_path / "17-TLP-hlo.txt").write_text("HloModule m")
+    leave(tmp_path, "<late-initialization>", "init")
+    leave(tmp_path, "<late-finalization>", "final")
+    leave(tmp_path, "mm.1", "matmul")
+    (tmp_path / "17-mm.1-01-schedule-analysis_final_bundles.txt").write_text("totals")
+    (tmp_path / "17-TLP-03-vmem_report.html").write_text("map")
+    return tmp_path
+
+
+def test_listings_are_found_by_operation(dump):
+    listings, hlo = read_dump(dump)
+    assert listings == {"TLP": CALLS, "mm.1": "matmul"}
+    assert hlo == "HloModule m"
+
+
+@pytest.mark.parametrize("name", ["a-01-b", "reduce_sum.0.clone", "custom-call.2", "x-12-final_bundles.txt-3", "7"])
+def test_awkward_names_are_whole(dump, name):
+    leave(dump, name, "text", number=10)
+    assert read_dump(dump)[0][name] == "text"
+
+
+def test_a_name_that_was_cut_is_restored(dump):
+    name = "n" * 300 + ".1"
+    leave(dump, "TLP", CALLS.replace("%mm.1 =", f"%{name} ="))
+    leave(dump, "n" * 180 + "-17470904431438393130", "long")
+    assert read_dump(dump)[0][name] == "long"
+
+
+def test_a_called_operation_without_listing_is_an_error(dump):
+    (dump / "17-mm.1-02-final_bundles.txt").unlink()
+    with pytest.raises(CompilerError, match=r"mm\.1"):
+        read_dump(dump)
+
+
+@pytest.mark.parametrize("lost", ["17-TLP-02-final_bundles.txt", "17-TLP-hlo.txt"])
+def test_no_top_level_program_is_an_error(dump, lost):
+    (dump / lost).unlink()
+    with pytest.raises(CompilerError, match="top-level program"):
+        read_dump(dump)
+
+
+def test_two_programs_are_an_error(dump):
+    leave(dump, "mm.1", "other", stamp=18)
+    with pytest.raises(CompilerError, match=r"two listings of 'mm\.1'"):
+        read_dump(dump)
+
+
+def test_emptying_takes_everything(dump):
+    (dump / "sub").mkdir()
+    (dump / "sub" / "file").write_text("x")
+    empty_dump(dump)
+    assert list(dump.iterdir()) == []
+
+
+def test_white_space_in_the_folder_is_refused(tmp_path):
+    with pytest.raises(CompilerError, match="white space"):
+        dump_flags(tmp_path / "a b")
