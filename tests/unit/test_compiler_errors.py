@@ -1,6 +1,7 @@
 import pickle
 import sys
 
+import jax
 import pytest
 
 from systolic.compiler import (
@@ -12,6 +13,7 @@ from systolic.compiler import (
     TaskError,
     check_available,
 )
+from systolic.compiler.blame import source_line
 
 SCOPED = (
     "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:\n"
@@ -77,6 +79,15 @@ def test_the_summary_is_the_sentence_that_matters():
     assert CompilerRefusal.from_text(MATMUL).summary == (
         "E2001: CompileTimeMosaicUnsupportedRhsType: Unsupported matmul RHS type on target: vector<128x128xi8>"
     )
+    newer = MATMUL.replace("kernel:", "kernel with MLIR module name `body` HLO name `kernel.1`:")
+    assert CompilerRefusal.from_text(newer).summary == CompilerRefusal.from_text(MATMUL).summary
+
+
+def test_the_line_is_found_in_a_location_of_the_text():
+    text = f'at location: loc("dot_general:"("dot/dot"(callsite("ki"("{__file__}":10:11 to :66) at "f"("x.py":1:2)))))'
+    assert source_line(RuntimeError(text)) == f"{__file__}:10 in ki"
+    assert source_line(RuntimeError(text.replace(__file__, "/no/such/file.py"))) is None
+    assert source_line(RuntimeError(text.replace(__file__, jax.__file__))) is None
 
 
 def test_a_text_that_tells_nothing_gets_the_callers_kind():

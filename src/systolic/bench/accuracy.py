@@ -9,16 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Shaped
 
 from systolic.problem import MatmulProblem, accumulator_dtype
-
-if TYPE_CHECKING:
-    from jax.typing import ArrayLike
 
 # Chance that an honest kernel fails one check. Not a margin by feel: it enters the tail of the distribution.
 _FALSE_ALARM = 1e-6
@@ -128,12 +124,12 @@ def max_abs_error(
 
 
 def check(
-    multiply: Callable[[np.ndarray, np.ndarray], ArrayLike],
+    multiply: Callable[[np.ndarray, np.ndarray], object],
     problem: MatmulProblem,
     output_roundings: int,
     seed: int = 0,
 ) -> Accuracy:
-    """Runs `multiply(lhs, rhs)` on `operands(problem, seed)` and compares it with `reference`.
+    """Runs `multiply(lhs, rhs)`, which returns an array, on `operands(problem, seed)` and compares with `reference`.
 
     Raises:
       ResultError: the result has not the problem's shape or output dtype.

@@ -3,12 +3,12 @@
 The compiler runs in worker processes, which may crash without harm:
 
     with WorkerPool() as pool:
-        compile_cached = functools.partial(compile_function, cache=ProgramCache())
-        program = pool.submit(compile_cached, fn, abstract_arguments(args), target).result()
+        program = submit_compilation(pool, fn, args, target, cache=ProgramCache()).result()
 """
 
+from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.cache import CacheWarning, ProgramCache, cache_folder
-from systolic.compiler.driver import abstract_arguments, compile_function
+from systolic.compiler.driver import compile_function
 from systolic.compiler.errors import (
     CompilerCrash,
     CompilerError,
@@ -21,6 +21,7 @@ from systolic.compiler.errors import (
 )
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target
+from systolic.compiler.submit import submit_compilation
 
 __all__ = [
     "CacheWarning",
@@ -39,4 +40,5 @@ __all__ = [
     "cache_folder",
     "check_available",
     "compile_function",
+    "submit_compilation",
 ]

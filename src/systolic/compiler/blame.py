@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sysconfig
 import traceback
 from functools import cache
 from pathlib import Path
 
+_LOCATION = re.compile(r'"(?P<name>[^"]*)"\("(?P<file>[^"]+)":(?P<line>\d+):\d+')
+
 
 def source_line(error: BaseException) -> str | None:
     """The innermost line in `error`'s tracebacks that is the user's: "file.py:12 in name", or None.
 
-    JAX hangs the place where a refused operation was written on the exception, as its traceback or as its cause's.
+    JAX hangs the place where a refused operation was written on the exception, as its traceback or as its cause's, or
+    leaves it in the text, as a location of MLIR's.
     """
     each: BaseException | None = error
     while each is not None:
@@ -22,6 +26,9 @@ def source_line(error: BaseException) -> str | None:
             if not made_up and Path(frame.filename).is_file() and not _is_foreign(frame.filename):
                 return f"{frame.filename}:{frame.lineno} in {frame.name}"
         each = each.__cause__
+    for found in _LOCATION.finditer(str(error)):
+        if Path(found["file"]).is_file() and not _is_foreign(found["file"]):
+            return f"{found['file']}:{found['line']} in {found['name']}"
     return None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import diskcache
 import platformdirs
@@ -88,9 +88,7 @@ class ProgramCache:
             store.close()
 
     def _open(self, folder: Path) -> diskcache.Cache:
-        return diskcache.Cache(
-            str(folder), size_limit=self.size_limit_bytes, eviction_policy="least-recently-used", timeout=10
-        )
+        return _Store(str(folder), size_limit=self.size_limit_bytes, eviction_policy="least-recently-used", timeout=10)
 
     def _set_aside(self, folder: Path, error: Exception) -> None:
         # The whole folder moves, since without its index no value file in it can be found or counted again.
@@ -104,6 +102,17 @@ class ProgramCache:
             yield
         except (sqlite3.Error, diskcache.Timeout, OSError) as error:
             warnings.warn(f"the program cache could not be {what} ({error})", CacheWarning, stacklevel=3)
+
+
+class _Store(diskcache.Cache):
+    """diskcache's, except that a constructor that fails leaves no database open."""
+
+    def __init__(self, directory: str, **settings: Any) -> None:
+        try:
+            super().__init__(directory, **settings)
+        except BaseException:
+            self.close()
+            raise
 
 
 def _encode(outcome: CompiledProgram | CompilerRefusal) -> bytes:

@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.blame import source_line
 from systolic.compiler.cache import ProgramCache
 from systolic.compiler.dump import empty_dump, read_dump
@@ -25,21 +26,17 @@ from systolic.compiler.worker import DUMP_VARIABLE
 _FORMAT_VERSION = 1
 
 
-def abstract_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with every array replaced by its shape and dtype: all that a compilation needs of them.
-
-    Args:
-        args: pytrees of arrays, `jax.ShapeDtypeStruct`s and Python numbers.
-    """
-    import jax
-
-    return jax.eval_shape(lambda *values: values, *args)
-
-
 def compile_function(
-    fn: Callable[..., Any], args: Sequence[Any], target: Target, *, cache: ProgramCache | None
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    target: Target,
+    *,
+    cache: ProgramCache | None,
+    settings: Mapping[str, Any] | None = None,
 ) -> CompiledProgram:
-    """Compile `fn(*args)` for one device of `target`. A task for `WorkerPool.submit`; nothing is executed.
+    """Compile `fn(*args)` for one device of `target`. Nothing is executed.
+
+    It runs in a worker; `submit_compilation` sends it there.
 
     It reads the folder named by the environment variable SYSTOLIC_DUMP_DIR, to which libtpu was told to write when the
     worker started, and leaves it empty.
@@ -49,6 +46,7 @@ def compile_function(
         args: pytrees of arrays or `jax.ShapeDtypeStruct`s. Of an array only shape and dtype count.
         target: the chip.
         cache: where to look first, and to keep the program or the refusal; None: compile.
+        settings: values of `jax.config` to trace and lower under; None: the worker's own.
 
     Raises:
         CompilerRefusal: lowering or compiling was refused.
@@ -58,11 +56,11 @@ def compile_function(
     """
     check_available()
     if DUMP_VARIABLE not in os.environ:
-        raise CompilerError("compile_function needs the environment of a worker: pass it to WorkerPool.submit")
+        raise CompilerError("compile_function needs the environment of a worker: use submit_compilation")
     dump = Path(os.environ[DUMP_VARIABLE])
     started = time.perf_counter()
     device = _device(target)
-    with _device_context(target):
+    with _configured(settings or {}), _device_context(target):
         traced = _trace(fn, args, device)
         lowered = _lower(traced)
         key = _key(lowered.as_text(), target, device, dump)
@@ -129,7 +127,9 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], device: Any) -> Any:
 
 def _lower(traced: Any) -> Any:
     try:
-        with _no_source_locations():
+        # A kernel's body is lowered to bytecode that holds file names and lines. Without them the same program has the
+        # same text, hence the same key, wherever its source stands.
+        with _configured({"jax_traceback_in_locations_limit": 0}):
             return traced.lower(lowering_platforms=("tpu",))
     except Exception as error:  # noqa: BLE001 -- tracing is over: whatever fails now is the compiler's answer
         # Again with source locations, without which Pallas cannot even word some of its errors.
@@ -156,18 +156,17 @@ def _compile(traced: Any, lowered: Any) -> Any:
 
 
 @contextmanager
-def _no_source_locations() -> Iterator[None]:
+def _configured(settings: Mapping[str, Any]) -> Iterator[None]:
     import jax
 
-    # A kernel's body is lowered to bytecode that holds file names and lines. Without them the same program has the same
-    # text, hence the same key, wherever its source stands.
-    name = "jax_traceback_in_locations_limit"
-    before = getattr(jax.config, name)
-    jax.config.update(name, 0)
+    before = {name: getattr(jax.config, name) for name in settings}
     try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
         yield
     finally:
-        jax.config.update(name, before)
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def _first_error(action: Callable[[], Any]) -> Exception | None:

@@ -23,7 +23,9 @@ _UNSUPPORTED = re.compile(
     r"\bE200[12]\b|[Uu]nsupported|[Uu]nimplemented|UNIMPLEMENTED|[Nn]ot implemented|Bad (?:lhs|rhs|acc) type|"
     r"internal verification error|Invalid vector type|MLIR translation rule|Invalid type:"
 )
-_NOISE = re.compile(r"^(?:[A-Z_]{4,}: )?(?:XLA:TPU compile permanent error\. |Mosaic failed to compile TPU kernel: )?")
+_NOISE = re.compile(
+    r"^(?:[A-Z_]{4,}: )?(?:XLA:TPU compile permanent error\. |Mosaic failed to compile TPU kernel(?: with [^:]*)?: )?"
+)
 
 
 def _rebuild(cls: type[CompilerError], args: tuple[Any, ...], state: Mapping[str, Any]) -> CompilerError:

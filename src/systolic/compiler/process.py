@@ -124,8 +124,8 @@ class WorkerProcess:
     def _environment(self) -> dict[str, str]:
         flags = [os.environ.get("LIBTPU_INIT_ARGS", ""), *dump_flags(self._folder.dump)]
         return {
-            # libtpu writes log files outside the worker's folder otherwise, a few for every process.
-            "TPU_LOG_DIR": "disabled",
+            # libtpu leaves a few log files per process, otherwise where nobody removes them.
+            "TPU_LOG_DIR": str(self._folder.path),
             "TF_CPP_MIN_LOG_LEVEL": "2",
             **os.environ,
             # No chip here: look for none, ask no metadata server, and let several processes load libtpu.

@@ -1,0 +1,57 @@
+"""The parent's side of a compilation: takes along what the worker needs and nothing more."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from systolic.compiler.arguments import abstract_arguments
+from systolic.compiler.cache import ProgramCache
+from systolic.compiler.driver import compile_function
+from systolic.compiler.pool import WorkerPool
+from systolic.compiler.program import CompiledProgram, Target
+
+# The settings of JAX that decide what a function is traced and lowered to. A worker starts with those of the
+# environment, and would compile another program than the one that the caller's process runs.
+_TRACING_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_threefry_partitionable",
+)
+
+
+def submit_compilation(
+    pool: WorkerPool,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    target: Target,
+    *,
+    cache: ProgramCache | None,
+    label: str = "",
+    time_limit_s: float | None = None,
+) -> Future[CompiledProgram]:
+    """Compile `fn(*args)` for one device of `target` in a worker of `pool`, under this process's JAX settings.
+
+    Args:
+        pool: where.
+        fn: any function that `jax.jit` takes. Bind static arguments with `functools.partial`.
+        args: pytrees of arrays or `jax.ShapeDtypeStruct`s. Of an array only shape and dtype are sent.
+        target: the chip.
+        cache: where to look first, and to keep the program or the refusal; None: compile.
+        label: what to call the job in an error; "": the function's name and the chip's.
+        time_limit_s: seconds it may take; None: the pool's limit.
+
+    Returns:
+        A future of the program. It raises what `compile_function` and `WorkerPool.submit` say.
+    """
+    import jax
+
+    settings = {name: getattr(jax.config, name) for name in _TRACING_SETTINGS if hasattr(jax.config, name)}
+    task = functools.partial(compile_function, cache=cache, settings=settings)
+    name = label or f"{getattr(fn, '__name__', type(fn).__name__)} for {target.name}"
+    return pool.submit(task, fn, abstract_arguments(args), target, time_limit_s=time_limit_s, label=name)
