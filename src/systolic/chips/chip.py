@@ -27,13 +27,13 @@ class MachineModel:
     mxu_columns: int
     mxu_rows_per_cycle: Mapping[str, float]  # rows of lhs that one unit takes a cycle, by the listing's operand type
     result_latency_cycles: int  # from the last row into the matrix unit to the first result out
-    result_pops_per_matmul: int  # `vpop`s that take the result of one `vmatmul`; 0: results are addressed (v7x)
     matmul_queue_depth: int  # `vmatmul`s that may wait before a unit; one more stalls the core
     hbm_bytes_per_s: float  # what a copy engine reaches, reads and writes together, for the whole device
     dma_latency_cycles: int  # from a copy's last byte leaving its source to its flag being seen
     dma_issue_cycles: int  # the core is held up for each copy it starts
     dma_wait_cycles: int  # and for each wait it executes
-    branch_delay_slots: int
+    branch_delay_slots: int  # bundles after a branch that still run
+    granule_bytes: int  # in which copies are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,7 @@ class Chip:
     title: str
     device_kind: str  # jax.Device.device_kind
     topology: str  # a topology of few devices that libtpu compiles for
+    topology_config: str | None  # the chip's configuration in it, where the usual one shows each core as a device
     cores_per_chip: int
     cores_per_device: int
     hbm_bytes_per_chip: int

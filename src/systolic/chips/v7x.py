@@ -5,7 +5,10 @@ from systolic.chips.chip import Chip, MachineModel
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
 _COMPILER = "libtpu 0.0.42.1: tpu7x:2x2x1 compiles as this device kind; VMEM limits as its refusals name them"
 _LISTING = "final bundle listings of libtpu 0.0.42.1: instruction counts of products of known size"
-_PEAK = "published peak: 2307 Tflop/s = 2 cores x 2 MXU x 256 x 256 x 2 x 2 rows a cycle x 2.2 GHz; the clock of 1.87 GHz is what published device times of large products show"
+_PEAK = (
+    "published peak: 2307 Tflop/s = 2 cores x 2 MXU x 256 x 256 x 2 x 2 rows a cycle x 2.2 GHz; the clock of 1.87 GHz "
+    "is what published device times of large products show"
+)
 _FIT = "fitted to published device times of a foreign ragged kernel compiled with the same tiles (tokamax tuning cache)"
 
 V7X = Chip(
@@ -13,6 +16,7 @@ V7X = Chip(
     title="TPU7x (Ironwood)",
     device_kind="TPU7x",
     topology="tpu7x:2x2x1",
+    topology_config=None,
     cores_per_chip=2,
     cores_per_device=1,
     hbm_bytes_per_chip=192 * 2**30,
@@ -28,19 +32,20 @@ V7X = Chip(
         mxu_columns=256,
         mxu_rows_per_cycle={"f32": 2.0, "bf16": 2.0, "f8": 4.0},
         result_latency_cycles=105,
-        result_pops_per_matmul=0,
         matmul_queue_depth=4,
         hbm_bytes_per_s=2.84e12,
         dma_latency_cycles=1950,
         dma_issue_cycles=0,
         dma_wait_cycles=0,
         branch_delay_slots=6,
+        granule_bytes=32,
     ),
     sources={
         "name": _DOCS,
         "title": _DOCS,
         "device_kind": _COMPILER,
         "topology": _COMPILER,
+        "topology_config": _COMPILER,
         "cores_per_chip": _DOCS,
         "cores_per_device": _DOCS,
         "hbm_bytes_per_chip": _DOCS,
@@ -55,12 +60,12 @@ V7X = Chip(
         "machine.mxu_columns": _LISTING,
         "machine.mxu_rows_per_cycle": _PEAK,
         "machine.result_latency_cycles": _FIT,
-        "machine.result_pops_per_matmul": _LISTING,
         "machine.matmul_queue_depth": _FIT,
         "machine.hbm_bytes_per_s": _FIT,
         "machine.dma_latency_cycles": _FIT,
         "machine.dma_issue_cycles": _FIT,
         "machine.dma_wait_cycles": _FIT,
         "machine.branch_delay_slots": _LISTING,
+        "machine.granule_bytes": _LISTING,
     },
 )

@@ -21,7 +21,7 @@ from systolic.compiler.errors import (
 )
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target
-from systolic.compiler.submit import submit_compilation
+from systolic.compiler.submit import submit_compilation, tracing_settings
 
 __all__ = [
     "CacheWarning",
@@ -41,4 +41,5 @@ __all__ = [
     "check_available",
     "compile_function",
     "submit_compilation",
+    "tracing_settings",
 ]

@@ -94,7 +94,8 @@ def _device(target: Target) -> Any:
     # A program from JAX's own cache on disk is not compiled, and leaves no listing.
     jax.config.update("jax_enable_compilation_cache", False)
     try:
-        device = topologies.get_topology_desc(platform="tpu", topology_name=target.topology).devices[0]
+        config = {} if target.topology_config is None else {"chip_config_name": target.topology_config}
+        device = topologies.get_topology_desc(platform="tpu", topology_name=target.topology, **config).devices[0]
     except jax.errors.JaxRuntimeError as error:
         raise CompilerError(f"libtpu does not know the topology {target.topology!r}: {error}") from error
     if device.device_kind != target.device_kind:

@@ -15,12 +15,14 @@ class Target:
         topology: libtpu's name of a slice of such chips, such as "v5e:2x2".
         device_kind: JAX's name of one device of it, such as "TPU v5 lite".
         cores_per_device: TensorCores that JAX sees as one device.
+        topology_config: libtpu's name of the chips' configuration, such as "megacore" on v4; None: the usual one.
     """
 
     name: str
     topology: str
     device_kind: str
     cores_per_device: int
+    topology_config: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

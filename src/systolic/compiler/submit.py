@@ -25,6 +25,13 @@ _TRACING_SETTINGS = (
 )
 
 
+def tracing_settings() -> dict[str, Any]:
+    """This process's settings of JAX that decide what a function compiles to, for `compile_function`."""
+    import jax
+
+    return {name: getattr(jax.config, name) for name in _TRACING_SETTINGS if hasattr(jax.config, name)}
+
+
 def submit_compilation(
     pool: WorkerPool,
     fn: Callable[..., Any],
@@ -49,9 +56,6 @@ def submit_compilation(
     Returns:
         A future of the program. It raises what `compile_function` and `WorkerPool.submit` say.
     """
-    import jax
-
-    settings = {name: getattr(jax.config, name) for name in _TRACING_SETTINGS if hasattr(jax.config, name)}
-    task = functools.partial(compile_function, cache=cache, settings=settings)
+    task = functools.partial(compile_function, cache=cache, settings=tracing_settings())
     name = label or f"{getattr(fn, '__name__', type(fn).__name__)} for {target.name}"
     return pool.submit(task, fn, abstract_arguments(args), target, time_limit_s=time_limit_s, label=name)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from systolic.chips import Chip
-from systolic.compiler import ProgramCache, Target, WorkerPool, compile_function
+from systolic.compiler import (
+    ProgramCache,
+    Target,
+    WorkerPool,
+    abstract_arguments,
+    compile_function,
+    tracing_settings,
+)
 from systolic.measure.measurement import Measurement
 from systolic.simulator import simulate_listings
 
@@ -19,17 +26,23 @@ def target_of(chip: Chip) -> Target:
         topology=chip.topology,
         device_kind=chip.device_kind,
         cores_per_device=chip.cores_per_device,
+        topology_config=chip.topology_config,
     )
 
 
-def simulate_in_worker(fn: Callable[..., Any], args: Sequence[Any], chip: Chip, cached: bool) -> Measurement:
+def simulate_in_worker(
+    fn: Callable[..., Any], args: Sequence[Any], chip: Chip, cached: bool, settings: Mapping[str, Any]
+) -> Measurement:
     """Compiles and simulates `fn(*args)`. Only for a worker: compiling may abort the process.
+
+    Args:
+      settings: of JAX, to trace under; see `compiler.tracing_settings`.
 
     Raises:
       CompilerRefusal: the compiler said no.
       SimulationError: the program holds something that the simulator does not understand.
     """
-    program = compile_function(fn, args, target_of(chip), cache=ProgramCache() if cached else None)
+    program = compile_function(fn, args, target_of(chip), cache=ProgramCache() if cached else None, settings=settings)
     run = simulate_listings(program.listings, chip)
     return Measurement(
         chip=chip.name,
@@ -54,4 +67,5 @@ def submit_simulation(
       label: names the job in errors.
       cached: use programs compiled before, and keep this one.
     """
-    return pool.submit(simulate_in_worker, fn, args, chip, cached, label=label)
+    shapes = abstract_arguments(args)
+    return pool.submit(simulate_in_worker, fn, shapes, chip, cached, tracing_settings(), label=label)

@@ -208,7 +208,7 @@ def _split_comments(line: str) -> tuple[str, list[tuple[int, str]]]:
 
 
 _VECTOR = (None, "", "", None)
-# Vector instructions that do carry control flow or time: matrix units, sync flags, values on their way to the scalar side.
+# Vector instructions that carry control flow or time: matrix units, sync flags, values for the scalar side.
 _KEPT_VECTOR = ("vmatmul", "vpop", "vsync", "vwait", "vpush", "vmatpush", "vmov")
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from systolic.chips import Chip, MachineModel
 from systolic.simulator.copies import CopyEngine
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.listing import Program, parse_listing
-from systolic.simulator.machine import Machine
+from systolic.simulator.machine import Machine, Mailboxes, Progress, run_together
 from systolic.simulator.matrix import MatrixUnits
 from systolic.simulator.scalar import static_allocation
 from systolic.simulator.translate import Translation, translate
@@ -114,26 +114,16 @@ def simulate_listings(listings: Mapping[str, str], chip: Chip, *, remember: bool
     if TOP_LEVEL not in listings:
         raise SimulationError(f"no top-level program among the listings: {', '.join(listings) or 'none'}")
     programs = {name: parse_listing(name, text) for name, text in listings.items()}
-    translations = {name: translate(program, chip.machine) for name, program in programs.items()}
+    shared = chip.cores_per_device > 1
+    translations = {name: translate(program, chip.machine, shared=shared) for name, program in programs.items()}
     must_be_one = run_flags(programs[TOP_LEVEL], translations[TOP_LEVEL])
-
-    def cores(warm: bool, sharers: int) -> tuple[CoreRun, ...]:
-        return tuple(
-            _run_core(translations, must_be_one, chip.machine, core, warm=warm, sharers=sharers, remember=remember)
-            for core in range(chip.cores_per_device)
-        )
-
-    runs = cores(True, 1)
-    sharers = max(1, sum(core.hbm_read_bytes + core.hbm_written_bytes > 0 for core in runs))
-    if sharers > 1:
-        # Cores that copy at the same time share the device's bandwidth; each is given an equal part throughout.
-        runs = cores(True, sharers)
-    cold = max(core.cycles for core in cores(False, sharers))
+    runs = _run_device(translations, must_be_one, chip, warm=True, remember=remember)
+    cold = _run_device(translations, must_be_one, chip, warm=False, remember=remember)
     return SimulatedRun(
         chip=chip.name,
         clock_hz=chip.machine.clock_hz,
         cores=runs,
-        prefetch_cycles=max(0, cold - max(core.cycles for core in runs)),
+        prefetch_cycles=max(0, max(core.cycles for core in cold) - max(core.cycles for core in runs)),
         matrix_units=chip.machine.mxu_count,
         bundles=sum(translation.bundles for translation in translations.values()),
     )
@@ -160,50 +150,91 @@ def run_flags(program: Program, translation: Translation) -> frozenset[int]:
     return frozenset(flags)
 
 
-def _run_core(
+def _run_device(
     translations: Mapping[str, Translation],
     must_be_one: frozenset[int],
-    machine: MachineModel,
-    core: int,
+    chip: Chip,
     *,
     warm: bool,
-    sharers: int,
     remember: bool,
-) -> CoreRun:
-    copies = CopyEngine(
-        bytes_per_cycle=machine.hbm_bytes_per_s / machine.clock_hz / sharers,
-        latency_cycles=machine.dma_latency_cycles,
-        issue_cycles=machine.dma_issue_cycles,
-        wait_cycles=machine.dma_wait_cycles,
-    )
-    units = {name: MatrixUnits(machine, program.segments, remember=remember) for name, program in translations.items()}
-    ops: list[OpTime] = []
+) -> tuple[CoreRun, ...]:
+    copies = CopyEngine(chip.machine, chip.cores_per_device)
+    mailboxes = Mailboxes(chip.cores_per_device)
+    cores = [
+        _Core(translations, chip.machine, copies, mailboxes, core, remember=remember)
+        for core in range(chip.cores_per_device)
+    ]
 
-    def call(time: int, name: str) -> int:
-        if name not in translations:
-            raise SimulationError(f"the program calls {name}, of which there is no listing")
-        end = run(name, time, lambda _: None)
-        ops.append(OpTime(name=name, begin_cycles=time, end_cycles=end))
+    def initial(address: int) -> int:
+        return 1 if warm or address in must_be_one else 0
+
+    ends = run_together([core.run(TOP_LEVEL, 0, initial) for core in cores], lambda core: cores[core].waits_for)
+    return tuple(core.result(end) for core, end in zip(cores, ends, strict=True))
+
+
+class _Core:
+    """One core: its matrix units, and the programs that it is in the middle of."""
+
+    def __init__(
+        self,
+        translations: Mapping[str, Translation],
+        machine: MachineModel,
+        copies: CopyEngine,
+        mailboxes: Mailboxes,
+        core: int,
+        *,
+        remember: bool,
+    ) -> None:
+        self._translations = translations
+        self._copies = copies
+        self._mailboxes = mailboxes
+        self._core = core
+        self._units = {
+            name: MatrixUnits(machine, program.segments, remember=remember) for name, program in translations.items()
+        }
+        self._ops: list[OpTime] = []
+        self._current: list[Machine] = []
+
+    @property
+    def waits_for(self) -> str:
+        """What the innermost program waits for."""
+        return self._current[-1].waits_for if self._current else "nothing"
+
+    def run(self, name: str, time: int, initial: Callable[[int], int | None]) -> Progress:
+        """Runs one of the programs."""
+        machine = Machine(
+            self._translations[name],
+            self._copies,
+            self._mailboxes,
+            self._units[name],
+            core=self._core,
+            initial=initial,
+            call=self._call,
+        )
+        self._current.append(machine)
+        end = yield from machine.run(time)
+        self._current.pop()
         return end
 
-    def run(name: str, time: int, initial) -> int:
-        called = Machine(translations[name], copies, units[name], core=core, initial=initial, call=call)
-        try:
-            return called.run(time)
-        except TypeError as error:
-            # The translation keeps values that only the vector side or an argument knows as None.
-            raise SimulationError(f"{name}: control flow depends on a value that is not known: {error}") from error
+    def _call(self, time: int, name: str) -> Progress:
+        if name not in self._translations:
+            raise SimulationError(f"the program calls {name}, of which there is no listing")
+        end = yield from self.run(name, time, lambda _: None)
+        self._ops.append(OpTime(name=name, begin_cycles=time, end_cycles=end))
+        return end
 
-    cycles = run(TOP_LEVEL, 0, lambda address: 1 if warm or address in must_be_one else 0)
-    return CoreRun(
-        core=core,
-        cycles=cycles,
-        ops=tuple(ops),
-        copy_stall_cycles=copies.wait_cycles,
-        copy_overhead_cycles=copies.overhead_cycles,
-        matrix_stall_cycles=sum(unit.stall_cycles for unit in units.values()),
-        matrix_busy_cycles=sum(unit.busy_cycles for unit in units.values()),
-        hbm_read_bytes=copies.counts.hbm_read_bytes,
-        hbm_written_bytes=copies.counts.hbm_written_bytes,
-        copies=copies.counts.copies,
-    )
+    def result(self, cycles: int) -> CoreRun:
+        """What this core did, now that it is over."""
+        counts = self._copies.counts[self._core]
+        return CoreRun(
+            core=self._core,
+            cycles=cycles,
+            ops=tuple(self._ops),
+            copy_stall_cycles=counts.stall_cycles,
+            copy_overhead_cycles=counts.overhead_cycles,
+            matrix_stall_cycles=sum(unit.stall_cycles for unit in self._units.values()),
+            matrix_busy_cycles=sum(unit.busy_cycles for unit in self._units.values()),
+            hbm_read_bytes=counts.hbm_read_bytes,
+            hbm_written_bytes=counts.hbm_written_bytes,
+            copies=counts.copies,
+        )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from systolic.simulator.copies import FLAG_BITS
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.listing import Instruction
+from systolic.simulator.listing import Instruction, Program
 
 MASK = 0xFFFFFFFF
 _REGISTER = re.compile(r"(!?)%\w+_((?:s|p|v|vm)\d+)$", re.ASCII)
@@ -20,22 +21,54 @@ _ALLOCATION = re.compile(r"\[?#(\w+)(?: \+ \$(0x[0-9a-f]+))?\]?$", re.ASCII)
 # Distance between the made-up addresses of two allocations. Only that they do not overlap matters: scalar memory and
 # sync flags are the only spaces whose addresses decide anything here.
 _ALLOCATION_SPAN = 1 << 20
+_FLAG_SPAN = 1 << 6
 
-# Instructions without effect on control flow, copies or time.
-IGNORED = frozenset(
-    {"sfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "sdelay", "strace", "inlined_call_operand"}
-)
+# Instructions without effect on control flow, copies or time. `shalt.err` stops a program whose address is out of bounds;
+# `cld` and `cst` move vectors from and to v4's CMEM.
+IGNORED = frozenset({"sfence", "cfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "cld", "cst"})
 
 
 class Names:
-    """Addresses for the allocations that a program mentions by name."""
+    """Addresses for the allocations that a program mentions by name.
 
-    def __init__(self) -> None:
+    Args:
+      flags: names of sync flags. Programs pack their numbers into `FLAG_BITS` bits, so these stay small.
+    """
+
+    def __init__(self, flags: frozenset[str] = frozenset()) -> None:
+        self._flags = flags
         self.addresses: dict[str, int] = {}
 
     def address(self, name: str, offset: int = 0) -> int:
-        """The address `offset` words or flags into the allocation of that name."""
-        return self.addresses.setdefault(name, (len(self.addresses) + 1) * _ALLOCATION_SPAN) + offset
+        """The address `offset` words or flags into the allocation of that name.
+
+        Raises:
+          SimulationError: there are more sync flags than numbers for them.
+        """
+        if name not in self.addresses:
+            is_flag = name in self._flags
+            before = sum((known in self._flags) == is_flag for known in self.addresses)
+            base = (before + 1) * (_FLAG_SPAN if is_flag else _ALLOCATION_SPAN)
+            if is_flag and base + _FLAG_SPAN > 1 << FLAG_BITS:
+                raise SimulationError(f"no number is left for the sync flags {name}")
+            self.addresses[name] = base
+        return self.addresses[name] + offset
+
+
+def flag_names(program: Program) -> frozenset[str]:
+    """Allocations that hold sync flags, by how they are used."""
+    found = set()
+    for bundle in program.bundles:
+        for instruction in bundle.instructions:
+            opcode, operands = instruction.opcode, instruction.operands
+            if opcode.startswith(("vsync", "vwait")) or opcode in ("scalar_lea.sflag", "dma.done.wait"):
+                used = operands[:1]
+            elif opcode.startswith("dma."):
+                used = operands[3:5] if opcode == "dma.general" else operands[3:4]
+            else:
+                continue
+            found.update(match.group(1) for match in map(_ALLOCATION.match, used) if match)
+    return frozenset(found)
 
 
 def operand(text: str, names: Names) -> str:

@@ -1,4 +1,4 @@
-"""Where a copy goes from and to: HBM, VMEM, scalar memory or the host."""
+"""Where a copy goes from and to: HBM, VMEM, v4's CMEM, scalar memory or the host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from systolic.simulator.errors import SimulationError
 from systolic.simulator.listing import Instruction, Program
 
 _DIRECTION = re.compile(r"dma\.(\w+)_to_(\w+)$")
-_SPACES = ("hbm", "vmem", "smem", "host", "sflag")
+_SPACES = ("hbm", "vmem", "cmem", "smem", "host", "sflag")
 _VIRTUAL = re.compile(r"%(\w+)_s\d+")
 
 

@@ -2,12 +2,15 @@
 
 The function holds the machine's registers in local variables and goes from basic block to basic block. Copies, waits
 and the matrix units are calls into `copies` and `matrix`; everything else between them is a number of cycles.
+
+It is a generator. Where cores share a device it yields its time before each act on what they share, so that the one
+that is behind goes first; and it yields None where a wait can't be satisfied by what is under way.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from systolic.chips import MachineModel
@@ -16,9 +19,10 @@ from systolic.simulator.errors import SimulationError
 from systolic.simulator.listing import Bundle, Instruction, Predicate, Program, physical
 from systolic.simulator.liveness import live_instructions
 from systolic.simulator.matrix import MatrixOp, Segment, matrix_ops
-from systolic.simulator.scalar import IGNORED, Names, address, expression, operand, spill_slot
+from systolic.simulator.scalar import IGNORED, Names, address, expression, flag_names, operand, spill_slot
 from systolic.simulator.spaces import copy_ends
 
+_EVENTS = ("inlined_call", "vpush.ccrf", "vpop.ccrf", "vsyncadd.remote")
 _CALLED = re.compile(r"%([\w.\-]+) = ")
 
 
@@ -27,29 +31,33 @@ class Translation:
     """A program as a Python function, with the segments of straight code that it names by number."""
 
     name: str
-    run: Callable[..., int]  # (time, machine) → time
+    run: Callable[..., Generator[int | None, None, int]]  # (time, machine) → time
     segments: tuple[Segment, ...]
     addresses: dict[str, int]  # of allocations, by name
     source: str
     bundles: int
 
 
-def translate(program: Program, machine: MachineModel) -> Translation:
+def translate(program: Program, machine: MachineModel, *, shared: bool) -> Translation:
     """Translates a listing that has been read.
+
+    Args:
+      shared: other cores act on the same device; see above.
 
     Raises:
       SimulationError: an instruction that matters and is not understood; the message quotes it.
     """
-    return _Translator(program, machine).translate()
+    return _Translator(program, machine, shared).translate()
 
 
 class _Translator:
-    def __init__(self, program: Program, machine: MachineModel) -> None:
+    def __init__(self, program: Program, machine: MachineModel, shared: bool) -> None:
         self.program = program
         self.machine = machine
+        self.shared = shared
         self.blocks = split_blocks(program, machine.branch_delay_slots)
         self.alive = live_instructions(program, self.blocks)
-        self.names = Names()
+        self.names = Names(flag_names(program))
         self.segments: list[Segment] = []
         self.variables: set[str] = set()
         self.vector_registers: set[str] = set()
@@ -61,14 +69,16 @@ class _Translator:
             "def run(t, machine):",
             "    start, wait, add, put = machine.start, machine.wait, machine.add, machine.put",
             "    seg, load, store, call = machine.segment, machine.load, machine.store, machine.call",
-            "    barrier = []",
+            "    send, receive, signal = machine.send, machine.receive, machine.signal",
             *([f"    {registers} = None"] if registers else []),
             "    block = 0",
+            "    if block:",  # never: a program that yields nowhere has to be a generator too
+            "        yield t",
             "    while True:",
             *_dispatch(bodies, 0, len(bodies), "        "),
         ]
         source = "\n".join(lines)
-        scope: dict[str, Callable[..., int]] = {}
+        scope: dict[str, Callable[..., Generator[int | None, None, int]]] = {}
         exec(compile(source, f"<{self.program.name}>", "exec"), scope)
         return Translation(
             name=self.program.name,
@@ -138,7 +148,9 @@ class _Translator:
         for instruction in bundle.instructions:
             if instruction.opcode.startswith(("vmatmul", "vpop")) and "ccrf" not in instruction.opcode:
                 before += self._matrix(instruction, offset - last_start, gathered)
-            elif id(instruction) in self.alive and not self._is_event(instruction):
+            elif id(instruction) not in self.alive:
+                _check_harmless(instruction)
+            elif not self._is_event(instruction):
                 self._scalar(instruction, before, assigns, aliases)
         return new_start, before + self._assignments(assigns) + aliases
 
@@ -161,24 +173,33 @@ class _Translator:
 
     @staticmethod
     def _is_event(instruction: Instruction) -> bool:
-        return instruction.opcode.startswith(("dma.", "vwait")) or instruction.opcode == "inlined_call"
+        opcode = instruction.opcode
+        return opcode.startswith(("dma.", "vwait")) or opcode in _EVENTS
 
     def _event(self, instruction: Instruction, bundle: Bundle) -> list[str]:
         opcode, operands = instruction.opcode, instruction.operands
         where = f"{self.program.name}, line {bundle.line}: {instruction.text}"
-        if opcode in ("dma.done.wait", "vwait.ge"):
+        turn = ["yield t"] if self.shared else []
+        if opcode in ("dma.done.wait", "vwait.ge", "vwait.ge.trace"):
             flag, granules = (self._operand(text) for text in operands[:2])
-            return [f"t = wait(t, {flag}, {granules}, {where!r})"]
+            return [*turn, *_until(f"wait(t, {flag}, {granules}, {where!r})"), "t = r"]
+        if opcode == "vsyncadd.remote":
+            return [*turn, f"signal(t, {self._operand(operands[0])}, {self._operand(operands[1])})"]
+        if opcode == "vpush.ccrf":
+            return [*turn, f"send(t, {self._operand(operands[0])})"]
+        if opcode == "vpop.ccrf":
+            dest = self._dest(instruction)
+            return [*turn, *_until(f"receive(t, {where!r})"), f"t, {dest or '_'} = r"]
         if opcode == "inlined_call":
             if "<late-" in instruction.comment:
                 return []  # set-up and clean-up by the runtime, before and after the program
             called = _CALLED.search(instruction.comment)
             if called is None:
                 raise SimulationError(f"a call of nothing: {instruction.text} {instruction.comment}")
-            return [f"t = call(t, {called.group(1)!r})"]
+            return [f"t = yield from call(t, {called.group(1)!r})"]
         ends = copy_ends(self.program, instruction)
         size, flag = self._operand(operands[1]), self._operand(operands[3])
-        return [f"t = start(t, {flag}, {size}, {int(ends.source == 'hbm')}, {int(ends.destination == 'hbm')})"]
+        return [*turn, f"t = start(t, {flag}, {size}, {int(ends.source == 'hbm')}, {int(ends.destination == 'hbm')})"]
 
     def _guarded(self, instruction: Instruction, code: list[str]) -> list[str]:
         predicate = instruction.predicate
@@ -224,10 +245,6 @@ class _Translator:
             self._use(operands[0])
             value = slot or f"load({address(operands[0], self.names)}, {instruction.comment!r})"
             assigns.append((dest, value, instruction))
-        elif opcode == "vpush.ccrf":
-            before.append(f"barrier.append({self._operand(operands[0])})")
-        elif opcode == "vpop.ccrf":
-            assigns.append((dest or "_", "barrier.pop(0)", instruction))
         elif opcode == "vpush":
             assigns.append((dest or "_", self._operand(operands[0]), instruction))
         elif opcode == "vmov":
@@ -306,6 +323,18 @@ class _Translator:
             return str(not predicate.never)
         self.variables.add(predicate.register)
         return f"not {predicate.register}" if predicate.negated else predicate.register
+
+
+def _check_harmless(instruction: Instruction) -> None:
+    """What decides nothing need not be understood, if all it does is to write a register or scalar memory."""
+    opcode = instruction.opcode
+    if instruction.dest is None and opcode not in IGNORED and opcode[0] != "v" and opcode != "sst":
+        raise SimulationError(f"not understood: {instruction.text}")
+
+
+def _until(attempt: str) -> list[str]:
+    """Tries until another core has made it possible."""
+    return [f"r = {attempt}", "while r is None:", "    yield None", f"    r = {attempt}"]
 
 
 class _Gathered:
