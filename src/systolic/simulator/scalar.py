@@ -23,8 +23,8 @@ _ALLOCATION = re.compile(r"\[?#(\w+)(?: \+ \$(0x[0-9a-f]+))?\]?$", re.ASCII)
 _ALLOCATION_SPAN = 1 << 20
 _FLAG_SPAN = 1 << 6
 
-# Instructions without effect on control flow, copies or time. `shalt.err` stops a program whose address is out of bounds;
-# `cld` and `cst` move vectors from and to v4's CMEM.
+# Instructions without effect on control flow, copies or time. `shalt.err` stops a program whose address is out of
+# bounds; `cld` and `cst` move vectors from and to v4's CMEM.
 IGNORED = frozenset({"sfence", "cfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "cld", "cst"})
 
 
