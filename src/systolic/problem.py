@@ -61,8 +61,9 @@ class MatmulProblem:
 
     @property
     def dtype_accumulator(self) -> str:
-        """The dtype of the running sum."""
-        return accumulator_dtype(self.dtype_lhs)
+        """The dtype of the running sum: int32 where both operands are integers."""
+        kinds = {accumulator_dtype(self.dtype_lhs), accumulator_dtype(self.dtype_rhs)}
+        return "int32" if kinds == {"int32"} else "float32"
 
     @property
     def flops(self) -> int:

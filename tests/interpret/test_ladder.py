@@ -149,7 +149,7 @@ ILLEGAL = {
     "every side ragged": (("v3", "v4", "v5"), (200, 300, 400), Tiles.cube(128), "bfloat16",
                           ("the last 72 of m", "the last 44 of k", "the last 16 of n")),
     "tile of 100": (("v3", "v4", "v5"), (200, 200, 200), Tiles.cube(100), "float32",
-                    ("tile_m=100 is no multiple of 8", "tile_k=100 is no multiple of 128", "tile_n=128")),
+                    ("tile_m=100 is no multiple of 8", "tile_k=100 is no multiple of 128", "tile_n=200")),
     "8 rows of int8": (("v3", "v4", "v5"), (64, 128, 128), Tiles(tile_m=8, tile_k=128, tile_n=128), "int8",
                        ("tile_m=8 is no multiple of 32",)),
     "tiles for v1": (("v1",), (256, 256, 256), Tiles.cube(128), "float32", ("128/128/128 of 256/256/256", "v3")),

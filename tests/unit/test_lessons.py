@@ -143,7 +143,7 @@ def test_buffers_of_a_rung() -> None:
     problem = MatmulProblem.of(2048, 2048, 2048, "float32")
     need = {name: total_bytes(rung.buffers(problem, rung.default_tiles(problem, 4))) for name, rung in RUNGS.items()}
     assert {name: bytes_ / 2**20 for name, bytes_ in need.items()} == {
-        "v1": 48, "v2": 18, "v3": 0.375, "v4": 6, "v5": 18,
+        "v1": 48, "v2": 18, "v3": 0.375, "v4": 6, "v5": 12,
     }  # fmt: skip
     tiles = Tiles(tile_m=512, tile_k=1024, tile_n=1024)
     assert RUNGS["v5"].buffers(MatmulProblem.of(1024, 1024, 1024, "int8"), tiles)[-1] == VmemBuffer(

@@ -126,7 +126,8 @@ def test_alignment_of_columns(letter: str, tile: int, legal: bool) -> None:
     sides = {"tile_m": 64, "tile_k": 300, "tile_n": 300} | {f"tile_{letter}": tile}
     found = alignment_violations(problem, Tiles(**sides))
     assert rules(found) == ([] if legal else ["tile-alignment"])
-    assert legal or f"use tile_{letter}=128" in str(found[0])
+    # 128 and 256 are aligned, but neither divides 300.
+    assert legal or f"use tile_{letter}=300" in str(found[0])
 
 
 @given(sizes(600), sizes(600), DTYPES)

@@ -7,7 +7,7 @@ import itertools
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem
 from systolic.tiling.buffers import matmul_buffers, total_bytes
-from systolic.tiling.legality import LANES, violations
+from systolic.tiling.legality import LANES, alignment, legal_sides, violations
 from systolic.tiling.tiles import Tiles
 from systolic.tiling.traffic import hbm_bytes
 
@@ -31,17 +31,19 @@ def modelled_s(problem: MatmulProblem, tiles: Tiles, chip: Chip) -> float:
 def candidates(problem: MatmulProblem, chip: Chip, *, accumulator: bool = False) -> list[Tiles]:
     """Legal tiles whose buffers fit the VMEM that a kernel gets by default, best modelled time first.
 
-    Each side is a power of two from 128 to 2048 that divides the matrix, or all of it.
+    Each side divides the matrix and is aligned, from 128 to 2048; all of the matrix where nothing else is legal.
     """
 
-    def sides(size: int) -> list[int]:
-        powers = itertools.takewhile(lambda side: side <= min(size, _LARGEST_TILE), (LANES << i for i in range(32)))
-        return sorted({side for side in powers if size % side == 0} | ({size} if size <= _LARGEST_TILE else set()))
-
+    sides = {letter: _sides(getattr(problem, letter), multiple) for letter, multiple in alignment(problem).items()}
     found = []
-    for tile_m, tile_k, tile_n in itertools.product(sides(problem.m), sides(problem.k), sides(problem.n)):
+    for tile_m, tile_k, tile_n in itertools.product(sides["m"], sides["k"], sides["n"]):
         tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
         buffers = matmul_buffers(problem, tiles, accumulator=accumulator)
         if not violations(problem, tiles, chip) and total_bytes(buffers) <= chip.scoped_vmem_bytes:
             found.append(tiles)
     return sorted(found, key=lambda tiles: (modelled_s(problem, tiles, chip), tiles))
+
+
+def _sides(size: int, multiple: int) -> list[int]:
+    legal = legal_sides(size, multiple)
+    return [side for side in legal if min(size, LANES) <= side <= _LARGEST_TILE] or legal[-1:]

@@ -79,9 +79,8 @@ def size_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
     return found
 
 
-def alignment_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
-    """Block dimensions that are neither the whole dimension nor a multiple of the register tile."""
-    sizes = {"m": problem.m, "k": problem.k, "n": problem.n}
+def alignment(problem: MatmulProblem) -> dict[str, int]:
+    """Of what a tile along m, k and n has to be a multiple, unless it is the whole dimension."""
     multiples = {"m": 1, "k": 1, "n": 1}
     for rows, columns, dtype in (
         ("m", "k", problem.dtype_lhs),
@@ -90,11 +89,21 @@ def alignment_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation
     ):
         multiples[rows] = max(multiples[rows], sublane_multiple(dtype))
         multiples[columns] = max(multiples[columns], LANES)
+    return multiples
+
+
+def legal_sides(size: int, multiple: int) -> list[int]:
+    """Tile sizes that cut a dimension of `size` evenly and aligned, smallest first; the last is all of it."""
+    return [side for side in range(multiple, size, multiple) if size % side == 0] + [size]
+
+
+def alignment_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
+    """Block dimensions that are neither the whole dimension nor a multiple of the register tile."""
     found = []
-    for letter, multiple in multiples.items():
-        tile = getattr(tiles, f"tile_{letter}")
-        if tile != sizes[letter] and tile % multiple:
-            nearest = max(multiple, round(tile / multiple) * multiple)
+    for letter, multiple in alignment(problem).items():
+        size, tile = getattr(problem, letter), getattr(tiles, f"tile_{letter}")
+        if tile != size and tile % multiple:
+            nearest = min(legal_sides(size, multiple), key=lambda side: abs(side - tile))
             found.append(
                 Violation(
                     rule="tile-alignment",
