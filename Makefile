@@ -1,5 +1,5 @@
 # Everything here works in a fresh clone: the first target that needs the environment makes it.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
