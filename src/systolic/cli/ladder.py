@@ -161,11 +161,9 @@ def _show(rows: Sequence[LadderRow], summary: dict[str, Any]) -> None:
     out = console()
     found = versions()
     reasons = {row.reason for row in rows}
-    if len(reasons) == 1 and not summary["ok"] and not summary["wrong"] and len(rows) > 1:
-        click.echo(f"{rows[0].status} for every rung and size: {reasons.pop()}")
-        return
-    if len(rows) == 1 and not summary["ok"]:
-        click.echo(f"{rows[0].rung} {rows[0].m}³ {rows[0].status}: {rows[0].reason}")
+    if not summary["ok"] and not summary["wrong"] and len(reasons) == 1:
+        what = f"{rows[0].rung} at {rows[0].m}³" if len(rows) == 1 else "every rung and size"
+        click.echo(f"{what} is {rows[0].status}: {reasons.pop()}")
         return
     names = ", ".join(dict.fromkeys(row.chip for row in rows))
     out.print(
@@ -185,7 +183,8 @@ def _verdict(summary: dict[str, Any]) -> str:
     parts = [f"{summary[status]} {status}" for status in ("ok", "illegal", "refused", "wrong") if summary[status]]
     verdict = f"{summary['rows']} rows: {', '.join(parts)}"
     if summary["best_ratio_to_xla"]:
-        verdict += f"; best {summary['best_rung']} at {summary['best_size']}³: {summary['best_ratio_to_xla']:.2f} × XLA's speed"
+        best = f"{summary['best_rung']} at {summary['best_size']}³"
+        verdict += f"; best {best}: {summary['best_ratio_to_xla']:.2f} × XLA's speed"
     return verdict
 
 
@@ -214,14 +213,15 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _findings(rows: Sequence[LadderRow]) -> list[str]:
-    """Why a row has no time, or how its tiles were found; the same text once."""
+    """Why a row has no time, or how its tiles were found; a text that several sizes share once."""
+    several = len({row.chip for row in rows}) > 1
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if row.reason:
-            grouped.setdefault((row.rung, row.status, _reason(row)), []).append(f"{row.m}³")
-    found = [""] if grouped else []
-    found += [f"{rung} {', '.join(sizes)} {status}: {reason}" for (rung, status, reason), sizes in grouped.items()]
-    return found
+            name = f"{row.chip} {row.rung}" if several else row.rung
+            grouped.setdefault((name, row.status, _reason(row)), []).append(f"{row.m}³")
+    found = [f"{name} {', '.join(sizes)} {status}: {reason}" for (name, status, reason), sizes in grouped.items()]
+    return ["", *found] if found else []
 
 
 def _reason(row: LadderRow) -> str:
@@ -235,24 +235,27 @@ def _reason(row: LadderRow) -> str:
 
 
 def _plot(rows: Sequence[LadderRow], folder: Path) -> list[Path]:
-    from systolic.report import plot_rates
+    from systolic.report import RatePoint, plot_rates
 
     made = []
     for chip, rung in dict.fromkeys((row.chip, row.rung) for row in rows):
-        shown = [row for row in rows if (row.chip, row.rung) == (chip, rung)]
-        peak = next((row.peak_tflops for row in rows if row.chip == chip and row.peak_tflops), None)
-        if peak is None:
+        of_chip = [row for row in rows if row.chip == chip]
+        shown = [row for row in of_chip if row.rung == rung]
+        peak = shown[0].peak_tflops
+        if peak is None:  # the chip does not multiply this dtype
             continue
-        # XLA's rate at every size of this chip, also where this rung has none.
-        xla = {row.m: 2e-6 * row.m**3 / row.xla_time_us for row in rows if row.chip == chip and row.xla_time_us}
         dtype = shown[0].dtype
-        made.append(
-            plot_rates(
-                shown,
-                title=f"{rung} on {chip}, {dtype}, beside XLA",
+        try:
+            path = plot_rates(
+                [RatePoint(size=row.m, tflops=row.tflops, status=row.status) for row in shown],
+                folder / f"ladder_{rung}_{chip}_{dtype}.png",
+                title=f"{rung} on {chip}, {dtype}",
+                kernel=rung,
+                provenance="simulated",
                 peak_tflops=peak,
-                xla_tflops=xla,
-                path=folder / f"ladder_{rung}_{chip}_{dtype}.png",
+                xla_tflops={row.m: row.xla_tflops for row in of_chip if row.xla_tflops is not None},
             )
-        )
+        except OSError as error:
+            raise click.ClickException(f"cannot write into {folder}: {error.strerror}") from error
+        made.append(path)
     return made

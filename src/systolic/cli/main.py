@@ -49,9 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = cli.main(
             args=None if arguments is None else list(arguments), prog_name="systolic", standalone_mode=False
         )
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "systolic"
+        click.echo(f"{command}: {error.format_message()} (see {command} --help)", err=True)
+        return 2
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        click.echo(f"systolic: {error.format_message()}", err=True)
+        return 2
     except click.Abort:
         click.echo("stopped", err=True)
         return 130

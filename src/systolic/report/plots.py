@@ -1,114 +1,95 @@
-"""The ladder's plots: Tflop/s over size, one picture a rung."""
+"""The ladder's plots: Tflop/s over size, one picture a kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-
-class PlottedRow(Protocol):
-    """What a plot needs of a row of results."""
-
-    @property
-    def m(self) -> int: ...
-    @property
-    def k(self) -> int: ...
-    @property
-    def n(self) -> int: ...
-    @property
-    def chip(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def tflops(self) -> float | None: ...
-    @property
-    def xla_time_us(self) -> float | None: ...
-    @property
-    def provenance(self) -> str | None: ...
-
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _OURS, _XLA, _PEAK, _REFUSED = "#1f6feb", "#8b949e", "#2da44e", "#cf222e"
 
 
-def plot_rates(
-    rows: Sequence[PlottedRow], *, title: str, peak_tflops: float, xla_tflops: dict[int, float], path: Path
-) -> Path:
-    """Draws the rate of one kernel over the matrix size, XLA's beside it and the peak as a line.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatePoint:
+    """The rate of a square product; `tflops` is None where there is none, and `status` says why."""
+
+    size: int
+    tflops: float | None
+    status: str
+
+
+def draw_rates(
+    axes: Axes,
+    points: Sequence[RatePoint],
+    *,
+    kernel: str,
+    provenance: str,
+    peak_tflops: float,
+    xla_tflops: Mapping[int, float],
+) -> None:
+    """Draws rates over sizes into `axes`: the kernel's, XLA's beside it, the peak as a line, what has no rate marked.
 
     Args:
-      rows: square products of one kernel, chip and dtype. A row without a rate is marked at the bottom, by its status.
+      provenance: how the times are known: modelled, simulated or measured.
       peak_tflops: of the operands' dtype.
       xla_tflops: XLA's rate by size.
-      path: of the PNG; its folder is made. A picture that was there is replaced only when the new one is whole.
-
-    Returns:
-      `path`.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
-    sizes = [row.m for row in rows]
-    positions = {size: place for place, size in enumerate(sizes)}
-    timed = [row for row in rows if row.tflops is not None]
+    place = {point.size: index for index, point in enumerate(points)}
     axes.axhline(peak_tflops, color=_PEAK, linewidth=1.5, label=f"peak {peak_tflops:,.0f}")
-    known = [size for size in sizes if size in xla_tflops]
-    axes.plot([positions[s] for s in known], [xla_tflops[s] for s in known], "s--", color=_XLA, label="XLA jnp.matmul")
-    axes.plot(
-        [positions[row.m] for row in timed], [row.tflops for row in timed], "o-", color=_OURS, label=title.split(" ")[0]
-    )
-    for row in timed:
-        axes.annotate(
-            f"{row.tflops:.1f}",
-            (positions[row.m], row.tflops),
-            textcoords="offset points",
-            xytext=(0, 7),
-            ha="center",
-            fontsize=8,
-            color=_OURS,
-        )
-    missing = [row for row in rows if row.tflops is None]
+    known = [size for size in place if size in xla_tflops]
+    axes.plot([place[size] for size in known], [xla_tflops[size] for size in known], "s--", color=_XLA, label="XLA")
+    timed = [(place[point.size], point.tflops) for point in points if point.tflops is not None]
+    axes.plot([x for x, _ in timed], [y for _, y in timed], "o-", color=_OURS, label=kernel)
+    for x, y in timed:
+        axes.annotate(f"{y:.1f}", (x, y), textcoords="offset points", xytext=(0, -13), ha="center", fontsize=8)
+    missing = [point for point in points if point.tflops is None]
     if missing:
-        axes.plot(
-            [positions[row.m] for row in missing],
-            [0] * len(missing),
-            "x",
-            color=_REFUSED,
-            markersize=9,
-            markeredgewidth=2,
-            clip_on=False,
-            label="no time",
-        )
-        for row in missing:
-            axes.annotate(
-                row.status,
-                (positions[row.m], 0),
-                textcoords="offset points",
-                xytext=(0, 9),
-                ha="center",
-                fontsize=8,
-                color=_REFUSED,
-            )
-    axes.set_xticks(range(len(sizes)), [f"{size}³" for size in sizes])
-    axes.set_xlim(-0.5, len(sizes) - 0.5)
+        style = {"color": _REFUSED, "markersize": 9, "markeredgewidth": 2, "clip_on": False}
+        axes.plot([place[point.size] for point in missing], [0.0] * len(missing), "x", label="no time", **style)
+    for point in missing:
+        where = (place[point.size], 0.0)
+        axes.annotate(point.status, where, textcoords="offset points", xytext=(0, 9), ha="center", fontsize=8)
+    axes.set_xticks(range(len(points)), [f"{point.size}³" for point in points])
+    axes.set_xlim(-0.5, len(points) - 0.5)
     axes.set_ylim(0, peak_tflops * 1.12)
     axes.set_xlabel("matrix size m = k = n")
-    provenance = next((row.provenance for row in timed if row.provenance), "simulated")
     axes.set_ylabel(f"{provenance} Tflop/s")
-    axes.set_title(title, fontsize=11)
     axes.grid(axis="y", alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def plot_rates(
+    points: Sequence[RatePoint],
+    path: Path,
+    *,
+    title: str,
+    kernel: str,
+    provenance: str,
+    peak_tflops: float,
+    xla_tflops: Mapping[int, float],
+) -> Path:
+    """Writes the picture of `draw_rates` as a PNG to `path`, whose folder is made; returns `path`.
+
+    A picture that was there is replaced only when the new one is whole.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    draw_rates(axes, points, kernel=kernel, provenance=provenance, peak_tflops=peak_tflops, xla_tflops=xla_tflops)
+    axes.set_title(title, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:
         figure.savefig(partial, dpi=150, format="png")
         partial.replace(path)
     finally:
-        pyplot.close(figure)
         partial.unlink(missing_ok=True)
     return path

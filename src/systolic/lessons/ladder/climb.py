@@ -9,13 +9,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from systolic.bench.accuracy import check
+from systolic.bench.accuracy import Accuracy, ResultError, check
 from systolic.bench.comparison import abstract_operands, speed, xla_matmul
 from systolic.chips import Chip
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout, WorkerPool
 from systolic.lessons.ladder.row import Baseline, LadderRow
 from systolic.lessons.ladder.rung import Rung
-from systolic.lessons.ladder.sweep import Sweep
+from systolic.lessons.ladder.sweep import Sweep, no_candidates
 from systolic.measure import Measurement, submit_simulation
 from systolic.problem import MatmulProblem
 from systolic.simulator import SimulationError
@@ -61,24 +61,26 @@ def climb(
       done: told of each job that ended.
     """
     climbs = [_RungAtSize(request, rung, size) for rung in request.rungs for size in request.sizes]
+    multiplies = request.dtype in request.chip.dtypes
+    checks = sum(climb.to_check for climb in climbs)
     baselines: dict[int, Future[Measurement]] = {}
-    jobs = 0
-    if pool is not None:
+    if pool is None or not multiplies:
+        planned(checks)
+    else:
+        planned(checks + len(request.sizes) + sum(climb.jobs for climb in climbs))
         for size in request.sizes:
-            if any(climb.size == size and climb.compiles for climb in climbs):
-                problem = MatmulProblem.of(size, size, size, request.dtype)
-                label = f"xla {size}"
-                baselines[size] = submit_simulation(
-                    pool, xla_matmul(problem), abstract_operands(problem), request.chip, label=label
-                )
-                baselines[size].add_done_callback(lambda _, label=label: done(label))
+            problem = MatmulProblem.of(size, size, size, request.dtype)
+            label = f"xla {size}"
+            baselines[size] = submit_simulation(
+                pool, xla_matmul(problem), abstract_operands(problem), request.chip, label=label
+            )
+            baselines[size].add_done_callback(lambda _, label=label: done(label))
         for climb in climbs:
-            jobs += climb.submit(pool, done)
-    planned(jobs + len(baselines) + sum(climb.to_check for climb in climbs))
+            climb.submit(pool, done)
     for climb in climbs:  # while the workers compile
         climb.check(done)
     known = {size: _baseline(future) for size, future in baselines.items()}
-    return [climb.row(known.get(climb.size, Baseline(measurement=None, reason="no compiler"))) for climb in climbs]
+    return [climb.row(known.get(climb.size, Baseline(measurement=None))) for climb in climbs]
 
 
 def _baseline(future: Future[Measurement]) -> Baseline:
@@ -99,22 +101,24 @@ class _RungAtSize:
         self.tiles = rung.default_tiles(self.problem, request.splits)
         if request.tiles is not None and rung.takes_tiles:
             self.tiles = request.tiles
-        self.sweeping = bool(request.sweep_trials) and rung.sweeps and request.tiles is None
         self.violations = rung.violations(self.problem, self.tiles, request.chip)
         self.sweep: Sweep | None = None
-        if self.sweeping and not any(violation.rule == "dtype" for violation in self.violations):
-            self.sweep = Sweep.plan(rung, self.problem, request.chip, request.sweep_trials)
-            if self.sweep.tiles:
-                self.violations = []
+        multiplied = request.dtype in request.chip.dtypes
+        if request.sweep_trials and rung.sweeps and request.tiles is None and multiplied:
+            sweep = Sweep.plan(rung, self.problem, request.chip, request.sweep_trials)
+            self.sweep = sweep if sweep.tiles else None
+            self.violations = [] if sweep.tiles else [no_candidates(size, request.chip)]
         self.foregone = "" if self.violations or self.sweep else self._foregone()
         self.future: Future[Measurement] | None = None
-        self.accuracy: tuple[float, float] | None = None
+        self.accuracy: Accuracy | None = None
         self.error = ""
 
     @property
-    def compiles(self) -> bool:
-        """Whether there is something to ask the compiler."""
-        return not self.violations and not self.foregone
+    def jobs(self) -> int:
+        """How many programs the compiler is asked for."""
+        if self.violations or self.foregone:
+            return 0
+        return len(self.sweep.tiles) if self.sweep is not None else 1
 
     @property
     def to_check(self) -> bool:
@@ -133,18 +137,18 @@ class _RungAtSize:
             "not sent to the compiler, which takes minutes to say so of a step this long"
         )
 
-    def submit(self, pool: WorkerPool, done: Callable[[str], None]) -> int:
-        """Sends what has to be compiled; returns how many jobs that is."""
-        if not self.compiles:
-            return 0
+    def submit(self, pool: WorkerPool, done: Callable[[str], None]) -> None:
+        """Sends what has to be compiled."""
+        if not self.jobs:
+            return
         label = f"{self.rung.name} {self.size}"
         if self.sweep is not None:
-            return self.sweep.submit(pool, label, done)
+            self.sweep.submit(pool, label, done)
+            return
         self.future = submit_simulation(
             pool, self.multiply(self.tiles), abstract_operands(self.problem), self.request.chip, label=label
         )
         self.future.add_done_callback(lambda _: done(label))
-        return 1
 
     def multiply(self, tiles: Tiles, **options: object) -> Callable[..., object]:
         """The rung as a function of its operands alone."""
@@ -160,33 +164,54 @@ class _RungAtSize:
             self.tiles = self.sweep.winner() or self.tiles
         interpret = pltpu.InterpretParams(uninitialized_memory="nan")
         roundings = self.rung.output_roundings(self.problem, self.tiles)
-        result = check(self.multiply(self.tiles, interpret=interpret), self.problem, roundings)
-        self.accuracy = (result.max_abs_error, result.tolerance)
+        try:
+            self.accuracy = check(self.multiply(self.tiles, interpret=interpret), self.problem, roundings)
+        except ResultError as error:
+            self.error = str(error)
         done(f"{self.rung.name} {self.size} checked")
 
     def row(self, baseline: Baseline) -> LadderRow:
         """The finished row; waits for the compiler."""
-        row = self._blank()
+        row = self._beside(baseline)
         if self.violations:
             return dataclasses.replace(row, status="illegal", reason="; ".join(map(str, self.violations)))
         if self.foregone:
-            limit = self.request.chip.scoped_vmem_bytes
             needed = total_bytes(self.rung.buffers(self.problem, self.tiles))
             return dataclasses.replace(
-                row, status="refused", reason=self.foregone, vmem_requested_bytes=needed, vmem_available_bytes=limit
+                row,
+                status="refused",
+                reason=self.foregone,
+                vmem_requested_bytes=needed,
+                vmem_available_bytes=self.request.chip.scoped_vmem_bytes,
             )
+        if self.error:
+            return self._timed(dataclasses.replace(row, check="wrong", status="wrong", reason=self.error))
         if self.accuracy is not None:
-            error, tolerance = self.accuracy
-            right = error <= tolerance
+            error, tolerance = self.accuracy.max_abs_error, self.accuracy.tolerance
             row = dataclasses.replace(
                 row,
-                check="right" if right else "wrong",
+                check="right" if self.accuracy.ok else "wrong",
                 max_abs_error=error,
                 tolerance=tolerance,
-                status="ok" if right else "wrong",
-                reason="" if right else f"largest error {error:.3g}, where rounding explains {tolerance:.3g}",
+                status="ok" if self.accuracy.ok else "wrong",
+                reason="" if self.accuracy.ok else f"largest error {error:.3g}, rounding explains {tolerance:.3g}",
             )
-        return self._timed(row, baseline)
+        return self._timed(row)
+
+    def _beside(self, baseline: Baseline) -> LadderRow:
+        """The row as far as it is known without this rung: what there is to beat."""
+        row = self._blank()
+        xla, chip = baseline.measurement, self.request.chip
+        if row.dtype in chip.dtypes:
+            row = dataclasses.replace(row, peak_tflops=chip.peak_ops_per_s(row.dtype) / 1e12)
+        if xla is None or xla.run is None:
+            return row if not baseline.reason else dataclasses.replace(row, reason=f"no XLA time: {baseline.reason}")
+        return dataclasses.replace(
+            row,
+            xla_time_us=xla.time_us,
+            xla_prefetch_us=xla.run.prefetch_us,
+            xla_tflops=speed(self.problem, chip, xla.time_us).tflops,
+        )
 
     def _blank(self) -> LadderRow:
         problem, tiles = self.problem, self.tiles
@@ -210,12 +235,12 @@ class _RungAtSize:
             trials=self.sweep.trials() if self.sweep is not None else (),
         )
 
-    def _timed(self, row: LadderRow, baseline: Baseline) -> LadderRow:
+    def _timed(self, row: LadderRow) -> LadderRow:
         future = self.sweep.best() if self.sweep is not None else self.future
         if future is None:
-            return (
-                row if self.sweep is None else dataclasses.replace(row, status="refused", reason=self.sweep.verdict())
-            )
+            if self.sweep is None or not self.sweep.asked:
+                return row  # there is no compiler here
+            return dataclasses.replace(row, status="refused", reason=self.sweep.verdict())
         try:
             measurement = future.result()
         except CompilerRefusal as refusal:
@@ -233,29 +258,20 @@ class _RungAtSize:
         run = measurement.run
         assert run is not None
         rate = speed(self.problem, self.request.chip, measurement.time_us)
-        row = dataclasses.replace(
+        verdict = self.sweep.verdict() if self.sweep is not None and row.status == "ok" else ""
+        return dataclasses.replace(
             row,
+            reason=verdict or row.reason,
             time_us=measurement.time_us,
             provenance=measurement.provenance,
             tflops=rate.tflops,
             percent_of_peak=rate.percent_of_peak,
-            peak_tflops=self.request.chip.peak_ops_per_s(self.problem.dtype_lhs) / 1e12,
+            ratio_to_xla=row.xla_time_us / measurement.time_us if row.xla_time_us is not None else None,
             stall_share=run.stall_share,
             hbm_bytes=run.hbm_read_bytes + run.hbm_written_bytes,
             bundles=run.bundles,
             compile_s=measurement.compile_s,
             libtpu=measurement.libtpu_version,
-        )
-        if self.sweep is not None and row.status == "ok":
-            row = dataclasses.replace(row, reason=self.sweep.verdict())
-        xla = baseline.measurement
-        if xla is None or xla.run is None:
-            return dataclasses.replace(row, reason=row.reason or f"no XLA time: {baseline.reason}")
-        return dataclasses.replace(
-            row,
-            xla_time_us=xla.time_us,
-            xla_prefetch_us=xla.run.prefetch_us,
-            ratio_to_xla=xla.time_us / measurement.time_us,
         )
 
 

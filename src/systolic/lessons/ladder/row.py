@@ -50,6 +50,7 @@ class LadderRow:
     peak_tflops: float | None = None
     xla_time_us: float | None = None
     xla_prefetch_us: float | None = None
+    xla_tflops: float | None = None
     ratio_to_xla: float | None = None
     stall_share: float | None = None
     hbm_bytes: int | None = None

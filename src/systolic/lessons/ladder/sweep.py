@@ -15,7 +15,7 @@ from systolic.lessons.ladder.rung import Rung, clipped
 from systolic.measure import Measurement, submit_simulation
 from systolic.problem import MatmulProblem
 from systolic.simulator import SimulationError
-from systolic.tiling import Tiles, candidates, hbm_bytes, modelled_s
+from systolic.tiling import LANES, MIB, Tiles, Violation, candidates, hbm_bytes, modelled_s
 
 _FAILURES = (CompilerRefusal, CompilerCrash, CompilerTimeout, SimulationError)
 
@@ -29,6 +29,7 @@ class Sweep:
     chip: Chip
     tiles: tuple[Tiles, ...]
     futures: dict[Tiles, Future[Measurement]] = field(default_factory=dict)
+    asked: bool = False  # whether there was a compiler to ask
 
     @classmethod
     def plan(cls, rung: Rung, problem: MatmulProblem, chip: Chip, trials: int) -> Sweep:
@@ -44,15 +45,15 @@ class Sweep:
             chosen[-1:] = [usual]
         return cls(rung, problem, chip, tuple(chosen))
 
-    def submit(self, pool: WorkerPool, label: str, done: Callable[[str], None]) -> int:
-        """Sends every candidate to be compiled and simulated; returns how many there are."""
+    def submit(self, pool: WorkerPool, label: str, done: Callable[[str], None]) -> None:
+        """Sends every candidate to be compiled and simulated."""
+        self.asked = True
         for tiles in self.tiles:
             name = f"{label} {tiles}"
             multiply = functools.partial(self.rung.multiply, tiles=tiles, dtype_out=self.problem.dtype_out)
             future = submit_simulation(pool, multiply, abstract_operands(self.problem), self.chip, label=name)
             future.add_done_callback(lambda _, name=name: done(name))
             self.futures[tiles] = future
-        return len(self.tiles)
 
     def results(self) -> Mapping[Tiles, Measurement | Exception]:
         """What became of each candidate; waits for all."""
@@ -98,8 +99,6 @@ class Sweep:
         """Which tiles won, over what, and what made the difference."""
         ranking = self.ranking()
         if not ranking:
-            if not self.tiles:
-                return "no legal tiles fit the VMEM that a kernel gets"
             return f"all {len(self.tiles)} candidates were refused, {self.tiles[0]}: {self.trials()[0].reason}"
         refused = len(self.tiles) - len(ranking)
         text = f"{ranking[0][0]} won of {len(self.tiles)} simulated"
@@ -115,3 +114,13 @@ class Sweep:
         stalls = 100 * measurement.run.stall_share if measurement.run else 0.0
         megabytes = hbm_bytes(self.problem, tiles) / 1e6
         return f"{tiles.steps(self.problem)} steps, {megabytes:.0f} MB of HBM traffic, {stalls:.0f} % stalls"
+
+
+def no_candidates(size: int, chip: Chip) -> Violation:
+    """What is wrong where a sweep has nothing to try."""
+    return Violation(
+        rule="sweep",
+        value=f"no tiles cut {size} evenly, are aligned and fit",
+        limit=f"a side is a multiple of 128 that divides {size}, and there are {chip.scoped_vmem_bytes / MIB:.0f} MiB",
+        fix=f"pad to {-(-size // LANES) * LANES}",
+    )

@@ -1,0 +1,100 @@
+"""The house rules of docs and style that a machine can hold the code against."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "systolic"
+
+# Each room may import itself and any room before it.
+ROOMS = [
+    "problem",
+    "chips",
+    "tiling",
+    "kernels",
+    "ops",
+    "compiler",
+    "simulator",
+    "measure",
+    "tuning",
+    "bench",
+    "report",
+]
+ROOMS += ["lessons", "cli"]
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Modules that a file imports, also inside functions; a program's entry point is not the library's."""
+    entry = [node for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
+    skipped = {id(inner) for node in entry for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def faults(root: Path) -> list[str]:
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        text = path.read_text()
+        tree = ast.parse(text)
+        where = "/".join(parts)
+        for module in imported(tree):
+            if module.startswith("jax._src") and parts[-1] != "compat":
+                found.append(f"{where} imports {module}")
+            target = module.split(".")[1:2] if module.startswith("systolic.") else []
+            if target and target[0] in ROOMS and parts[0] in ROOMS and ROOMS.index(target[0]) > ROOMS.index(parts[0]):
+                found.append(f"{where} imports {module}, a room above it")
+        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
+        if parts[0] != "cli" and any(call.func.id == "print" for call in calls if isinstance(call.func, ast.Name)):
+            found.append(f"{where} prints")
+        if len(text.splitlines()) > 400:
+            found.append(f"{where} has {len(text.splitlines())} lines")
+        if parts[-1] in ("utils", "common", "helpers"):
+            found.append(f"{where} has a name that says nothing")
+    return found
+
+
+def test_house_rules() -> None:
+    assert faults(SOURCE) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("problem.py", "from systolic.tiling import Tiles", "a room above it"),
+        ("chips/x.py", "def f():\n    from systolic.cli import main", "a room above it"),
+        ("measure/x.py", "from systolic import bench", "a room above it"),
+        ("tiling/x.py", "import jax._src.core", "imports jax._src.core"),
+        ("tiling/compat.py", "import jax._src.core", ""),
+        ("bench/x.py", "print(1)", "prints"),
+        ("cli/x.py", "print(1)\nfrom systolic.problem import MatmulProblem", ""),
+        ("chips/utils.py", "", "says nothing"),
+        ("chips/long.py", "x = 1\n" * 401, "401 lines"),
+        ("lessons/x.py", "if __name__ == '__main__':\n    from systolic.cli import main", ""),
+    ],
+)
+def test_a_planted_fault_is_found(tmp_path: Path, name: str, text: str, fault: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    found = faults(tmp_path)
+    assert fault in found[0] if fault else found == []
+
+
+@pytest.mark.parametrize("module", ["systolic", "systolic.cli", "systolic.report"])
+def test_importing_starts_nothing(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('jax', 'libtpu', 'matplotlib') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
