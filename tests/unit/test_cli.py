@@ -1,0 +1,165 @@
+"""The command line: what it says, where it says it, and its exit codes. Nothing here needs the compiler."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import systolic.cli.ladder
+from systolic.cli import main
+from systolic.compiler import CompilerMissing
+
+Run = Callable[..., tuple[int, str, str]]
+
+MESSAGE = 'pip install "systolic[tpu]"'
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = main(arguments)
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise CompilerMissing
+
+    monkeypatch.setattr(systolic.cli.ladder, "check_available", missing)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("ladder", "--sizes", "0"), "'0' is no size"),
+        (("ladder", "--sizes", "512,5x"), "'5x' is no size"),
+        (("ladder", "--sizes", ""), "is no size"),
+        (("ladder", "--chip", "v9"), "'v9' is not known; known are v4, v5e, v5p, v6e, v7x"),
+        (("ladder", "--tiles", "1,2"), "'1,2' is no tile"),
+        (("ladder", "--tiles", "0,128,128"), "tile_m=0"),
+        (("ladder", "--dtype", "float16"), "float16"),
+        (("ladder", "v9"), "rung 'v9' is not known"),
+        (("ladder", "--splits", "0"), "--splits"),
+        (("lessons", "v9"), "lesson 'v9' is not known"),
+        (("chips", "v9"), "'v9' is not known"),
+        (("dance",), "dance"),
+        (("chips", "--json", "/proc/nothing/chips.json"), "cannot write /proc/nothing/chips.json"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_exit_code_2(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("v3", "--tiles", "100,100,100", "--sizes", "512"), "tile_m=100 is no multiple of 8"),
+        (("v3", "--sizes", "1000"), "the last 104 of m would be lost"),
+        (("v4", "--tiles", "1024,128,128", "--sizes", "512"), "tile_m=1024 is above m=512"),
+        (("v2", "--splits", "3", "--sizes", "512"), "512"),
+        (("all", "--dtype", "int8", "--chip", "v4", "--sizes", "512,1024"), "v4 has no matrix multiplication of int8"),
+        (("v5", "--sweep", "--sizes", "3000"), "pad to 3072"),
+    ],
+)
+@pytest.mark.usefixtures("without_compiler")
+def test_what_is_illegal_is_one_line_and_exit_code_1(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    code, out, _ = run("ladder", *arguments, "-q")
+    assert code == 1
+    assert said in out
+    assert "illegal" in out
+    assert len(out.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_without_libtpu_results_are_checked_and_the_way_out_is_named(run: Run) -> None:
+    code, out, err = run("ladder", "v3", "v5", "--sizes", "256", "--json", "-", "-q")
+    assert code == 1
+    assert MESSAGE in err
+    rows = json.loads(out)["rows"]
+    assert [(row["rung"], row["check"], row["status"], row["time_us"]) for row in rows] == [
+        ("v3", "right", "ok", None),
+        ("v5", "right", "ok", None),
+    ]
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_json_holds_what_was_promised(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "ladder.json"
+    run("ladder", "v1", "--sizes", "128,100", "--dtype", "int8", "--json", str(target), "-q")
+    document = json.loads(target.read_text())
+    assert set(document) == {"command", "versions", "rows", "summary"}
+    assert document["command"] == "ladder"
+    assert {"jax", "libtpu", "systolic", "python"} <= set(document["versions"])
+    keys = "rung chip m k n dtype tile_m tile_k tile_n status reason time_us provenance tflops percent_of_peak"
+    keys += " xla_time_us ratio_to_xla max_abs_error tolerance jax libtpu"
+    for row in document["rows"]:
+        assert set(keys.split()) <= set(row)
+    assert document["summary"]["rows"] == 2
+    assert [path.name for path in target.parent.iterdir()] == ["ladder.json"]
+
+
+def test_a_json_file_that_cannot_be_written_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    code, _, err = run("chips", "--json", str(tmp_path / "taken"))
+    assert code == 2
+    assert "cannot write" in err
+    assert [path.name for path in tmp_path.rglob("*")] == ["taken"]
+
+
+def test_chips_shows_every_number_with_its_source(run: Run) -> None:
+    code, out, _ = run("chips", "v5e", "v7x")
+    assert code == 0
+    for words in ("TPU v5 lite", "819", "machine.dma_latency_cycles", "Google Cloud", "TPU7x", "(as bfloat16)"):
+        assert words in out
+
+
+def test_chips_as_json(run: Run) -> None:
+    code, out, _ = run("chips", "--json", "-")
+    document = json.loads(out)
+    assert code == 0
+    assert [row["name"] for row in document["rows"]] == ["v4", "v5e", "v5p", "v6e", "v7x"]
+    for row in document["rows"]:
+        assert set(row["machine"]) <= {name.removeprefix("machine.") for name in row["sources"]}
+
+
+def test_lessons_are_listed_and_run(run: Run) -> None:
+    code, out, _ = run("lessons")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["block_matmul", "first_matmul", "roofline"]
+    code, out, _ = run("lessons", "roofline", "-q")
+    assert code == 0
+    assert "2,147,483,648" in out
+    code, out, _ = run("lessons", "roofline", "--json", "-", "-q")
+    assert json.loads(out)["summary"] == {"roofline": True}
+
+
+@pytest.mark.parametrize("command", [(), ("ladder",), ("lessons",), ("chips",)])
+def test_help_has_an_example(run: Run, command: tuple[str, ...]) -> None:
+    code, out, _ = run(*command, "--help")
+    assert code == 0
+    assert "Example" in out
+    assert "  systolic " in out
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "systolic", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("systolic, version 0.")
+
+
+def test_a_rung_runs_by_itself() -> None:
+    arguments = [sys.executable, "-m", "systolic.lessons.ladder.v3_block", "--sizes", "1000", "-q"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout.startswith("v3 at 1000³ is illegal")
