@@ -124,7 +124,8 @@ class BundleCode:
                 self.variables.add("_")
                 stores.append(("_", f"store({address(place, self.names)}, {value})", instruction))
         elif base == "sld":
-            assert dest is not None
+            if dest is None:
+                raise SimulationError(f"a load into no register: {instruction.text}")
             slot = spill_slot(operands[0])
             if slot is not None:
                 self.variables.add(slot)
@@ -155,7 +156,8 @@ class BundleCode:
     def _queued(self, instruction: Instruction, assigns: list[_Assign]) -> None:
         """Division and what the vector side pushes: results are fetched by a later instruction."""
         dest = self._dest(instruction)
-        assert dest is not None
+        if dest is None:
+            raise SimulationError(f"a result in no register: {instruction.text}")
         if instruction.opcode == "sdivrem.u32":
             a, b = (self._operand(text) for text in instruction.operands)
             results = {"kRem": f"[{a} % {b}]", "kQuo": f"[{a} // {b}]", "kDiv": f"[{a} // {b}]"}.get(

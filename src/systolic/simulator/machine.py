@@ -45,6 +45,7 @@ class Machine:
       core: index of this core within its device; programs split their grid by it.
       initial: value of a word of scalar memory that the program reads but never wrote; None: not known.
       call: starts a called program; (time, name) → its progress.
+      max_rounds: of loops, all together, after which the program is taken to have been misread.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Machine:
         core: int,
         initial: Callable[[int], int | None],
         call: Callable[[int, str], Progress],
+        max_rounds: int,
     ) -> None:
         self._program = translation.name
         self._copies = copies
@@ -65,6 +67,7 @@ class Machine:
         self._core = core
         self._initial = initial
         self._translation = translation
+        self.max_rounds = max_rounds
         self.segment = units.advance
         self.call = call
         self.waits_for = ""  # what the program can't go on without, for the message of a deadlock
@@ -80,6 +83,16 @@ class Machine:
         except TypeError as error:
             # Values that only the vector side or an argument knows are None in the translation.
             raise SimulationError(f"{self._program}: control flow depends on a value that is not known") from error
+        except (ArithmeticError, LookupError, ValueError) as error:
+            raise SimulationError(f"{self._program}: scalar code that cannot be executed: {error}") from error
+
+    def too_long(self) -> None:
+        """Ends a program that goes round and round.
+
+        Raises:
+          SimulationError: always.
+        """
+        raise SimulationError(f"{self._program}: loops went round more than {self.max_rounds:,} times")
 
     def start(self, time: int, flag: int, granules: int, hbm_reads: int, hbm_writes: int) -> int:
         """See `CopyEngine.start`."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from systolic.chips import Chip, MachineModel
+from systolic.simulator.blocks import split_blocks
 from systolic.simulator.copies import CopyEngine
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.listing import Program, parse_listing
@@ -13,6 +14,7 @@ from systolic.simulator.machine import Machine, Mailboxes, Progress, run_togethe
 from systolic.simulator.matrix import MatrixUnits
 from systolic.simulator.scalar import static_allocation
 from systolic.simulator.translate import Translation, translate
+from systolic.simulator.verify import check_registers
 
 TOP_LEVEL = "TLP"
 
@@ -100,12 +102,19 @@ class SimulatedRun:
         return sum(core.hbm_written_bytes for core in self.cores)
 
 
-def simulate_listings(listings: Mapping[str, str], chip: Chip, *, remember: bool = True) -> SimulatedRun:
+# A product of 16384³ in tiles of 128³ goes two million times round its loop.
+MAX_ROUNDS = 50_000_000
+
+
+def simulate_listings(
+    listings: Mapping[str, str], chip: Chip, *, remember: bool = True, max_rounds: int = MAX_ROUNDS
+) -> SimulatedRun:
     """Executes the control flow of compiled listings on the chip's model.
 
     Args:
       listings: text of the final bundles of the top-level program, under "TLP", and of every operation it calls.
       remember: look repeated rounds up instead of working them out anew; see `MatrixUnits`.
+      max_rounds: of a program's loops, after which it is taken to have been misread.
 
     Raises:
       SimulationError: a listing holds something that is not understood.
@@ -114,11 +123,13 @@ def simulate_listings(listings: Mapping[str, str], chip: Chip, *, remember: bool
     if TOP_LEVEL not in listings:
         raise SimulationError(f"no top-level program among the listings: {', '.join(listings) or 'none'}")
     programs = {name: parse_listing(name, text) for name, text in listings.items()}
+    for program in programs.values():
+        check_registers(program, split_blocks(program, chip.machine.branch_delay_slots))
     shared = chip.cores_per_device > 1
     translations = {name: translate(program, chip.machine, shared=shared) for name, program in programs.items()}
     must_be_one = run_flags(programs[TOP_LEVEL], translations[TOP_LEVEL])
-    runs = _run_device(translations, must_be_one, chip, warm=True, remember=remember)
-    cold = _run_device(translations, must_be_one, chip, warm=False, remember=remember)
+    runs = _run_device(translations, must_be_one, chip, warm=True, remember=remember, max_rounds=max_rounds)
+    cold = _run_device(translations, must_be_one, chip, warm=False, remember=remember, max_rounds=max_rounds)
     return SimulatedRun(
         chip=chip.name,
         clock_hz=chip.machine.clock_hz,
@@ -157,11 +168,12 @@ def _run_device(
     *,
     warm: bool,
     remember: bool,
+    max_rounds: int,
 ) -> tuple[CoreRun, ...]:
     copies = CopyEngine(chip.machine, chip.cores_per_device)
     mailboxes = Mailboxes(chip.cores_per_device)
     cores = [
-        _Core(translations, chip.machine, copies, mailboxes, core, remember=remember)
+        _Core(translations, chip.machine, copies, mailboxes, core, remember=remember, max_rounds=max_rounds)
         for core in range(chip.cores_per_device)
     ]
 
@@ -184,11 +196,13 @@ class _Core:
         core: int,
         *,
         remember: bool,
+        max_rounds: int,
     ) -> None:
         self._translations = translations
         self._copies = copies
         self._mailboxes = mailboxes
         self._core = core
+        self._max_rounds = max_rounds
         self._units = {
             name: MatrixUnits(machine, program.segments, remember=remember) for name, program in translations.items()
         }
@@ -210,6 +224,7 @@ class _Core:
             core=self._core,
             initial=initial,
             call=self._call,
+            max_rounds=self._max_rounds,
         )
         self._current.append(machine)
         end = yield from machine.run(time)

@@ -7,6 +7,7 @@ vector side knows is `None`: to compute with it fails, which is reported as a de
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable
 
 from systolic.simulator.copies import FLAG_BITS
@@ -16,6 +17,7 @@ from systolic.simulator.listing import Instruction, Program
 MASK = 0xFFFFFFFF
 _REGISTER = re.compile(r"(!?)%\w+_((?:s|p|v|vm)\d+)$", re.ASCII)
 _NUMBER = re.compile(r"-?\d+$|0x[0-9a-f]+$", re.ASCII)
+_FLOAT = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?$", re.ASCII)
 _ALLOCATION = re.compile(r"\[?#(\w+)(?: \+ \$(0x[0-9a-f]+))?\]?$", re.ASCII)
 
 # Distance between the made-up addresses of two allocations. Only that they do not overlap matters: scalar memory and
@@ -74,11 +76,14 @@ def flag_names(program: Program) -> frozenset[str]:
 def operand(text: str, names: Names) -> str:
     """A register, a number or an allocation's address as Python."""
     text = text.rsplit("] ", 1)[-1] if text.startswith("[resolvable") else text
+    text = text.split(" [#")[0]  # what follows in brackets is an annotation
     register = _REGISTER.match(text)
     if register:
         return f"not {register.group(2)}" if register.group(1) else register.group(2)
     if _NUMBER.match(text):
         return str(int(text, 0) & MASK)
+    if _FLOAT.match(text):
+        return str(int.from_bytes(struct.pack("<f", float(text)), "little"))
     allocation = _ALLOCATION.match(text)
     if allocation:
         return str(names.address(allocation.group(1), int(allocation.group(2) or "0", 16)))
@@ -152,7 +157,7 @@ def expression(instruction: Instruction, names: Names) -> str | None:
     opcode, operands = instruction.opcode, instruction.operands
     base = opcode.split(".")[0]
     if base == "scalar_lea":
-        a, b = (operand(text, names) for text in operands[:2])  # what follows in brackets is an annotation
+        a, b = (operand(text, names) for text in operands[:2])
         return f"({a} + {b}) & {MASK}"
     if base == "int_to_ptr":
         return operand(operands[0], names)

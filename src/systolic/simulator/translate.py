@@ -54,7 +54,7 @@ class _Translator:
         self.segments: list[Segment] = []
 
     def translate(self) -> Translation:
-        bodies = [self._block(block) for block in self.blocks]
+        bodies = [self._block(number, block) for number, block in enumerate(self.blocks)]
         registers = " = ".join(sorted(self.code.variables))
         lines = [
             "def run(t, machine):",
@@ -62,7 +62,8 @@ class _Translator:
             "    seg, load, store, call = machine.segment, machine.load, machine.store, machine.call",
             "    send, receive, signal = machine.send, machine.receive, machine.signal",
             *([f"    {registers} = None"] if registers else []),
-            "    block = 0",
+            "    limit, too_long = machine.max_rounds, machine.too_long",
+            "    block = rounds = 0",
             "    if block:",  # never: a program that yields nowhere has to be a generator too
             "        yield t",
             "    while True:",
@@ -82,7 +83,7 @@ class _Translator:
 
     # ---- one block ----
 
-    def _block(self, block: Block) -> list[str]:
+    def _block(self, number: int, block: Block) -> list[str]:
         code: list[str] = []
         gathered = _Gathered()
         last_start = 0
@@ -101,18 +102,23 @@ class _Translator:
                 raise SimulationError(f"{self.program.name}, line {bundle.line}: {error}") from error
         length = block.last - block.first + block.last_cycles
         self._close(gathered, length - last_start, code)
-        return code + self._leave(block)
+        return code + self._leave(number, block)
 
-    def _leave(self, block: Block) -> list[str]:
-        def to(number: int | None) -> str:
-            return "return t" if number is None else f"block = {number}"
+    def _leave(self, number: int, block: Block) -> list[str]:
+        def to(target: int | None) -> list[str]:
+            if target is None:
+                return ["return t"]
+            # A program that was misread may go round for ever.
+            guard = ["rounds += 1", "if rounds > limit:", "    too_long()"] if target <= number else []
+            return [*guard, f"block = {target}"]
 
         if block.branch is None:
-            return [to(block.following)]
+            return to(block.following)
         instruction = next(i for i in self.program.bundles[block.branch].instructions if i.opcode == "sbr.rel")
         if instruction.predicate is None:
-            return [to(block.taken)]
-        return ["if jump:", f"    {to(block.taken)}", "else:", f"    {to(block.following)}"]
+            return to(block.taken)
+        taken, following = ([f"    {line}" for line in to(target)] for target in (block.taken, block.following))
+        return ["if jump:", *taken, "else:", *following]
 
     def _close(self, gathered: _Gathered, cycles: int, code: list[str]) -> None:
         """Lets the time of the straight code since the last event pass."""
