@@ -101,6 +101,7 @@ def test_ctrl_c_stops_everything(cache: Path) -> None:
     environment = {**os.environ, "SYSTOLIC_CACHE_DIR": str(cache / "other")}
     command = [sys.executable, "-m", "systolic", "ladder", "v1", "--dtype", "float32", "--sizes", "2048", "--no-check"]
     process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    workers: list[int] = []
     for _ in range(300):
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         workers = [

@@ -53,8 +53,8 @@ def effect(instruction: Instruction, read_memory: frozenset[str] | None) -> Effe
     reads = [*_REGISTER.findall(text), *(f"x{name}" for name in _NAMED.findall(text))]
     writes = None
     root = opcode.startswith(("dma.", "vsync", "vwait")) or opcode in ("sbr.rel", "inlined_call")
-    if opcode == "vpush.ccrf" or opcode == "vpop.ccrf":
-        root = True
+    if opcode in ("vpush.ccrf", "vpop.ccrf", "spop.drf"):
+        root = True  # each takes its turn in a queue
     if instruction.dest is not None:
         writes = physical(instruction.dest) if "_" in instruction.dest else f"x{instruction.dest}"
     if base in ("sld", "sst"):

@@ -28,7 +28,7 @@ def copy_ends(program: Program, instruction: Instruction) -> CopyEnds:
       SimulationError: an opcode or an address whose space cannot be told.
     """
     named = _DIRECTION.match(instruction.opcode)
-    if named:
+    if named and set(named.groups()) <= {*_SPACES, "host_iova"}:
         return CopyEnds(*named.groups())
     if instruction.opcode != "dma.general":
         raise SimulationError(f"not understood: {instruction.text}")

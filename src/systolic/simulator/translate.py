@@ -100,6 +100,9 @@ class _Translator:
                 code += self.code.rest(bundle)
             except SimulationError as error:
                 raise SimulationError(f"{self.program.name}, line {bundle.line}: {error}") from error
+            except (LookupError, ValueError) as error:  # fewer operands, or others, than the opcode has
+                text = "  ;;  ".join(instruction.text for instruction in bundle.instructions)
+                raise SimulationError(f"{self.program.name}, line {bundle.line}: not understood: {text}") from error
         length = block.last - block.first + block.last_cycles
         self._close(gathered, length - last_start, code)
         return code + self._leave(number, block)

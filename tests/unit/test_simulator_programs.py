@@ -1,0 +1,380 @@
+"""Control flow, copies, matrix units, cores and the top-level program, on listings small enough to count by hand."""
+
+from __future__ import annotations
+
+import pytest
+from simulator_listings import V5E, listing, simulate, value
+
+from systolic.chips import chip
+from systolic.simulator import DeadlockError, SimulationError, simulate_listings
+from systolic.simulator.blocks import split_blocks
+from systolic.simulator.listing import parse_listing
+from systolic.simulator.verify import check_registers
+
+BYTES_PER_CYCLE = V5E.machine.hbm_bytes_per_s / V5E.machine.clock_hz
+LATENCY = V5E.machine.dma_latency_cycles
+MATMUL = "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1"
+POP = "%v2_v2 = vpop.f32.mrf.mxu0"
+
+
+def loop(rounds: int, *body: str, slots: int = 4) -> tuple[str, ...]:
+    return (
+        "%s1_s1 = smov 0",
+        "LB|%s2_s1 = sphi %s1_s1, %s3_s1 /* Start region 5 */",
+        *body,
+        f"%s3_s1 = sadd.s32 1, %s2_s1  ;;  %p1_p1 = scmp.ge.s32.totalorder %s2_s1, {rounds - 1}",
+        "%9 = sbr.rel (!%p1_p1) target = $region5",
+        *["" for _ in range(slots - 1)],
+        "/* End region 5 */",
+    )
+
+
+# ---- control flow ----
+
+
+def test_a_bundle_is_a_cycle() -> None:
+    assert simulate("", "%s1_s1 = smov 1  ;;  %s2_s2 = smov 2", "").cycles == 3
+
+
+@pytest.mark.parametrize(("name", "slots"), [("v4", 1), ("v5e", 4), ("v7x", 6)])
+@pytest.mark.parametrize("rounds", [1, 2, 17])
+def test_a_loop_runs_its_delay_slots_each_round(name: str, slots: int, rounds: int) -> None:
+    run = simulate(*loop(rounds, "", slots=slots), chip_name=name)
+    assert run.cycles == 1 + rounds * (4 + slots)
+
+
+def test_a_delay_slot_runs_whether_the_branch_is_taken_or_not() -> None:
+    for taken in (0, 1):
+        code = (
+            f"%p1_p1 = scmp.eq.s32.totalorder 1, {taken}",
+            "%9 = sbr.rel (%p1_p1) target = $region7",
+            "%s1_s1 = smov 5",
+            "",
+            "",
+            "/* End region 6 */",
+            "%s2_s1 = smov 9",
+            "PF|%s4_s1 = sphi %s1_s1, %s2_s1 /* Start/End empty region 7 */",
+        )
+        assert value(*code, register="%s4_s1") == (5 if taken else 9)
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        ("", "%s2_s2 = smov 1 /* Start region 4 */"),  # one `{}` for six, ahead of a region
+        ("%s4_s4 = smov 1", "%s5_s5 = smov 1 /* End region 3 */", "", "%s2_s2 = smov 1"),  # behind one
+        ("%s4_s4 = smov 1", "", "%s2_s2 = smov 1"),
+        ("%s4_s4 = smov 1", "", "", "", "", "/* End region 3 */", "%s2_s2 = smov 1"),  # six, all printed
+    ],
+)
+def test_the_shadow_of_a_branch_is_six_cycles_on_v7x_however_it_is_printed(slots: tuple[str, ...]) -> None:
+    for taken in (0, 1):
+        run = simulate(
+            f"%p1_p1 = scmp.eq.s32.totalorder 1, {taken}",
+            "%9 = sbr.rel (%p1_p1) target = $region7",
+            *slots,
+            "PF|%s3_s3 = smov 0 /* Start/End empty region 7 */",
+            chip_name="v7x",
+        )
+        assert run.cycles == 2 + 6 + (0 if taken else 1) + 1
+
+
+def test_nested_loops() -> None:
+    inner = (
+        "%s11_s11 = smov 0",
+        "LB|%s12_s11 = sphi %s11_s11, %s13_s11 /* Start region 8 */",
+        "%s13_s11 = sadd.s32 1, %s12_s11  ;;  %p2_p2 = scmp.ge.s32.totalorder %s12_s11, 4",
+        "%8 = sbr.rel (!%p2_p2) target = $region8",
+        *["", "", ""],
+        "/* End region 8 */",
+    )
+    assert simulate(*loop(3, *inner)).cycles == 1 + 3 * (1 + 1 + 5 * 7 + 2 + 4)
+
+
+def test_a_region_that_begins_nowhere_is_the_end() -> None:
+    run = simulate("%9 = sbr.rel target = $region99", "", "", "", "", "%s1_s1 = smov 1")
+    assert run.cycles == 5
+
+
+def test_a_loop_without_end_is_an_error() -> None:
+    forever = loop(2, "%s9_s9 = smov 0")
+    text = listing(*forever).replace("scmp.ge.s32.totalorder %s2_s1, 1", "scmp.eq.s32.totalorder 1, 2")
+    with pytest.raises(SimulationError, match="more than 1,000 times"):
+        simulate_listings({"TLP": text}, V5E, max_rounds=1000)
+
+
+def test_a_call_takes_its_time_and_is_named() -> None:
+    called = {"fusion.3": ("", "", "", "")}
+    run = simulate(
+        "",
+        "%7 = inlined_call %s1_s1 /* %fusion.3 = fusion(%x) */",
+        "",
+        "%8 = inlined_call /* <late-finalization> */",
+        called=called,
+    )
+    (op,) = run.cores[0].ops
+    assert (op.name, op.begin_cycles, op.cycles) == ("fusion.3", 1, 4)
+    assert run.cycles == 4 + 4
+
+
+def test_a_call_of_what_is_not_there() -> None:
+    with pytest.raises(SimulationError, match=r"calls fusion\.3, of which there is no listing"):
+        simulate("%7 = inlined_call /* %fusion.3 = fusion(%x) */")
+    with pytest.raises(SimulationError, match="no top-level program"):
+        simulate_listings({"fusion": listing("")}, V5E)
+
+
+# ---- copies ----
+
+
+def fetch(granules: int, flag: str, opcode: str = "hbm_to_vmem") -> str:
+    return f"%7 = dma.{opcode} [thread:$0]  %s91_s91, {granules}, %s92_s92, [#allocation{flag}]"
+
+
+def wait(granules: int, flag: str) -> str:
+    return f"%8 = dma.done.wait [#allocation{flag}], {granules}"
+
+
+def test_a_copy_lands_after_its_bytes_and_a_latency() -> None:
+    granules = 1000
+    run = simulate(fetch(granules, "1"), wait(granules, "1"))
+    landed = -(-granules * 32 // BYTES_PER_CYCLE) + LATENCY
+    assert run.cycles == pytest.approx(landed + 1, abs=1)
+    assert run.cores[0].copy_stall_cycles == pytest.approx(landed - 1, abs=1)
+    assert (run.hbm_read_bytes, run.hbm_written_bytes, run.cores[0].copies) == (32000, 0, 1)
+
+
+def test_reads_and_writes_share_one_pipe_in_order() -> None:
+    alone = simulate(fetch(1000, "1"), wait(1000, "1")).cycles
+    second = simulate(fetch(1000, "2", "vmem_to_hbm"), fetch(1000, "1"), wait(1000, "1"))
+    assert second.cycles == pytest.approx(alone + 1000 * 32 / BYTES_PER_CYCLE, abs=2)
+    assert (second.hbm_read_bytes, second.hbm_written_bytes) == (32000, 32000)
+
+
+def test_a_wait_for_what_has_landed_costs_nothing() -> None:
+    run = simulate(fetch(10, "1"), *[""] * 2000, wait(10, "1"))
+    assert run.cycles == 2002
+    assert run.cores[0].copy_stall_cycles == 0
+
+
+def test_flags_count() -> None:
+    code = (fetch(10, "1"), fetch(20, "1"), wait(30, "1"), "%9 = vsyncadd [#allocation1], 4294967276", wait(10, "1"))
+    simulate(*code)
+    with pytest.raises(DeadlockError, match=r"TLP, line 9: .*dma\.done\.wait.*, 11"):
+        simulate(*code, wait(11, "1"))
+    simulate(*code, "%9 = vsyncpa [#allocation1], 11", wait(11, "1"))
+
+
+def test_copies_on_the_chip_do_not_use_the_pipe() -> None:
+    run = simulate(fetch(10**6, "1", "vmem_to_vmem"), wait(10**6, "1"))
+    assert run.hbm_read_bytes == run.hbm_written_bytes == 0
+    assert run.cycles == LATENCY + 1
+
+
+def test_the_direction_of_a_general_copy_follows_from_its_addresses() -> None:
+    def general(source: str, destination: str) -> tuple[int, int]:
+        run = simulate(
+            f"%s1_s1 = scalar_lea.{source} [#allocation8], 4  ;;  %s2_s2 = scalar_lea.{destination} [#allocation9], 0",
+            "%s3_s3 = sshll.u32 %s1_s1, 4  ;;  %s4_s4 = sshll.u32 %s2_s2, 4",
+            "%7 = dma.general %s3_s3, 10, %s4_s4, [#allocation1], 131072, [#allocation5], 0, 0",
+        )
+        return run.hbm_read_bytes, run.hbm_written_bytes
+
+    assert general("hbm", "vmem") == (320, 0)
+    assert general("vmem", "hbm") == (0, 320)
+
+
+# ---- matrix units ----
+
+
+def test_work_on_different_units_goes_on_at_once() -> None:
+    both = "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1  ;;  %8 = vmatmul.bf16.gmra.mxu1 %v1_v1"
+    run = simulate(both, "", "")
+    assert (run.cycles, run.cores[0].matrix_busy_cycles, run.cores[0].matrix_stall_cycles) == (3, 32, 0)
+
+
+def test_a_unit_that_is_behind_by_a_queue_stalls_the_core() -> None:
+    depth = V5E.machine.matmul_queue_depth
+    assert simulate(*[MATMUL] * depth).cores[0].matrix_stall_cycles == 0
+    run = simulate(*[MATMUL] * 100)
+    assert run.cores[0].matrix_busy_cycles == 1600
+    assert run.cycles == pytest.approx(1600, abs=16 * (depth + 1))
+
+
+def test_a_result_is_there_a_latency_after_its_work_began() -> None:
+    latency = V5E.machine.result_latency_cycles
+    assert simulate(MATMUL, POP).cycles == latency + 1
+    assert simulate(MATMUL, *[""] * latency, POP).cores[0].matrix_stall_cycles == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "opcode", "cycles", "pops"),
+    [
+        ("v5e", "bf16.gmra", 16, 2),
+        ("v5e", "f32.gmra", 8, 1),
+        ("v5e", "s8.gmra", 16, 4),
+        ("v6e", "mubr.bf16.gmra", 8, 4),
+        ("v6e", "mubr.s8.gmra", 8, 8),
+        ("v6e", "mubr.f32.gmra", 4, 2),
+    ],
+)
+def test_what_a_matmul_costs_and_gives(name: str, opcode: str, cycles: int, pops: int) -> None:
+    matmul = f"%7 = vmatmul.{opcode}.mxu0 %v1_v1"
+    run = simulate(matmul, *[POP] * pops, chip_name=name)
+    assert run.cores[0].matrix_busy_cycles == cycles
+    with pytest.raises(SimulationError, match="has none to give"):
+        simulate(matmul, *[POP] * (pops + 1), chip_name=name)
+
+
+def test_results_with_addresses() -> None:
+    latency = chip("v7x").machine.result_latency_cycles
+    matmul = "%7 = vmatmul.mubr.bf16.gmra.mrb[4].mxu1 %v1_v1"
+    assert simulate(matmul, "%v2_v2 = vpop.f32.mrb[7].mxu1", chip_name="v7x").cycles == latency + 1
+    assert simulate(matmul, "%v2_v2 = vpop.f32.mrb[8].mxu1", chip_name="v7x").cycles == 2
+
+
+def test_a_matmul_whose_predicate_does_not_hold_is_none() -> None:
+    code = ("%p1_p1 = scmp.eq.s32.totalorder 1, 2", "%7 = vmatmul.bf16.gmra.mxu0 (%p1_p1), %v1_v1", "")
+    assert simulate(*code).cores[0].matrix_busy_cycles == 0
+    assert simulate(code[0], code[1].replace("(%p1", "(!%p1"), "").cores[0].matrix_busy_cycles == 16
+
+
+def test_an_operand_type_without_a_rate() -> None:
+    with pytest.raises(SimulationError, match=r"TLP, line 4: .*no rate.*s4"):
+        simulate("%7 = vmatmul.s4.gmra.mxu0 %v1_v1")
+
+
+def test_looking_rounds_up_changes_nothing() -> None:
+    body = (
+        MATMUL,
+        MATMUL,
+        fetch(100, "1"),
+        MATMUL,
+        POP,
+        POP,
+        wait(100, "1"),
+        "%9 = vsyncadd [#allocation1], 4294967196",
+    )
+    listings = {"TLP": listing(*loop(50, *body, *[POP] * 4))}
+    assert simulate_listings(listings, V5E, remember=True) == simulate_listings(listings, V5E, remember=False)
+
+
+# ---- two cores ----
+
+CORE = "%s1_s1 = sld [smem:[#allocation0]] /* core id */"
+
+
+def test_cores_share_the_pipe_and_the_later_one_counts() -> None:
+    run = simulate(
+        CORE,
+        "%s2_s2 = sadd.s32 1, %s1_s1",
+        "%s3_s3 = smul.u32 1000, %s2_s2",
+        "%7 = dma.hbm_to_vmem %s91_s91, %s3_s3, %s92_s92, [#allocation1]",
+        "%8 = dma.done.wait [#allocation1], %s3_s3",
+        chip_name="v5p",
+    )
+    assert [core.hbm_read_bytes for core in run.cores] == [32000, 64000]
+    machine = chip("v5p").machine
+    pipe = 96000 / (machine.hbm_bytes_per_s / machine.clock_hz)
+    assert run.cycles == pytest.approx(pipe + machine.dma_latency_cycles, abs=100)
+    assert run.cycles == run.cores[1].cycles > run.cores[0].cycles
+
+
+def test_a_copy_for_both_cores_crosses_hbm_once() -> None:
+    both = (
+        CORE,
+        "%p1_p1 = scmp.eq.s32.totalorder %s1_s1, 0  ;;  %s2_s2 = scalar_lea.sflag [#allocation1], 0",
+        "%s3_s3 = sor.u32 24576, %s2_s2",
+        "%s4_s4 = sshll.u32 %s3_s3, 16",
+        "%s5_s5 = sor.u32 %s4_s4, %s2_s2",
+        "%7 = dma.hbm_to_vmem (%p1_p1), %s91_s91, 1000, %s92_s92, %s5_s5",
+        wait(1000, "1"),
+    )
+    run = simulate(*both, chip_name="v5p")
+    assert run.hbm_read_bytes == 32000
+    assert all(core.copy_stall_cycles > 0 for core in run.cores)
+
+
+def test_a_barrier_waits_for_the_other_core() -> None:
+    run = simulate(
+        CORE,
+        "%p1_p1 = scmp.eq.s32.totalorder %s1_s1, 0",
+        "%9 = sbr.rel (%p1_p1) target = $region7",
+        *["", "", ""],
+        "/* End region 6 */",
+        *[""] * 500,
+        "PF|%v1_v1 = vmov 77 /* Start/End empty region 7 */",
+        "%7 = vpush.ccrf %v1_v1",
+        "%v2_v2 = vpop.ccrf",
+        chip_name="v5p",
+    )
+    assert run.cores[0].cycles == pytest.approx(run.cores[1].cycles, abs=100)
+    assert run.cycles > 500
+
+
+def test_cores_that_wait_for_each_other_are_told() -> None:
+    with pytest.raises(DeadlockError, match=r"core 0: .*; core 1: .*vpop\.ccrf"):
+        simulate("%v2_v2 = vpop.ccrf", chip_name="v5p")
+
+
+# ---- the top-level program ----
+
+
+def test_a_prefetch_is_apart() -> None:
+    run = simulate(
+        "%s1_s1 = sld [smem:[#allocation2]]",
+        "%p1_p1 = scmp.ne.s32.totalorder %s1_s1, 1",
+        "%9 = sbr.rel (%p1_p1) target = $region4",  # not to run at all
+        *["", "", "", ""],
+        "%s2_s2 = sld [smem:[#allocation10]]",
+        "%p2_p2 = scmp.ne.s32.totalorder %s2_s2, 0",
+        "%s3_s3 = scalar_select %p2_p2, 0, 1000  ;;  %s4_s4 = scalar_select %p2_p2, 1000, 0",
+        "%5 = vsyncadd [#allocation9], %s4_s4",
+        "%7 = dma.hbm_to_vmem %s91_s91, %s3_s3, %s92_s92, [#allocation9]",
+        wait(1000, "9"),
+        "PF| /* Start/End empty region 4 */",
+    )
+    assert run.prefetch_cycles > LATENCY
+    assert run.hbm_read_bytes == 0
+    assert run.cycles == pytest.approx(14, abs=LATENCY)
+    assert run.time_us == pytest.approx(run.cycles / 1500)
+
+
+# ---- listings that are not whole ----
+
+
+def test_a_listing_that_is_not_whole() -> None:
+    text = listing("%s1_s1 = smov 1", "%s2_s2 = smov 2 /* a comment */", "")
+    lines = text.splitlines()
+    cases = {
+        "\n".join([*lines[:3], *lines[4:]]): "cut or doubled",
+        "\n".join([*lines[:4], *lines[3:]]): "cut or doubled",
+        text.replace("*/", ""): "comment does not end",
+        text.replace("/*", ""): "ends that has not begun",
+        text.replace("}", ""): "not a bundle",
+        text.replace("{ ", "{ ??? "): "no instruction",
+        "": "no bundles",
+        "hello": "not a bundle",
+    }
+    for broken, said in cases.items():
+        with pytest.raises(SimulationError, match=said):
+            simulate_listings({"TLP": broken}, V5E)
+
+
+def test_comments_nest_and_run_over_lines() -> None:
+    text = listing("%s1_s1 = smov 1 /* BoundsCheck for %4 = dma /*hbm=*/%s2\nhlo: copy\n */", "")
+    assert len(parse_listing("x", text).bundles) == 2
+
+
+def test_a_register_that_cannot_hold_the_value() -> None:
+    with pytest.raises(SimulationError, match=r"TLP, line 5: s9 is read from s1, which holds s1 here"):
+        simulate("%s1_s1 = smov 1", "%s2_s2 = sadd.s32 1, %s9_s1")
+
+
+def test_a_delay_slot_too_many_is_found_by_the_registers() -> None:
+    body = ("%s6_s6 = sadd.s32 1, %s5_s5",)
+    code = ("%s5_s5 = smov 0", *loop(3, *body, slots=3), "%s7_s5 = smov 1", "%s8_s8 = sadd.s32 1, %s7_s5")
+    program = parse_listing("x", listing(*code))
+    check_registers(program, split_blocks(program, 3))
+    with pytest.raises(SimulationError, match="s5 is read from s5, which holds s5 or s7 here"):
+        check_registers(program, split_blocks(program, 4))
