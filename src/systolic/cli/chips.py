@@ -10,7 +10,8 @@ import click
 
 from systolic.chips import CHIPS, Chip
 from systolic.chips import chip as chip_named
-from systolic.cli.output import console, table, write_json
+from systolic.cli.options import output_options
+from systolic.cli.output import check_target, console, note, table, write_json
 
 _COLUMNS = (
     "chip",
@@ -30,8 +31,8 @@ _COLUMNS = (
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--json", "json_file", metavar="FILE|-", help="Write everything as one JSON object.")
-def chips(names: tuple[str, ...], json_file: str | None) -> int:
+@output_options
+def chips(names: tuple[str, ...], json_file: str | None, quiet: bool) -> int:
     """Show the chips that systolic knows: per chip, per core, and where each number is from.
 
     \b
@@ -39,11 +40,13 @@ def chips(names: tuple[str, ...], json_file: str | None) -> int:
       systolic chips
       systolic chips v5e v7x --json chips.json
     """
-    chosen = [chip_named(name) for name in names] or list(CHIPS.values())
+    chosen = list({chip.name: chip for chip in map(chip_named, names)}.values()) or list(CHIPS.values())
+    check_target(json_file)
     if json_file is not None:
         write_json(json_file, "chips", [_record(chip) for chip in chosen], {"chips": len(chosen)})
         if json_file == "-":
             return 0
+        note(f"written {json_file}", quiet=quiet)
     out = console()
     out.print("Per chip, as published; int8 in brackets where it is computed as another dtype.\n")
     out.print(table(_COLUMNS, [_line(chip) for chip in chosen], left=("chip", "device kind")))

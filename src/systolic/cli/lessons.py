@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
 
 import click
 
 from systolic.cli.options import output_options
-from systolic.cli.output import console, note, table, write_json
+from systolic.cli.output import check_target, console, note, table, write_json
 from systolic.lessons import LESSONS, Lesson
 
 
@@ -25,9 +24,13 @@ def lessons(names: tuple[str, ...], json_file: str | None, quiet: bool) -> int:
       systolic lessons roofline
       systolic lessons all --json lessons.json
     """
+    check_target(json_file)
     if not names:
-        for name in LESSONS:
-            click.echo(f"{name:<14} systolic lessons {name}")
+        if json_file is not None:
+            write_json(json_file, "lessons", [{"lesson": name} for name in LESSONS], {"lessons": len(LESSONS)})
+        if json_file != "-":
+            for name in LESSONS:
+                click.echo(f"{name:<14} systolic lessons {name}")
         return 0
     unknown = [name for name in names if name not in LESSONS and name != "all"]
     if unknown:
@@ -56,7 +59,6 @@ def _show(lesson: Lesson) -> None:
         columns = list(dict.fromkeys(key for row in lesson.rows for key in row))
         cells = [[_cell(row.get(column)) for column in columns] for row in lesson.rows]
         out.print(table(columns, cells))
-    assert dataclasses.is_dataclass(lesson)
 
 
 def _cell(value: object) -> str:

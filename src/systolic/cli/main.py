@@ -16,8 +16,8 @@ from systolic.compiler import CompilerMissing
 from systolic.problem import ProblemError
 from systolic.tiling import TilesError
 
-# 0: fine. 1: the question was answered "no". 2: the call was wrong, or this machine lacks what it needs.
-_WRONG_CALL = (ProblemError, TilesError, UnknownChipError, UnsupportedDtypeError, CompilerMissing)
+# Exit codes. 0: fine. 1: the question was answered "no", or this machine lacks what it takes. 2: the call was wrong.
+_WRONG_CALL = (ProblemError, TilesError, UnknownChipError, UnsupportedDtypeError)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = cli.main(
             args=None if arguments is None else list(arguments), prog_name="systolic", standalone_mode=False
         )
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx is not None else "systolic"
         click.echo(f"{command}: {error.format_message()} (see {command} --help)", err=True)
@@ -62,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _WRONG_CALL as error:
         click.echo(f"systolic: {error}", err=True)
         return 2
+    except CompilerMissing as error:
+        click.echo(f"systolic: {error}", err=True)
+        return 1
     return code if isinstance(code, int) else 0
 
 

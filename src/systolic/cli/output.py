@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -44,29 +44,65 @@ def note(text: str, *, quiet: bool) -> None:
         click.echo(text, err=True)
 
 
+def check_target(target: str | None) -> None:
+    """Makes the folder of a JSON file before the work starts: an hour of it should not end in "cannot write".
+
+    Raises:
+      click.UsageError: the folder cannot be made, or is no place for the file.
+    """
+    if target is None or target == "-":
+        return
+    path = Path(target)
+    if path.is_dir():
+        raise click.UsageError(f"cannot write {target}: it is a folder")
+    make_folder(path.parent, target)
+
+
+def make_folder(folder: Path, target: str | Path) -> None:
+    """Makes the folder that `target` is to be written to.
+
+    Raises:
+      click.UsageError: it cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"cannot write {target}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise click.UsageError(f"cannot write {target}: no permission to write to {folder}")
+
+
 def write_json(target: str, command: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
     """Writes one JSON object: `command`, `versions`, `rows`, `summary`. A file appears whole or not at all.
 
+    JSON has no NaN and no infinity: they are written as null.
+
     Raises:
-      click.ClickException: the file cannot be written.
+      click.UsageError: the file cannot be written.
     """
     document = {"command": command, "versions": versions(), "rows": list(rows), "summary": dict(summary)}
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    text = json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
     if target == "-":
         click.echo(text, nl=False)
         return
     path = Path(target)
+    make_folder(path.parent, target)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-            Path(partial).replace(path)
-        finally:
-            Path(partial).unlink(missing_ok=True)
+        partial.write_text(text)
+        partial.replace(path)
     except OSError as error:
-        raise click.ClickException(f"cannot write {target}: {error.strerror}") from error
+        raise click.UsageError(f"cannot write {target}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> Table:
@@ -80,16 +116,21 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequen
 
 
 class Bar:
-    """A progress bar whose length becomes known later."""
+    """A progress bar whose length becomes known bit by bit; where no terminal shows it, one line for each bit."""
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: Progress | None, *, quiet: bool) -> None:
         self._progress = progress
-        self._task = progress.add_task("planning", total=None) if progress else None
+        self._quiet = quiet
+        self._jobs = 0
+        self._task = progress.add_task("starting", total=None) if progress else None
 
     def planned(self, jobs: int) -> None:
-        """How many jobs there are in all."""
+        """There are `jobs` more."""
+        self._jobs += jobs
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, total=jobs)
+            self._progress.update(self._task, total=self._jobs)
+        elif jobs:
+            note(f"{jobs} jobs", quiet=self._quiet)
 
     def done(self, label: str) -> None:
         """One of them has ended. Called from any thread."""
@@ -100,8 +141,8 @@ class Bar:
 @contextmanager
 def progress_bar(*, quiet: bool) -> Iterator[Bar]:
     """A bar on standard error, while the block runs."""
-    if quiet:
-        yield Bar(None)
+    if quiet or not sys.stderr.isatty():
+        yield Bar(None, quiet=quiet)
         return
     columns = (
         TextColumn("{task.description:<28}"),
@@ -112,4 +153,4 @@ def progress_bar(*, quiet: bool) -> Iterator[Bar]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield Bar(progress)
+        yield Bar(progress, quiet=quiet)

@@ -1,0 +1,223 @@
+"""The simulator on programs that the real compiler has just made."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from systolic.bench import abstract_operands, xla_matmul
+from systolic.chips import chip
+from systolic.compiler import ProgramCache, WorkerPool, submit_compilation
+from systolic.lessons.ladder import RUNGS
+from systolic.measure import target_of
+from systolic.problem import MatmulProblem
+from systolic.simulator import SimulatedRun, SimulationError, simulate_listings
+from systolic.simulator.blocks import split_blocks
+from systolic.simulator.listing import parse_listing
+from systolic.simulator.verify import check_registers
+from systolic.tiling import Tiles, hbm_bytes
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
+)
+
+CHIPS = ["v5e", "v5p", "v6e", "v7x"]
+Compile = Callable[[str, Callable[..., Any], tuple[Any, ...]], Mapping[str, str]]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compile]:
+    cache = ProgramCache(folder=tmp_path_factory.mktemp("programs"))
+    with WorkerPool() as pool:
+
+        def compile_for(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Mapping[str, str]:
+            return submit_compilation(pool, fn, args, target_of(chip(name)), cache=cache).result().listings
+
+        yield compile_for
+
+
+def product(rung: str, problem: MatmulProblem, tiles: Tiles) -> Callable[..., Any]:
+    if rung == "xla":
+        return xla_matmul(problem)
+    return functools.partial(RUNGS[rung].multiply, tiles=tiles, dtype_out=problem.dtype_out)
+
+
+def run(
+    compiled: Compile, name: str, rung: str, problem: MatmulProblem, tile: int = 128, **options: Any
+) -> SimulatedRun:
+    listings = compiled(name, product(rung, problem, Tiles.cube(tile)), abstract_operands(problem))
+    return simulate_listings(listings, chip(name), **options)
+
+
+def matrix_cycles(problem: MatmulProblem, name: str) -> float:
+    """Cycles that all matrix units together need, by arithmetic."""
+    kind = {"float32": "f32", "bfloat16": "bf16", "int8": "s8"}[problem.dtype_lhs]
+    machine = chip(name).machine
+    rate = machine.mxu_rows_per_cycle.get(kind) or machine.mxu_rows_per_cycle["bf16"]  # v7x converts int8
+    return problem.m * problem.k * problem.n / (machine.mxu_rows * machine.mxu_columns * rate)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", CHIPS)
+def test_the_work_of_the_matrix_units_is_the_arithmetic(compiled: Compile, name: str, dtype: str) -> None:
+    problem = MatmulProblem.of(512, 512, 512, dtype)
+    # Tiles no smaller than a matrix unit: a smaller one leaves part of it idle.
+    for rung in ("v3", "v5", "xla"):
+        done = run(compiled, name, rung, problem, tile=256)
+        busy = sum(core.matrix_busy_cycles for core in done.cores)
+        assert busy == matrix_cycles(problem, name)
+        assert done.cycles * done.matrix_units * len(done.cores) >= busy
+
+
+@pytest.mark.parametrize("rung", ["v3", "v5"])
+@pytest.mark.parametrize("name", CHIPS)
+def test_hbm_traffic_is_what_the_grid_says(compiled: Compile, name: str, rung: str) -> None:
+    problem = MatmulProblem.of(512, 512, 512, "bfloat16")
+    done = run(compiled, name, rung, problem)
+    moved = done.hbm_read_bytes + done.hbm_written_bytes
+    expected = hbm_bytes(problem, Tiles.cube(128))
+    if name == "v7x":  # XLA brings these small operands into VMEM first, once
+        assert problem.least_hbm_bytes <= moved <= expected
+    elif name == "v5p" and rung == "v5":  # the split starts each core anew: it may fetch a block again
+        assert expected <= moved <= 1.1 * expected
+    else:
+        assert moved == expected
+
+
+def test_cores_of_a_v5p_share_the_work(compiled: Compile) -> None:
+    problem = MatmulProblem.of(1024, 1024, 1024, "bfloat16")
+    first, second = run(compiled, "v5p", "v5", problem).cores
+    assert first.matrix_busy_cycles == second.matrix_busy_cycles > 0
+    assert first.hbm_written_bytes == second.hbm_written_bytes == problem.out_bytes // 2
+    alone, idle = run(compiled, "v5p", "v3", problem).cores
+    assert (alone.hbm_written_bytes, idle.matrix_busy_cycles) == (problem.out_bytes, 0)
+
+
+@pytest.mark.parametrize("size", [1024, 8192])
+def test_xla_on_both_cores_of_a_v5p(compiled: Compile, size: int) -> None:
+    problem = MatmulProblem.of(size, size, size, "bfloat16")
+    done = run(compiled, "v5p", "xla", problem)
+    assert sum(core.matrix_busy_cycles for core in done.cores) >= matrix_cycles(problem, "v5p")
+    assert sum(core.hbm_written_bytes for core in done.cores) == problem.out_bytes
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_xla_moves_no_less_than_it_must(compiled: Compile, name: str) -> None:
+    problem = MatmulProblem.of(1024, 1024, 1024, "float32")
+    done = run(compiled, name, "xla", problem)
+    prefetched = problem.lhs_bytes if done.prefetch_cycles else 0
+    assert done.hbm_read_bytes + done.hbm_written_bytes >= problem.least_hbm_bytes - prefetched
+    assert [op.name for op in done.cores[0].ops]
+
+
+@pytest.mark.parametrize("rung", ["v3", "xla"])
+@pytest.mark.parametrize("name", ["v5e", "v5p", "v7x"])
+def test_looking_rounds_up_changes_nothing(compiled: Compile, name: str, rung: str) -> None:
+    problem = MatmulProblem.of(1024, 1024, 1024, "float32")
+    assert run(compiled, name, rung, problem) == run(compiled, name, rung, problem, remember=False)
+
+
+def test_a_quarter_of_a_million_steps(compiled: Compile) -> None:
+    problem = MatmulProblem.of(8192, 8192, 8192, "float32")
+    done = run(compiled, "v5e", "v3", problem)
+    assert done.hbm_read_bytes + done.hbm_written_bytes == hbm_bytes(problem, Tiles.cube(128))
+
+
+def attention(q, k, v):
+    import jax
+    import jax.numpy as jnp
+
+    weights = jax.nn.softmax((q @ k.T).astype(jnp.float32), axis=-1)
+    return weights.astype(v.dtype) @ v
+
+
+def perceptron(x, first, second):
+    import jax
+
+    return jax.nn.gelu(x @ first) @ second
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_programs_of_many_operations(compiled: Compile, name: str) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    def array(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+    machine = chip(name).machine
+    for fn, args in (
+        (attention, (array(1024, 128),) * 3),
+        (perceptron, (array(512, 1024), array(1024, 4096), array(4096, 1024))),
+        (jnp.sort, (jax.ShapeDtypeStruct((1024,), jnp.float32),)),
+    ):
+        listings = compiled(name, fn, args)
+        for part, text in listings.items():
+            program = parse_listing(part, text)
+            check_registers(program, split_blocks(program, machine.branch_delay_slots))
+        assert simulate_listings(listings, chip(name)).cycles > 0
+
+
+def test_a_branch_shadow_misread_is_found(compiled: Compile) -> None:
+    problem = MatmulProblem.of(512, 512, 512, "bfloat16")
+    listings = compiled("v7x", product("v5", problem, Tiles.cube(128)), abstract_operands(problem))
+    (kernel,) = (text for part, text in listings.items() if part != "TLP")
+    program = parse_listing("kernel", kernel)
+    check_registers(program, split_blocks(program, 6))
+    with pytest.raises(SimulationError):
+        check_registers(program, split_blocks(program, 4))
+
+
+def test_the_same_in_another_process(compiled: Compile, tmp_path: Any) -> None:
+    problem = MatmulProblem.of(512, 512, 512, "bfloat16")
+    listings = compiled("v6e", product("v5", problem, Tiles.cube(128)), abstract_operands(problem))
+    for part, text in listings.items():
+        (tmp_path / part).write_text(text)
+    code = (
+        "import pathlib, sys; from systolic.chips import chip; from systolic.simulator import simulate_listings;"
+        "parts = {path.name: path.read_text() for path in pathlib.Path(sys.argv[1]).iterdir()};"
+        "print(simulate_listings(parts, chip('v6e')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(simulate_listings(listings, chip("v6e")))
+
+
+@pytest.fixture(scope="module")
+def small_listing(compiled: Compile) -> Mapping[str, str]:
+    problem = MatmulProblem.of(128, 256, 128, "bfloat16")
+    return compiled("v5e", product("v5", problem, Tiles.cube(128)), abstract_operands(problem))
+
+
+@settings(
+    max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_garbled_listing_is_an_error_or_a_result(small_listing: Mapping[str, str], data: st.DataObject) -> None:
+    part = data.draw(st.sampled_from(sorted(small_listing)))
+    lines = small_listing[part].split("\n")
+    at = data.draw(st.integers(0, len(lines) - 1))
+    kind = data.draw(st.sampled_from(["cut", "doubled", "dropped", "swapped", "flipped"]))
+    if kind == "cut":
+        lines = [*lines[:at], lines[at][: data.draw(st.integers(0, 60))]]
+    elif kind == "doubled":
+        lines.insert(at, lines[at])
+    elif kind == "dropped":
+        del lines[at]
+    elif kind == "swapped":
+        other = data.draw(st.integers(0, len(lines) - 1))
+        lines[at], lines[other] = lines[other], lines[at]
+    elif lines[at]:
+        place = data.draw(st.integers(0, len(lines[at]) - 1))
+        lines[at] = lines[at][:place] + data.draw(st.characters(codec="ascii")) + lines[at][place + 1 :]
+    garbled = {**small_listing, part: "\n".join(lines)}
+    with contextlib.suppress(SimulationError):
+        simulate_listings(garbled, chip("v5e"), max_rounds=1000)
