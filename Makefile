@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SIZES := 512,1024,2048,4096,8192
 
 .PHONY: setup demo test test-slow test-device lint types check clean help
 
@@ -17,8 +18,8 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP) ## the ladder on a v5e in float32 and bfloat16, beside XLA, with plots
-	$(BIN)/systolic ladder all --chip v5e --dtype float32 --sizes 512,1024,2048,4096,8192 --plot build/demo
-	$(BIN)/systolic ladder all --chip v5e --dtype bfloat16 --sizes 512,1024,2048,4096,8192 --plot build/demo
+	$(BIN)/systolic ladder all --chip v5e --dtype float32 --sizes $(SIZES) --sweep --plot build/demo
+	$(BIN)/systolic ladder all --chip v5e --dtype bfloat16 --sizes $(SIZES) --sweep --plot build/demo
 
 test: $(STAMP) ## all tests that need neither a device nor patience
 	$(BIN)/python -m pytest
