@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
 import systolic.cli.ladder
 from systolic.cli import main
+from systolic.cli.output import write_json
 from systolic.compiler import CompilerMissing
 
 Run = Callable[..., tuple[int, str, str]]
@@ -49,6 +52,11 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         (("ladder", "--dtype", "float16"), "float16"),
         (("ladder", "v9"), "rung 'v9' is not known"),
         (("ladder", "--splits", "0"), "--splits"),
+        (("ladder", "--sweep", "--tiles", "128,128,128"), "give one of the two"),
+        (("ladder", "v1", "v2", "--tiles", "128,128,128"), "v1, v2 takes none"),
+        (("ladder", "v3", "--sweep"), "v3 has no tiles to find"),
+        (("ladder", "--json", "/proc/nothing/ladder.json"), "cannot write /proc/nothing/ladder.json"),
+        (("ladder", "--plot", "/proc/nothing"), "cannot write /proc/nothing"),
         (("lessons", "v9"), "lesson 'v9' is not known"),
         (("chips", "v9"), "'v9' is not known"),
         (("dance",), "dance"),
@@ -108,6 +116,38 @@ def test_json_holds_what_was_promised(run: Run, tmp_path: Path) -> None:
         assert set(keys.split()) <= set(row)
     assert document["summary"]["rows"] == 2
     assert [path.name for path in target.parent.iterdir()] == ["ladder.json"]
+
+
+def test_a_json_file_has_the_usual_permissions_and_no_nan(tmp_path: Path) -> None:
+    target = tmp_path / "new.json"
+    write_json(str(target), "x", [{"error": math.nan, "of": [math.inf, 1.5]}], {})
+    (tmp_path / "usual").touch()
+    assert target.stat().st_mode == (tmp_path / "usual").stat().st_mode
+    assert json.loads(target.read_text())["rows"] == [{"error": None, "of": [None, 1.5]}]
+
+
+def test_a_json_file_that_fails_half_way_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "kept.json"
+    target.write_text("before")
+
+    def fail(path: Path, text: str) -> None:
+        path.write_bytes(text.encode()[:5])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(click.UsageError, match="No space"):
+        write_json(str(target), "x", [], {})
+    assert target.read_bytes() == b"before"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.json"]
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_what_is_to_be_done_is_told_on_stderr_unless_quiet(run: Run) -> None:
+    _, out, err = run("ladder", "v3", "--sizes", "128,256")
+    assert "2 of the ok without a time" in out
+    assert err.splitlines()[0] == "2 jobs"
+    _, _, err = run("ladder", "v3", "--sizes", "128", "-q")
+    assert "jobs" not in err
 
 
 def test_a_json_file_that_cannot_be_written_leaves_nothing(run: Run, tmp_path: Path) -> None:

@@ -139,6 +139,15 @@ def test_a_wrong_result_is_wrong(spoil: Callable[[np.ndarray], np.ndarray], said
     assert said.replace(", ", ",").replace(" ", "") in row.reason.replace(", ", ",").replace(" ", "")
 
 
+def test_a_wrong_result_stays_wrong_when_it_is_refused() -> None:
+    rung = dataclasses.replace(RUNGS["v3"], multiply=lambda lhs, rhs, **_: 0 * (lhs @ rhs))
+    request = Request(rungs=(rung,), chip=V5E, dtype="float32", sizes=(128,))
+    (row,) = climb(request, AnsweringPool(lambda _: CompilerRefusal("no room", kind="vmem")))  # pyright: ignore[reportArgumentType]
+    assert row.status == "wrong"
+    assert "largest error" in row.reason
+    assert "no room" in row.reason
+
+
 def test_a_sweep_takes_the_fastest_and_says_why() -> None:
     times = {"1024/512/1024": 70.0, "512/1024/1024": 77.0}
     (row,) = rows_of("v4", lambda label: times.get(label.split()[-1], 100.0), sweep_trials=6)
@@ -169,3 +178,11 @@ def test_progress_is_told_before_anything_is_sent() -> None:
     )
     assert order[0] == "planned 5"
     assert sum(entry.startswith("done") for entry in order) == 5
+
+
+def test_nothing_is_compiled_where_every_rule_is_broken() -> None:
+    pool = AnsweringPool(lambda _: 1.0)
+    request = Request(rungs=(RUNGS["v3"], RUNGS["v4"]), chip=V5E, dtype="float32", sizes=(1000,))
+    rows = climb(request, pool)  # pyright: ignore[reportArgumentType]
+    assert [row.status for row in rows] == ["illegal", "illegal"]
+    assert pool.labels == []

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,13 @@ import click
 
 from systolic.chips import Chip
 from systolic.cli.options import Sizes, TileSizes, chip_option, output_options
-from systolic.cli.output import console, note, progress_bar, table, versions, write_json
+from systolic.cli.output import check_target, console, make_folder, note, progress_bar, table, versions, write_json
 from systolic.compiler import CompilerMissing, WorkerPool, check_available
 from systolic.tiling import MIB, Tiles
 
 if TYPE_CHECKING:
     from systolic.lessons.ladder.row import LadderRow
+    from systolic.lessons.ladder.rung import Rung
 
 _COLUMNS = (
     "rung",
@@ -83,7 +85,8 @@ def ladder(
     """Climb the ladder of five matmul kernels: is each legal, is it right, does it compile, how fast is it.
 
     Every time is `simulated`: the real TPU compiler's program for the chip, executed on a model of it. XLA's own
-    product of the same dtypes goes the same way in the same run. Exit code 1: a result is wrong, or nothing ran.
+    product of the same dtypes goes the same way in the same run. Exit code 1: a result is wrong, one that should have
+    a time has none, or nothing ran.
 
     \b
     Examples:
@@ -91,33 +94,30 @@ def ladder(
       systolic ladder v4 v5 --chip v6e --sizes 4096 --sweep
       systolic ladder v3 --sizes 2048 --tiles 256,256,256 --json ladder.json --plot plots
     """
+    check_target(json_file)
+    if plot_folder is not None:
+        make_folder(plot_folder, plot_folder)
+    if sweep and tiles is not None:
+        raise click.UsageError("--tiles names the tiles and --sweep looks for them: give one of the two")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # results are checked in interpret mode, on the CPU
-    from systolic.lessons.ladder.climb import Request, climb
-    from systolic.lessons.ladder.lookup import UnknownRungError, rungs_named
-
-    try:
-        rungs = rungs_named(names)
-    except UnknownRungError as error:
-        raise click.UsageError(str(error)) from error
     missing = _missing_compiler()
     rows: list[LadderRow] = []
-    for chip in chips:
-        request = Request(
-            rungs=rungs,
-            chip=chip,
-            dtype=dtype,
-            sizes=sizes,
-            tiles=tiles,
-            splits=splits,
-            sweep_trials=sweep_trials if sweep else 0,
-            checked=check,
-        )
-        with progress_bar(quiet=quiet) as bar:
-            if missing:
-                rows += climb(request, None, planned=bar.planned, done=bar.done)
-            else:
-                with WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
-                    rows += climb(request, pool, planned=bar.planned, done=bar.done)
+    with progress_bar(quiet=quiet) as bar, _pool(workers, time_limit, missing) as pool:
+        from systolic.lessons.ladder.climb import Request, climb  # takes a second, for JAX: the bar is up already
+
+        rungs = _rungs(names, sweep, tiles)
+        for chip in chips:
+            request = Request(
+                rungs=rungs,
+                chip=chip,
+                dtype=dtype,
+                sizes=sizes,
+                tiles=tiles,
+                splits=splits,
+                sweep_trials=sweep_trials if sweep else 0,
+                checked=check,
+            )
+            rows += climb(request, pool, planned=bar.planned, done=bar.done)
     summary = _summary(rows)
     if json_file is not None:
         write_json(json_file, "ladder", [dataclasses.asdict(row) for row in rows], summary)
@@ -129,7 +129,28 @@ def ladder(
     if missing:
         note(f"not compiled and not simulated: {missing}", quiet=False)
         return 1
-    return 1 if summary["wrong"] or not summary["ok"] else 0
+    return 1 if summary["wrong"] or summary["untimed"] or not summary["ok"] else 0
+
+
+def _rungs(names: tuple[str, ...], sweep: bool, tiles: Tiles | None) -> tuple[Rung, ...]:
+    from systolic.lessons.ladder.lookup import UnknownRungError, rungs_named
+
+    try:
+        rungs = rungs_named(names)
+    except UnknownRungError as error:
+        raise click.UsageError(str(error)) from error
+    # An option that nothing looks at would be a mistake without a word.
+    if tiles is not None and not any(rung.takes_tiles for rung in rungs):
+        raise click.UsageError(f"--tiles: {', '.join(rung.name for rung in rungs)} takes none; v3, v4 and v5 do")
+    if sweep and not any(rung.sweeps for rung in rungs):
+        raise click.UsageError(
+            f"--sweep: {', '.join(rung.name for rung in rungs)} has no tiles to find; v4 and v5 have"
+        )
+    return rungs
+
+
+def _pool(workers: int, time_limit_s: float, missing: str) -> AbstractContextManager[WorkerPool | None]:
+    return nullcontext() if missing else WorkerPool(max_workers=workers, time_limit_s=time_limit_s)
 
 
 def _missing_compiler() -> str:
@@ -148,6 +169,7 @@ def _summary(rows: Sequence[LadderRow]) -> dict[str, Any]:
     return {
         "rows": len(rows),
         **{status: counts[status] for status in ("ok", "illegal", "refused", "wrong")},
+        "untimed": sum(row.status == "ok" and row.time_us is None for row in rows),
         "best_rung": best.rung if best else None,
         "best_size": best.m if best else None,
         "best_ratio_to_xla": best.ratio_to_xla if best else None,
@@ -182,6 +204,8 @@ def _show(rows: Sequence[LadderRow], summary: dict[str, Any]) -> None:
 def _verdict(summary: dict[str, Any]) -> str:
     parts = [f"{summary[status]} {status}" for status in ("ok", "illegal", "refused", "wrong") if summary[status]]
     verdict = f"{summary['rows']} rows: {', '.join(parts)}"
+    if summary["untimed"]:
+        verdict += f"; {summary['untimed']} of the ok without a time"
     if summary["best_ratio_to_xla"]:
         best = f"{summary['best_rung']} at {summary['best_size']}³"
         verdict += f"; best {best}: {summary['best_ratio_to_xla']:.2f} × XLA's speed"
@@ -224,11 +248,20 @@ def _findings(rows: Sequence[LadderRow]) -> list[str]:
     return ["", *found] if found else []
 
 
+# What to try where VMEM was not enough, or N does not divide.
+_VMEM_ADVICE = {"v1": "climb to v3", "v2": "--splits N with a larger N, or climb to v3"}
+
+
 def _reason(row: LadderRow) -> str:
     asked, there = row.vmem_requested_bytes, row.vmem_available_bytes
-    if row.status == "refused" and asked is not None and there is not None and "MiB" not in row.reason:
-        return f"{row.reason} (asked for {asked / MIB:.2f} MiB of VMEM, there are {there / MIB:.2f} MiB)"
-    return row.reason
+    if row.status == "illegal" and row.rung == "v2" and "use N=" in row.reason:
+        return f"{row.reason} (--splits N)"
+    if row.status != "refused" or asked is None or there is None:
+        return row.reason
+    text = row.reason
+    if "MiB" not in text:
+        text += f" (asked for {asked / MIB:.2f} MiB of VMEM, there are {there / MIB:.2f} MiB)"
+    return f"{text}; try: {_VMEM_ADVICE.get(row.rung, '--sweep, or smaller --tiles')}"
 
 
 # ---- plots ----

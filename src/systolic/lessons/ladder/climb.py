@@ -67,8 +67,10 @@ def climb(
     if pool is None or not multiplies:
         planned(checks)
     else:
-        planned(checks + len(request.sizes) + sum(climb.jobs for climb in climbs))
-        for size in request.sizes:
+        # XLA's time says what there is to beat, also beside a refusal; beside nothing but broken rules it says nothing.
+        sizes = [size for size in request.sizes if any(c.size == size and not c.violations for c in climbs)]
+        planned(checks + len(sizes) + sum(climb.jobs for climb in climbs))
+        for size in sizes:
             problem = MatmulProblem.of(size, size, size, request.dtype)
             label = f"xla {size}"
             baselines[size] = submit_simulation(
@@ -240,21 +242,20 @@ class _RungAtSize:
         if future is None:
             if self.sweep is None or not self.sweep.asked:
                 return row  # there is no compiler here
-            return dataclasses.replace(row, status="refused", reason=self.sweep.verdict())
+            return _refused(row, self.sweep.verdict())
         try:
             measurement = future.result()
         except CompilerRefusal as refusal:
             return dataclasses.replace(
-                row,
-                status="refused",
-                reason=refusal.summary,
+                _refused(row, refusal.summary),
                 vmem_requested_bytes=refusal.requested_bytes,
                 vmem_available_bytes=refusal.available_bytes,
             )
         except (CompilerCrash, CompilerTimeout) as failure:
-            return dataclasses.replace(row, status="refused", reason=str(failure))
+            return _refused(row, str(failure))
         except SimulationError as error:
-            return dataclasses.replace(row, reason=f"compiled, but not simulated: {error}")
+            reason = f"compiled, but not simulated: {error}"
+            return dataclasses.replace(row, reason=f"{row.reason}; {reason}" if row.status == "wrong" else reason)
         run = measurement.run
         assert run is not None
         rate = speed(self.problem, self.request.chip, measurement.time_us)
@@ -273,6 +274,13 @@ class _RungAtSize:
             compile_s=measurement.compile_s,
             libtpu=measurement.libtpu_version,
         )
+
+
+def _refused(row: LadderRow, reason: str) -> LadderRow:
+    """The row refused; a wrong result stays wrong, which is worse, and says both."""
+    if row.status == "wrong":
+        return dataclasses.replace(row, reason=f"{row.reason}; refused as well: {reason}")
+    return dataclasses.replace(row, status="refused", reason=reason)
 
 
 def _version(package: str) -> str | None:
