@@ -35,7 +35,7 @@ lint: $(STAMP) ## ruff
 	$(BIN)/ruff format --check .
 
 types: $(STAMP) ## pyright
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 check: lint types test ## what .ci/run does
 
