@@ -188,9 +188,10 @@ def _show(rows: Sequence[LadderRow], summary: dict[str, Any]) -> None:
         click.echo(f"{what} is {rows[0].status}: {reasons.pop()}")
         return
     names = ", ".join(dict.fromkeys(row.chip for row in rows))
+    known = "simulated: compiled for the chip, executed on its model" if found["libtpu"] else "not known"
     out.print(
         f"[bold]{names}[/] · {rows[0].dtype} → {rows[0].dtype_out} · jax {found['jax']}, "
-        f"libtpu {found['libtpu'] or 'missing'} · times are simulated: compiled for the chip, executed on its model"
+        f"libtpu {found['libtpu'] or 'missing'} · times are {known}"
     )
     out.print(_verdict(summary))
     for name in dict.fromkeys(row.chip for row in rows):
