@@ -13,6 +13,8 @@ from systolic.compiler import CacheWarning, CompiledProgram, CompilerRefusal, Pr
 
 PROGRAM = CompiledProgram(
     listings={"TLP": "bundles é" * 20_000, "mm.1": "more"},
+    utilization={"TLP": "table"},
+    vmem_report="{}",
     top_level_hlo="HloModule m",
     generated_code_bytes=1,
     temp_bytes=2,

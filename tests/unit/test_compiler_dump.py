@@ -22,27 +22,38 @@ def dump(tmp_path):
     leave(tmp_path, "<late-finalization>", "final")
     leave(tmp_path, "mm.1", "matmul")
     (tmp_path / "17-mm.1-01-schedule-analysis_final_bundles.txt").write_text("totals")
-    (tmp_path / "17-TLP-03-vmem_report.html").write_text("map")
+    (tmp_path / "17-TLP-03-vmem_report.html").write_text(
+        '<script>const DATA ={"global_info": {}, "hlo_breakdowns": {"mm.1": {"total_size": 7}}};</script>'
+    )
+    (tmp_path / "17-mm.1-00-final_hlo-static-per-bundle-utilization.txt").write_text("table")
     return tmp_path
 
 
 def test_listings_are_found_by_operation(dump):
-    listings, hlo = read_dump(dump)
-    assert listings == {"TLP": CALLS, "mm.1": "matmul"}
-    assert hlo == "HloModule m"
+    found = read_dump(dump)
+    assert found.listings == {"TLP": CALLS, "mm.1": "matmul"}
+    assert found.top_level_hlo == "HloModule m"
+    assert found.utilization == {"mm.1": "table"}
+    assert found.vmem_report == '{"mm.1": {"total_size": 7}}'
+
+
+@pytest.mark.parametrize("page", ["map", "const DATA ={", "const DATA =7;"])
+def test_a_vmem_report_of_another_form_is_left_out(dump, page):
+    (dump / "17-TLP-03-vmem_report.html").write_text(page)
+    assert read_dump(dump).vmem_report == ""
 
 
 @pytest.mark.parametrize("name", ["a-01-b", "reduce_sum.0.clone", "custom-call.2", "x-12-final_bundles.txt-3", "7"])
 def test_awkward_names_are_whole(dump, name):
     leave(dump, name, "text", number=10)
-    assert read_dump(dump)[0][name] == "text"
+    assert read_dump(dump).listings[name] == "text"
 
 
 def test_a_name_that_was_cut_is_restored(dump):
     name = "n" * 300 + ".1"
     leave(dump, "TLP", CALLS.replace("%mm.1 =", f"%{name} ="))
     leave(dump, "n" * 180 + "-17470904431438393130", "long")
-    assert read_dump(dump)[0][name] == "long"
+    assert read_dump(dump).listings[name] == "long"
 
 
 def test_a_called_operation_without_listing_is_an_error(dump):

@@ -89,7 +89,7 @@ def test_predicates(a: bool, b: bool) -> None:
 def test_division(a: int, b: int) -> None:
     remainder = (f"%9 = sdivrem.u32 %s1_s1, {b} /*kRem*/", "%s3_s3 = spop.drf %9")
     assert value(f"%s1_s1 = smov {a}", *remainder, register="%s3_s3") == a % b
-    both = (f"%9 = sdivrem.u32 %s1_s1, {b}", "%s3_s3 = spop.drf %9", "%s4_s4 = spop.drf %9")
+    both = (f"%9 = sdivrem.u32 %s1_s1, {b} /* kDivAndRem */", "%s3_s3 = spop.drf %9", "%s4_s4 = spop.drf %9")
     assert value(f"%s1_s1 = smov {a}", *both, register="%s3_s3") == a // b
     assert value(f"%s1_s1 = smov {a}", *both, register="%s4_s4") == a % b
 
@@ -157,5 +157,5 @@ def test_what_is_not_understood_is_quoted_with_its_line(bundle: str, said: str) 
 def test_a_value_of_the_vector_side_decides_nothing() -> None:
     pushed = ("%7 = vpush %v1_v1", "%s1_s1 = spop %7")
     simulate(*pushed)
-    with pytest.raises(SimulationError, match="a value that is not known"):
+    with pytest.raises(SimulationError, match="depends on what the vector unit computed"):
         simulate(*pushed, "%s2_s2 = sadd.s32 1, %s1_s1", *shown("%s2_s2"))

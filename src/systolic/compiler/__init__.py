@@ -6,9 +6,10 @@ The compiler runs in worker processes, which may crash without harm:
         program = submit_compilation(pool, fn, args, target, cache=ProgramCache()).result()
 """
 
-from systolic.compiler.arguments import abstract_arguments
+from systolic.compiler.arguments import abstract_arguments, argument_values
 from systolic.compiler.cache import CacheWarning, ProgramCache, cache_folder
-from systolic.compiler.driver import compile_function
+from systolic.compiler.contents import Deferred, Missing, PallasOperands, pallas_operands
+from systolic.compiler.driver import compile_function, traced_jaxpr
 from systolic.compiler.errors import (
     CompilerCrash,
     CompilerError,
@@ -31,15 +32,21 @@ __all__ = [
     "CompilerMissing",
     "CompilerRefusal",
     "CompilerTimeout",
+    "Deferred",
+    "Missing",
+    "PallasOperands",
     "ProgramCache",
     "RefusalKind",
     "Target",
     "TaskError",
     "WorkerPool",
     "abstract_arguments",
+    "argument_values",
     "cache_folder",
     "check_available",
     "compile_function",
+    "pallas_operands",
     "submit_compilation",
+    "traced_jaxpr",
     "tracing_settings",
 ]

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+# Contents decide the control flow of a few kernels, and those contents are small: indices, group sizes, masks. Larger
+# arrays are not sent to another process for nothing.
+_MOST_BYTES = 16 * 2**20
+
 
 def abstract_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
     """The arguments with every array replaced by its shape and dtype.
@@ -18,3 +24,19 @@ def abstract_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
     import jax
 
     return jax.eval_shape(lambda *values: values, *args)
+
+
+def argument_values(args: Sequence[Any]) -> list[np.ndarray | None]:
+    """What the arguments' leaves hold, in order, where they hold something: None for shapes and for large arrays."""
+    import jax
+
+    def value(leaf: Any) -> np.ndarray | None:
+        if isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "nbytes", 0) > _MOST_BYTES:
+            return None
+        try:
+            # As `jit` takes it: a Python number is 32 bits wide unless JAX is told otherwise.
+            return np.asarray(leaf, dtype=jax.dtypes.canonicalize_dtype(np.result_type(leaf)))
+        except (TypeError, ValueError):
+            return None
+
+    return [value(leaf) for leaf in jax.tree.leaves(args)]

@@ -15,7 +15,7 @@ from typing import Any
 from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.blame import source_line
 from systolic.compiler.cache import ProgramCache
-from systolic.compiler.dump import empty_dump, read_dump
+from systolic.compiler.dump import Dump, empty_dump, read_dump
 from systolic.compiler.errors import CompilerError, CompilerRefusal, RefusalKind, check_available
 from systolic.compiler.program import CompiledProgram, Target
 from systolic.compiler.worker import DUMP_VARIABLE
@@ -23,7 +23,7 @@ from systolic.compiler.worker import DUMP_VARIABLE
 # jax is imported inside the functions: this module's names are needed in processes that never compile.
 
 # Part of every key: a change to what an entry holds, or to how a program is obtained, needs a new number.
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 
 
 def compile_function(
@@ -72,7 +72,7 @@ def compile_function(
         try:
             compiled = _compile(traced, lowered)
             compile_s = time.perf_counter() - started
-            listings, top_level_hlo = read_dump(dump)
+            left = read_dump(dump)
         except CompilerRefusal as refusal:
             # A refusal that names a source line is not kept: lines move while the program stays the same. These are
             # also the ones that come at once.
@@ -81,10 +81,18 @@ def compile_function(
             raise
         finally:
             empty_dump(dump)
-    program = _program(compiled, listings, top_level_hlo, target=target, compile_s=compile_s, key=key)
+    program = _program(compiled, left, target=target, compile_s=compile_s, key=key)
     if cache is not None:
         cache.put(key, program)
     return program
+
+
+def traced_jaxpr(
+    fn: Callable[..., Any], args: Sequence[Any], target: Target, *, settings: Mapping[str, Any] | None = None
+) -> Any:
+    """The closed jaxpr that `compile_function` would lower, for the same arguments."""
+    with _configured(settings or {}), _device_context(target):
+        return _trace(fn, args, _device(target)).jaxpr
 
 
 def _device(target: Target) -> Any:
@@ -123,7 +131,8 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], device: Any) -> Any:
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type),
         abstract_arguments(args),
     )
-    return jax.jit(fn).trace(*placed)
+    # An argument that is not used stays a parameter: the program's are those of the call, by number.
+    return jax.jit(fn, keep_unused=True).trace(*placed)
 
 
 def _lower(traced: Any) -> Any:
@@ -199,16 +208,16 @@ def _libtpu_version() -> str:
     return libtpu.__version__
 
 
-def _program(
-    compiled: Any, listings: dict[str, str], top_level_hlo: str, *, target: Target, compile_s: float, key: str
-) -> CompiledProgram:
+def _program(compiled: Any, left: Dump, *, target: Target, compile_s: float, key: str) -> CompiledProgram:
     import jax
 
     memory = compiled.memory_analysis()
     cost = compiled.cost_analysis() or {}
     return CompiledProgram(
-        listings=listings,
-        top_level_hlo=top_level_hlo,
+        listings=left.listings,
+        utilization=left.utilization,
+        vmem_report=left.vmem_report,
+        top_level_hlo=left.top_level_hlo,
         generated_code_bytes=memory.generated_code_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         argument_bytes=memory.argument_size_in_bytes,

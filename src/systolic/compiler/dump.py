@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from systolic.compiler.errors import CompilerError
@@ -14,6 +16,10 @@ TOP_LEVEL = "TLP"
 # <time stamp>-<name>-<number>-final_bundles.txt. A name may hold dots, dashes, underscores and digits, so it is bounded
 # by the two numbers; `…-<number>-schedule-analysis_final_bundles.txt`, which only totals, does not match.
 _LISTING_FILE = re.compile(r"\d+-(?P<name>.+)-\d+-final_bundles\.txt")
+_UTILIZATION_FILE = re.compile(r"\d+-(?P<name>.+)-\d+-final_hlo-static-per-bundle-utilization\.txt")
+_VMEM_FILE = re.compile(rf"\d+-{TOP_LEVEL}-\d+-vmem_report\.html")
+# The report is a page that draws what stands in it as JSON.
+_VMEM_DATA = re.compile(r"\bconst DATA ?= ?(?=\{)")
 _HLO_FILE = re.compile(rf"\d+-{TOP_LEVEL}-hlo\.txt")
 _CUT_NAME = re.compile(r"(?P<start>.{100,})-\d{10,20}")
 _CALL = re.compile(r"= inlined_call\b[^/\n]*/\* %(?P<name>\S+)")
@@ -30,21 +36,40 @@ def dump_flags(folder: Path) -> tuple[str, ...]:
     return (
         f"--xla_jf_dump_to={folder}",
         "--xla_jf_dump_llo_text=true",
-        "--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*",
+        "--xla_jf_dump_llo_pass_label_regex=.*(final_bundles|final_hlo).*",
         # Equal operations share their code, and only one of them gets a listing unless this asks for all. The machine
         # code is the same size with and without.
         "--xla_jf_hlo_deduplication_all_unique=true",
     )
 
 
-def read_dump(folder: Path) -> tuple[dict[str, str], str]:
-    """The listings by name, and the top-level HLO, that one compilation left in `folder`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """What one compilation left behind.
+
+    Attributes:
+        listings: the final instruction listing of every part, by name.
+        utilization: for each of them, how many instructions every bundle issues on which unit.
+        top_level_hlo: the scheduled HLO.
+        vmem_report: what is in VMEM, operation by operation, as JSON; "" if the compiler left none.
+    """
+
+    listings: dict[str, str]
+    utilization: dict[str, str]
+    top_level_hlo: str
+    vmem_report: str
+
+
+def read_dump(folder: Path) -> Dump:
+    """What one compilation left in `folder`.
 
     Raises:
         CompilerError: no top-level program, more than one, or a called operation without a listing.
     """
     listings: dict[str, str] = {}
+    utilization: dict[str, str] = {}
     hlo: list[str] = []
+    vmem_report = ""
     for file in sorted(folder.iterdir()):
         if found := _LISTING_FILE.fullmatch(file.name):
             name = found["name"]
@@ -52,9 +77,13 @@ def read_dump(folder: Path) -> tuple[dict[str, str], str]:
                 continue
             if name in listings:
                 raise CompilerError(f"the compiler left two listings of {name!r}: more than one program was compiled")
-            listings[name] = file.read_text(encoding="utf-8", errors="replace")
+            listings[name] = _text(file)
+        elif found := _UTILIZATION_FILE.fullmatch(file.name):
+            utilization[found["name"]] = _text(file)
         elif _HLO_FILE.fullmatch(file.name):
-            hlo.append(file.read_text(encoding="utf-8", errors="replace"))
+            hlo.append(_text(file))
+        elif _VMEM_FILE.fullmatch(file.name):
+            vmem_report = _vmem_data(_text(file))
     if TOP_LEVEL not in listings or not hlo:
         raise CompilerError(
             "the compiler left no listing of the top-level program: the function has nothing to run on the chip "
@@ -63,10 +92,18 @@ def read_dump(folder: Path) -> tuple[dict[str, str], str]:
     if len(hlo) > 1:
         raise CompilerError(f"the compiler left {len(hlo)} top-level programs where one was compiled")
     for name in _called(listings) - listings.keys():
-        _restore_long_name(listings, name)
+        if (cut := _cut_name(listings, name)) is not None:
+            listings[name] = listings.pop(cut)
+            if cut in utilization:
+                utilization[name] = utilization.pop(cut)
     if missing := _called(listings) - listings.keys():
         raise CompilerError(f"the compiler left no listing of the called operations {', '.join(sorted(missing))}")
-    return listings, hlo[0]
+    return Dump(
+        listings=listings,
+        utilization={name: text for name, text in utilization.items() if name in listings},
+        top_level_hlo=hlo[0],
+        vmem_report=vmem_report,
+    )
 
 
 def empty_dump(folder: Path) -> None:
@@ -79,11 +116,25 @@ def empty_dump(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _restore_long_name(listings: dict[str, str], name: str) -> None:
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
+def _vmem_data(page: str) -> str:
+    found = _VMEM_DATA.search(page)
+    if found is None:
+        return ""
+    try:
+        data, _ = json.JSONDecoder().raw_decode(page, found.end())
+    except ValueError:
+        return ""
+    return json.dumps(data.get("hlo_breakdowns", {}) if isinstance(data, dict) else {})
+
+
+def _cut_name(listings: Mapping[str, str], name: str) -> str | None:
     # A file name has room for about 180 characters of an operation's name; the rest is replaced by a hash.
     cut = [key for key in listings if (found := _CUT_NAME.fullmatch(key)) and name.startswith(found["start"])]
-    if len(cut) == 1:
-        listings[name] = listings.pop(cut[0])
+    return cut[0] if len(cut) == 1 else None
 
 
 def _called(listings: Mapping[str, str]) -> set[str]:

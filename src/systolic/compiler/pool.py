@@ -10,10 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import cloudpickle
-
 from systolic.compiler.errors import CompilerError, CompilerTimeout, TaskError
 from systolic.compiler.folders import sweep_worker_folders
+from systolic.compiler.pickling import dumps
 from systolic.compiler.process import WorkerProcess
 from systolic.compiler.wire import Reply
 
@@ -80,7 +79,7 @@ class WorkerPool:
             CompilerError: the pool is closed.
         """
         # Pickled now, so that a mistake shows where it was made and later changes to the arguments do not count.
-        job = cloudpickle.dumps((task, args))
+        job = dumps((task, args))
         limit_s = self._time_limit_s if time_limit_s is None else time_limit_s
         try:
             return self._threads.submit(self._run, job, limit_s, label)

@@ -32,6 +32,8 @@ class CompiledProgram:
     Attributes:
         listings: the final instruction listing of every part: "TLP" is the top-level program, any other key the name of
             the HLO operation that it calls, such as "fusion" or "mm.1".
+        utilization: for each of them, the compiler's table of how many instructions a bundle issues on which unit.
+        vmem_report: what the compiler keeps in VMEM, operation by operation, as JSON; "" where it left no report.
         top_level_hlo: the optimised and scheduled HLO of the whole program.
         generated_code_bytes: size of the machine code.
         temp_bytes: HBM for temporaries.
@@ -48,6 +50,8 @@ class CompiledProgram:
     """
 
     listings: Mapping[str, str]
+    utilization: Mapping[str, str]
+    vmem_report: str
     top_level_hlo: str
     generated_code_bytes: int
     temp_bytes: int

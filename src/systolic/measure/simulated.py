@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
+
 from systolic.chips import Chip
+from systolic.chips import chip as chip_named
 from systolic.compiler import (
+    CompiledProgram,
+    PallasOperands,
     ProgramCache,
     Target,
     WorkerPool,
     abstract_arguments,
+    argument_values,
     compile_function,
+    pallas_operands,
+    traced_jaxpr,
     tracing_settings,
 )
+from systolic.measure.contents import KernelContents, parameter_contents
 from systolic.measure.measurement import Measurement
-from systolic.simulator import simulate_listings
+from systolic.simulator import PreparedProgram, SimulatedRun, VmemBuffer, prepare_listings
 
 
 def target_of(chip: Chip) -> Target:
@@ -31,19 +41,41 @@ def target_of(chip: Chip) -> Target:
 
 
 def simulate_in_worker(
-    fn: Callable[..., Any], args: Sequence[Any], chip: Chip, cached: bool, settings: Mapping[str, Any]
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    values: Sequence[np.ndarray | None],
+    chip: Chip,
+    cached: bool,
+    settings: Mapping[str, Any],
+    spans: int,
 ) -> Measurement:
     """Compiles and simulates `fn(*args)`. Only for a worker: compiling may abort the process.
 
     Args:
+      values: what the flat arguments hold; None where it is not known.
       settings: of JAX, to trace under; see `compiler.tracing_settings`.
+      spans: of the timeline to keep; see `PreparedProgram.run`.
 
     Raises:
       CompilerRefusal: the compiler said no.
       SimulationError: the program holds something that the simulator does not understand.
     """
-    program = compile_function(fn, args, target_of(chip), cache=ProgramCache() if cached else None, settings=settings)
-    run = simulate_listings(program.listings, chip)
+    target = target_of(chip)
+    program = compile_function(fn, args, target, cache=ProgramCache() if cached else None, settings=settings)
+    prepared = prepare_program(program, chip)
+
+    def executions() -> list[PallasOperands]:
+        jaxpr = traced_jaxpr(fn, args, target, settings=settings)
+        names = [parameter_name(prepared, number) for number in range(len(values))]
+        given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
+        return pallas_operands(jaxpr, given, names)
+
+    hlo = prepared.hlo
+    assert hlo is not None
+    contents = KernelContents(hlo, executions)
+    run = prepared.run(
+        chip, parameters=parameter_contents(hlo, values), operand_words=contents.operand_words, spans=spans
+    )
     return Measurement(
         chip=chip.name,
         provenance="simulated",
@@ -56,16 +88,109 @@ def simulate_in_worker(
     )
 
 
+def prepare_program(program: CompiledProgram, chip: Chip) -> PreparedProgram:
+    """Reads what the compiler left of a program, to be run on the chip's model.
+
+    Raises:
+      SimulationError: it holds something that is not understood.
+    """
+    return prepare_listings(
+        program.listings,
+        chip,
+        utilization=program.utilization,
+        hlo_text=program.top_level_hlo,
+        vmem=vmem_buffers(program.vmem_report),
+    )
+
+
+def parameter_name(prepared: PreparedProgram, number: int) -> str:
+    """What the program calls one of its arguments."""
+    parameter = prepared.hlo.parameters.get(number) if prepared.hlo is not None else None
+    return parameter.name if parameter is not None else str(number)
+
+
+def vmem_buffers(report: str) -> list[VmemBuffer]:
+    """The compiler's account of VMEM as records. Entries of another form than is known are left out."""
+    found = []
+    for op, breakdown in (json.loads(report) if report else {}).items():
+        if op.startswith("<"):  # the callers of inlined operations, which are listed by themselves
+            continue
+        for block in breakdown.get("blocks", []):
+            kind, whole = str(block.get("block_type", "")), int(block.get("block_size", 0))
+            for allocation in block.get("allocations") or [{"size": whole}]:
+                tag = str(allocation.get("tag", ""))
+                found.append(
+                    VmemBuffer(
+                        op=op,
+                        kind=kind,
+                        size_bytes=int(allocation.get("size", 0)),
+                        is_spill=tag.upper() == "SPILL",
+                        what=tag or str(allocation.get("shape", "")),
+                    )
+                )
+    return found
+
+
 def submit_simulation(
-    pool: WorkerPool, fn: Callable[..., Any], args: Sequence[Any], chip: Chip, *, label: str, cached: bool = True
+    pool: WorkerPool,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    chip: Chip,
+    *,
+    label: str,
+    cached: bool = True,
+    spans: int = 0,
 ) -> Future[Measurement]:
     """Has a worker compile and simulate `fn(*args)`.
 
     Args:
       fn: a JAX function; bind what is static with `functools.partial`.
-      args: arrays or `jax.ShapeDtypeStruct`s.
+      args: arrays or `jax.ShapeDtypeStruct`s; the contents of small arrays are known to the simulation.
       label: names the job in errors.
       cached: use programs compiled before, and keep this one.
+      spans: of the timeline to keep, of each kind, from its beginning and from its end.
     """
-    shapes = abstract_arguments(args)
-    return pool.submit(simulate_in_worker, fn, shapes, chip, cached, tracing_settings(), label=label)
+    shapes, values = abstract_arguments(args), argument_values(args)
+    return pool.submit(simulate_in_worker, fn, shapes, values, chip, cached, tracing_settings(), spans, label=label)
+
+
+def simulate(
+    fn: Callable[..., Any],
+    *args: Any,
+    chip: str | Chip = "v5e",
+    spans: int = 200,
+    cached: bool = True,
+    time_limit_s: float = 300,
+) -> SimulatedRun:
+    """How long `fn(*args)` takes on a chip that is not there, and why: compiled for it, then executed on its model.
+
+    The compiler runs in a process of its own, so that it may crash without harm. On v4 and v5p one device is two cores;
+    on the others, and on v7x, it is one.
+
+    Args:
+      fn: any function that `jax.jit` takes, with or without Pallas calls. Bind what is static with `functools.partial`.
+      args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them. Contents matter only where a program branches on
+        them: kernels with scalar prefetch, dynamic grids, `lax.cond`. Of arrays of more than 16 MiB only the shape
+        counts.
+      chip: v4, v5e, v5p, v6e or v7x.
+      spans: of the timeline to keep, of each kind, from its beginning and from its end.
+      cached: use programs compiled before, and keep this one.
+      time_limit_s: seconds after which the compiler is stopped.
+
+    Returns:
+      Cycles, time, stalls by cause, what each unit did, each operation's share, copies, and a timeline.
+
+    Raises:
+      UnknownChipError: no such chip.
+      CompilerRefusal: the compiler said no; its reason is the message.
+      CompilerCrash, CompilerTimeout, CompilerMissing: it came to no answer.
+      UnknownValueError: control flow depends on contents that were not given; the message says of which argument.
+      SimulationError: the program holds something that is not understood; the message quotes it.
+      DeadlockError: the program waits for something that never comes; the message names the wait.
+    """
+    known = chip_named(chip) if isinstance(chip, str) else chip
+    label = f"{getattr(fn, '__name__', type(fn).__name__)} for {known.name}"
+    with WorkerPool(max_workers=1, time_limit_s=time_limit_s) as pool:
+        run = submit_simulation(pool, fn, args, known, label=label, cached=cached, spans=spans).result().run
+    assert run is not None
+    return run

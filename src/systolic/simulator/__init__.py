@@ -1,6 +1,32 @@
 """Reads a compiled TPU program, executes its control flow, and counts cycles, stalls and bytes on a chip's model."""
 
-from systolic.simulator.errors import DeadlockError, SimulationError
-from systolic.simulator.run import CoreRun, OpTime, SimulatedRun, simulate_listings
+from systolic.simulator.errors import DeadlockError, SimulationError, UnknownValueError
+from systolic.simulator.hlo import HloParameter, HloShape, TopLevelHlo, parse_hlo
+from systolic.simulator.layout import words_of
+from systolic.simulator.memory import Words
+from systolic.simulator.records import CopySize, CoreRun, OpRun, SimulatedRun, VmemBuffer
+from systolic.simulator.run import PreparedProgram, prepare_listings, simulate_listings
+from systolic.simulator.timeline import Span
+from systolic.simulator.values import Unknown
 
-__all__ = ["CoreRun", "DeadlockError", "OpTime", "SimulatedRun", "SimulationError", "simulate_listings"]
+__all__ = [
+    "CopySize",
+    "CoreRun",
+    "DeadlockError",
+    "HloParameter",
+    "HloShape",
+    "OpRun",
+    "PreparedProgram",
+    "SimulatedRun",
+    "SimulationError",
+    "Span",
+    "TopLevelHlo",
+    "Unknown",
+    "UnknownValueError",
+    "VmemBuffer",
+    "Words",
+    "parse_hlo",
+    "prepare_listings",
+    "simulate_listings",
+    "words_of",
+]

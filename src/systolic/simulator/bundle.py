@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.listing import Bundle, Instruction, Predicate, Program, physical
-from systolic.simulator.scalar import IGNORED, Names, address, expression, flag_names, operand, spill_slot
-from systolic.simulator.spaces import copy_ends
+from systolic.simulator.listing import Bundle, Instruction, Predicate, Program, physical, registers
+from systolic.simulator.names import Names
+from systolic.simulator.scalar import IGNORED, address, choice, expression, operand, spill_slot
+from systolic.simulator.spaces import CopyReader
 
 _EVENTS = ("inlined_call", "vpush.ccrf", "vpop.ccrf", "vsyncadd.remote")
 _CALLED = re.compile(r"%([\w.\-]+) = ")
+
+# What a division is asked for, by its comment: quotient, remainder, or both in this order.
+_ASKED = {"kRem": "[1:]", "kDiv": "[:1]", "kDivAndRem": ""}
 
 _Assign = tuple[str, str, Instruction]  # variable, value, the instruction that it is from
 
@@ -20,15 +24,29 @@ class BundleCode:
     """Translates bundles of one program.
 
     Args:
+      names: addresses of what the program mentions by name.
+      copies: reads its copies.
       alive: `id`s of the instructions that matter.
+      followed: `id`s of the copies whose contents matter.
       shared: other cores act on the same device; see `translate`.
     """
 
-    def __init__(self, program: Program, alive: set[int], *, shared: bool) -> None:
+    def __init__(
+        self,
+        program: Program,
+        names: Names,
+        copies: CopyReader,
+        alive: Set[int],
+        followed: Set[int],
+        *,
+        shared: bool,
+    ) -> None:
         self.program = program
+        self.copies = copies
         self.alive = alive
+        self.followed = followed
         self.shared = shared
-        self.names = Names(flag_names(program))
+        self.names = names
         self.variables: set[str] = set()  # every one that the code mentions
 
     def events(self, bundle: Bundle) -> list[str]:
@@ -66,7 +84,8 @@ class BundleCode:
         turn = ["yield t"] if self.shared else []
         if opcode in ("dma.done.wait", "vwait.ge", "vwait.ge.trace"):
             flag, granules = (self._operand(text) for text in operands[:2])
-            return [*turn, *_until(f"wait(t, {flag}, {granules}, {where!r})"), "t = r"]
+            cause = "copy" if opcode == "dma.done.wait" else "semaphore"
+            return [*turn, *_until(f"wait(t, {flag}, {granules}, {cause!r}, {where!r})"), "t = r"]
         if opcode == "vsyncadd.remote":
             return [*turn, f"signal(t, {self._operand(operands[0])}, {self._operand(operands[1])})"]
         if opcode == "vpush.ccrf":
@@ -80,10 +99,21 @@ class BundleCode:
             called = _CALLED.search(instruction.comment)
             if called is None:
                 raise SimulationError(f"a call of nothing: {instruction.text} {instruction.comment}")
-            return [f"t = yield from call(t, {called.group(1)!r})"]
-        ends = copy_ends(self.program, instruction)
+            passed = "".join(f"({physical(text)!r}, {self._operand(text)}), " for text in operands if text[0] == "%")
+            return [f"t = yield from call(t, {called.group(1)!r}, ({passed}))"]
+        return [*turn, *self._copy(instruction)]
+
+    def _copy(self, instruction: Instruction) -> list[str]:
+        operands = instruction.operands
+        ends = self.copies.ends(instruction)
+        run_bytes = self.copies.run_bytes(instruction)
         size, flag = self._operand(operands[1]), self._operand(operands[3])
-        return [*turn, f"t = start(t, {flag}, {size}, {int(ends.source == 'hbm')}, {int(ends.destination == 'hbm')})"]
+        code = [f"t = start(t, {flag}, {size}, {ends.source!r}, {ends.destination!r}, {run_bytes})"]
+        if id(instruction) in self.followed:
+            source, destination = self._operand(operands[0]), self._operand(operands[2])
+            contiguous = run_bytes == 0
+            code.append(f"move({ends.source!r}, {source}, {ends.destination!r}, {destination}, {size}, {contiguous})")
+        return code
 
     def _guarded(self, instruction: Instruction, code: list[str]) -> list[str]:
         predicate = instruction.predicate
@@ -135,9 +165,13 @@ class BundleCode:
         elif opcode == "vpush":
             assigns.append((dest or "_", self._operand(operands[0]), instruction))
         elif opcode == "vmov":
-            value = operands[0] if re.fullmatch(r"\d+", operands[0]) else "None"
+            value = operands[0] if re.fullmatch(r"\d+", operands[0]) else "vector"
             assigns.append((dest or "_", value, instruction))
-        elif opcode in ("sdivrem.u32", "spop", "spop.drf"):
+        elif opcode == "vld":
+            self._use(operands[0])
+            place = address(operands[0].replace("[vmem:", "[smem:").split("] sm:")[0] + "]", self.names)
+            assigns.append((dest or "_", f"word({place})", instruction))
+        elif opcode in ("sdivrem.u32", "sdivrem.s32", "spop", "spop.drf"):
             self._queued(instruction, assigns)
         else:
             value = expression(instruction, self.names)
@@ -158,12 +192,13 @@ class BundleCode:
         dest = self._dest(instruction)
         if dest is None:
             raise SimulationError(f"a result in no register: {instruction.text}")
-        if instruction.opcode == "sdivrem.u32":
+        if instruction.opcode.startswith("sdivrem"):
             a, b = (self._operand(text) for text in instruction.operands)
-            results = {"kRem": f"[{a} % {b}]", "kQuo": f"[{a} // {b}]", "kDiv": f"[{a} // {b}]"}.get(
-                instruction.comment.strip(), f"[{a} // {b}, {a} % {b}]"
-            )
-            assigns.append((dest, results, instruction))
+            both = f"[{a} // {b}, {a} % {b}]" if instruction.opcode.endswith("u32") else f"[*signed_division({a}, {b})]"
+            which = _ASKED.get(instruction.comment.strip())
+            if which is None:
+                raise SimulationError(f"a division of which it is not said what is asked: {instruction.text}")
+            assigns.append((dest, both + which, instruction))
             return
         source = self._operand(instruction.operands[0])
         assigns.append((dest, f"{source}.pop(0)" if instruction.opcode == "spop.drf" else source, instruction))
@@ -176,7 +211,9 @@ class BundleCode:
             if predicate is not None and predicate.register is None and predicate.never:
                 continue
             if predicate is not None and predicate.register is not None:
-                value = f"({value}) if {self.condition(predicate)} else {dest}"
+                self.variables.add(predicate.register)
+                pair = (dest, f"({value})") if predicate.negated else (f"({value})", dest)
+                value = choice(predicate.register, *pair)
             pairs.append((dest, value))
         written: set[str] = set()
         for dest, value in pairs:
@@ -196,7 +233,7 @@ class BundleCode:
         return dest
 
     def _use(self, text: str) -> None:
-        self.variables.update(re.findall(r"%\w+_((?:s|p|v)\d+)\b", text))
+        self.variables.update(registers(text))
 
     def _operand(self, text: str) -> str:
         self._use(text)

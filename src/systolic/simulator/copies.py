@@ -7,18 +7,24 @@ copies were started. A copy lands a latency after its last byte has left, and th
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from systolic.chips import MachineModel
+from systolic.simulator.timeline import Timeline
 
 _SIGN = 1 << 31
 
 # A copy to several cores at once names its flag twice: in the low half plain, in the high half with a mask of the cores
 # above it. Seen in XLA's products on v5p, where one core fetches a block of rhs for both.
 FLAG_BITS = 13
+FLAG_MASK = (1 << FLAG_BITS) - 1
 _HALF = 16
 _REMOTE_CORE_BIT = 14  # seen in listings for v4 with both cores in one device
+
+StallCause = Literal["copy", "matrix", "semaphore"]
 
 
 @dataclass(slots=True)
@@ -34,52 +40,80 @@ class CopyCounts:
     hbm_read_bytes: int = 0
     hbm_written_bytes: int = 0
     copies: int = 0
-    stall_cycles: int = 0  # waiting for copies to land
+    copy_stall_cycles: int = 0  # waiting for copies to land
+    semaphore_stall_cycles: int = 0  # waiting for another core, or for a signal of the program's own
     overhead_cycles: int = 0  # starting copies and looking at flags
+    # By source, destination, bytes, and bytes in one piece (0: all, None: the text does not say).
+    sizes: Counter[tuple[str, str, int, int | None]] = field(default_factory=Counter)
 
 
 class CopyEngine:
-    """Copies and flags of a device with `cores` cores. Flags are named by (core, program, number)."""
+    """Copies and flags of a device with `cores` cores. Flags are named by (core, owner, number).
 
-    def __init__(self, machine: MachineModel, cores: int) -> None:
+    Args:
+      timelines: one for each core, to draw copies and stalls on; None: not drawn.
+    """
+
+    def __init__(self, machine: MachineModel, cores: int, timelines: Sequence[Timeline] | None = None) -> None:
         self._machine = machine
         self._bytes_per_cycle = machine.hbm_bytes_per_s / machine.clock_hz
         self._pipe_free = 0.0
+        self._timelines = timelines
         self._flags: dict[tuple[int, str, int], _Flag] = {}
         self.counts = [CopyCounts() for _ in range(cores)]
 
     def start(
-        self, core: int, program: str, time: int, flag: int, granules: int, hbm_reads: int, hbm_writes: int
+        self,
+        core: int,
+        owner: str,
+        time: int,
+        flag: int,
+        granules: int,
+        source: str,
+        destination: str,
+        run_bytes: int | None,
     ) -> int:
         """Starts a copy that signals `flag`; returns when the core goes on.
 
-        `hbm_reads` and `hbm_writes` are 1 where the source or the destination is HBM, else 0.
+        Args:
+          source: memory space, as is `destination`.
+          run_bytes: moved in one piece before the copy strides on; 0: all of it; None: not known.
         """
         size = granules * self._machine.granule_bytes
         time += self._machine.dma_issue_cycles
         counts = self.counts[core]
         counts.overhead_cycles += self._machine.dma_issue_cycles
         counts.copies += 1
-        counts.hbm_read_bytes += size * hbm_reads
-        counts.hbm_written_bytes += size * hbm_writes
+        counts.sizes[source, destination, size, run_bytes] += 1
+        crossings = 0
+        if source == "hbm":
+            counts.hbm_read_bytes += size
+            crossings = 1
+        if destination == "hbm":
+            counts.hbm_written_bytes += size
+            crossings += 1
+        begin = time
         landed = time + self._machine.dma_latency_cycles
-        if hbm_reads or hbm_writes:
-            self._pipe_free = max(self._pipe_free, time) + size * (hbm_reads + hbm_writes) / self._bytes_per_cycle
+        if crossings:
+            begin = max(self._pipe_free, time)
+            self._pipe_free = begin + size * crossings / self._bytes_per_cycle
             landed = math.ceil(self._pipe_free) + self._machine.dma_latency_cycles
         # Copies within the chip were never seen to matter; they are charged the latency alone.
+        if self._timelines is not None:
+            self._timelines[core].add("copy", begin, landed, f"{source} → {destination}", size)
         shared = flag >> _HALF
         if not shared:
-            self._land(self._flag(core, program, flag), landed, granules)
+            self._land(self._flag(core, owner, flag), landed, granules)
             return time
         for other in range(len(self.counts)):
             if shared >> FLAG_BITS >> other & 1:
-                self._land(self._flag(other, program, shared & ((1 << FLAG_BITS) - 1)), landed, granules)
+                self._land(self._flag(other, owner, shared & FLAG_MASK), landed, granules)
         return time
 
-    def signal(self, program: str, time: int, address: int, amount: int) -> None:
+    def signal(self, owner: str, time: int, address: int, amount: int) -> None:
         """Adds to a flag of the core that `address` names, as v4's barriers do: flag below, core from bit 14 on."""
         core = address >> _REMOTE_CORE_BIT & 1
-        self._land(self._flag(core, program, address & ((1 << FLAG_BITS) - 1)), time, amount)
+        self._land(self._flag(core, owner, address & FLAG_MASK), time, amount)
 
     @staticmethod
     def _land(flag: _Flag, time: int, granules: int) -> None:
@@ -88,9 +122,9 @@ class CopyEngine:
         if len(landing) > 1 and landing[-2][0] > time:
             flag.landing = deque(sorted(landing))
 
-    def wait(self, core: int, program: str, time: int, flag: int, granules: int) -> int | None:
+    def wait(self, core: int, owner: str, time: int, flag: int, granules: int, cause: StallCause) -> int | None:
         """When `flag` counts at least `granules` and the core goes on; None if no copy under way brings it there."""
-        state = self._flag(core, program, flag)
+        state = self._flag(core, owner, flag)
         landing = state.landing
         while landing and landing[0][0] <= time:
             state.count += landing.popleft()[1]
@@ -101,21 +135,30 @@ class CopyEngine:
             while state.count < granules:
                 now, amount = landing.popleft()
                 state.count += amount
-        counts = self.counts[core]
-        counts.stall_cycles += now - time
-        counts.overhead_cycles += self._machine.dma_wait_cycles
+            self.stalled(core, time, now, cause)
+        self.counts[core].overhead_cycles += self._machine.dma_wait_cycles
         return now + self._machine.dma_wait_cycles
 
-    def add(self, core: int, program: str, flag: int, amount: int) -> None:
+    def stalled(self, core: int, begin: int, end: int, cause: StallCause) -> None:
+        """The core waited."""
+        counts = self.counts[core]
+        if cause == "copy":
+            counts.copy_stall_cycles += end - begin
+        else:
+            counts.semaphore_stall_cycles += end - begin
+        if self._timelines is not None and end > begin:
+            self._timelines[core].add("stall", begin, end, cause)
+
+    def add(self, core: int, owner: str, flag: int, amount: int) -> None:
         """Adds to a flag; `amount` is a 32-bit two's complement number."""
-        self._flag(core, program, flag).count += (amount ^ _SIGN) - _SIGN
+        self._flag(core, owner, flag).count += (amount ^ _SIGN) - _SIGN
 
-    def set(self, core: int, program: str, flag: int, value: int) -> None:
+    def set(self, core: int, owner: str, flag: int, value: int) -> None:
         """Sets a flag."""
-        self._flag(core, program, flag).count = value
+        self._flag(core, owner, flag).count = value
 
-    def _flag(self, core: int, program: str, flag: int) -> _Flag:
-        key = (core, program, flag)
+    def _flag(self, core: int, owner: str, flag: int) -> _Flag:
+        key = (core, owner, flag)
         state = self._flags.get(key)
         if state is None:
             state = self._flags[key] = _Flag()

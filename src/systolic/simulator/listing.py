@@ -79,9 +79,23 @@ class Program:
     region_start: dict[int, int] = field(repr=False)  # region → index of its first bundle
 
 
+# Registers in an operand: scalar and predicate registers by their physical name, vector registers by their virtual one.
+_REGISTER = re.compile(r"%\w+_((?:s|p)\d+)\b|%v(\d+)_v\d+\b", re.ASCII)
+
+
 def physical(register: str) -> str:
-    """`%s5_s20` → `s20`."""
-    return register.rsplit("_", 1)[1]
+    """`%s5_s20` → `s20`. Of a vector register the virtual name: `%v5_v20` → `w5`.
+
+    Most vector instructions are not kept, so that what is in a physical vector register is not known; what a kept one
+    wrote is found under its virtual name.
+    """
+    virtual, found = register.rsplit("_", 1)
+    return f"w{virtual.removeprefix('%')[1:]}" if found[0] == "v" and found[1:].isdigit() else found
+
+
+def registers(text: str) -> list[str]:
+    """All registers in a text, named as by `physical`."""
+    return [scalar or f"w{vector}" for scalar, vector in _REGISTER.findall(text)]
 
 
 def parse_listing(name: str, text: str) -> Program:
@@ -92,8 +106,9 @@ def parse_listing(name: str, text: str) -> Program:
     """
     bundles: list[Bundle] = []
     region_start: dict[int, int] = {}
+    keep_loads = " vpush " in text
     for line_number, line in _logical_lines(name, text):
-        bundle = _parse_bundle(name, line_number, line)
+        bundle = _parse_bundle(name, line_number, line, keep_loads)
         if int(bundle.address, 16) != len(bundles):
             raise SimulationError(
                 f"{name}, line {line_number}: bundle {bundle.address} where {len(bundles):#x} was due; "
@@ -128,7 +143,7 @@ def _logical_lines(name: str, text: str) -> Iterator[tuple[int, str]]:
         raise SimulationError(f"{name}, line {start}: a comment does not end: {pending[0].strip()[:200]}")
 
 
-def _parse_bundle(name: str, line_number: int, line: str) -> Bundle:
+def _parse_bundle(name: str, line_number: int, line: str, keep_loads: bool) -> Bundle:
     code, comments = _split_comments(line)
     head = _BUNDLE.match(code)
     end = code.rfind("}")
@@ -157,7 +172,7 @@ def _parse_bundle(name: str, line_number: int, line: str) -> Bundle:
         parsed = _parse_instruction(stripped)
         if parsed is None:
             raise SimulationError(f"{name}, line {line_number}: no instruction: {stripped[:200]}")
-        if parsed is _VECTOR:
+        if parsed is _VECTOR or (parsed[1] == "vld" and not keep_loads):
             vector_count += 1
             continue
         dest, opcode, rest, predicate = parsed
@@ -209,7 +224,7 @@ def _split_comments(line: str) -> tuple[str, list[tuple[int, str]]]:
 
 _VECTOR = (None, "", "", None)
 # Vector instructions that carry control flow or time: matrix units, sync flags, values for the scalar side.
-_KEPT_VECTOR = ("vmatmul", "vpop", "vsync", "vwait", "vpush", "vmatpush", "vmov")
+_KEPT_VECTOR = ("vmatmul", "vpop", "vsync", "vwait", "vpush", "vmatpush", "vmov", "vld")
 
 
 def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | None] | None:
@@ -226,7 +241,7 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
         predicate = Predicate(register, bool(negated), constant != "0")
         before, after = rest[: found.start()].rstrip(), rest[found.end() :].lstrip()
         rest = f"{before}, {after}" if before and after else before or after
-    if opcode == "vmov" and (dest is None or "%" in rest):
+    if opcode in ("vmov", "vld") and (dest is None or not _read_by_scalar_side(opcode, rest)):
         return _VECTOR
     if rest.startswith("[thread:"):
         rest = rest.split("]", 1)[1].lstrip(" ,")
@@ -237,6 +252,11 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
         if opcode in ("sdivrem.u32", "sdivrem.s32") or opcode.startswith(("vpush", "spop")):
             dest = text[1 : text.index(" ")]
     return dest, opcode, rest, predicate
+
+
+def _read_by_scalar_side(opcode: str, rest: str) -> bool:
+    """Whether an instruction may be how a word gets from VMEM, or from the program's text, to the scalar side."""
+    return "%" not in rest if opcode == "vmov" else rest.startswith("[vmem:") and rest.endswith("sm:$0xff]")
 
 
 def _operands(rest: str) -> tuple[str, ...]:

@@ -7,14 +7,14 @@ the translation.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from systolic.simulator.blocks import Block
-from systolic.simulator.listing import Instruction, Program, physical
+from systolic.simulator.listing import Instruction, Program, physical, registers
 from systolic.simulator.scalar import IGNORED, spill_slot, static_allocation
 
-_REGISTER = re.compile(r"%\w+_((?:s|p|v)\d+)\b", re.ASCII)
+_ALLOCATION = re.compile(r"#(\w+)", re.ASCII)
 _NAMED = re.compile(r"%(\d+)\b", re.ASCII)
 
 
@@ -28,20 +28,25 @@ class Effect:
     root: bool
 
 
-def _operands_that_count(instruction: Instruction) -> tuple[str, ...]:
-    """Operands that decide when a copy lands: not its addresses."""
+def _operands_that_count(instruction: Instruction, followed: Set[int]) -> tuple[str, ...]:
+    """Operands that decide when a copy lands, and, where its contents are followed, between which places it is."""
     operands = instruction.operands
-    if instruction.opcode.startswith("dma.") and instruction.opcode != "dma.done.wait":
-        return operands[1:2] + operands[3:4]
-    return operands
+    if not instruction.opcode.startswith("dma.") or instruction.opcode == "dma.done.wait":
+        return operands
+    return operands[:4] if id(instruction) in followed else operands[1:2] + operands[3:4]
 
 
-def effect(instruction: Instruction, read_memory: frozenset[str] | None) -> Effect:
-    """The effect of one instruction. `read_memory`: allocations of scalar memory that are read; None if all may be."""
+def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]) -> Effect:
+    """The effect of one instruction.
+
+    Args:
+      private: allocations of scalar memory that nothing reads.
+      followed: `id`s of the copies whose contents are followed.
+    """
     opcode = instruction.opcode
     base = opcode.split(".")[0]
     predicate = instruction.predicate
-    if opcode in IGNORED or base == "inlined_call_operand":
+    if opcode in IGNORED:
         writes = physical(instruction.dest) if instruction.dest and "_" in instruction.dest else None
         return Effect((), writes, True, False)
     if base == "sphi":  # every source is the destination's own physical register
@@ -49,8 +54,8 @@ def effect(instruction: Instruction, read_memory: frozenset[str] | None) -> Effe
     if base in ("vmatmul", "vpop", "vmatpush", "vmatpush1", "vmatpush2", "vmatpush3") and "ccrf" not in opcode:
         reads = (predicate.register,) if predicate and predicate.register and base in ("vmatmul", "vpop") else ()
         return Effect(reads, None, False, bool(reads))
-    text = " ".join(_operands_that_count(instruction))
-    reads = [*_REGISTER.findall(text), *(f"x{name}" for name in _NAMED.findall(text))]
+    text = " ".join(_operands_that_count(instruction, followed))
+    reads = [*registers(text), *(f"x{name}" for name in _NAMED.findall(text))]
     writes = None
     root = opcode.startswith(("dma.", "vsync", "vwait")) or opcode in ("sbr.rel", "inlined_call")
     if opcode in ("vpush.ccrf", "vpop.ccrf", "spop.drf"):
@@ -63,10 +68,10 @@ def effect(instruction: Instruction, read_memory: frozenset[str] | None) -> Effe
             if base == "sld":
                 reads = [slot]
             else:
-                reads, writes = _REGISTER.findall(instruction.operands[1]), slot
+                reads, writes = registers(instruction.operands[1]), slot
         elif base == "sst":
             place = static_allocation(instruction.operands[0])
-            root = read_memory is None or place is None or place in read_memory
+            root = place is None or place not in private
     if predicate is not None and predicate.register is not None:
         reads.append(predicate.register)
         if writes is not None:
@@ -74,24 +79,25 @@ def effect(instruction: Instruction, read_memory: frozenset[str] | None) -> Effe
     return Effect(tuple(reads), writes, predicate is None, root)
 
 
-def _memory_that_is_read(program: Program) -> frozenset[str] | None:
-    places = set()
+def _never_read(program: Program) -> frozenset[str]:
+    """Allocations of scalar memory that the program mentions only to store to them."""
+    stored, mentioned = set(), set()
     for bundle in program.bundles:
         for instruction in bundle.instructions:
-            if instruction.opcode == "sld":
-                place = static_allocation(instruction.operands[0])
-                if place is None:
-                    return None
-                places.add(place)
-    return frozenset(places)
+            others = instruction.operands
+            if instruction.opcode == "sst" and (place := static_allocation(others[0])) is not None:
+                stored.add(place)
+                others = others[1:]
+            mentioned.update(_ALLOCATION.findall(" ".join(others)))
+    return frozenset(stored - mentioned)
 
 
-def live_instructions(program: Program, blocks: Sequence[Block]) -> set[int]:
-    """`id`s of the program's instructions that matter."""
-    read_memory = _memory_that_is_read(program)
+def live_instructions(program: Program, blocks: Sequence[Block], followed: Set[int]) -> set[int]:
+    """`id`s of the program's instructions that matter; `followed`: those of copies whose contents matter."""
+    private = _never_read(program)
     effects: list[list[list[tuple[Instruction, Effect]]]] = [
         [
-            [(instruction, effect(instruction, read_memory)) for instruction in bundle.instructions]
+            [(instruction, effect(instruction, private, followed)) for instruction in bundle.instructions]
             for bundle in program.bundles[block.first : block.last + 1]
         ]
         for block in blocks

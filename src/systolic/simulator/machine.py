@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
-from systolic.simulator.copies import CopyEngine
+from systolic.simulator.copies import FLAG_MASK, CopyEngine, StallCause
 from systolic.simulator.errors import DeadlockError, SimulationError
+from systolic.simulator.loops import Laps
 from systolic.simulator.matrix import MatrixUnits
+from systolic.simulator.memory import Memory
+from systolic.simulator.names import SHARED_FLAGS_FROM
 from systolic.simulator.translate import Translation
+from systolic.simulator.values import NEVER_WRITTEN, Unknown
 
 _CORE = re.compile(r"\bcore id\b|\blogical chip id\b")
+_ROW_WORDS = 128  # addresses in HBM and VMEM count rows of 512 bytes
+_WORD_BYTES = 4
 
 # A program in progress. It yields the time at which it is about to act on what cores share, or None where it can't go
 # on until another core has acted, and returns the time at which it is over.
 Progress = Generator[int | None, None, int]
+
+# Registers handed to a called program.
+Passed = Sequence[tuple[str, "int | Unknown"]]
 
 
 class Mailboxes:
@@ -39,12 +48,15 @@ class Mailboxes:
 
 
 class Machine:
-    """What a translated program calls: copies and flags, the matrix units, scalar memory, and other programs.
+    """What a translated program calls: copies and flags, the matrix units, memory, and other programs.
 
     Args:
       core: index of this core within its device; programs split their grid by it.
-      initial: value of a word of scalar memory that the program reads but never wrote; None: not known.
-      call: starts a called program; (time, name) → its progress.
+      memory: of the core; all its programs share it.
+      passed: registers that the caller hands over.
+      parameter: address of one of the whole program's parameters.
+      call: starts a called program; (time, name, registers) → its progress.
+      copy_address_bytes: what addresses in HBM and VMEM count where a copy names them.
       max_rounds: of loops, all together, after which the program is taken to have been misread.
     """
 
@@ -54,21 +66,33 @@ class Machine:
         copies: CopyEngine,
         mailboxes: Mailboxes,
         units: MatrixUnits,
+        memory: Memory,
+        laps: Laps,
         *,
         core: int,
-        initial: Callable[[int], int | None],
-        call: Callable[[int, str], Progress],
+        passed: Mapping[str, int | Unknown],
+        parameter: Callable[[int], int],
+        call: Callable[[int, str, Passed], Progress],
+        copy_address_bytes: int,
+        granule_bytes: int,
         max_rounds: int,
     ) -> None:
         self._program = translation.name
         self._copies = copies
         self._mailboxes = mailboxes
-        self._memory: dict[int, int | None] = {}
+        self._memory = memory
         self._core = core
-        self._initial = initial
+        self._passed = passed
         self._translation = translation
+        self._copy_address_words = copy_address_bytes // _WORD_BYTES
+        self._granule_words = granule_bytes // _WORD_BYTES
         self.max_rounds = max_rounds
+        self.laps = laps
+        self.counts: Sequence[int] = ()  # how often each basic block ran, once the program is over
         self.segment = units.advance
+        self.lap = laps.add
+        self.store = memory.store
+        self.parameter = parameter
         self.call = call
         self.waits_for = ""  # what the program can't go on without, for the message of a deadlock
 
@@ -80,11 +104,24 @@ class Machine:
         """
         try:
             return (yield from self._translation.run(time, self))
-        except TypeError as error:
-            # Values that only the vector side or an argument knows are None in the translation.
-            raise SimulationError(f"{self._program}: control flow depends on a value that is not known") from error
-        except (ArithmeticError, LookupError, ValueError) as error:
-            raise SimulationError(f"{self._program}: scalar code that cannot be executed: {error}") from error
+        except SimulationError as error:
+            if error.located:  # by the program that this one had called
+                raise
+            located = type(error)(f"{self._where(error)}: {error}")
+            located.located = True
+            raise located from error
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            located = SimulationError(f"{self._where(error)}: scalar code that cannot be executed: {error}")
+            located.located = True
+            raise located from error
+
+    def _where(self, error: BaseException) -> str:
+        line = self._translation.listing_line(error)
+        return self._program if line is None else f"{self._program}, line {line}"
+
+    def left(self, counts: Sequence[int]) -> None:
+        """The program is over; its basic blocks ran so often."""
+        self.counts = counts
 
     def too_long(self) -> None:
         """Ends a program that goes round and round.
@@ -94,26 +131,38 @@ class Machine:
         """
         raise SimulationError(f"{self._program}: loops went round more than {self.max_rounds:,} times")
 
-    def start(self, time: int, flag: int, granules: int, hbm_reads: int, hbm_writes: int) -> int:
-        """See `CopyEngine.start`."""
-        return self._copies.start(self._core, self._program, time, flag, granules, hbm_reads, hbm_writes)
+    # ---- copies and flags ----
 
-    def wait(self, time: int, flag: int, granules: int, where: str) -> int | None:
+    def _owner(self, flag: int) -> str:
+        """Flags of the top-level program are everybody's, also where it passes one on."""
+        return "" if flag & FLAG_MASK >= SHARED_FLAGS_FROM else self._program
+
+    def start(self, time: int, flag: int, granules: int, source: str, destination: str, run_bytes: int | None) -> int:
+        """See `CopyEngine.start`."""
+        return self._copies.start(self._core, self._owner(flag), time, flag, granules, source, destination, run_bytes)
+
+    def move(self, source: str, begin: int, destination: str, first: int, granules: int, contiguous: bool) -> None:
+        """Lets contents follow a copy."""
+        begin *= 1 if source == "smem" else self._copy_address_words
+        first *= 1 if destination == "smem" else self._copy_address_words
+        self._memory.copy(source, begin, destination, first, granules * self._granule_words, contiguous=contiguous)
+
+    def wait(self, time: int, flag: int, granules: int, cause: StallCause, where: str) -> int | None:
         """See `CopyEngine.wait`."""
         self.waits_for = where
-        return self._copies.wait(self._core, self._program, time, flag, granules)
+        return self._copies.wait(self._core, self._owner(flag), time, flag, granules, cause)
 
     def add(self, flag: int, amount: int) -> None:
         """See `CopyEngine.add`."""
-        self._copies.add(self._core, self._program, flag, amount)
+        self._copies.add(self._core, self._owner(flag), flag, amount)
 
     def put(self, flag: int, value: int) -> None:
         """See `CopyEngine.set`."""
-        self._copies.set(self._core, self._program, flag, value)
+        self._copies.set(self._core, self._owner(flag), flag, value)
 
     def signal(self, time: int, address: int, amount: int) -> None:
         """See `CopyEngine.signal`."""
-        self._copies.signal(self._program, time, address, amount)
+        self._copies.signal(self._owner(address), time, address, amount)
 
     def send(self, time: int, value: int) -> None:
         """See `Mailboxes.send`."""
@@ -122,20 +171,27 @@ class Machine:
     def receive(self, time: int, where: str) -> tuple[int, int] | None:
         """See `Mailboxes.receive`."""
         self.waits_for = where
-        return self._mailboxes.receive(self._core, time)
+        received = self._mailboxes.receive(self._core, time)
+        if received is not None:
+            self._copies.stalled(self._core, time, received[0], "semaphore")
+        return received
 
-    def load(self, address: int, comment: str) -> int | None:
+    # ---- values ----
+
+    def operand(self, register: str) -> int | Unknown:
+        """What the caller handed over in a register."""
+        return self._passed.get(register, NEVER_WRITTEN)
+
+    def load(self, address: int, comment: str) -> int | Unknown:
         """A word of scalar memory."""
-        if address in self._memory:
-            return self._memory[address]
         named = _CORE.search(comment)
         if named:
             return self._core if named.group() == "core id" else 0
-        return self._initial(address)
+        return self._memory.load(address)
 
-    def store(self, address: int, value: int | None) -> None:
-        """Writes a word of scalar memory."""
-        self._memory[address] = value
+    def word(self, row: int) -> int | Unknown:
+        """The first word of a row of VMEM."""
+        return self._memory.word("vmem", row * _ROW_WORDS)
 
 
 def run_together(cores: Sequence[Progress], stuck: Callable[[int], str]) -> list[int]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.listing import Instruction
+from systolic.simulator.timeline import Timeline
 
 _UNIT = re.compile(r"mxu(\d)")
 _PLACE = re.compile(r"\[(\d+)\]\.mxu(\d)")
@@ -103,12 +104,20 @@ class MatrixUnits:
     `remember=False` works every round out anew; a test compares the two.
     """
 
-    def __init__(self, machine: MachineModel, segments: Sequence[Segment], *, remember: bool = True) -> None:
+    def __init__(
+        self,
+        machine: MachineModel,
+        segments: Sequence[Segment],
+        *,
+        remember: bool = True,
+        timeline: Timeline | None = None,
+    ) -> None:
         self._latency = machine.result_latency_cycles
         self._depth = machine.matmul_queue_depth
         self._units = machine.mxu_count
         self._segments = segments
         self._remember = remember
+        self._timeline = timeline
         self._memo: dict[tuple[int, tuple[bool, ...], _Relative], tuple[int, _Relative, int]] = {}
         self._at = 0  # the time to which `_state` is relative
         self._state: _Relative = ((0,) * self._units, ((),) * self._units, ((),) * self._units)
@@ -125,8 +134,11 @@ class MatrixUnits:
             self._memo[key] = known
         cycles, self._state, busy = known
         self._at = time + cycles
-        self.stall_cycles += cycles - self._segments[segment].cycles
+        stall = cycles - self._segments[segment].cycles
+        self.stall_cycles += stall
         self.busy_cycles += busy
+        if self._timeline is not None:
+            self._timeline.add("matrix", time, self._at, f"{stall} cycles stalled" if stall else "", busy)
         return self._at
 
     def _run(self, segment: Segment, conditions: tuple[bool, ...], state: _Relative) -> tuple[int, _Relative, int]:

@@ -1,60 +1,39 @@
 """What each scalar instruction does, as a Python expression.
 
-Registers are 32 bits wide and kept as integers from 0 to 2³² − 1; signed instructions convert. A value that only the
-vector side knows is `None`: to compute with it fails, which is reported as a dependence on data.
+Registers are 32 bits wide and kept as integers from 0 to 2³² − 1; signed and float instructions convert. A value that
+is not known is a `values.Unknown`, which goes through arithmetic as it is.
 """
 
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable
 
-from systolic.simulator.copies import FLAG_BITS
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.listing import Instruction, Program
+from systolic.simulator.listing import Instruction, Program, physical
+from systolic.simulator.names import Names
+from systolic.simulator.values import (
+    MASK,
+    as_word,
+    float_compare,
+    float_from_signed,
+    float_result,
+    larger,
+    leading_zeros,
+    rounded_float,
+    signed_division,
+    signed_from_float,
+    smaller,
+)
 
-MASK = 0xFFFFFFFF
-_REGISTER = re.compile(r"(!?)%\w+_((?:s|p|v|vm)\d+)$", re.ASCII)
+_REGISTER = re.compile(r"(!?)(%\w+_(?:s|p|v)\d+)$", re.ASCII)
 _NUMBER = re.compile(r"-?\d+$|0x[0-9a-f]+$", re.ASCII)
 _FLOAT = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?$", re.ASCII)
 _ALLOCATION = re.compile(r"\[?#(\w+)(?: \+ \$(0x[0-9a-f]+))?\]?$", re.ASCII)
 
-# Distance between the made-up addresses of two allocations. Only that they do not overlap matters: scalar memory and
-# sync flags are the only spaces whose addresses decide anything here.
-_ALLOCATION_SPAN = 1 << 20
-_FLAG_SPAN = 1 << 6
-
 # Instructions without effect on control flow, copies or time. `shalt.err` stops a program whose address is out of
 # bounds; `cld` and `cst` move vectors from and to v4's CMEM.
 IGNORED = frozenset({"sfence", "cfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "cld", "cst"})
-
-
-class Names:
-    """Addresses for the allocations that a program mentions by name.
-
-    Args:
-      flags: names of sync flags. Programs pack their numbers into `FLAG_BITS` bits, so these stay small.
-    """
-
-    def __init__(self, flags: frozenset[str] = frozenset()) -> None:
-        self._flags = flags
-        self.addresses: dict[str, int] = {}
-
-    def address(self, name: str, offset: int = 0) -> int:
-        """The address `offset` words or flags into the allocation of that name.
-
-        Raises:
-          SimulationError: there are more sync flags than numbers for them.
-        """
-        if name not in self.addresses:
-            is_flag = name in self._flags
-            before = sum((known in self._flags) == is_flag for known in self.addresses)
-            base = (before + 1) * (_FLAG_SPAN if is_flag else _ALLOCATION_SPAN)
-            if is_flag and base + _FLAG_SPAN > 1 << FLAG_BITS:
-                raise SimulationError(f"no number is left for the sync flags {name}")
-            self.addresses[name] = base
-        return self.addresses[name] + offset
 
 
 def flag_names(program: Program) -> frozenset[str]:
@@ -79,11 +58,12 @@ def operand(text: str, names: Names) -> str:
     text = text.split(" [#")[0]  # what follows in brackets is an annotation
     register = _REGISTER.match(text)
     if register:
-        return f"not {register.group(2)}" if register.group(1) else register.group(2)
+        name = physical(register.group(2))
+        return f"(True ^ {name})" if register.group(1) else name
     if _NUMBER.match(text):
         return str(int(text, 0) & MASK)
     if _FLOAT.match(text):
-        return str(int.from_bytes(struct.pack("<f", float(text)), "little"))
+        return str(as_word(float(text)))
     allocation = _ALLOCATION.match(text)
     if allocation:
         return str(names.address(allocation.group(1), int(allocation.group(2) or "0", 16)))
@@ -132,18 +112,48 @@ _BINARY: dict[str, Callable[[str, str], str]] = {
     "sshll.u32": _binary("({a} << ({b} & 31)) & {m}"),
     "sshrl.u32": _binary("{a} >> ({b} & 31)"),
     "sshra.s32": _binary(_ARITHMETIC_SHIFT),
-    "smin.u32": _binary("min({a}, {b})"),
-    "smax.u32": _binary("max({a}, {b})"),
-    "smin.s32": lambda a, b: f"min({_signed(a)}, {_signed(b)}) ^ 0x80000000",
-    "smax.s32": lambda a, b: f"max({_signed(a)}, {_signed(b)}) ^ 0x80000000",
-    "por": _binary("{a} or {b}"),
-    "pand": _binary("{a} and {b}"),
-    "pnand": _binary("not ({a} and {b})"),
-    "pnor": _binary("not ({a} or {b})"),
-    "pxor": _binary("({a}) != ({b})"),
+    "smin.u32": _binary("smaller({a}, {b})"),
+    "smax.u32": _binary("larger({a}, {b})"),
+    "smin.s32": lambda a, b: f"smaller({_signed(a)}, {_signed(b)}) ^ 0x80000000",
+    "smax.s32": lambda a, b: f"larger({_signed(a)}, {_signed(b)}) ^ 0x80000000",
+    # Bitwise, since a predicate may be an unknown value, which has no truth.
+    "por": _binary("{a} | {b}"),
+    "pand": _binary("{a} & {b}"),
+    "pnand": _binary("True ^ ({a} & {b})"),
+    "pnor": _binary("True ^ ({a} | {b})"),
+    "pxor": _binary("{a} ^ {b}"),
+    **{
+        f"s{name}.f32": _binary(f"float_result({name!r}, {{a}}, {{b}})")
+        for name in ("add", "sub", "mul", "div", "min", "max")
+    },
 }
 _COMPARISON = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_UNARY = {"smov": "{a}", "pmov": "{a}", "pneg": "not ({a})", "sneg.s32": "-{a} & 0xFFFFFFFF"}
+_UNARY = {
+    "smov": "{a}",
+    "pmov": "{a}",
+    "pneg": "True ^ {a}",
+    "sneg.s32": "-{a} & 0xFFFFFFFF",
+    "sclz": "leading_zeros({a})",
+    "sfloor.f32": "rounded_float('floor', {a})",
+    "sceil.f32": "rounded_float('ceil', {a})",
+    "scvt.s32.f32": "float_from_signed({a})",
+    "scvt.f32.s32": "signed_from_float({a})",
+}
+# What the expressions call.
+FUNCTIONS: dict[str, Callable[..., object]] = {
+    function.__name__: function
+    for function in (
+        float_compare,
+        float_from_signed,
+        float_result,
+        larger,
+        leading_zeros,
+        rounded_float,
+        signed_division,
+        signed_from_float,
+        smaller,
+    )
+}
 
 
 def expression(instruction: Instruction, names: Names) -> str | None:
@@ -161,11 +171,12 @@ def expression(instruction: Instruction, names: Names) -> str | None:
         return f"({a} + {b}) & {MASK}"
     if base == "int_to_ptr":
         return operand(operands[0], names)
-    if opcode in ("reloc", "scalar_parameter_address"):
+    if opcode == "reloc":
         return "0"
+    if opcode == "scalar_parameter_address":
+        return f"parameter({int(operands[0])})"
     if base == "inlined_call_operand":
-        # An argument's address; where it is a scalar in SMEM, its value is fetched through that address.
-        return str(names.address(f"{opcode} {instruction.dest}"))
+        return f"operand({physical('%' + (instruction.dest or ''))!r})"
     if opcode == "scalar_select" or (opcode == "smov" and operands[0].startswith("(")):
         return _select(operands, names)
     if opcode in _UNARY:
@@ -176,6 +187,8 @@ def expression(instruction: Instruction, names: Names) -> str | None:
     if base == "scmp":
         a, b = (operand(text, names) for text in operands)
         _, relation, kind, *_ = opcode.split(".")
+        if kind == "f32":
+            return f"float_compare({_COMPARISON[relation]!r}, {a}, {b})"
         if kind == "s32" and relation not in ("eq", "ne"):
             a, b = _signed(a), _signed(b)
         elif kind not in ("s32", "u32"):
@@ -190,5 +203,11 @@ def _select(operands: tuple[str, ...], names: Names) -> str:
         chosen = operands[1]
     else:
         predicate, chosen, otherwise = operands
-    parts = [operand(text, names) for text in (chosen, predicate, otherwise)]
-    return "{} if {} else {}".format(*parts)
+    if predicate.startswith("!"):
+        predicate, chosen, otherwise = predicate[1:], otherwise, chosen
+    return choice(operand(predicate, names), operand(chosen, names), operand(otherwise, names))
+
+
+def choice(predicate: str, chosen: str, otherwise: str) -> str:
+    """`chosen` where the predicate holds; the predicate itself where it is an unknown value."""
+    return f"({predicate} if {predicate}.__class__ is Unknown else ({chosen}) if {predicate} else {otherwise})"

@@ -9,16 +9,23 @@ that is behind goes first; and it yields None where a wait can't be satisfied by
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.blocks import Block, split_blocks
 from systolic.simulator.bundle import BundleCode, is_matrix
+from systolic.simulator.calls import CallOperand, call_operands
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.listing import Instruction, Program
 from systolic.simulator.liveness import live_instructions
 from systolic.simulator.matrix import MatrixOp, Segment, matrix_ops
+from systolic.simulator.names import Allocations, Names
+from systolic.simulator.scalar import FUNCTIONS, flag_names
+from systolic.simulator.spaces import CopyReader
+from systolic.simulator.values import COMPUTED, NEVER_WRITTEN, Unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,47 +37,78 @@ class Translation:
     segments: tuple[Segment, ...]
     addresses: dict[str, int]  # of allocations, by name
     source: str
-    bundles: int
+    blocks: tuple[Block, ...]  # those that `machine.left` counts
+    operands: tuple[CallOperand, ...]
+
+    def listing_line(self, error: BaseException) -> int | None:
+        """The line of the listing whose code raised `error`; None where that can't be told."""
+        found = None
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == f"<{self.name}>":
+                found = _MARK.search(self.source.split("\n")[trace.tb_lineno - 1])
+            trace = trace.tb_next
+        return int(found.group(1)) if found is not None else None
 
 
-def translate(program: Program, machine: MachineModel, *, shared: bool) -> Translation:
+def translate(
+    program: Program,
+    machine: MachineModel,
+    allocations: Allocations,
+    *,
+    shared: bool,
+    top_level: bool,
+) -> Translation:
     """Translates a listing that has been read.
 
     Args:
+      allocations: shared with the other programs of the run.
       shared: other cores act on the same device; see above.
+      top_level: it is the program that calls the others.
 
     Raises:
       SimulationError: an instruction that matters and is not understood; the message quotes it.
     """
-    return _Translator(program, machine, shared).translate()
+    return _Translator(program, machine, allocations, shared, top_level).translate()
 
 
 class _Translator:
-    def __init__(self, program: Program, machine: MachineModel, shared: bool) -> None:
+    def __init__(
+        self, program: Program, machine: MachineModel, allocations: Allocations, shared: bool, top_level: bool
+    ) -> None:
         self.program = program
         self.machine = machine
         self.blocks = split_blocks(program, machine.branch_delay_slots)
-        self.code = BundleCode(program, live_instructions(program, self.blocks), shared=shared)
+        copies = CopyReader(program)
+        followed = copies.followed(top_level=top_level)
+        alive = live_instructions(program, self.blocks, followed)
+        names = Names(flag_names(program), allocations, shared=top_level)
+        self.code = BundleCode(program, names, copies, alive, followed, shared=shared)
         self.segments: list[Segment] = []
 
     def translate(self) -> Translation:
         bodies = [self._block(number, block) for number, block in enumerate(self.blocks)]
-        registers = " = ".join(sorted(self.code.variables))
+        scalars = " = ".join(sorted(name for name in self.code.variables if name[0] != "w"))
+        vectors = " = ".join(sorted(name for name in self.code.variables if name[0] == "w"))
+        counts = [f"n{number}" for number in range(len(self.blocks))]
         lines = [
             "def run(t, machine):",
             "    start, wait, add, put = machine.start, machine.wait, machine.add, machine.put",
             "    seg, load, store, call = machine.segment, machine.load, machine.store, machine.call",
             "    send, receive, signal = machine.send, machine.receive, machine.signal",
-            *([f"    {registers} = None"] if registers else []),
+            "    move, word, operand, parameter = machine.move, machine.word, machine.operand, machine.parameter",
+            "    lap, left = machine.lap, machine.left",
+            *([f"    {scalars} = nothing"] if scalars else []),
+            *([f"    {vectors} = vector"] if vectors else []),
             "    limit, too_long = machine.max_rounds, machine.too_long",
-            "    block = rounds = 0",
+            f"    block = rounds = {' = '.join(counts)} = 0",
             "    if block:",  # never: a program that yields nowhere has to be a generator too
             "        yield t",
             "    while True:",
             *_dispatch(bodies, 0, len(bodies), "        "),
         ]
         source = "\n".join(lines)
-        scope: dict[str, Callable[..., Generator[int | None, None, int]]] = {}
+        scope: dict[str, Any] = {**FUNCTIONS, "nothing": NEVER_WRITTEN, "vector": COMPUTED, "Unknown": Unknown}
         exec(compile(source, f"<{self.program.name}>", "exec"), scope)
         return Translation(
             name=self.program.name,
@@ -78,13 +116,14 @@ class _Translator:
             segments=tuple(self.segments),
             addresses=self.code.names.addresses,
             source=source,
-            bundles=len(self.program.bundles),
+            blocks=self.blocks,
+            operands=call_operands(self.program),
         )
 
     # ---- one block ----
 
     def _block(self, number: int, block: Block) -> list[str]:
-        code: list[str] = []
+        code = [f"n{number} += 1"]
         gathered = _Gathered()
         last_start = 0
         for index in range(block.first, block.last + 1):
@@ -94,10 +133,10 @@ class _Translator:
                 if events := self.code.events(bundle):
                     self._close(gathered, offset - last_start, code)
                     last_start = offset
-                    code += events
+                    code += _marked(events, bundle.line)
                 for instruction in filter(is_matrix, bundle.instructions):
                     code += self._matrix(instruction, offset - last_start, gathered)
-                code += self.code.rest(bundle)
+                code += _marked(self.code.rest(bundle), bundle.line)
             except SimulationError as error:
                 raise SimulationError(f"{self.program.name}, line {bundle.line}: {error}") from error
             except (LookupError, ValueError) as error:  # fewer operands, or others, than the opcode has
@@ -110,10 +149,13 @@ class _Translator:
     def _leave(self, number: int, block: Block) -> list[str]:
         def to(target: int | None) -> list[str]:
             if target is None:
-                return ["return t"]
+                return [f"left(({''.join(f'n{block}, ' for block in range(len(self.blocks)))}))", "return t"]
+            if target > number:
+                return [f"block = {target}"]
             # A program that was misread may go round for ever.
-            guard = ["rounds += 1", "if rounds > limit:", "    too_long()"] if target <= number else []
-            return [*guard, f"block = {target}"]
+            guard = ["rounds += 1", "if rounds > limit:", "    too_long()"]
+            outermost = self.program.bundles[self.blocks[target].first].depth == 1
+            return [*guard, *([f"lap({target}, t)"] if outermost else []), f"block = {target}"]
 
         if block.branch is None:
             return to(block.following)
@@ -148,6 +190,14 @@ class _Translator:
             code.append(f"{name} = {self.code.condition(predicate)}")
         gathered.ops += matrix_ops(instruction, offset, self.machine, condition)
         return code
+
+
+_MARK = re.compile(r"  # line (\d+)$")
+
+
+def _marked(code: list[str], line: int) -> list[str]:
+    """Notes the listing's line behind each line of code, for messages."""
+    return [f"{text}  # line {line}" for text in code]
 
 
 class _Gathered:

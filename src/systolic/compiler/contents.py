@@ -1,0 +1,253 @@
+"""What the operands of a function's Pallas calls hold, worked out on the CPU from the arguments that were given.
+
+A kernel with scalar prefetch branches on values, and these are often computed by the function itself: the group
+boundaries of a ragged product, the list of blocks that are not zero. They are evaluated here from the traced function,
+and only when asked for: no large product is ever computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+_PALLAS = "pallas_call"
+_MOST_ROUNDS = 100_000  # of a loop around a Pallas call that is followed
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A value that cannot be worked out, and for want of what."""
+
+    why: str
+
+
+class Deferred:
+    """A value that is computed when it is asked for, once.
+
+    Args:
+        compute: may ask for the values in `needs`, and for no others.
+    """
+
+    __slots__ = ("_compute", "_needs", "_value")
+
+    def __init__(self, compute: Callable[[], Any], needs: Sequence[Deferred] = ()) -> None:
+        self._compute: Callable[[], Any] | None = compute
+        self._needs = needs
+        self._value: Any = None
+
+    @classmethod
+    def known(cls, value: Any) -> Deferred:
+        """One that is there already."""
+        made = cls(lambda: None)
+        made._value, made._compute = value, None
+        return made
+
+    def get(self) -> Any:
+        """The value, or a `Missing`."""
+        # What is needed comes first, without recursion: a chain of operations may be long.
+        pending = [self]
+        while pending:
+            top = pending[-1]
+            if top._compute is None:
+                pending.pop()
+                continue
+            needed = [need for need in top._needs if need._compute is not None]
+            if needed:
+                pending += needed
+                continue
+            top._value, top._compute, top._needs = top._compute(), None, ()
+            pending.pop()
+        return self._value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PallasOperands:
+    """One execution of a Pallas call.
+
+    Attributes:
+        site: which call in the function's text it is an execution of; a loop executes the same one many times.
+        shapes: of the operands, in the order of the compiled operation's.
+        operands: their contents: arrays, or `Missing`.
+    """
+
+    site: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    operands: tuple[Deferred, ...]
+
+
+def pallas_operands(closed_jaxpr: Any, arguments: Sequence[Any], names: Sequence[str]) -> list[PallasOperands]:
+    """Every execution of a Pallas call in a traced function, in order, with what its operands hold.
+
+    Args:
+        closed_jaxpr: the function, traced.
+        arguments: its flat arguments: arrays, or what has a shape only.
+        names: of the arguments, for the reasons.
+
+    A call behind a condition or in a loop that depends on values that are not known is left out.
+    """
+    given = [
+        Deferred.known(np.asarray(argument))
+        if hasattr(argument, "__array__")
+        else Deferred.known(Missing(f"argument {name}, of which only the shape was given"))
+        for argument, name in zip(arguments, names, strict=True)
+    ]
+    walk = _Walk()
+    walk.run(closed_jaxpr.jaxpr, [Deferred.known(const) for const in closed_jaxpr.consts], given, ())
+    return walk.found
+
+
+@dataclass(slots=True)
+class _Walk:
+    found: list[PallasOperands] = field(default_factory=list)
+
+    def run(
+        self, jaxpr: Any, consts: Sequence[Deferred], arguments: Sequence[Deferred], path: tuple[int, ...]
+    ) -> list[Deferred]:
+        """Goes through a jaxpr; returns its results."""
+        values: dict[Any, Deferred] = {}
+        values.update(zip(jaxpr.constvars, consts, strict=True))
+        values.update(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(atom: Any) -> Deferred:
+            return Deferred.known(atom.val) if hasattr(atom, "val") else values[atom]
+
+        for number, equation in enumerate(jaxpr.eqns):
+            inputs = [read(atom) for atom in equation.invars]
+            outputs = self._equation(jaxpr, equation, inputs, (*path, number))
+            values.update(zip(equation.outvars, outputs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, jaxpr: Any, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
+        name = equation.primitive.name
+        if name == _PALLAS:
+            return self._pallas(equation, inputs, path)
+        if not any(map(_holds_pallas, _inner(equation.params))):
+            return _evaluated(jaxpr, equation, inputs)
+        if name == "scan":
+            return self._scan(equation, inputs, path)
+        if name == "while":
+            return self._while(equation, inputs, path)
+        if name == "cond":
+            return self._cond(equation, inputs, path)
+        inner = [closed for closed in _inner(equation.params) if _holds_pallas(closed)]
+        if len(inner[0].jaxpr.invars) != len(inputs):
+            return _missing(equation, f"a {name} around a kernel")
+        return self.run(inner[0].jaxpr, [Deferred.known(const) for const in inner[0].consts], inputs, path)
+
+    def _pallas(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
+        kernel = equation.params.get("name") or "in front of it"
+        self.found.append(
+            PallasOperands(
+                site=path,
+                shapes=tuple(tuple(atom.aval.shape) for atom in equation.invars),
+                operands=tuple(inputs),
+            )
+        )
+        return _missing(equation, f"what the kernel {kernel} computes")
+
+    def _scan(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
+        params = equation.params
+        consts_end = params["num_consts"]
+        carry_end = consts_end + params["num_carry"]
+        consts, carry, sliced = inputs[:consts_end], inputs[consts_end:carry_end], inputs[carry_end:]
+        rounds = range(params["length"])
+        stacked: list[Any] = []
+        for i in reversed(rounds) if params["reverse"] else rounds:
+            here = [_applied(lambda whole, i=i: whole[i], value) for value in sliced]
+            body = params["jaxpr"]
+            known = [Deferred.known(const) for const in body.consts]
+            outputs = self.run(body.jaxpr, known, [*consts, *carry, *here], path)
+            carry = outputs[: params["num_carry"]]
+            stacked.append(outputs[params["num_carry"] :])
+        rest = equation.outvars[len(carry) :]
+        return [*carry, *(Deferred.known(Missing("what a scan around a kernel collects")) for _ in rest)]
+
+    def _while(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
+        params = equation.params
+        cond_end = params["cond_nconsts"]
+        body_end = cond_end + params["body_nconsts"]
+        cond_consts, body_consts, carry = inputs[:cond_end], inputs[cond_end:body_end], inputs[body_end:]
+        for _ in range(_MOST_ROUNDS):
+            goes_on = self._closed(params["cond_jaxpr"], [*cond_consts, *carry], path)[0].get()
+            if isinstance(goes_on, Missing):
+                return _missing(equation, goes_on.why)
+            if not goes_on:
+                return carry
+            carry = self._closed(params["body_jaxpr"], [*body_consts, *carry], path)
+        return _missing(equation, f"a loop of more than {_MOST_ROUNDS:,} rounds around a kernel")
+
+    def _cond(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
+        chosen = inputs[0].get()
+        if isinstance(chosen, Missing):
+            return _missing(equation, chosen.why)
+        branches = equation.params["branches"]
+        index = min(max(int(chosen), 0), len(branches) - 1)
+        return self._closed(branches[index], inputs[1:], (*path, index))
+
+    def _closed(self, closed: Any, inputs: Sequence[Deferred], path: tuple[int, ...]) -> list[Deferred]:
+        return self.run(closed.jaxpr, [Deferred.known(const) for const in closed.consts], inputs, path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """A jaxpr without constants, in the form of one that has them."""
+
+    jaxpr: Any
+    consts: tuple[()] = ()
+
+
+def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
+    for value in params.values():
+        for each in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(each, "jaxpr") and hasattr(each, "consts"):
+                yield each
+            elif hasattr(each, "eqns") and hasattr(each, "constvars") and not each.constvars:
+                yield _Closed(each)
+
+
+def _holds_pallas(closed: Any) -> bool:
+    return any(
+        equation.primitive.name == _PALLAS or any(map(_holds_pallas, _inner(equation.params)))
+        for equation in closed.jaxpr.eqns
+    )
+
+
+def _missing(equation: Any, why: str) -> list[Deferred]:
+    return [Deferred.known(Missing(why)) for _ in equation.outvars]
+
+
+def _applied(function: Callable[[Any], Any], value: Deferred) -> Deferred:
+    def compute() -> Any:
+        found = value.get()
+        return found if isinstance(found, Missing) else function(found)
+
+    return Deferred(compute, [value])
+
+
+def _evaluated(jaxpr: Any, equation: Any, inputs: Sequence[Deferred]) -> list[Deferred]:
+    """The results of one equation of `jaxpr`, computed together when the first of them is asked for."""
+
+    def compute() -> Any:
+        from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+        values: dict[Any, Any] = {}
+        for atom, value in zip(equation.invars, inputs, strict=True):
+            found = value.get()
+            if isinstance(found, Missing):
+                return found
+            if not hasattr(atom, "val"):  # a literal is in the equation already
+                values[atom] = found
+        alone = jaxpr.replace(
+            eqns=[equation], constvars=[], invars=list(values), outvars=equation.outvars, debug_info=None
+        )
+        return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*values.values())
+
+    together = Deferred(compute, inputs)
+
+    def result(at: int) -> Deferred:
+        return _applied(lambda results: results[at], together)
+
+    return [result(at) for at in range(len(equation.outvars))]

@@ -1,0 +1,54 @@
+"""Pickles functions on their way to a worker, also those that JAX wraps in objects that do not pickle by themselves."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import cloudpickle
+
+
+def dumps(value: Any) -> bytes:
+    """`value` pickled: by reference what can be imported, by value what was made in `__main__` or inside a function.
+
+    Raises:
+        Exception: whatever the pickling of some part of it raises.
+    """
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        jax = sys.modules.get("jax")
+        if jax is not None and isinstance(obj, jax.custom_vjp):
+            # Its constructor wants the function that pickle hands over only later, as part of its state.
+            name = getattr(obj, "__qualname__", "")
+            if _imported(getattr(obj, "__module__", ""), name) is obj:
+                return _imported, (obj.__module__, name)
+            return _rebuilt, (type(obj), obj.__dict__)
+        return super().reducer_override(obj)
+
+
+def _imported(module: str, name: str) -> Any:
+    found: Any = sys.modules.get(module) if module in sys.modules else _import(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _import(module: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+def _rebuilt(kind: type, state: dict[str, Any]) -> Any:
+    made = kind(state["fun"])
+    made.__dict__.update(state)
+    return made

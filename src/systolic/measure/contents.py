@@ -1,0 +1,102 @@
+"""Which contents a compiled program's arguments and kernels' operands have, in the form that the simulator takes."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from systolic.compiler import Missing, PallasOperands
+from systolic.simulator import TopLevelHlo, Unknown, Words, words_of
+
+# What decides control flow is small; larger arrays are not turned into words for nothing.
+_MOST_ELEMENTS = 1 << 20
+
+_Key = tuple[tuple[int, ...], ...]  # shapes of a kernel's operands
+
+
+def parameter_contents(hlo: TopLevelHlo, values: Sequence[np.ndarray | None]) -> list[Words | Unknown]:
+    """The program's arguments as words of memory.
+
+    Args:
+      values: of the flat arguments; None where only a shape was given.
+    """
+    found: list[Words | Unknown] = []
+    for number, value in enumerate(values):
+        parameter = hlo.parameters.get(number)
+        name = parameter.name if parameter is not None else str(number)
+        if value is None:
+            found.append(Unknown(f"argument {name}, of which only the shape was given"))
+        elif value.size > _MOST_ELEMENTS or parameter is None or parameter.shape is None:
+            found.append(Unknown(f"argument {name}, of which {value.size:,} values are too many to follow"))
+        else:
+            words = words_of(value, parameter.shape)
+            found.append(Unknown(f"argument {name}, {words.why}") if isinstance(words, Unknown) else words)
+    return found
+
+
+class KernelContents:
+    """What kernels find in their operands.
+
+    A kernel is known in the compiled program by the name of its operation, and in the traced function by its place
+    there. Calls with the same shapes of operands are matched in the order in which both were written: the compiler
+    numbers operations in the function's order.
+
+    Args:
+      executions: every execution of a Pallas call; asked for when the first kernel runs.
+    """
+
+    def __init__(self, hlo: TopLevelHlo, executions: Callable[[], list[PallasOperands]]) -> None:
+        self._hlo = hlo
+        self._executions = executions
+
+    def operand_words(self, name: str, call: int, index: int) -> Callable[[], Words | Unknown] | None:
+        """Contents of operand `index` of the operation `name` when it is called for the time `call`, from 0.
+
+        None where the program's own copies have to say.
+        """
+        shape = self._hlo.operand_shape(name, index)
+        if name not in self._hlo.kernels or shape is None:
+            return None
+        if shape.dtype not in ("s32", "u32", "f32") or int(np.prod(shape.sizes)) > _MOST_ELEMENTS:
+            return None
+        sites = self._sites.get(self._key(name))
+        names = self._names[self._key(name)]
+        if sites is None or len(sites) != len(names):
+            return None
+        calls = sites[names.index(name)]
+        if call >= len(calls):
+            return None
+        operand = calls[call].operands[index]
+
+        def words() -> Words | Unknown:
+            value = operand.get()
+            return Unknown(value.why) if isinstance(value, Missing) else words_of(np.asarray(value), shape)
+
+        return words
+
+    def _key(self, name: str) -> _Key:
+        shapes = (self._hlo.shapes.get(operand) for operand in self._hlo.operands[name])
+        return tuple(shape.sizes if shape is not None else () for shape in shapes)
+
+    @functools.cached_property
+    def _names(self) -> dict[_Key, list[str]]:
+        """Kernels by the shapes of their operands, in the order in which the compiler numbered them."""
+        found: dict[_Key, list[str]] = {}
+        for name in sorted(self._hlo.kernels, key=_natural):
+            found.setdefault(self._key(name), []).append(name)
+        return found
+
+    @functools.cached_property
+    def _sites(self) -> dict[_Key, list[list[PallasOperands]]]:
+        """Executions by the shapes of their operands, then by the place in the function, in order."""
+        found: dict[_Key, dict[tuple[int, ...], list[PallasOperands]]] = {}
+        for execution in self._executions():
+            found.setdefault(execution.shapes, {}).setdefault(execution.site, []).append(execution)
+        return {key: list(sites.values()) for key, sites in found.items()}
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name))

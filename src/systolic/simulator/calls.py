@@ -1,0 +1,65 @@
+"""What a called program is handed: its operands, by the registers that they come in."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from systolic.simulator.listing import Program, physical
+
+_ANNOTATION = re.compile(r"shape: (\w+)\[([\d,]*)\].*?index: (\d+), kind: (\w+)")
+_ELEMENT_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2}
+# An array in memory is padded to whole tiles: the last dimension to 128, the one before to 8 at most, or to 32 rows of
+# one byte.
+_LANES = 128
+_ROWS_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOperand:
+    """An operand of a called program, as its first bundle says."""
+
+    register: str
+    space: str | None  # None: the value itself
+    index: int
+    is_input: bool
+    dtype: str  # HLO's name: s32, bf16
+    shape: tuple[int, ...]
+
+    @property
+    def padded_words(self) -> int:
+        """Words that it takes in memory at most."""
+        size = _ELEMENT_BYTES.get(self.dtype, 4)
+        sizes = [1, 1, *self.shape]
+        rows = _ROWS_BYTES // size if len(self.shape) > 1 else 1
+        sizes[-1] = -(-sizes[-1] // _LANES) * _LANES
+        sizes[-2] = -(-sizes[-2] // rows) * rows
+        words = size
+        for length in sizes:
+            words *= length
+        return -(-words // 4)
+
+
+def call_operands(program: Program) -> tuple[CallOperand, ...]:
+    """The operands that a program declares."""
+    found = []
+    for bundle in program.bundles:
+        for instruction in bundle.instructions:
+            if not instruction.opcode.startswith("inlined_call_operand") or instruction.dest is None:
+                continue
+            annotation = _ANNOTATION.search(instruction.text)
+            if annotation is None:
+                continue
+            dtype, shape, index, kind = annotation.groups()
+            space = instruction.opcode.partition(".")[2]
+            found.append(
+                CallOperand(
+                    register=physical(instruction.dest),
+                    space=space if re.fullmatch(r"\w+", space) else None,
+                    index=int(index),
+                    is_input=kind == "input",
+                    dtype=dtype,
+                    shape=tuple(int(size) for size in shape.split(",") if size),
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,98 @@
+"""What the top-level HLO says of parameters and operations: shapes, layouts, and where they were written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.ASCII)
+_SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?", re.ASCII)
+_OPERAND = re.compile(r"%([\w.\-]+)", re.ASCII)
+_KERNEL = 'custom_call_target="tpu_custom_call"'
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HloShape:
+    """An array's element type, sizes and layout, such as `s32`, (8,), `0:T(128)`."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+    layout: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HloParameter:
+    """One of the program's arguments."""
+
+    number: int
+    name: str
+    shape: HloShape | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopLevelHlo:
+    """The scheduled HLO of a whole program.
+
+    Attributes:
+      parameters: of the entry computation, by number.
+      shapes: of every instruction that gives one array, by name.
+      operands: names of what every instruction takes, by name.
+      kernels: names of the instructions that are Pallas kernels.
+      scopes: JAX's name stack of every instruction, by name: "jit(f)/while/body/dot_general".
+    """
+
+    parameters: Mapping[int, HloParameter]
+    shapes: Mapping[str, HloShape]
+    operands: Mapping[str, tuple[str, ...]]
+    kernels: frozenset[str]
+    scopes: Mapping[str, str]
+
+    def operand_shape(self, instruction: str, index: int) -> HloShape | None:
+        """Shape of one of an instruction's operands; None where the text does not say."""
+        operands = self.operands.get(instruction, ())
+        return self.shapes.get(operands[index]) if index < len(operands) else None
+
+
+def parse_hlo(text: str) -> TopLevelHlo:
+    """Reads the parts of an HLO module that are of use here. What is not recognised is left out."""
+    parameters: dict[int, HloParameter] = {}
+    shapes: dict[str, HloShape] = {}
+    operands: dict[str, tuple[str, ...]] = {}
+    scopes: dict[str, str] = {}
+    kernels: set[str] = set()
+    in_entry = False
+    for line in text.splitlines():
+        if line.startswith("ENTRY "):
+            in_entry = True
+        elif line.startswith("}"):
+            in_entry = False
+        found = _INSTRUCTION.match(line)
+        if found is None:
+            continue
+        name, shape_text, opcode, rest = found.groups()
+        shape = _shape(shape_text)
+        if shape is not None:
+            shapes[name] = shape
+        operands[name] = tuple(_OPERAND.findall(rest.split(")", 1)[0]))
+        scope = _OP_NAME.search(rest)
+        if scope is not None:
+            scopes[name] = scope.group(1)
+        if opcode == "custom-call" and _KERNEL in rest:
+            kernels.add(name)
+        if opcode == "parameter" and in_entry:
+            number = int(rest.split(")", 1)[0])
+            known = scopes.get(name, name)
+            parameters[number] = HloParameter(number=number, name=known, shape=shape)
+    return TopLevelHlo(
+        parameters=parameters, shapes=shapes, operands=operands, kernels=frozenset(kernels), scopes=scopes
+    )
+
+
+def _shape(text: str) -> HloShape | None:
+    found = _SHAPE.fullmatch(text)
+    if found is None:
+        return None
+    dtype, sizes, layout = found.groups()
+    return HloShape(dtype=dtype, sizes=tuple(int(size) for size in sizes.split(",") if size), layout=layout or "")

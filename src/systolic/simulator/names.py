@@ -1,0 +1,84 @@
+"""Addresses for what programs mention by name: allocations, sync flags, parameters.
+
+The addresses are made up. Only that they do not overlap matters: what a program computes from them ends up in copies
+and loads whose places are compared with each other, and with nothing else. Allocations and parameters of all programs
+share one space, since the top-level program passes addresses on to what it calls. Addresses in HBM and VMEM count rows
+of 512 bytes, those in scalar memory words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systolic.simulator.copies import FLAG_BITS
+from systolic.simulator.errors import SimulationError
+
+_ALLOCATION_SPAN_BITS = 16
+# Parameters lie in the upper half of what an address may be that is going to be multiplied by sixteen.
+_PARAMETERS_FROM = 1 << 27
+_PARAMETERS_TO = 1 << 28
+
+# Sync flags: those of a called program are its own, those of the top-level program are everybody's.
+_FLAG_SPAN = 64
+_SHARED_FLAG_SPAN = 8
+SHARED_FLAGS_FROM = 7 << (FLAG_BITS - 3)
+
+
+@dataclass(slots=True)
+class Allocations:
+    """How many allocations have an address already, over all programs of a run."""
+
+    count: int = 0
+
+    def next_address(self) -> int:
+        """An address that no other allocation has.
+
+        Raises:
+          SimulationError: there are more allocations than addresses.
+        """
+        self.count += 1
+        address = self.count << _ALLOCATION_SPAN_BITS
+        if address >= _PARAMETERS_FROM:
+            address += _PARAMETERS_TO - _PARAMETERS_FROM
+        if address >> 32:
+            raise SimulationError(f"the program has more than {self.count - 1} allocations")
+        return address
+
+
+def parameter_address(number: int, count: int) -> int:
+    """Where parameter `number` of `count` begins in HBM."""
+    return _PARAMETERS_FROM + number * ((_PARAMETERS_TO - _PARAMETERS_FROM) // (count + 1))
+
+
+class Names:
+    """Addresses of one program's names.
+
+    Args:
+      flags: names of sync flags. Programs pack their numbers into `FLAG_BITS` bits, so these stay small.
+      allocations: shared with the other programs of the run.
+      shared: the flags are those of the top-level program.
+    """
+
+    def __init__(self, flags: frozenset[str], allocations: Allocations, *, shared: bool) -> None:
+        self._flags = flags
+        self._allocations = allocations
+        self._span = _SHARED_FLAG_SPAN if shared else _FLAG_SPAN
+        self._next_flag = SHARED_FLAGS_FROM if shared else _FLAG_SPAN
+        self._flags_end = 1 << FLAG_BITS if shared else SHARED_FLAGS_FROM
+        self.addresses: dict[str, int] = {}
+
+    def address(self, name: str, offset: int = 0) -> int:
+        """The address `offset` rows, words or flags into the allocation of that name.
+
+        Raises:
+          SimulationError: there are more sync flags than numbers for them.
+        """
+        if name not in self.addresses:
+            if name in self._flags:
+                if self._next_flag + self._span > self._flags_end:
+                    raise SimulationError(f"no number is left for the sync flags {name}")
+                self.addresses[name] = self._next_flag
+                self._next_flag += self._span
+            else:
+                self.addresses[name] = self._allocations.next_address()
+        return self.addresses[name] + offset

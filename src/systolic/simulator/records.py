@@ -1,0 +1,213 @@
+"""What a simulation reports: plain records, which serialise to JSON and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import cattrs
+
+from systolic.simulator.loops import LoopTime
+from systolic.simulator.timeline import Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpRun:
+    """One operation of the program on one core, over all its calls. Cycles count from the program's start.
+
+    `issued` are instructions by unit, as `SimulatedRun.slots` names them. `loop` is that of the last call.
+    """
+
+    name: str
+    scope: str  # JAX's name stack where the operation was written, "jit(f)/dot_general"; "" where the HLO has none
+    calls: int
+    begin_cycles: int  # of the first call
+    end_cycles: int  # of the last
+    cycles: int  # in all calls together
+    copy_stall_cycles: int = 0
+    semaphore_stall_cycles: int = 0
+    matrix_stall_cycles: int = 0
+    overhead_cycles: int = 0  # starting copies and looking at their flags
+    matrix_busy_cycles: int = 0  # all units together
+    hbm_read_bytes: int = 0
+    hbm_written_bytes: int = 0
+    copies: int = 0
+    issued: Mapping[str, int] = field(default_factory=dict)
+    loop: LoopTime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySize:
+    """Copies of one kind: between which memories, how large, in pieces of how many bytes."""
+
+    source: str
+    destination: str
+    size_bytes: int
+    run_bytes: int | None  # in one piece before the copy strides on; 0: all of it; None: the listing does not say
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreRun:
+    """What one core did."""
+
+    core: int
+    cycles: int
+    ops: tuple[OpRun, ...]
+    copy_stall_cycles: int  # waiting for copies to land
+    copy_overhead_cycles: int  # starting copies and looking at their flags
+    matrix_stall_cycles: int  # waiting for matrix units or their results
+    matrix_busy_cycles: int  # all units together
+    hbm_read_bytes: int
+    hbm_written_bytes: int
+    copies: int
+    semaphore_stall_cycles: int = 0  # waiting for another core, or for a signal of its own
+    copy_sizes: tuple[CopySize, ...] = ()
+    spans: tuple[Span, ...] = ()
+    spans_left_out: int = 0
+
+    @property
+    def issued(self) -> dict[str, int]:
+        """Instructions issued, by unit."""
+        total: dict[str, int] = {}
+        for op in self.ops:
+            for unit, count in op.issued.items():
+                total[unit] = total.get(unit, 0) + count
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmemBuffer:
+    """Something that an operation keeps in VMEM, in the compiler's own words."""
+
+    op: str
+    kind: str  # "SCOPED": of a kernel; "HLO_TEMPORARY": a value between operations
+    size_bytes: int  # all its copies together
+    is_spill: bool  # vector registers that did not fit
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRun:
+    """A program on a chip's model. Times are of the later core and leave the prefetch out.
+
+    `prefetch_us` is what the copies add that XLA starts ahead of the program to bring an argument into VMEM: with
+    repeated calls they run during the call before, and published device times match the program without them.
+
+    `slots` are instructions that a unit can issue in a cycle: mxu, xlu (across lanes), vpu (elementwise), pop (results
+    of the others), eup (transcendental), load, fill (loads of spilled registers), store, spill, scalar. It is empty
+    where the program came without the compiler's table of them.
+    """
+
+    chip: str
+    clock_hz: float
+    cores: tuple[CoreRun, ...]
+    prefetch_cycles: int
+    matrix_units: int  # of one core
+    bundles: int  # of the whole program's code
+    hbm_bytes_per_cycle: float = 0.0  # what the device's copies share
+    slots: Mapping[str, int] = field(default_factory=dict)
+    vmem: tuple[VmemBuffer, ...] = ()
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of the core that ends last."""
+        return max(core.cycles for core in self.cores)
+
+    @property
+    def later_core(self) -> CoreRun:
+        """The core that ends last."""
+        return max(self.cores, key=lambda core: core.cycles)
+
+    @property
+    def time_us(self) -> float:
+        """Simulated time."""
+        return self.cycles / self.clock_hz * 1e6
+
+    @property
+    def prefetch_us(self) -> float:
+        """Time that the first call takes longer."""
+        return self.prefetch_cycles / self.clock_hz * 1e6
+
+    @property
+    def stalls(self) -> dict[str, float]:
+        """Shares of the later core's cycles in which it waited, by cause: copy, overhead, matrix, semaphore."""
+        core = self.later_core
+        cycles = max(1, core.cycles)
+        return {
+            "copy": core.copy_stall_cycles / cycles,
+            "overhead": core.copy_overhead_cycles / cycles,
+            "matrix": core.matrix_stall_cycles / cycles,
+            "semaphore": core.semaphore_stall_cycles / cycles,
+        }
+
+    @property
+    def stall_share(self) -> float:
+        """Share of the later core's cycles in which it waited for copies, the matrix units or a semaphore."""
+        return sum(self.stalls.values())
+
+    @property
+    def matrix_busy_share(self) -> float:
+        """Share of all cores' matrix-unit cycles in which rows went through."""
+        busy = sum(core.matrix_busy_cycles for core in self.cores)
+        return busy / max(1, self.cycles * self.matrix_units * len(self.cores))
+
+    @property
+    def copy_busy_share(self) -> float:
+        """Share of the time in which bytes crossed HBM."""
+        moved = self.hbm_read_bytes + self.hbm_written_bytes
+        return moved / self.hbm_bytes_per_cycle / max(1, self.cycles) if self.hbm_bytes_per_cycle else 0.0
+
+    @property
+    def busy(self) -> dict[str, float]:
+        """Busy share of each unit: of its issue slots; for mxu and dma, of the time in which work went through."""
+        offered = max(1, self.cycles * len(self.cores))
+        shares = {
+            unit: sum(core.issued.get(unit, 0) for core in self.cores) / (offered * slots)
+            for unit, slots in self.slots.items()
+        }
+        return {**shares, "mxu": self.matrix_busy_share, "dma": self.copy_busy_share}
+
+    @property
+    def hbm_read_bytes(self) -> int:
+        """Bytes that all cores read from HBM."""
+        return sum(core.hbm_read_bytes for core in self.cores)
+
+    @property
+    def hbm_written_bytes(self) -> int:
+        """Bytes that all cores wrote to HBM."""
+        return sum(core.hbm_written_bytes for core in self.cores)
+
+    @property
+    def vmem_bytes(self) -> int:
+        """The most VMEM that an operation takes, by the compiler's own report."""
+        totals: dict[str, int] = {}
+        for buffer in self.vmem:
+            totals[buffer.op] = totals.get(buffer.op, 0) + buffer.size_bytes
+        return max(totals.values(), default=0)
+
+    @property
+    def spill_bytes(self) -> int:
+        """VMEM for vector registers that did not fit, of the operation with most of it."""
+        totals: dict[str, int] = {}
+        for buffer in self.vmem:
+            if buffer.is_spill:
+                totals[buffer.op] = totals.get(buffer.op, 0) + buffer.size_bytes
+        return max(totals.values(), default=0)
+
+    def to_json(self) -> str:
+        """As JSON text, which `from_json` reads."""
+        return json.dumps(cattrs.unstructure(self))
+
+    @staticmethod
+    def from_json(text: str) -> SimulatedRun:
+        """The run that `to_json` wrote.
+
+        Raises:
+          ValueError: the text is no such run.
+        """
+        try:
+            return cattrs.structure(json.loads(text), SimulatedRun)
+        except (cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"this is no simulated run: {error}") from error

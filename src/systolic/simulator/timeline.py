@@ -1,0 +1,71 @@
+"""What happened when: spans of copies, stalls, matrix work, rounds and operations, as many as are asked for.
+
+A program of a quarter of a million steps has a million spans, nearly all alike. Of each kind the first and the last are
+kept, where a pipeline fills and drains.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+SpanKind = Literal["op", "round", "copy", "matrix", "stall"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Something that took time on one core. Cycles count from the program's start.
+
+    `copy`: from the moment its bytes begin to cross to its landing; `amount` is bytes, `label` "hbm → vmem".
+    `stall`: `label` says what was waited for. `matrix`: straight code; `amount` is the cycles in which its matrix units
+    were busy. `round`: once round an operation's outermost loop. `op`: an operation of the program.
+    """
+
+    kind: SpanKind
+    begin_cycles: float
+    end_cycles: float
+    label: str
+    amount: int
+
+
+class Timeline:
+    """Collects the spans of one core, `limit` of each kind from its beginning and as many from its end."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._first: dict[str, list[tuple[float, float, str, int]]] = {kind: [] for kind in get_args(SpanKind)}
+        self._last: dict[str, deque[tuple[float, float, str, int]]] = {
+            kind: deque(maxlen=limit) for kind in get_args(SpanKind)
+        }
+        self._counts = dict.fromkeys(get_args(SpanKind), 0)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is kept at all."""
+        return self._limit > 0
+
+    def add(self, kind: SpanKind, begin: float, end: float, label: str, amount: int = 0) -> None:
+        """Keeps a span, or lets go of one in the middle."""
+        self._counts[kind] += 1
+        first = self._first[kind]
+        if len(first) < self._limit:
+            first.append((begin, end, label, amount))
+        else:
+            self._last[kind].append((begin, end, label, amount))
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What was kept, in order of beginning."""
+        made = [
+            Span(kind=kind, begin_cycles=begin, end_cycles=end, label=label, amount=amount)
+            for kind in get_args(SpanKind)
+            for begin, end, label, amount in (*self._first[kind], *self._last[kind])
+        ]
+        return tuple(sorted(made, key=lambda span: (span.begin_cycles, span.kind)))
+
+    @property
+    def left_out(self) -> int:
+        """How many spans were not kept."""
+        kept = sum(len(self._first[kind]) + len(self._last[kind]) for kind in self._counts)
+        return sum(self._counts.values()) - kept

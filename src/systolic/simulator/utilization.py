@@ -1,0 +1,63 @@
+"""The compiler's table of what each bundle issues: how many instructions on which unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from systolic.simulator.blocks import Block
+from systolic.simulator.errors import SimulationError
+
+# The table's names for units, and ours.
+_UNITS = {
+    "MXU": "mxu",
+    "XLU": "xlu",
+    "VALU": "vpu",
+    "VPOP": "pop",
+    "EUP": "eup",
+    "VLOAD": "load",
+    "VLOAD:FILL": "fill",
+    "VSTORE": "store",
+    "VSTORE:SPILL": "spill",
+    "SALU": "scalar",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockUse:
+    """Instructions that each basic block of a program issues, by unit, and the slots that there are in a cycle."""
+
+    slots: Mapping[str, int]
+    issued: tuple[tuple[int, ...], ...]  # of each block, in the order of `slots`
+
+    def total(self, counts: Sequence[int]) -> dict[str, int]:
+        """What is issued when the blocks run so often."""
+        return {
+            unit: sum(count * block[at] for count, block in zip(counts, self.issued, strict=True))
+            for at, unit in enumerate(self.slots)
+        }
+
+
+def parse_utilization(name: str, text: str, blocks: Sequence[Block]) -> BlockUse:
+    """Reads the table of one program.
+
+    Raises:
+      SimulationError: a table of another form, or of another program.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    try:
+        units = [_UNITS[unit.strip()] for unit in lines[1].split(",")]
+        slots = [int(word) for word in lines[2].split()]
+        rows = [tuple(int(word) for word in line.split()) for line in lines[4:]]
+    except (LookupError, ValueError) as error:
+        raise SimulationError(f"{name}: the table of units is of a form that is not known: {lines[:4]}") from error
+    bundles = blocks[-1].last + 1
+    if len(rows) != bundles or any(len(row) != len(units) for row in rows) or len(slots) != len(units):
+        raise SimulationError(f"{name}: the table of units has {len(rows)} rows, the program {bundles} bundles")
+    return BlockUse(
+        slots=dict(zip(units, slots, strict=True)),
+        issued=tuple(
+            tuple(map(sum, zip(*rows[block.first : block.last + 1], strict=True)))  # type: ignore[arg-type]
+            for block in blocks
+        ),
+    )

@@ -1,0 +1,150 @@
+"""Values of the scalar side: 32-bit words, floats in them, and values that are not known.
+
+A word that the vector side computed, or that belongs to an argument of which only the shape was given, is an `Unknown`.
+Arithmetic carries it along; to branch on it, or to wait for that many, is an error that names where it is from.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any, NoReturn
+
+from systolic.simulator.errors import UnknownValueError
+
+MASK = 0xFFFFFFFF
+_SIGN = 0x80000000
+
+
+class Unknown:
+    """A value that the simulator does not have, and why."""
+
+    __slots__ = ("why",)
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def __repr__(self) -> str:
+        return f"Unknown({self.why!r})"
+
+    def _same(self, *_: object) -> Unknown:
+        return self
+
+    def _decides(self, *_: object) -> NoReturn:
+        raise UnknownValueError(f"control flow depends on {self.why}")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _same
+
+    # With zero, or with all bits, the result does not depend on the value. Predicates are combined in this way too.
+    def __and__(self, other: object) -> Any:
+        return other if other is False or (other.__class__ is int and other == 0) else self
+
+    def __or__(self, other: object) -> Any:
+        return other if other is True or (other.__class__ is int and other == MASK) else self
+
+    __rand__, __ror__ = __and__, __or__
+    __xor__ = __rxor__ = _same
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __neg__ = __invert__ = _same
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _same
+    __lt__ = __le__ = __gt__ = __ge__ = _same
+    __eq__ = __ne__ = _same  # type: ignore[assignment]
+    __bool__ = __index__ = __int__ = __float__ = _decides
+    __hash__ = _decides
+
+
+COMPUTED = Unknown("what the vector unit computed")
+NEVER_WRITTEN = Unknown("a register or a word of scalar memory that nothing has written")
+
+
+def smaller(a: int, b: int) -> int:
+    """The smaller word; the unknown one where one is."""
+    return a if a.__class__ is Unknown else b if b.__class__ is Unknown else min(a, b)
+
+
+def larger(a: int, b: int) -> int:
+    """The larger word; the unknown one where one is."""
+    return a if a.__class__ is Unknown else b if b.__class__ is Unknown else max(a, b)
+
+
+def as_float(word: int) -> float:
+    """The IEEE single in a word."""
+    return struct.unpack("<f", struct.pack("<I", word))[0]
+
+
+def as_word(value: float) -> int:
+    """A float, rounded to single precision, as a word."""
+    try:
+        return int.from_bytes(struct.pack("<f", value), "little")
+    except OverflowError:
+        return 0x7F800000 if value > 0 else 0xFF800000
+
+
+def float_result(operation: str, a: int, b: int) -> int | Unknown:
+    """`a` and `b` as floats under one of add, sub, mul, div, min, max."""
+    for word in (a, b):
+        if isinstance(word, Unknown):
+            return word
+    x, y = as_float(a), as_float(b)
+    match operation:
+        case "add":
+            return as_word(x + y)
+        case "sub":
+            return as_word(x - y)
+        case "mul":
+            return as_word(x * y)
+        case "min":
+            return as_word(min(x, y))
+        case "max":
+            return as_word(max(x, y))
+        case "div":
+            if y == 0:
+                return as_word(math.nan if x == 0 else math.copysign(math.inf, x))
+            return as_word(x / y)
+    raise AssertionError(operation)
+
+
+def float_compare(relation: str, a: int, b: int) -> bool | Unknown:
+    """`a` and `b` as floats under a relation of Python's operators."""
+    for word in (a, b):
+        if isinstance(word, Unknown):
+            return word
+    x, y = as_float(a), as_float(b)
+    return {"==": x == y, "!=": x != y, "<": x < y, "<=": x <= y, ">": x > y, ">=": x >= y}[relation]
+
+
+def float_from_signed(word: int) -> int:
+    """A signed integer as a float."""
+    return word if isinstance(word, Unknown) else as_word(float((word ^ _SIGN) - _SIGN))
+
+
+def signed_from_float(word: int) -> int:
+    """A float truncated towards zero, held to the range of 32 bits."""
+    if isinstance(word, Unknown):
+        return word
+    value = as_float(word)
+    if math.isnan(value):
+        return 0
+    return math.trunc(max(-float(_SIGN), min(float(_SIGN - 1), value))) & MASK
+
+
+def rounded_float(direction: str, word: int) -> int:
+    """A float rounded to a whole number, `direction` floor or ceil."""
+    if isinstance(word, Unknown):
+        return word
+    value = as_float(word)
+    return as_word(float(getattr(math, direction)(value))) if math.isfinite(value) else word
+
+
+def leading_zeros(word: int) -> int:
+    """Zero bits above the highest one."""
+    return word if isinstance(word, Unknown) else 32 - word.bit_length()
+
+
+def signed_division(a: int, b: int) -> tuple[int, int]:
+    """Quotient, towards zero, and remainder of signed words."""
+    for word in (a, b):
+        if isinstance(word, Unknown):
+            return word, word
+    x, y = (a ^ _SIGN) - _SIGN, (b ^ _SIGN) - _SIGN
+    quotient = abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+    return quotient & MASK, (x - quotient * y) & MASK
