@@ -34,7 +34,8 @@ class MachineModel:
     dma_wait_cycles: int  # and for each wait it executes
     branch_delay_slots: int  # bundles after a branch that still run
     granule_bytes: int  # in which copies are counted
-    copy_address_bytes: int  # in which copies count addresses in HBM and VMEM
+    hbm_address_bytes: int  # in which copies count addresses in HBM
+    vmem_address_bytes: int  # and in VMEM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,8 @@ V4 = Chip(
         dma_wait_cycles=36,
         branch_delay_slots=1,
         granule_bytes=512,
-        copy_address_bytes=512,
+        hbm_address_bytes=512,
+        vmem_address_bytes=512,
     ),
     sources={
         "name": _DOCS,
@@ -65,6 +66,7 @@ V4 = Chip(
         "machine.dma_wait_cycles": _FIT,
         "machine.branch_delay_slots": _LISTING,
         "machine.granule_bytes": _LISTING,
-        "machine.copy_address_bytes": _LISTING,
+        "machine.hbm_address_bytes": _LISTING,
+        "machine.vmem_address_bytes": _LISTING,
     },
 )

@@ -39,7 +39,8 @@ V5E = Chip(
         dma_wait_cycles=0,
         branch_delay_slots=4,
         granule_bytes=32,
-        copy_address_bytes=32,
+        hbm_address_bytes=32,
+        vmem_address_bytes=32,
     ),
     sources={
         "name": _DOCS,
@@ -68,6 +69,7 @@ V5E = Chip(
         "machine.dma_wait_cycles": _FIT,
         "machine.branch_delay_slots": _LISTING,
         "machine.granule_bytes": _LISTING,
-        "machine.copy_address_bytes": _LISTING,
+        "machine.hbm_address_bytes": _LISTING,
+        "machine.vmem_address_bytes": _LISTING,
     },
 )

@@ -36,7 +36,8 @@ V5P = Chip(
         dma_wait_cycles=36,
         branch_delay_slots=4,
         granule_bytes=32,
-        copy_address_bytes=32,
+        hbm_address_bytes=512,
+        vmem_address_bytes=32,
     ),
     sources={
         "name": _DOCS,
@@ -65,6 +66,7 @@ V5P = Chip(
         "machine.dma_wait_cycles": _FIT,
         "machine.branch_delay_slots": _LISTING,
         "machine.granule_bytes": _LISTING,
-        "machine.copy_address_bytes": _LISTING,
+        "machine.hbm_address_bytes": _LISTING,
+        "machine.vmem_address_bytes": _LISTING,
     },
 )

@@ -39,7 +39,8 @@ V7X = Chip(
         dma_wait_cycles=0,
         branch_delay_slots=6,
         granule_bytes=32,
-        copy_address_bytes=512,
+        hbm_address_bytes=512,
+        vmem_address_bytes=32,
     ),
     sources={
         "name": _DOCS,
@@ -68,6 +69,7 @@ V7X = Chip(
         "machine.dma_wait_cycles": _FIT,
         "machine.branch_delay_slots": _LISTING,
         "machine.granule_bytes": _LISTING,
-        "machine.copy_address_bytes": _LISTING,
+        "machine.hbm_address_bytes": _LISTING,
+        "machine.vmem_address_bytes": _LISTING,
     },
 )

@@ -20,6 +20,7 @@ from systolic.compiler.errors import (
     TaskError,
     check_available,
 )
+from systolic.compiler.named import NamedFunction, NamedFunctionError, check_function_name, named_argument
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target
 from systolic.compiler.submit import submit_compilation, tracing_settings
@@ -34,6 +35,8 @@ __all__ = [
     "CompilerTimeout",
     "Deferred",
     "Missing",
+    "NamedFunction",
+    "NamedFunctionError",
     "PallasOperands",
     "ProgramCache",
     "RefusalKind",
@@ -44,7 +47,9 @@ __all__ = [
     "argument_values",
     "cache_folder",
     "check_available",
+    "check_function_name",
     "compile_function",
+    "named_argument",
     "pallas_operands",
     "submit_compilation",
     "traced_jaxpr",

@@ -104,9 +104,14 @@ class _Walk:
     found: list[PallasOperands] = field(default_factory=list)
 
     def run(
-        self, jaxpr: Any, consts: Sequence[Deferred], arguments: Sequence[Deferred], path: tuple[int, ...]
+        self,
+        jaxpr: Any,
+        consts: Sequence[Deferred],
+        arguments: Sequence[Deferred],
+        path: tuple[int, ...],
+        used: Sequence[bool] | None = None,
     ) -> list[Deferred]:
-        """Goes through a jaxpr; returns its results."""
+        """Goes through a jaxpr; returns its results. `used`: which of them anything uses; None: all."""
         values: dict[Any, Deferred] = {}
         values.update(zip(jaxpr.constvars, consts, strict=True))
         values.update(zip(jaxpr.invars, arguments, strict=True))
@@ -114,13 +119,19 @@ class _Walk:
         def read(atom: Any) -> Deferred:
             return Deferred.known(atom.val) if hasattr(atom, "val") else values[atom]
 
+        wanted = _wanted(jaxpr, used)
         for number, equation in enumerate(jaxpr.eqns):
+            if number not in wanted:
+                values.update((each, Deferred.known(Missing("a result that nothing uses"))) for each in equation.outvars)
+                continue
             inputs = [read(atom) for atom in equation.invars]
-            outputs = self._equation(jaxpr, equation, inputs, (*path, number))
+            outputs = self._equation(jaxpr, equation, inputs, (*path, number), wanted[number])
             values.update(zip(equation.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, jaxpr: Any, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
+    def _equation(
+        self, jaxpr: Any, equation: Any, inputs: list[Deferred], path: tuple[int, ...], used: Sequence[bool]
+    ) -> list[Deferred]:
         name = equation.primitive.name
         if name == _PALLAS:
             return self._pallas(equation, inputs, path)
@@ -135,7 +146,9 @@ class _Walk:
         inner = [closed for closed in _inner(equation.params) if _holds_pallas(closed)]
         if len(inner[0].jaxpr.invars) != len(inputs):
             return _missing(equation, f"a {name} around a kernel")
-        return self.run(inner[0].jaxpr, [Deferred.known(const) for const in inner[0].consts], inputs, path)
+        consts = [Deferred.known(const) for const in inner[0].consts]
+        same = len(inner[0].jaxpr.outvars) == len(used)
+        return self.run(inner[0].jaxpr, consts, inputs, path, used if same else None)
 
     def _pallas(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         kernel = equation.params.get("name") or "in front of it"
@@ -197,6 +210,23 @@ class _Closed:
 
     jaxpr: Any
     consts: tuple[()] = ()
+
+
+def _wanted(jaxpr: Any, used: Sequence[bool] | None) -> dict[int, list[bool]]:
+    """The equations that matter, by number, and which of their results do. The compiler drops the others."""
+    live = {
+        atom
+        for at, atom in enumerate(jaxpr.outvars)
+        if not hasattr(atom, "val") and (used is None or used[at])
+    }
+    wanted: dict[int, list[bool]] = {}
+    for number in reversed(range(len(jaxpr.eqns))):
+        equation = jaxpr.eqns[number]
+        results = [each in live for each in equation.outvars]
+        if any(results) or equation.effects:
+            wanted[number] = results
+            live.update(atom for atom in equation.invars if not hasattr(atom, "val"))
+    return wanted
 
 
 def _inner(params: Mapping[str, Any]) -> Iterator[Any]:

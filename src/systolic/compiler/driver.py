@@ -25,6 +25,11 @@ from systolic.compiler.worker import DUMP_VARIABLE
 # Part of every key: a change to what an entry holds, or to how a program is obtained, needs a new number.
 _FORMAT_VERSION = 2
 
+# XLA hands gathers, scatters and sorts to the SparseCores where it can, on v6e and later. What those do is not in the
+# listings, so their work stays on the TensorCore.
+_SPARSE_CORE_WORK = ("copy", "gather", "reduce", "reshape", "scatter", "sort")
+_COMPILER_OPTIONS = {f"xla_tpu_enable_offloading_{work}_to_sparsecore": "false" for work in _SPARSE_CORE_WORK}
+
 
 def compile_function(
     fn: Callable[..., Any],
@@ -153,16 +158,31 @@ def _compile(traced: Any, lowered: Any) -> Any:
     import jax
 
     try:
-        return lowered.compile()
+        return _compiled(lowered)
     except Exception as error:
         blamed = error
         if "Mosaic" in str(error):
             # Mosaic refuses within milliseconds, before any code is generated: asking again, with locations, is cheap.
             jax.clear_caches()  # or the lowering without locations is used again
-            blamed = _first_error(lambda: traced.lower(lowering_platforms=("tpu",)).compile()) or error
+            blamed = _first_error(lambda: _compiled(traced.lower(lowering_platforms=("tpu",)))) or error
         elif not isinstance(error, jax.errors.JaxRuntimeError):
             raise
         raise CompilerRefusal.from_text(str(blamed), where=source_line(blamed)) from blamed
+
+
+def _compiled(lowered: Any) -> Any:
+    import jax
+
+    options = dict(_COMPILER_OPTIONS)
+    while True:
+        try:
+            return lowered.compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as error:
+            # Another libtpu may not have one of them: then it has not what the option turns off either.
+            unknown = [name for name in options if f"No such compile option: '{name}'" in str(error)]
+            if not unknown:
+                raise
+            del options[unknown[0]]
 
 
 @contextmanager
@@ -197,6 +217,7 @@ def _key(lowered_text: str, target: Target, device: Any, dump: Path) -> str:
         "jax": jax.__version__,
         "compiler": [_libtpu_version(), device.client.platform_version],
         "flags": [flags, os.environ.get("XLA_FLAGS", "")],
+        "options": _COMPILER_OPTIONS,
         "program": lowered_text,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -60,7 +60,7 @@ class KernelContents:
         shape = self._hlo.operand_shape(name, index)
         if name not in self._hlo.kernels or shape is None:
             return None
-        if shape.dtype not in ("s32", "u32", "f32") or int(np.prod(shape.sizes)) > _MOST_ELEMENTS:
+        if int(np.prod(shape.sizes)) > _MOST_ELEMENTS:
             return None
         sites = self._sites.get(self._key(name))
         names = self._names[self._key(name)]

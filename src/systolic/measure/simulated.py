@@ -13,6 +13,7 @@ from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
     CompiledProgram,
+    NamedFunction,
     PallasOperands,
     ProgramCache,
     Target,
@@ -41,7 +42,7 @@ def target_of(chip: Chip) -> Target:
 
 
 def simulate_in_worker(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | NamedFunction,
     args: Sequence[Any],
     values: Sequence[np.ndarray | None],
     chip: Chip,
@@ -60,6 +61,8 @@ def simulate_in_worker(
       CompilerRefusal: the compiler said no.
       SimulationError: the program holds something that the simulator does not understand.
     """
+    if isinstance(fn, NamedFunction):
+        fn = fn.load()
     target = target_of(chip)
     program = compile_function(fn, args, target, cache=ProgramCache() if cached else None, settings=settings)
     prepared = prepare_program(program, chip)
@@ -133,7 +136,7 @@ def vmem_buffers(report: str) -> list[VmemBuffer]:
 
 def submit_simulation(
     pool: WorkerPool,
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | NamedFunction,
     args: Sequence[Any],
     chip: Chip,
     *,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence, Set
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.listing import Bundle, Instruction, Predicate, Program, physical, registers
+from systolic.simulator.listing import Bundle, Instruction, Predicate, Program, is_scalar_pop, physical, registers
 from systolic.simulator.names import Names
 from systolic.simulator.scalar import IGNORED, address, choice, expression, operand, spill_slot
 from systolic.simulator.spaces import CopyReader
@@ -171,7 +171,9 @@ class BundleCode:
             self._use(operands[0])
             place = address(operands[0].replace("[vmem:", "[smem:").split("] sm:")[0] + "]", self.names)
             assigns.append((dest or "_", f"word({place})", instruction))
-        elif opcode in ("sdivrem.u32", "sdivrem.s32", "spop", "spop.drf"):
+        elif opcode == "vsyncmov":
+            assigns.append((dest or "_", f"count(t, {self._operand(operands[0])})", instruction))
+        elif opcode in ("sdivrem.u32", "sdivrem.s32", "spop", "spop.drf", "vpop.sfrf"):
             self._queued(instruction, assigns)
         else:
             value = expression(instruction, self.names)
@@ -253,7 +255,7 @@ class BundleCode:
 
 def is_matrix(instruction: Instruction) -> bool:
     """Whether the instruction belongs to the matrix units."""
-    return instruction.opcode.startswith(("vmatmul", "vpop")) and "ccrf" not in instruction.opcode
+    return instruction.opcode.startswith(("vmatmul", "vpop")) and not is_scalar_pop(instruction)
 
 
 def _check_harmless(instruction: Instruction) -> None:

@@ -149,6 +149,13 @@ class CopyEngine:
         if self._timelines is not None and end > begin:
             self._timelines[core].add("stall", begin, end, cause)
 
+    def count(self, core: int, owner: str, time: int, flag: int) -> int:
+        """What a flag counts at a time, as a 32-bit word."""
+        state = self._flag(core, owner, flag)
+        while state.landing and state.landing[0][0] <= time:
+            state.count += state.landing.popleft()[1]
+        return state.count & (2 * _SIGN - 1)
+
     def add(self, core: int, owner: str, flag: int, amount: int) -> None:
         """Adds to a flag; `amount` is a 32-bit two's complement number."""
         self._flag(core, owner, flag).count += (amount ^ _SIGN) - _SIGN

@@ -98,8 +98,7 @@ class Core:
             passed=passed,
             parameter=self._parameter,
             call=self._call,
-            copy_address_bytes=model.copy_address_bytes,
-            granule_bytes=model.granule_bytes,
+            model=model,
             max_rounds=self._setup.max_rounds,
         )
 
@@ -126,7 +125,7 @@ class Core:
         ]
         for operand in outputs:
             if operand not in in_place:
-                self._overwritten(operand, registers)
+                self._overwritten(name, operand, registers)
         for operand in translation.operands:
             if operand.is_input:
                 self._hand_over(name, tally.calls, operand, registers)
@@ -135,7 +134,7 @@ class Core:
         end = yield from self._inside(machine, time)
         tally.add(time, end, self._totals(name), before, machine.counts, machine.laps.longest(time, end))
         for operand in in_place:
-            self._overwritten(operand, registers)
+            self._overwritten(name, operand, registers)
         if self._timeline is not None:
             self._timeline.add("op", time, end, name)
         return end
@@ -153,11 +152,12 @@ class Core:
             address = at if operand.space == "smem" else at * _ROW_WORDS
             self._memory.define(operand.space, address, operand.padded_words, contents)
 
-    def _overwritten(self, operand: CallOperand, registers: Mapping[str, int | Unknown]) -> None:
+    def _overwritten(self, name: str, operand: CallOperand, registers: Mapping[str, int | Unknown]) -> None:
         """What an operation computes is not known, unless its own copies bring it there."""
         at = registers.get(operand.register, COMPUTED)
         if operand.space in ("hbm", "vmem") and not isinstance(at, Unknown):
-            self._memory.forget(operand.space, at * _ROW_WORDS, operand.padded_words)
+            result = functools.partial(_itself, Unknown(f"what {name} computes"))
+            self._memory.define(operand.space, at * _ROW_WORDS, operand.padded_words, result)
 
     # ---- what it all came to ----
 

@@ -9,31 +9,31 @@ import numpy as np
 from systolic.simulator.hlo import HloShape
 from systolic.simulator.values import Unknown
 
-_LAYOUT = re.compile(r"([\d,]*)(?::T\(([\d,]+)\))?(\([\d,()]*\))?(?:S\(\d+\))?$", re.ASCII)
+_LAYOUT = re.compile(r"([\d,]*)(?::(?:T((?:\([\d,]+\))+))?(?:S\(\d+\))?)?", re.ASCII)
+_TILE = re.compile(r"\(([\d,]+)\)")
 _WORD_BYTES = 4
 
 
 def words_of(array: np.ndarray, shape: HloShape) -> list[int] | Unknown:
-    """The words that an array of 32-bit elements makes in memory, with what pads its tiles set to zero.
+    """The words that an array makes in memory, with what pads its tiles set to zero.
 
-    Elements are ordered by the layout's minor-to-major list; its tile cuts the most minor dimensions, and tiles follow
-    each other. Narrower types are packed several to a word, and not followed.
+    Elements are ordered by the layout's minor-to-major list. Its tiles cut the most minor dimensions, each the result
+    of the one before: `T(8,128)(4,1)` puts four rows of bytes into one word.
     """
-    if array.dtype.itemsize != _WORD_BYTES:
-        return Unknown(f"an array of {array.dtype}, of which contents are not followed")
-    found = _LAYOUT.match(shape.layout)
-    if found is None or found.group(3):
-        return Unknown(f"an array in the layout {{{shape.layout}}}, which is not understood")
+    found = _LAYOUT.fullmatch(shape.layout)
+    if found is None or array.dtype.itemsize > _WORD_BYTES:
+        return Unknown(f"an array of {array.dtype} in the layout {{{shape.layout}}}, which is not understood")
     order = [int(dimension) for dimension in found.group(1).split(",") if dimension]
-    tile = [int(size) for size in found.group(2).split(",")] if found.group(2) else []
+    tiles = [[int(size) for size in tile.split(",")] for tile in _TILE.findall(found.group(2) or "")]
     if len(order) != array.ndim:
         return Unknown(f"an array of {array.ndim} dimensions in the layout {{{shape.layout}}}")
-    major_first = array.transpose(order[::-1])
-    while major_first.ndim < len(tile):
-        major_first = major_first[np.newaxis]
-    if tile:
-        major_first = _tiled(major_first, tile)
-    return np.ascontiguousarray(major_first).view(np.uint32).ravel().tolist()
+    ordered = array.transpose(order[::-1])
+    for tile in tiles:
+        while ordered.ndim < len(tile):
+            ordered = ordered[np.newaxis]
+        ordered = _tiled(ordered, tile)
+    raw = np.ascontiguousarray(ordered).tobytes()
+    return np.frombuffer(raw + bytes(-len(raw) % _WORD_BYTES), dtype="<u4").tolist()
 
 
 def _tiled(array: np.ndarray, tile: list[int]) -> np.ndarray:

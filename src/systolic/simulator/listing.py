@@ -18,7 +18,7 @@ from systolic.simulator.errors import SimulationError
 
 _BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|0)\s+((?:[A-Z]{2} ?)*):([ >]*)\{", re.ASCII)
 _INSTRUCTION = re.compile(r"(?:%(\S+) = )?([A-Za-z][\w.\-]*)\s*(.*)", re.ASCII | re.DOTALL)
-_PREDICATE = re.compile(r",?\s*\((!?)(?:%\w+_(p\d+)|(\d))\)\s*,?")
+_PREDICATE = re.compile(r",?\s*\((!?)(?:%(\w+)_(p\d+)|(\d))\)\s*,?")
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
 _REGION = re.compile(r"(Start/End empty|Start|End) region (\d+)")
 # Legend lines that the compiler prints above the bundles.
@@ -32,6 +32,7 @@ class Predicate:
     register: str | None  # physical, "p3"; None for a constant
     negated: bool
     constant: bool = True
+    name: str | None = None  # virtual, "p1066"
 
     @property
     def never(self) -> bool:
@@ -96,6 +97,11 @@ def physical(register: str) -> str:
 def registers(text: str) -> list[str]:
     """All registers in a text, named as by `physical`."""
     return [scalar or f"w{vector}" for scalar, vector in _REGISTER.findall(text)]
+
+
+def is_scalar_pop(instruction: Instruction) -> bool:
+    """Whether it pops something for the scalar side: a message of another core, or a sync flag."""
+    return instruction.opcode in ("vpop.ccrf", "vpop.sfrf")
 
 
 def parse_listing(name: str, text: str) -> Program:
@@ -237,8 +243,8 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
     predicate = None
     found = _PREDICATE.search(rest)
     if found:
-        negated, register, constant = found.groups()
-        predicate = Predicate(register, bool(negated), constant != "0")
+        negated, name, register, constant = found.groups()
+        predicate = Predicate(register, bool(negated), constant != "0", name)
         before, after = rest[: found.start()].rstrip(), rest[found.end() :].lstrip()
         rest = f"{before}, {after}" if before and after else before or after
     if opcode in ("vmov", "vld") and (dest is None or not _read_by_scalar_side(opcode, rest)):
@@ -249,7 +255,7 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
         rest = rest.replace("]] ", "]], ", 1)
     if dest is not None and "_" not in dest:
         dest = None  # a name for the instruction itself, not a register
-        if opcode in ("sdivrem.u32", "sdivrem.s32") or opcode.startswith(("vpush", "spop")):
+        if opcode in ("sdivrem.u32", "sdivrem.s32", "vsyncmov") or opcode.startswith(("vpush", "spop")):
             dest = text[1 : text.index(" ")]
     return dest, opcode, rest, predicate
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from systolic.simulator.blocks import Block
-from systolic.simulator.listing import Instruction, Program, physical, registers
+from systolic.simulator.listing import Instruction, Program, is_scalar_pop, physical, registers
 from systolic.simulator.scalar import IGNORED, spill_slot, static_allocation
 
 _ALLOCATION = re.compile(r"#(\w+)", re.ASCII)
@@ -51,13 +51,15 @@ def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]
         return Effect((), writes, True, False)
     if base == "sphi":  # every source is the destination's own physical register
         return Effect((), None, False, False)
-    if base in ("vmatmul", "vpop", "vmatpush", "vmatpush1", "vmatpush2", "vmatpush3") and "ccrf" not in opcode:
+    if base in ("vmatmul", "vpop", "vmatpush", "vmatpush1", "vmatpush2", "vmatpush3") and not is_scalar_pop(instruction):
         reads = (predicate.register,) if predicate and predicate.register and base in ("vmatmul", "vpop") else ()
         return Effect(reads, None, False, bool(reads))
     text = " ".join(_operands_that_count(instruction, followed))
     reads = [*registers(text), *(f"x{name}" for name in _NAMED.findall(text))]
     writes = None
     root = opcode.startswith(("dma.", "vsync", "vwait")) or opcode in ("sbr.rel", "inlined_call")
+    if opcode == "vsyncmov":  # only reads a flag
+        root = False
     if opcode in ("vpush.ccrf", "vpop.ccrf", "spop.drf"):
         root = True  # each takes its turn in a queue
     if instruction.dest is not None:

@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 
+from systolic.chips import MachineModel
 from systolic.simulator.copies import FLAG_MASK, CopyEngine, StallCause
 from systolic.simulator.errors import DeadlockError, SimulationError
 from systolic.simulator.loops import Laps
@@ -56,7 +57,7 @@ class Machine:
       passed: registers that the caller hands over.
       parameter: address of one of the whole program's parameters.
       call: starts a called program; (time, name, registers) → its progress.
-      copy_address_bytes: what addresses in HBM and VMEM count where a copy names them.
+      model: of the chip's core.
       max_rounds: of loops, all together, after which the program is taken to have been misread.
     """
 
@@ -73,8 +74,7 @@ class Machine:
         passed: Mapping[str, int | Unknown],
         parameter: Callable[[int], int],
         call: Callable[[int, str, Passed], Progress],
-        copy_address_bytes: int,
-        granule_bytes: int,
+        model: MachineModel,
         max_rounds: int,
     ) -> None:
         self._program = translation.name
@@ -84,8 +84,12 @@ class Machine:
         self._core = core
         self._passed = passed
         self._translation = translation
-        self._copy_address_words = copy_address_bytes // _WORD_BYTES
-        self._granule_words = granule_bytes // _WORD_BYTES
+        self._granule_words = model.granule_bytes // _WORD_BYTES
+        # What an address counts, where a copy names it, in words.
+        self._address_words = {
+            "hbm": model.hbm_address_bytes // _WORD_BYTES,
+            "vmem": model.vmem_address_bytes // _WORD_BYTES,
+        }
         self.max_rounds = max_rounds
         self.laps = laps
         self.counts: Sequence[int] = ()  # how often each basic block ran, once the program is over
@@ -143,14 +147,18 @@ class Machine:
 
     def move(self, source: str, begin: int, destination: str, first: int, granules: int, contiguous: bool) -> None:
         """Lets contents follow a copy."""
-        begin *= 1 if source == "smem" else self._copy_address_words
-        first *= 1 if destination == "smem" else self._copy_address_words
+        begin *= self._address_words.get(source, 1)
+        first *= self._address_words.get(destination, 1)
         self._memory.copy(source, begin, destination, first, granules * self._granule_words, contiguous=contiguous)
 
     def wait(self, time: int, flag: int, granules: int, cause: StallCause, where: str) -> int | None:
         """See `CopyEngine.wait`."""
         self.waits_for = where
         return self._copies.wait(self._core, self._owner(flag), time, flag, granules, cause)
+
+    def count(self, time: int, flag: int) -> int:
+        """See `CopyEngine.count`."""
+        return self._copies.count(self._core, self._owner(flag), time, flag)
 
     def add(self, flag: int, amount: int) -> None:
         """See `CopyEngine.add`."""

@@ -69,8 +69,10 @@ def _matmul(instruction: Instruction, offset: int, machine: MachineModel, condit
     rate = machine.mxu_rows_per_cycle.get(kind)
     if rate is None:
         raise SimulationError(f"the machine model has no rate for this operand type: {instruction.text}")
-    rows = _REGISTER_ROWS * 32 // _BITS[kind]
-    place = _PLACE.match(instruction.operands[0])
+    # `lmr` sends rows again that the unit has kept. Beside products of f32 each gives one register of results, whatever
+    # its type: eight rows.
+    rows = _REGISTER_ROWS if ".lmr." in instruction.opcode else _REGISTER_ROWS * 32 // _BITS[kind]
+    place = _PLACE.match(instruction.operands[0]) if instruction.operands else None
     unit = place.group(2) if place else (_UNIT.findall(instruction.opcode) or [None])[0]
     if unit is None:
         raise SimulationError(f"a product on no matrix unit: {instruction.text}")

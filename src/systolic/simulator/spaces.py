@@ -9,6 +9,7 @@ from systolic.simulator.errors import SimulationError
 from systolic.simulator.listing import Instruction, Program
 
 _DIRECTION = re.compile(r"dma\.(\w+)_to_(\w+)$")
+_DESCRIBED = re.compile(r"\b([a-z]+)-to-([a-z]+)\b")  # of `dma.general`, in its comment
 _SPACES = ("hbm", "vmem", "cmem", "smem", "host", "sflag")
 _RESOLVABLE = re.compile(r"^\[resolvable:\$\w+\] ")
 _VIRTUAL = re.compile(r"%(\w+)_s\d+")
@@ -45,7 +46,7 @@ class CopyReader:
         }
 
     def ends(self, instruction: Instruction) -> CopyEnds:
-        """The ends of a copy: in its opcode, or, for `dma.general`, from where its addresses were computed.
+        """The ends of a copy: in its opcode, or, for `dma.general`, in its comment or where its addresses are from.
 
         Raises:
           SimulationError: an opcode or an address whose space cannot be told.
@@ -55,6 +56,9 @@ class CopyReader:
             return CopyEnds(*named.groups())
         if instruction.opcode != "dma.general":
             raise SimulationError(f"not understood: {instruction.text}")
+        described = _DESCRIBED.search(instruction.comment)
+        if described and set(described.groups()) <= set(_SPACES):
+            return CopyEnds(*described.groups())
         source, destination = instruction.operands[0], instruction.operands[2]
         return CopyEnds(self._space(source, instruction), self._space(destination, instruction))
 

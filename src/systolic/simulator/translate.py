@@ -97,7 +97,7 @@ class _Translator:
             "    seg, load, store, call = machine.segment, machine.load, machine.store, machine.call",
             "    send, receive, signal = machine.send, machine.receive, machine.signal",
             "    move, word, operand, parameter = machine.move, machine.word, machine.operand, machine.parameter",
-            "    lap, left = machine.lap, machine.left",
+            "    lap, left, count = machine.lap, machine.left, machine.count",
             *([f"    {scalars} = nothing"] if scalars else []),
             *([f"    {vectors} = vector"] if vectors else []),
             "    limit, too_long = machine.max_rounds, machine.too_long",

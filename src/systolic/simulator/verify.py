@@ -4,22 +4,76 @@ Every use of a register names the value that is meant: `%s12_s3` is virtual regi
 along every path through the basic blocks as they were read, s12 has to be what was written to s3 last. A delay slot
 too many, a region's start misplaced or a branch misread puts another value there on some path.
 
-Values meet at a `sphi` only, each of whose sources comes along some path. A predicated write counts as a write: what
-reads it either stands under the same predicate or was written to be right in both cases.
+Values meet at a `sphi` only, each of whose sources comes along some path. A predicated write leaves the old value where
+its predicate does not hold: which of the two is there is known where an instruction or a branch asks for the same
+predicate, and elsewhere either may be meant.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from systolic.simulator.blocks import Block
+from systolic.simulator.blocks import Block, branch_of
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.listing import Bundle, Instruction, Program
+from systolic.simulator.listing import Bundle, Instruction, Predicate, Program
 
 _USE = re.compile(r"%(\w+)_((?:s|p)\d+)\b", re.ASCII)
 
-_Values = dict[str, frozenset[str]]  # physical register → virtual registers that may be in it
+# Physical register → virtual registers that may be in it. With `_EITHER` among them, a use may mean any of them.
+_Values = dict[str, frozenset[str]]
+_EITHER = "?"
+
+
+@dataclass(slots=True)
+class _State:
+    """What registers hold at one point of a block, and the predicated writes since its beginning."""
+
+    values: _Values
+    # Physical register → the predicate of its last write, by virtual name and polarity, and what it held before.
+    predicated: dict[str, tuple[str, bool, frozenset[str]]] = field(default_factory=dict)
+
+    def copy(self) -> _State:
+        return _State(dict(self.values), dict(self.predicated))
+
+    def write(self, instruction: Instruction, register: str, name: str) -> None:
+        predicate = instruction.predicate
+        if predicate is None or predicate.name is None:
+            self.values[register] = frozenset({name})
+            self.predicated.pop(register, None)
+            return
+        before = self.values.get(register, frozenset())
+        earlier = self.predicated.get(register)
+        if earlier is not None and earlier[:2] == (predicate.name, predicate.negated):
+            before = earlier[2]
+        elif earlier is not None:
+            before |= earlier[2] | {_EITHER}
+        self.predicated[register] = (predicate.name, predicate.negated, before)
+        self.values[register] = frozenset({name})
+
+    def held(self, register: str, predicate: Predicate | None) -> frozenset[str]:
+        """What a use under that predicate may find."""
+        now = self.values.get(register, frozenset())
+        earlier = self.predicated.get(register)
+        if earlier is None:
+            return now
+        name, negated, before = earlier
+        if predicate is not None and predicate.name == name:
+            return now if predicate.negated == negated else before
+        return now | before | {_EITHER} if before else frozenset()
+
+    def leave(self, branch: Predicate | None, *, taken: bool) -> _Values:
+        """What registers hold behind a branch, on one of its two ways."""
+        left = dict(self.values)
+        for register, (name, negated, before) in self.predicated.items():
+            if branch is not None and branch.name == name:
+                holds = taken != branch.negated  # the predicate itself, on this way
+                found = left[register] if holds != negated else before
+            else:
+                found = left[register] | before | {_EITHER} if before else frozenset()
+            left[register] = found
+        return {register: names for register, names in left.items() if names}
 
 
 def check_registers(program: Program, blocks: Sequence[Block]) -> None:
@@ -49,7 +103,7 @@ class _Check:
             entry = entries[number]
             if entry is None:  # no path leads here
                 continue
-            state = dict(entry)
+            state = _State(dict(entry))
             for bundle in self.program.bundles[block.first : block.last + 1]:
                 self._check(bundle, state)
                 self._apply(bundle, state)
@@ -62,16 +116,19 @@ class _Check:
         while pending:
             number = pending.pop()
             block = self.blocks[number]
-            state = dict(entries[number] or {})
+            state = _State(dict(entries[number] or {}))
             for bundle in self.program.bundles[block.first : block.last + 1]:
                 self._apply(bundle, state)
-            for successor in (block.taken, block.following):
+            branch = branch_of(self.program.bundles[block.branch]) if block.branch is not None else None
+            predicate = branch.predicate if branch is not None else None
+            for successor, taken in ((block.taken, True), (block.following, False)):
                 if successor is None:
                     continue
+                left = state.leave(predicate, taken=taken)
                 known = entries[successor]
-                merged = dict(state if known is None else known)
+                merged = left if known is None else dict(known)
                 if known is not None:
-                    for register, names in state.items():
+                    for register, names in left.items():
                         merged[register] = merged.get(register, frozenset()) | names
                 if merged != known:
                     entries[successor] = merged
@@ -84,41 +141,42 @@ class _Check:
             seen.add(name)
         return name
 
-    def _apply(self, bundle: Bundle, state: _Values) -> None:
+    def _apply(self, bundle: Bundle, state: _State) -> None:
         for instruction in _in_order(bundle):
             if instruction.dest is not None and "_" in instruction.dest:
                 name, register = instruction.dest.rsplit("_", 1)
-                state[register] = frozenset({self._value(name)})
+                if instruction.opcode.startswith("int_to_ptr") and instruction.operands[0].endswith(f"_{register}"):
+                    continue  # the same value in the same register, under another name
+                state.write(instruction, register, self._value(name))
 
-    def _check(self, bundle: Bundle, state: _Values) -> None:
+    def _check(self, bundle: Bundle, state: _State) -> None:
         """All reads of a bundle come before its writes, but for `sphi`, which is first, and `int_to_ptr`, last."""
-        reads = dict(state)
+        reads = state.copy()
         for instruction in bundle.instructions:
             if instruction.opcode == "sphi" and instruction.dest is not None:
-                self._check_uses(bundle, instruction, state, some=True)
+                self._check_uses(bundle, instruction, [state], some=True)
                 name, register = instruction.dest.rsplit("_", 1)
-                reads[register] = frozenset({self._value(name)})
-        written = dict(reads)
+                reads.write(instruction, register, self._value(name))
+        written = reads.copy()
         self._apply(bundle, written)
         for instruction in bundle.instructions:
             if instruction.opcode.startswith("int_to_ptr"):
                 # It forwards: what its own bundle writes is as good as what was there.
-                either = {register: names | written[register] for register, names in reads.items()}
-                self._check_uses(bundle, instruction, {**written, **either}, some=True)
+                self._check_uses(bundle, instruction, [reads, written], some=True)
             elif instruction.opcode != "sphi":
-                self._check_uses(bundle, instruction, reads, some=False)
+                self._check_uses(bundle, instruction, [reads], some=False)
 
-    def _check_uses(self, bundle: Bundle, instruction: Instruction, values: _Values, *, some: bool) -> None:
+    def _check_uses(self, bundle: Bundle, instruction: Instruction, states: Sequence[_State], *, some: bool) -> None:
         for text in instruction.operands:
             for name, register in _USE.findall(text):
-                held = values.get(register)
+                held = frozenset().union(*(state.held(register, instruction.predicate) for state in states))
                 if not held:  # never written on any path: an argument, or what no branch depends on
                     continue
-                if self._value(name) in held if some else held == {self._value(name)}:
+                if self._value(name) in held if some or _EITHER in held else held == {self._value(name)}:
                     continue
                 raise SimulationError(
                     f"{self.program.name}, line {bundle.line}: {name} is read from {register}, which holds "
-                    f"{' or '.join(sorted(held))} here: {instruction.text[:200]}"
+                    f"{' or '.join(sorted(held - {_EITHER}))} here: {instruction.text[:200]}"
                 )
 
 

@@ -1,0 +1,114 @@
+"""Constants of a chip's model that were fitted to measured times: kept in a file, checked, and put in place.
+
+A file holds what `systolic calibrate --out` writes, one JSON object: `chip`, `constants` (name → number), `fitted_on`
+and `checked_on` (the programs of either half), and where they are from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from systolic.chips.chip import Chip
+
+
+class ConstantsError(ValueError):
+    """A file of constants that cannot be read, an unknown constant, an impossible value, or another chip's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedConstants:
+    """What was fitted for one chip, and the programs that were in view then, by name."""
+
+    chip: str
+    constants: Mapping[str, float]
+    fitted_on: tuple[str, ...]
+    source: str  # where they are from, in a few words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Between what a constant is looked for, both ends included."""
+
+    least: float
+    most: float
+
+
+def fittable(chip: Chip) -> dict[str, Bounds]:
+    """The constants of `chip.machine` that published times say something about, and what each can be.
+
+    No copy engine beats the published bandwidth. The other bounds are generous: several times what any chip shows.
+    """
+    return {
+        "clock_hz": Bounds(least=0.5 * chip.machine.clock_hz, most=1.5 * chip.machine.clock_hz),
+        "hbm_bytes_per_s": Bounds(least=0.25 * chip.hbm_bytes_per_s, most=chip.hbm_bytes_per_s),
+        "dma_latency_cycles": Bounds(least=0, most=5000),
+        "dma_issue_cycles": Bounds(least=0, most=500),
+        "dma_wait_cycles": Bounds(least=0, most=500),
+        "result_latency_cycles": Bounds(least=0, most=1000),
+    }
+
+
+def is_cycles(name: str) -> bool:
+    """Whether the constant counts whole cycles."""
+    return name.endswith("_cycles")
+
+
+def with_constants(chip: Chip, fitted: FittedConstants) -> Chip:
+    """The chip with these constants in place of its own, and their source beside them.
+
+    Raises:
+      ConstantsError: they are another chip's, a name that cannot be fitted, or a value that no hardware has: a rate
+        that is not positive, cycles that are negative or no whole number.
+    """
+    if fitted.chip != chip.name:
+        raise ConstantsError(f"{fitted.source}: the constants are of {fitted.chip}, not of {chip.name}")
+    known = fittable(chip)
+    machine: dict[str, Any] = {}
+    for name, value in fitted.constants.items():
+        if name not in known:
+            raise ConstantsError(f"{fitted.source}: constant {name!r} is not known; known are {', '.join(known)}")
+        machine[name] = _checked(name, value, fitted.source)
+    sources = {**chip.sources, **{f"machine.{name}": fitted.source for name in machine}}
+    return replace(chip, machine=replace(chip.machine, **machine), sources=sources)
+
+
+def _checked(name: str, value: Any, source: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ConstantsError(f"{source}: {name}={value!r} is no number")
+    if is_cycles(name):
+        if value < 0 or value != int(value):
+            raise ConstantsError(f"{source}: {name}={value}: cycles are whole numbers from 0 up")
+        return int(value)
+    if value <= 0:
+        raise ConstantsError(f"{source}: {name}={value} has to be above 0")
+    return float(value)
+
+
+def load_constants(path: Path) -> FittedConstants:
+    """Reads a file of constants. Whether they suit a chip is `with_constants`' to say.
+
+    Raises:
+      ConstantsError: no such file, no JSON, or not of this form.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConstantsError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise ConstantsError(f"{path} is no JSON: {error}") from error
+    form = 'one JSON object with "chip" and "constants", as `systolic calibrate --out` writes'
+    if not isinstance(found, dict):
+        raise ConstantsError(f"{path} does not hold {form}")
+    chip, constants, fitted_on = found.get("chip"), found.get("constants"), found.get("fitted_on", [])
+    if not isinstance(chip, str) or not isinstance(constants, dict) or not constants:
+        raise ConstantsError(f"{path} does not hold {form}")
+    if not isinstance(fitted_on, list):
+        raise ConstantsError(f"{path}: fitted_on={fitted_on!r} is no list of programs")
+    return FittedConstants(
+        chip=chip, constants=constants, fitted_on=tuple(map(str, fitted_on)), source=f"constants of {path.name}"
+    )

@@ -1,0 +1,206 @@
+"""`systolic simulate`: how long any JAX function takes on a TPU that is not there, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cattrs
+import click
+
+from systolic.chips import Chip
+from systolic.cli.options import chip_option, output_options
+from systolic.cli.output import check_target, console, note, progress_bar, versions, write_json, write_text
+from systolic.cli.simulated_tables import show_run
+from systolic.compiler import (
+    CompilerError,
+    NamedFunction,
+    NamedFunctionError,
+    WorkerPool,
+    check_available,
+    check_function_name,
+)
+from systolic.simulator import SimulationError
+
+if TYPE_CHECKING:
+    from systolic.measure import Measurement
+
+# Of each kind, from the beginning and from the end: what a table needs, and what a picture can show.
+_SPANS_OF_A_TABLE = 200
+_SPANS_OF_A_TRACE = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """One function on one chip: what came of it."""
+
+    function: str
+    chip: Chip
+    measurement: Measurement | None
+    reason: str
+    kind: str  # of the error: "CompilerRefusal"; "" if there is none
+
+
+@click.command()
+@click.argument("function", metavar="FILE.py:FUNCTION")
+@click.option(
+    "--arg",
+    "arguments",
+    multiple=True,
+    metavar="TEXT",
+    help="One for each argument: bf16[4096,4096] is a shape, s32[3]=1,5,2 an array, FILE.npy an array from a file.",
+)
+@chip_option("v5e")
+@click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
+@click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the timeline as a Chrome trace, which Perfetto opens. Several chips: the chip's name is added.",
+)
+@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes.")
+@click.option(
+    "--time-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds for one compilation."
+)
+@output_options
+def simulate(
+    function: str,
+    arguments: tuple[str, ...],
+    chips: tuple[Chip, ...],
+    against: str | None,
+    trace_file: Path | None,
+    workers: int,
+    time_limit: float,
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Compile a JAX function for a TPU, execute the compiled program on a model of the chip, and say where time goes.
+
+    FUNCTION is anything that jax.jit takes, from a file or as package.module:FUNCTION. Values matter only where a
+    kernel branches on them, as with scalar prefetch; an argument that is needed and was given as a shape is named. Exit
+    code 1: the compiler refused, or the program does something that is not understood.
+
+    \b
+    Examples:
+      systolic simulate jax.numpy:matmul --arg "bf16[4096,4096]" --arg "bf16[4096,4096]" --chip v6e
+      systolic simulate kernel.py:mine --arg "bf16[2048,2048]" --arg "s32[4]=0,3,3,9" --chip v5e,v7x --trace run.json
+      systolic simulate kernel.py:mine --against kernel.py:reference --arg "f32[1024,1024]" --json -
+    """
+    check_target(json_file)
+    if trace_file is not None:
+        check_target(str(trace_file))
+    names = [function, *([against] if against is not None else [])]
+    for name in names:
+        check_function_name(name)
+    check_available()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
+    answers: list[_Answer] = []
+    with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+        from systolic.compiler import named_argument
+        from systolic.measure import submit_simulation
+
+        values = [named_argument(text) for text in arguments]
+        spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_TABLE
+        bar.planned(len(names) * len(chips))
+        jobs: list[tuple[str, Chip, Future[Measurement]]] = []
+        for chip in chips:
+            for name in names:
+                label = f"{name} for {chip.name}"
+                job = submit_simulation(pool, NamedFunction(name), values, chip, label=label, spans=spans)
+                job.add_done_callback(lambda _, label=label: bar.done(label))
+                jobs.append((name, chip, job))
+        answers = [_answer(name, chip, job) for name, chip, job in jobs]
+    summary = _summary(answers, names)
+    if json_file is not None:
+        write_json(json_file, "simulate", [_record(answer) for answer in answers], summary)
+    if json_file != "-":
+        _show(answers, summary, arguments)
+    if trace_file is not None:
+        _write_traces(answers, function, trace_file, several=len(chips) > 1, quiet=quiet)
+    return 1 if any(answer.measurement is None for answer in answers) else 0
+
+
+def _answer(name: str, chip: Chip, job: Future[Measurement]) -> _Answer:
+    try:
+        return _Answer(function=name, chip=chip, measurement=job.result(), reason="", kind="")
+    except NamedFunctionError:
+        raise
+    except (CompilerError, SimulationError) as error:
+        reason, kind = str(error), type(error).__name__
+    except Exception as error:  # noqa: BLE001 -- whatever the user's function raises while it is traced
+        reason, kind = f"{type(error).__name__}: {error}", "error of the function"
+    return _Answer(function=name, chip=chip, measurement=None, reason=reason, kind=kind)
+
+
+def _summary(answers: list[_Answer], names: list[str]) -> dict[str, Any]:
+    """Of each chip, how much faster the function is than the one that it is compared with."""
+    ratios = {}
+    if len(names) == 2:
+        for mine, other in zip(answers[::2], answers[1::2], strict=True):
+            if mine.measurement is not None and other.measurement is not None:
+                ratios[mine.chip.name] = other.measurement.time_us / mine.measurement.time_us
+    return {"provenance": "simulated", "speed_ratio_to_other": ratios}
+
+
+def _record(answer: _Answer) -> dict[str, Any]:
+    row: dict[str, Any] = {"function": answer.function, "chip": answer.chip.name}
+    measurement = answer.measurement
+    if measurement is None or measurement.run is None:
+        return {**row, "status": answer.kind, "reason": answer.reason, "time_us": None}
+    run = measurement.run
+    return {
+        **row,
+        "status": "ok",
+        "reason": "",
+        "provenance": measurement.provenance,
+        "time_us": run.time_us,
+        "prefetch_us": run.prefetch_us,
+        "cycles": run.cycles,
+        "core_share": [core.cycles / max(1, run.cycles) for core in run.cores],
+        "busy": run.busy,
+        "stalls": run.stalls,
+        "hbm_read_bytes": run.hbm_read_bytes,
+        "hbm_written_bytes": run.hbm_written_bytes,
+        "vmem_bytes": run.vmem_bytes,
+        "spill_bytes": run.spill_bytes,
+        "compile_s": measurement.compile_s,
+        "from_cache": measurement.from_cache,
+        "run": cattrs.unstructure(dataclasses.replace(run)),
+    }
+
+
+def _show(answers: list[_Answer], summary: dict[str, Any], arguments: tuple[str, ...]) -> None:
+    out = console()
+    found = versions()
+    chips = ", ".join(dict.fromkeys(answer.chip.name for answer in answers))
+    out.print(
+        f"[bold]{chips}[/] · jax {found['jax']}, libtpu {found['libtpu']} · times are simulated: compiled for the chip, "
+        "executed on its model"
+    )
+    out.print(f"arguments: {', '.join(arguments) or 'none'}", markup=False)
+    for answer in answers:
+        out.print("")
+        if answer.measurement is None or answer.measurement.run is None:
+            out.print(f"{answer.chip.name} {answer.function}: {answer.kind}: {answer.reason}", markup=False)
+            continue
+        show_run(out, answer.function, answer.measurement.run)
+    for chip, ratio in summary["speed_ratio_to_other"].items():
+        out.print(f"\n{chip}: {answers[0].function} is {ratio:.2f} × as fast as {answers[1].function}", markup=False)
+
+
+def _write_traces(answers: list[_Answer], function: str, path: Path, *, several: bool, quiet: bool) -> None:
+    from systolic.report import chrome_trace
+
+    for answer in answers:
+        if answer.function != function or answer.measurement is None or answer.measurement.run is None:
+            continue
+        target = path.with_stem(f"{path.stem}_{answer.chip.name}") if several else path
+        run = answer.measurement.run
+        write_text(target, json.dumps(chrome_trace(run, title=function), allow_nan=False))
+        left_out = sum(core.spans_left_out for core in run.cores)
+        note(f"trace {target}" + (f" ({left_out:,} spans in the middle left out)" if left_out else ""), quiet=quiet)

@@ -1,0 +1,138 @@
+"""Functions and arguments that are given as text: `FILE.py:FUNCTION` and `bf16[4096,4096]`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\](?:=(?P<values>.+))?", re.DOTALL)
+_WIDTH = re.compile(r"(bf|f|s|i|u)(\d+)(\w*)")
+_KINDS = {"bf": "bfloat", "f": "float", "s": "int", "i": "int", "u": "uint"}
+
+
+class NamedFunctionError(ValueError):
+    """The text names no function, or no argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFunction:
+    """A function by its name, which only the worker looks up: the user's code is not imported anywhere else."""
+
+    text: str
+
+    @property
+    def __name__(self) -> str:  # type: ignore[override]
+        """As a function's, for messages."""
+        return self.text
+
+    def load(self) -> Callable[..., Any]:
+        """The function; see `named_function`."""
+        return named_function(self.text)
+
+
+def check_function_name(text: str) -> None:
+    """Whether `text` can name a function: without importing anything, and before any worker starts.
+
+    Raises:
+        NamedFunctionError: it has not the form, or the file is not there.
+    """
+    place, _, name = text.rpartition(":")
+    if not place or not all(part.isidentifier() for part in name.split(".")):
+        raise NamedFunctionError(f"{text!r} names no function: write FILE.py:FUNCTION or package.module:FUNCTION")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise NamedFunctionError(f"there is no file {place}")
+
+
+def named_function(text: str) -> Callable[..., Any]:
+    """The function that `FILE.py:FUNCTION` or `package.module:FUNCTION` names. Imports the user's code: for a worker.
+
+    Raises:
+        NamedFunctionError: there is none of that name.
+        Exception: whatever the import raises.
+    """
+    check_function_name(text)
+    place, _, name = text.rpartition(":")
+    found: Any = _module(place)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        known = sorted(
+            each for each, value in vars(_module(place)).items() if callable(value) and not each.startswith("_")
+        )
+        raise NamedFunctionError(f"{place} has no function {name!r}; it has {', '.join(known) or 'none'}")
+    return found
+
+
+@functools.cache
+def _module(place: str) -> Any:
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise NamedFunctionError(f"there is no module {place}: {error}") from error
+    path = Path(place).resolve()
+    # As `python FILE.py` would: its neighbours can be imported.
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(f"_systolic_named_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise NamedFunctionError(f"{place} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def named_argument(text: str) -> Any:
+    """The argument that a text describes: `bf16[4096,4096]` a shape, `s32[3]=1,5,2` an array, `FILE.npy` one from a file.
+
+    Types go by HLO's names (bf16, f32, s8, u32, pred, f8e4m3fn) or NumPy's (bfloat16, int8). One value fills an array.
+
+    Raises:
+        NamedFunctionError: it is none of these.
+    """
+    if text.endswith(".npy"):
+        try:
+            return np.load(text, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise NamedFunctionError(f"{text} cannot be read as an array: {error}") from error
+    found = _ARGUMENT.fullmatch(text.strip())
+    if found is None:
+        raise NamedFunctionError(
+            f"{text!r} is no argument: write bf16[4096,4096] for a shape, s32[3]=1,5,2 for values, or name a .npy file"
+        )
+    import jax
+
+    dtype = _dtype(found["dtype"])
+    shape = tuple(int(size) for size in found["shape"].split(",") if size.strip())
+    if found["values"] is None:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    try:
+        values = np.array([float(word) for word in found["values"].split(",")])
+        return np.broadcast_to(values if values.size == 1 else values.reshape(shape), shape).astype(dtype)
+    except ValueError as error:
+        raise NamedFunctionError(f"{text!r}: {error}; give one value, or as many as the shape holds") from error
+
+
+def _dtype(name: str) -> np.dtype:
+    import jax.numpy as jnp
+
+    if name in ("pred", "bool"):
+        return np.dtype(bool)
+    short = _WIDTH.fullmatch(name)
+    try:
+        if short is None:
+            return np.dtype(jnp.dtype(name))
+        kind, bits, rest = short.groups()
+        # JAX has the small float types by longer names: float8_e4m3fn.
+        return np.dtype(jnp.dtype(f"{_KINDS[kind]}{bits}{'_' + rest if rest else ''}"))
+    except TypeError as error:
+        raise NamedFunctionError(f"{name!r} is no element type; say bf16, f32, s8, s32, f8e4m3fn or pred") from error

@@ -1,0 +1,77 @@
+"""A simulated run as a Chrome trace, which Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from systolic.simulator import SimulatedRun, Span
+
+# Rows of the picture, from above, by what is drawn in them. Copies overlap each other and get as many rows as it takes.
+_ROWS = {"op": 0, "round": 1, "matrix": 2, "stall": 3}
+_NAMES = {0: "operations", 1: "rounds of the outermost loop", 2: "straight code, matrix units", 3: "stalls"}
+_FIRST_COPY_ROW = 10
+
+
+def chrome_trace(run: SimulatedRun, *, title: str) -> dict[str, Any]:
+    """The timeline of a run in the Trace Event Format (JSON object form). Times are microseconds, a process is a core.
+
+    What the timeline left out is in the metadata: `spans_left_out`.
+    """
+    scale = 1e6 / run.clock_hz
+    events: list[dict[str, Any]] = []
+    for core in run.cores:
+        events.append(_named("process_name", core.core, 0, f"{title}, core {core.core} of {run.chip} (simulated)"))
+        events += [_named("thread_name", core.core, row, name) for row, name in _NAMES.items()]
+        ends: list[float] = []  # of the last copy in each row
+        for span in core.spans:
+            row = _ROWS.get(span.kind)
+            if row is None:
+                lane = next((at for at, end in enumerate(ends) if end <= span.begin_cycles), len(ends))
+                if lane == len(ends):
+                    ends.append(0)
+                    events.append(_named("thread_name", core.core, _FIRST_COPY_ROW + lane, f"copies {lane}"))
+                ends[lane] = span.end_cycles
+                row = _FIRST_COPY_ROW + lane
+            events.append(
+                {
+                    "name": _label(span),
+                    "cat": span.kind,
+                    "ph": "X",
+                    "ts": span.begin_cycles * scale,
+                    "dur": (span.end_cycles - span.begin_cycles) * scale,
+                    "pid": core.core,
+                    "tid": row,
+                    "args": _details(span),
+                }
+            )
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ns",
+        "otherData": {
+            "chip": run.chip,
+            "provenance": "simulated",
+            "clock_hz": run.clock_hz,
+            "spans_left_out": sum(core.spans_left_out for core in run.cores),
+        },
+    }
+
+
+def _named(what: str, core: int, row: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": core, "tid": row, "args": {"name": name}}
+
+
+def _label(span: Span) -> str:
+    if span.kind == "stall":
+        return f"waits: {span.label}"
+    if span.kind == "matrix":
+        return "matrix units" if span.amount else "code"
+    return span.label
+
+
+def _details(span: Span) -> dict[str, Any]:
+    cycles = {"begin_cycles": span.begin_cycles, "cycles": span.end_cycles - span.begin_cycles}
+    if span.kind == "copy":
+        return {**cycles, "bytes": span.amount}
+    if span.kind == "matrix":
+        return {**cycles, "matrix_busy_cycles": span.amount, "note": span.label}
+    return cycles
