@@ -86,6 +86,10 @@ class BundleCode:
             flag, granules = (self._operand(text) for text in operands[:2])
             cause = "copy" if opcode == "dma.done.wait" else "semaphore"
             return [*turn, *_until(f"wait(t, {flag}, {granules}, {cause!r}, {where!r})"), "t = r"]
+        if opcode.startswith(("vwait.eq", "vwait.ne")):
+            flag, value = (self._operand(text) for text in operands[:2])
+            equal = opcode.startswith("vwait.eq")
+            return [*turn, *_until(f"wait_for_value(t, {flag}, {value}, {equal}, {where!r})"), "t = r"]
         if opcode == "vsyncadd.remote":
             return [*turn, f"signal(t, {self._operand(operands[0])}, {self._operand(operands[1])})"]
         if opcode == "vpush.ccrf":
@@ -108,7 +112,8 @@ class BundleCode:
         ends = self.copies.ends(instruction)
         run_bytes = self.copies.run_bytes(instruction)
         size, flag = self._operand(operands[1]), self._operand(operands[3])
-        code = [f"t = start(t, {flag}, {size}, {ends.source!r}, {ends.destination!r}, {run_bytes})"]
+        source_flag = f", {self._operand(operands[4])}" if instruction.opcode == "dma.general" and self.shared else ""
+        code = [f"t = start(t, {flag}, {size}, {ends.source!r}, {ends.destination!r}, {run_bytes}{source_flag})"]
         if id(instruction) in self.followed:
             source, destination = self._operand(operands[0]), self._operand(operands[2])
             contiguous = run_bytes == 0

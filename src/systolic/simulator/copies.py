@@ -22,7 +22,10 @@ _SIGN = 1 << 31
 FLAG_BITS = 13
 FLAG_MASK = (1 << FLAG_BITS) - 1
 _HALF = 16
-_REMOTE_CORE_BIT = 14  # seen in listings for v4 with both cores in one device
+# Seen in listings for v4 with both cores in one device: a flag of the other core, as the end of a copy, has this bit; the
+# flag of a remote addition names its core by it.
+_REMOTE_CORE_BIT = 14
+_OTHER_CORE = 1 << _REMOTE_CORE_BIT
 
 StallCause = Literal["copy", "matrix", "semaphore"]
 
@@ -72,12 +75,14 @@ class CopyEngine:
         source: str,
         destination: str,
         run_bytes: int | None,
+        source_flag: int | None = None,
     ) -> int:
         """Starts a copy that signals `flag`; returns when the core goes on.
 
         Args:
           source: memory space, as is `destination`.
           run_bytes: moved in one piece before the copy strides on; 0: all of it; None: not known.
+          source_flag: signalled on this core where the copy goes to the other.
         """
         size = granules * self._machine.granule_bytes
         time += self._machine.dma_issue_cycles
@@ -101,6 +106,12 @@ class CopyEngine:
         # Copies within the chip were never seen to matter; they are charged the latency alone.
         if self._timelines is not None:
             self._timelines[core].add("copy", begin, landed, f"{source} → {destination}", size)
+        if flag & _OTHER_CORE and not flag >> _HALF:
+            # A copy to the other core signals there that it has landed, and here that its source is free again.
+            self._land(self._flag(1 - core, owner, flag & FLAG_MASK), landed, granules)
+            if source_flag is not None:
+                self._land(self._flag(core, owner, source_flag & FLAG_MASK), landed, granules)
+            return time
         shared = flag >> _HALF
         if not shared:
             self._land(self._flag(core, owner, flag), landed, granules)
@@ -113,7 +124,7 @@ class CopyEngine:
     def signal(self, owner: str, time: int, address: int, amount: int) -> None:
         """Adds to a flag of the core that `address` names, as v4's barriers do: flag below, core from bit 14 on."""
         core = address >> _REMOTE_CORE_BIT & 1
-        self._land(self._flag(core, owner, address & FLAG_MASK), time, amount)
+        self._land(self._flag(core, owner, address & FLAG_MASK), time, (amount ^ _SIGN) - _SIGN)
 
     @staticmethod
     def _land(flag: _Flag, time: int, granules: int) -> None:
@@ -148,6 +159,19 @@ class CopyEngine:
             counts.semaphore_stall_cycles += end - begin
         if self._timelines is not None and end > begin:
             self._timelines[core].add("stall", begin, end, cause)
+
+    def wait_for_value(self, core: int, owner: str, time: int, flag: int, value: int, *, equal: bool) -> int | None:
+        """When `flag` counts `value`, or something else, and the core goes on; None if nothing under way does that."""
+        state = self._flag(core, owner, flag)
+        now = time
+        self.count(core, owner, time, flag)
+        while (state.count == value) != equal:
+            if not state.landing:
+                return None
+            now, amount = state.landing.popleft()
+            state.count += amount
+        self.stalled(core, time, now, "semaphore")
+        return now
 
     def count(self, core: int, owner: str, time: int, flag: int) -> int:
         """What a flag counts at a time, as a 32-bit word."""

@@ -155,7 +155,7 @@ class Core:
     def _overwritten(self, name: str, operand: CallOperand, registers: Mapping[str, int | Unknown]) -> None:
         """What an operation computes is not known, unless its own copies bring it there."""
         at = registers.get(operand.register, COMPUTED)
-        if operand.space in ("hbm", "vmem") and not isinstance(at, Unknown):
+        if operand.space in ("hbm", "vmem", "cmem") and not isinstance(at, Unknown):
             result = functools.partial(_itself, Unknown(f"what {name} computes"))
             self._memory.define(operand.space, at * _ROW_WORDS, operand.padded_words, result)
 

@@ -21,6 +21,7 @@ _INSTRUCTION = re.compile(r"(?:%(\S+) = )?([A-Za-z][\w.\-]*)\s*(.*)", re.ASCII |
 _PREDICATE = re.compile(r",?\s*\((!?)(?:%(\w+)_(p\d+)|(\d))\)\s*,?")
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
 _REGION = re.compile(r"(Start/End empty|Start|End) region (\d+)")
+_ACCESS = re.compile(r"\[([vcs]mem):\[#(\w+)", re.ASCII)
 # Legend lines that the compiler prints above the bundles.
 _PREAMBLE = re.compile(r"=|[A-Z]{2}: |$")
 
@@ -78,6 +79,7 @@ class Program:
     name: str
     bundles: tuple[Bundle, ...]
     region_start: dict[int, int] = field(repr=False)  # region → index of its first bundle
+    spaces: dict[str, str] = field(repr=False)  # allocation → memory space, of those that are loaded from or stored to
 
 
 # Registers in an operand: scalar and predicate registers by their physical name, vector registers by their virtual one.
@@ -125,7 +127,8 @@ def parse_listing(name: str, text: str) -> Program:
         bundles.append(bundle)
     if not bundles:
         raise SimulationError(f"{name}: the listing holds no bundles")
-    return Program(name=name, bundles=tuple(bundles), region_start=region_start)
+    spaces = {allocation: space for space, allocation in _ACCESS.findall(text)}
+    return Program(name=name, bundles=tuple(bundles), region_start=region_start, spaces=spaces)
 
 
 def _logical_lines(name: str, text: str) -> Iterator[tuple[int, str]]:

@@ -33,7 +33,8 @@ def _operands_that_count(instruction: Instruction, followed: Set[int]) -> tuple[
     operands = instruction.operands
     if not instruction.opcode.startswith("dma.") or instruction.opcode == "dma.done.wait":
         return operands
-    return operands[:4] if id(instruction) in followed else operands[1:2] + operands[3:4]
+    flags = operands[3:5] if instruction.opcode == "dma.general" else operands[3:4]
+    return operands[:3] + flags if id(instruction) in followed else operands[1:2] + flags
 
 
 def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]) -> Effect:
@@ -51,7 +52,9 @@ def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]
         return Effect((), writes, True, False)
     if base == "sphi":  # every source is the destination's own physical register
         return Effect((), None, False, False)
-    if base in ("vmatmul", "vpop", "vmatpush", "vmatpush1", "vmatpush2", "vmatpush3") and not is_scalar_pop(instruction):
+    if base in ("vmatmul", "vpop", "vmatpush", "vmatpush1", "vmatpush2", "vmatpush3") and not is_scalar_pop(
+        instruction
+    ):
         reads = (predicate.register,) if predicate and predicate.register and base in ("vmatmul", "vpop") else ()
         return Effect(reads, None, False, bool(reads))
     text = " ".join(_operands_that_count(instruction, followed))

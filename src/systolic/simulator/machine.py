@@ -89,6 +89,7 @@ class Machine:
         self._address_words = {
             "hbm": model.hbm_address_bytes // _WORD_BYTES,
             "vmem": model.vmem_address_bytes // _WORD_BYTES,
+            "cmem": _ROW_WORDS,
         }
         self.max_rounds = max_rounds
         self.laps = laps
@@ -141,9 +142,19 @@ class Machine:
         """Flags of the top-level program are everybody's, also where it passes one on."""
         return "" if flag & FLAG_MASK >= SHARED_FLAGS_FROM else self._program
 
-    def start(self, time: int, flag: int, granules: int, source: str, destination: str, run_bytes: int | None) -> int:
+    def start(
+        self,
+        time: int,
+        flag: int,
+        granules: int,
+        source: str,
+        destination: str,
+        run_bytes: int | None,
+        source_flag: int | None = None,
+    ) -> int:
         """See `CopyEngine.start`."""
-        return self._copies.start(self._core, self._owner(flag), time, flag, granules, source, destination, run_bytes)
+        owner = self._owner(flag)
+        return self._copies.start(self._core, owner, time, flag, granules, source, destination, run_bytes, source_flag)
 
     def move(self, source: str, begin: int, destination: str, first: int, granules: int, contiguous: bool) -> None:
         """Lets contents follow a copy."""
@@ -155,6 +166,11 @@ class Machine:
         """See `CopyEngine.wait`."""
         self.waits_for = where
         return self._copies.wait(self._core, self._owner(flag), time, flag, granules, cause)
+
+    def wait_for_value(self, time: int, flag: int, value: int, equal: bool, where: str) -> int | None:
+        """See `CopyEngine.wait_for_value`."""
+        self.waits_for = where
+        return self._copies.wait_for_value(self._core, self._owner(flag), time, flag, value, equal=equal)
 
     def count(self, time: int, flag: int) -> int:
         """See `CopyEngine.count`."""

@@ -23,6 +23,7 @@ from systolic.simulator.values import (
     rounded_float,
     signed_division,
     signed_from_float,
+    signed_from_whole_float,
     smaller,
 )
 
@@ -110,6 +111,8 @@ _BINARY: dict[str, Callable[[str, str], str]] = {
     "sor.u32": _binary("{a} | {b}"),
     "sxor.u32": _binary("{a} ^ {b}"),
     "sshll.u32": _binary("({a} << ({b} & 31)) & {m}"),
+    "sshllo.u32": _binary("((({a} << ({b} & 31)) | ((1 << ({b} & 31)) - 1)) & {m})"),  # ones come in
+    "sc.u32": _binary("({a} + {b}) > {m}"),  # the carry of a sum
     "sshrl.u32": _binary("{a} >> ({b} & 31)"),
     "sshra.s32": _binary(_ARITHMETIC_SHIFT),
     "smin.u32": _binary("smaller({a}, {b})"),
@@ -138,6 +141,7 @@ _UNARY = {
     "sceil.f32": "rounded_float('ceil', {a})",
     "scvt.s32.f32": "float_from_signed({a})",
     "scvt.f32.s32": "signed_from_float({a})",
+    "scvt.pr.f32.s32": "signed_from_whole_float({a})",  # v4's; how it rounds is not known
 }
 # What the expressions call.
 FUNCTIONS: dict[str, Callable[..., object]] = {
@@ -151,6 +155,7 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
         rounded_float,
         signed_division,
         signed_from_float,
+        signed_from_whole_float,
         smaller,
     )
 }

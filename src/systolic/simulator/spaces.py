@@ -11,6 +11,7 @@ from systolic.simulator.listing import Instruction, Program
 _DIRECTION = re.compile(r"dma\.(\w+)_to_(\w+)$")
 _DESCRIBED = re.compile(r"\b([a-z]+)-to-([a-z]+)\b")  # of `dma.general`, in its comment
 _SPACES = ("hbm", "vmem", "cmem", "smem", "host", "sflag")
+_ALLOCATION = re.compile(r"#(\w+)", re.ASCII)
 _RESOLVABLE = re.compile(r"^\[resolvable:\$\w+\] ")
 _VIRTUAL = re.compile(r"%(\w+)_s\d+")
 
@@ -122,5 +123,8 @@ class CopyReader:
             space = defined.opcode.rsplit(".", 1)[-1]
             if space in _SPACES:
                 return space
+            for name in _ALLOCATION.findall(" ".join(defined.operands)):
+                if name in self._program.spaces:
+                    return self._program.spaces[name]
             pending += defined.operands
         raise SimulationError(f"the memory space of {register} cannot be told: {copy.text}")

@@ -97,6 +97,7 @@ class _Translator:
             "    seg, load, store, call = machine.segment, machine.load, machine.store, machine.call",
             "    send, receive, signal = machine.send, machine.receive, machine.signal",
             "    move, word, operand, parameter = machine.move, machine.word, machine.operand, machine.parameter",
+            "    wait_for_value = machine.wait_for_value",
             "    lap, left, count = machine.lap, machine.left, machine.count",
             *([f"    {scalars} = nothing"] if scalars else []),
             *([f"    {vectors} = vector"] if vectors else []),

@@ -127,6 +127,14 @@ def signed_from_float(word: int) -> int:
     return math.trunc(max(-float(_SIGN), min(float(_SIGN - 1), value))) & MASK
 
 
+def signed_from_whole_float(word: int) -> int:
+    """A float that is a whole number as a signed integer; of another one the result is not known."""
+    if isinstance(word, Unknown):
+        return word
+    value = as_float(word)
+    return signed_from_float(word) if value == math.floor(value) else Unknown("a conversion that rounds")
+
+
 def rounded_float(direction: str, word: int) -> int:
     """A float rounded to a whole number, `direction` floor or ceil."""
     if isinstance(word, Unknown):
