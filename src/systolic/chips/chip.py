@@ -29,6 +29,7 @@ class MachineModel:
     result_latency_cycles: int  # from the last row into the matrix unit to the first result out
     matmul_queue_depth: int  # `vmatmul`s that may wait before a unit; one more stalls the core
     hbm_bytes_per_s: float  # what a copy engine reaches, reads and writes together, for the whole device
+    hbm_run_cycles: float  # a strided copy holds HBM so long for each contiguous piece, besides its bytes
     dma_latency_cycles: int  # from a copy's last byte leaving its source to its flag being seen
     dma_issue_cycles: int  # the core is held up for each copy it starts
     dma_wait_cycles: int  # and for each wait it executes

@@ -168,6 +168,7 @@ def _record(answer: _Answer) -> dict[str, Any]:
         "hbm_written_bytes": run.hbm_written_bytes,
         "vmem_bytes": run.vmem_bytes,
         "spill_bytes": run.spill_bytes,
+        "assumptions": run.assumptions,
         "compile_s": measurement.compile_s,
         "from_cache": measurement.from_cache,
         "run": cattrs.unstructure(dataclasses.replace(run)),

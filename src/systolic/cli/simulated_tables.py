@@ -30,6 +30,8 @@ def show_run(out: Console, title: str, run: SimulatedRun) -> None:
     if core.copy_sizes:
         out.print("")
         out.print(_copies(core))
+    for assumption in run.assumptions:
+        out.print(f"assumed: {_plain(assumption)}")
 
 
 def _plain(text: str) -> str:

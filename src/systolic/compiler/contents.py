@@ -122,7 +122,8 @@ class _Walk:
         wanted = _wanted(jaxpr, used)
         for number, equation in enumerate(jaxpr.eqns):
             if number not in wanted:
-                values.update((each, Deferred.known(Missing("a result that nothing uses"))) for each in equation.outvars)
+                unused = Deferred.known(Missing("a result that nothing uses"))
+                values.update(dict.fromkeys(equation.outvars, unused))
                 continue
             inputs = [read(atom) for atom in equation.invars]
             outputs = self._equation(jaxpr, equation, inputs, (*path, number), wanted[number])
@@ -214,11 +215,7 @@ class _Closed:
 
 def _wanted(jaxpr: Any, used: Sequence[bool] | None) -> dict[int, list[bool]]:
     """The equations that matter, by number, and which of their results do. The compiler drops the others."""
-    live = {
-        atom
-        for at, atom in enumerate(jaxpr.outvars)
-        if not hasattr(atom, "val") and (used is None or used[at])
-    }
+    live = {atom for at, atom in enumerate(jaxpr.outvars) if not hasattr(atom, "val") and (used is None or used[at])}
     wanted: dict[int, list[bool]] = {}
     for number in reversed(range(len(jaxpr.eqns))):
         equation = jaxpr.eqns[number]

@@ -92,7 +92,7 @@ def _module(place: str) -> Any:
 
 
 def named_argument(text: str) -> Any:
-    """The argument that a text describes: `bf16[4096,4096]` a shape, `s32[3]=1,5,2` an array, `FILE.npy` one from a file.
+    """The argument that a text describes: `bf16[4096,4096]` a shape, `s32[3]=1,5,2` an array, `FILE.npy` a file's.
 
     Types go by HLO's names (bf16, f32, s8, u32, pred, f8e4m3fn) or NumPy's (bfloat16, int8). One value fills an array.
 

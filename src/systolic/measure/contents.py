@@ -28,12 +28,16 @@ def parameter_contents(hlo: TopLevelHlo, values: Sequence[np.ndarray | None]) ->
         parameter = hlo.parameters.get(number)
         name = parameter.name if parameter is not None else str(number)
         if value is None:
-            found.append(Unknown(f"argument {name}, of which only the shape was given"))
+            found.append(Unknown(f"argument {name}, of which only the shape was given", computed=False))
         elif value.size > _MOST_ELEMENTS or parameter is None or parameter.shape is None:
-            found.append(Unknown(f"argument {name}, of which {value.size:,} values are too many to follow"))
+            found.append(
+                Unknown(f"argument {name}, of which {value.size:,} values are too many to follow", computed=False)
+            )
         else:
             words = words_of(value, parameter.shape)
-            found.append(Unknown(f"argument {name}, {words.why}") if isinstance(words, Unknown) else words)
+            found.append(
+                Unknown(f"argument {name}, {words.why}", computed=False) if isinstance(words, Unknown) else words
+            )
     return found
 
 
@@ -73,7 +77,9 @@ class KernelContents:
 
         def words() -> Words | Unknown:
             value = operand.get()
-            return Unknown(value.why) if isinstance(value, Missing) else words_of(np.asarray(value), shape)
+            return (
+                Unknown(value.why, computed=False) if isinstance(value, Missing) else words_of(np.asarray(value), shape)
+            )
 
         return words
 

@@ -22,8 +22,8 @@ _SIGN = 1 << 31
 FLAG_BITS = 13
 FLAG_MASK = (1 << FLAG_BITS) - 1
 _HALF = 16
-# Seen in listings for v4 with both cores in one device: a flag of the other core, as the end of a copy, has this bit; the
-# flag of a remote addition names its core by it.
+# Seen in listings for v4 with both cores in one device: a flag of the other core, as the end of a copy, has this bit;
+# the flag of a remote addition names its core by it.
 _REMOTE_CORE_BIT = 14
 _OTHER_CORE = 1 << _REMOTE_CORE_BIT
 
@@ -101,7 +101,9 @@ class CopyEngine:
         landed = time + self._machine.dma_latency_cycles
         if crossings:
             begin = max(self._pipe_free, time)
-            self._pipe_free = begin + size * crossings / self._bytes_per_cycle
+            pieces = size / run_bytes if run_bytes else 0
+            transfer = size / self._bytes_per_cycle + pieces * self._machine.hbm_run_cycles
+            self._pipe_free = begin + transfer * crossings
             landed = math.ceil(self._pipe_free) + self._machine.dma_latency_cycles
         # Copies within the chip were never seen to matter; they are charged the latency alone.
         if self._timelines is not None:

@@ -43,6 +43,7 @@ class Setup:
     parameters: Sequence[Words | Unknown]  # contents, by number
     operand_words: OperandWords
     initial: Callable[[int], int]  # words of scalar memory that the runtime has written
+    assumed_zero: frozenset[str]  # operations in which computed values that are not known count as zero
     remember: bool
     max_rounds: int
 
@@ -100,6 +101,7 @@ class Core:
             call=self._call,
             model=model,
             max_rounds=self._setup.max_rounds,
+            assume_zero=name in self._setup.assumed_zero,
         )
 
     def _parameter(self, number: int) -> int:

@@ -13,3 +13,7 @@ class DeadlockError(SimulationError):
 
 class UnknownValueError(SimulationError):
     """Control flow depends on a value that is not known; the message says where it is from."""
+
+    program = ""  # that needed it
+    why = ""  # whose value it is
+    computed = False  # by the program; else it belongs to an argument

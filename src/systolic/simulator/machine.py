@@ -8,13 +8,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 
 from systolic.chips import MachineModel
 from systolic.simulator.copies import FLAG_MASK, CopyEngine, StallCause
-from systolic.simulator.errors import DeadlockError, SimulationError
+from systolic.simulator.errors import DeadlockError, SimulationError, UnknownValueError
 from systolic.simulator.loops import Laps
 from systolic.simulator.matrix import MatrixUnits
 from systolic.simulator.memory import Memory
 from systolic.simulator.names import SHARED_FLAGS_FROM
 from systolic.simulator.translate import Translation
-from systolic.simulator.values import NEVER_WRITTEN, Unknown
+from systolic.simulator.values import COMPUTED, NEVER_WRITTEN, Unknown
 
 _CORE = re.compile(r"\bcore id\b|\blogical chip id\b")
 _ROW_WORDS = 128  # addresses in HBM and VMEM count rows of 512 bytes
@@ -59,6 +59,7 @@ class Machine:
       call: starts a called program; (time, name, registers) → its progress.
       model: of the chip's core.
       max_rounds: of loops, all together, after which the program is taken to have been misread.
+      assume_zero: what the program computes and is not known counts as zero.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Machine:
         call: Callable[[int, str, Passed], Progress],
         model: MachineModel,
         max_rounds: int,
+        assume_zero: bool,
     ) -> None:
         self._program = translation.name
         self._copies = copies
@@ -92,6 +94,8 @@ class Machine:
             "cmem": _ROW_WORDS,
         }
         self.max_rounds = max_rounds
+        self._assume_zero = assume_zero
+        self.vector = self._known(COMPUTED)
         self.laps = laps
         self.counts: Sequence[int] = ()  # how often each basic block ran, once the program is over
         self.segment = units.advance
@@ -114,6 +118,8 @@ class Machine:
                 raise
             located = type(error)(f"{self._where(error)}: {error}")
             located.located = True
+            if isinstance(located, UnknownValueError) and isinstance(error, UnknownValueError):
+                located.program, located.why, located.computed = self._program, error.why, error.computed
             raise located from error
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             located = SimulationError(f"{self._where(error)}: scalar code that cannot be executed: {error}")
@@ -204,18 +210,21 @@ class Machine:
 
     def operand(self, register: str) -> int | Unknown:
         """What the caller handed over in a register."""
-        return self._passed.get(register, NEVER_WRITTEN)
+        return self._known(self._passed.get(register, NEVER_WRITTEN))
 
     def load(self, address: int, comment: str) -> int | Unknown:
         """A word of scalar memory."""
         named = _CORE.search(comment)
         if named:
             return self._core if named.group() == "core id" else 0
-        return self._memory.load(address)
+        return self._known(self._memory.load(address))
 
     def word(self, row: int) -> int | Unknown:
         """The first word of a row of VMEM."""
-        return self._memory.word("vmem", row * _ROW_WORDS)
+        return self._known(self._memory.word("vmem", row * _ROW_WORDS))
+
+    def _known(self, value: int | Unknown) -> int | Unknown:
+        return 0 if self._assume_zero and value.__class__ is Unknown and value.computed else value
 
 
 def run_together(cores: Sequence[Progress], stuck: Callable[[int], str]) -> list[int]:

@@ -109,6 +109,7 @@ class SimulatedRun:
     hbm_bytes_per_cycle: float = 0.0  # what the device's copies share
     slots: Mapping[str, int] = field(default_factory=dict)
     vmem: tuple[VmemBuffer, ...] = ()
+    assumptions: tuple[str, ...] = ()  # values that were not known and decided something in XLA's own operations
 
     @property
     def cycles(self) -> int:

@@ -8,7 +8,7 @@ from systolic.chips import Chip
 from systolic.simulator.blocks import split_blocks
 from systolic.simulator.copies import CopyEngine
 from systolic.simulator.core import TOP_LEVEL, Core, OperandWords, Setup
-from systolic.simulator.errors import SimulationError
+from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hlo import TopLevelHlo, parse_hlo
 from systolic.simulator.listing import Program, parse_listing
 from systolic.simulator.machine import Mailboxes, run_together
@@ -78,7 +78,7 @@ class PreparedProgram:
           DeadlockError: it waits for something that does not come.
         """
 
-        def cores(*, warm: bool) -> tuple[CoreRun, ...]:
+        def cores(assumed: Mapping[str, str], *, warm: bool) -> tuple[CoreRun, ...]:
             def initial(address: int) -> int:
                 if address in self._pointers:
                     return self._pointers[address]
@@ -91,13 +91,25 @@ class PreparedProgram:
                 hlo=self.hlo,
                 parameters=self._known(parameters),
                 operand_words=operand_words,
+                assumed_zero=frozenset(assumed),
                 initial=initial,
                 remember=remember,
                 max_rounds=max_rounds,
             )
             return _run_device(setup, spans if warm else 0)
 
-        runs, cold = cores(warm=True), cores(warm=False)
+        assumed: dict[str, str] = {}  # operation → what is taken as zero in it
+        while True:
+            try:
+                runs, cold = cores(assumed, warm=True), cores(assumed, warm=False)
+                break
+            except UnknownValueError as error:
+                # XLA's own operations clamp and mask by indices that they compute. Which way those branches go decides
+                # a few cycles, and can't be asked of anybody; zero is an index that is always there.
+                kernels = self.hlo.kernels if self.hlo is not None else frozenset(self._translations)
+                if not error.computed or error.program in {TOP_LEVEL, *kernels, *assumed}:
+                    raise
+                assumed[error.program] = error.why
         return SimulatedRun(
             chip=chip.name,
             clock_hz=chip.machine.clock_hz,
@@ -108,6 +120,7 @@ class PreparedProgram:
             hbm_bytes_per_cycle=chip.machine.hbm_bytes_per_s / chip.machine.clock_hz,
             slots=next((dict(use.slots) for use in self._uses.values()), {}),
             vmem=self._vmem,
+            assumptions=tuple(f"{name}: {why} counts as zero" for name, why in assumed.items()),
         )
 
     def _known(self, parameters: Sequence[Words | Unknown]) -> Sequence[Words | Unknown]:
@@ -117,7 +130,7 @@ class PreparedProgram:
         return [
             parameters[number]
             if number < len(parameters)
-            else Unknown(f"argument {names.get(number, number)}, of which only the shape was given")
+            else Unknown(f"argument {names.get(number, number)}, of which only the shape was given", computed=False)
             for number in range(count)
         ]
 

@@ -29,7 +29,7 @@ from systolic.simulator.values import (
 
 _REGISTER = re.compile(r"(!?)(%\w+_(?:s|p|v)\d+)$", re.ASCII)
 _NUMBER = re.compile(r"-?\d+$|0x[0-9a-f]+$", re.ASCII)
-_FLOAT = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?$", re.ASCII)
+_FLOAT = re.compile(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)$", re.ASCII)
 _ALLOCATION = re.compile(r"\[?#(\w+)(?: \+ \$(0x[0-9a-f]+))?\]?$", re.ASCII)
 
 # Instructions without effect on control flow, copies or time. `shalt.err` stops a program whose address is out of

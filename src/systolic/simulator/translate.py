@@ -25,7 +25,7 @@ from systolic.simulator.matrix import MatrixOp, Segment, matrix_ops
 from systolic.simulator.names import Allocations, Names
 from systolic.simulator.scalar import FUNCTIONS, flag_names
 from systolic.simulator.spaces import CopyReader
-from systolic.simulator.values import COMPUTED, NEVER_WRITTEN, Unknown
+from systolic.simulator.values import NEVER_WRITTEN, Unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +99,7 @@ class _Translator:
             "    move, word, operand, parameter = machine.move, machine.word, machine.operand, machine.parameter",
             "    wait_for_value = machine.wait_for_value",
             "    lap, left, count = machine.lap, machine.left, machine.count",
+            "    vector = machine.vector",
             *([f"    {scalars} = nothing"] if scalars else []),
             *([f"    {vectors} = vector"] if vectors else []),
             "    limit, too_long = machine.max_rounds, machine.too_long",
@@ -109,7 +110,7 @@ class _Translator:
             *_dispatch(bodies, 0, len(bodies), "        "),
         ]
         source = "\n".join(lines)
-        scope: dict[str, Any] = {**FUNCTIONS, "nothing": NEVER_WRITTEN, "vector": COMPUTED, "Unknown": Unknown}
+        scope: dict[str, Any] = {**FUNCTIONS, "nothing": NEVER_WRITTEN, "Unknown": Unknown}
         exec(compile(source, f"<{self.program.name}>", "exec"), scope)
         return Translation(
             name=self.program.name,

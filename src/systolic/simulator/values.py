@@ -17,12 +17,18 @@ _SIGN = 0x80000000
 
 
 class Unknown:
-    """A value that the simulator does not have, and why."""
+    """A value that the simulator does not have, and why.
 
-    __slots__ = ("why",)
+    Args:
+      why: whose value it is.
+      computed: the program computes it; else it belongs to an argument, and could have been given.
+    """
 
-    def __init__(self, why: str) -> None:
+    __slots__ = ("computed", "why")
+
+    def __init__(self, why: str, *, computed: bool = True) -> None:
         self.why = why
+        self.computed = computed
 
     def __repr__(self) -> str:
         return f"Unknown({self.why!r})"
@@ -31,7 +37,9 @@ class Unknown:
         return self
 
     def _decides(self, *_: object) -> NoReturn:
-        raise UnknownValueError(f"control flow depends on {self.why}")
+        error = UnknownValueError(f"control flow depends on {self.why}")
+        error.why, error.computed = self.why, self.computed
+        raise error
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _same
 
