@@ -11,7 +11,7 @@ _FIT = (
     "the latency to published wall clock of dense 128³ tiles (JAX's matmul notebook)"
 )
 _POPS = (
-    "the smallest distance at which the compiler pops a bfloat16 result, over products by XLA and by Pallas kernels: it "
+    "the smallest distance at which the compiler pops a bfloat16 result, in products by XLA and by Pallas kernels: it "
     "schedules by a latency of its own, which is no longer than this"
 )
 _NO_RUNS = "no published row shows it"

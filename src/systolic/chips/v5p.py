@@ -8,7 +8,7 @@ _LISTING = "final bundle listings of libtpu 0.0.42.1: instruction counts of prod
 _PEAK = "published peak: 459 Tflop/s = 2 cores x 4 MXU x 128 x 128 x 2 x 1.75 GHz; int8 at twice that"
 _FIT = "fitted to published device times of a foreign ragged kernel compiled with the same tiles (tokamax tuning cache)"
 _POPS = (
-    "the smallest distance at which the compiler pops a bfloat16 result, over products by XLA and by Pallas kernels: it "
+    "the smallest distance at which the compiler pops a bfloat16 result, in products by XLA and by Pallas kernels: it "
     "schedules by a latency of its own, which is no longer than this"
 )
 _NO_RUNS = "no published row shows it"

@@ -8,12 +8,12 @@ _LISTING = "final bundle listings of libtpu 0.0.42.1: instruction counts of prod
 _PEAK = "published peak: 918 Tflop/s = 2 MXU x 256 x 256 x 2 x 2 rows a cycle x 1.75 GHz; int8 at twice that"
 _FIT = "fitted to published device times of a foreign ragged kernel compiled with the same tiles (tokamax tuning cache)"
 _POPS = (
-    "the smallest distance at which the compiler pops a bfloat16 result, over products by XLA and by Pallas kernels: it "
+    "the smallest distance at which the compiler pops a bfloat16 result, in products by XLA and by Pallas kernels: it "
     "schedules by a latency of its own, which is no longer than this"
 )
 _RUNS = (
     "fitted to one published row, 4096³ in tiles of 1024/1024/2048 by a ragged kernel (tokamax tuning cache, 223 us), "
-    "simulated as JAX's own ragged kernel with the metadata that it computes; rows by XLA, which hardly feel it, check it"
+    "simulated as JAX's own ragged kernel with the metadata it computes; XLA's rows, which hardly feel it, check it"
 )
 
 V6E = Chip(

@@ -11,7 +11,7 @@ _PEAK = (
 )
 _FIT = "fitted to published device times of a foreign ragged kernel compiled with the same tiles (tokamax tuning cache)"
 _POPS = (
-    "the smallest distance at which the compiler pops a bfloat16 result, over products by XLA and by Pallas kernels: it "
+    "the smallest distance at which the compiler pops a bfloat16 result, in products by XLA and by Pallas kernels: it "
     "schedules by a latency of its own, which is no longer than this"
 )
 _NO_RUNS = "no published row shows it"

@@ -180,8 +180,8 @@ def _show(answers: list[_Answer], summary: dict[str, Any], arguments: tuple[str,
     found = versions()
     chips = ", ".join(dict.fromkeys(answer.chip.name for answer in answers))
     out.print(
-        f"[bold]{chips}[/] · jax {found['jax']}, libtpu {found['libtpu']} · times are simulated: compiled for the chip, "
-        "executed on its model"
+        f"[bold]{chips}[/] · jax {found['jax']}, libtpu {found['libtpu']} · times are simulated: compiled for the "
+        "chip, executed on its model"
     )
     out.print(f"arguments: {', '.join(arguments) or 'none'}", markup=False)
     for answer in answers:

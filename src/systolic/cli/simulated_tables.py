@@ -55,7 +55,7 @@ def _verdict(run: SimulatedRun) -> str:
     return "; ".join(parts)
 
 
-def _ops(run: SimulatedRun, core: CoreRun):  # noqa: ANN202
+def _ops(run: SimulatedRun, core: CoreRun):
     columns = (
         "operation",
         "written at",
@@ -88,7 +88,7 @@ def _op_line(run: SimulatedRun, core: CoreRun, op: OpRun) -> tuple[str, ...]:
     )
 
 
-def _loops(run: SimulatedRun, core: CoreRun):  # noqa: ANN202
+def _loops(run: SimulatedRun, core: CoreRun):
     columns = ("outermost loop of", "rounds", "first two µs", "one steady round µs", "last µs")
     scale = 1e6 / run.clock_hz
     lines = []
@@ -108,7 +108,7 @@ def _loops(run: SimulatedRun, core: CoreRun):  # noqa: ANN202
     return table(columns, lines, left=("outermost loop of",))
 
 
-def _units(run: SimulatedRun):  # noqa: ANN202
+def _units(run: SimulatedRun):
     issued: dict[str, int] = {}
     for core in run.cores:
         for unit, count in core.issued.items():
@@ -125,7 +125,7 @@ def _units(run: SimulatedRun):  # noqa: ANN202
     return table(("unit", "busy", "issue slots a cycle", "issued"), lines, left=("unit",))
 
 
-def _copies(core: CoreRun):  # noqa: ANN202
+def _copies(core: CoreRun):
     sizes = sorted(core.copy_sizes, key=lambda size: -size.size_bytes * size.count)
     lines = [
         (

@@ -16,6 +16,7 @@ from systolic.simulator.memory import Words
 from systolic.simulator.names import Allocations
 from systolic.simulator.records import CoreRun, SimulatedRun, VmemBuffer
 from systolic.simulator.scalar import static_allocation
+from systolic.simulator.spaces import is_copy
 from systolic.simulator.timeline import Timeline
 from systolic.simulator.translate import Translation, translate
 from systolic.simulator.utilization import BlockUse, parse_utilization
@@ -44,8 +45,11 @@ class PreparedProgram:
         uses: Mapping[str, BlockUse],
         hlo: TopLevelHlo | None,
         vmem: Sequence[VmemBuffer],
+        *,
+        may_prefetch: bool,
     ) -> None:
         self.hlo = hlo
+        self._may_prefetch = may_prefetch
         self._translations = translations
         self._flags = flags
         self._pointers = pointers
@@ -101,7 +105,8 @@ class PreparedProgram:
         assumed: dict[str, str] = {}  # operation → what is taken as zero in it
         while True:
             try:
-                runs, cold = cores(assumed, warm=True), cores(assumed, warm=False)
+                runs = cores(assumed, warm=True)
+                cold = cores(assumed, warm=False) if self._may_prefetch else runs
                 break
             except UnknownValueError as error:
                 # XLA's own operations clamp and mask by indices that they compute. Which way those branches go decides
@@ -172,7 +177,8 @@ def prepare_listings(
         if name in translations
     }
     hlo = parse_hlo(hlo_text) if hlo_text is not None else None
-    return PreparedProgram(translations, flags, pointers, uses, hlo, vmem)
+    copies = any(is_copy(each) for bundle in programs[TOP_LEVEL].bundles for each in bundle.instructions)
+    return PreparedProgram(translations, flags, pointers, uses, hlo, vmem, may_prefetch=copies)
 
 
 def simulate_listings(
