@@ -6,6 +6,6 @@ from systolic.problem import MatmulProblem
 from systolic.simulator import SimulatedRun
 from systolic.tiling import Tiles
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["Chip", "MatmulProblem", "SimulatedRun", "Tiles", "__version__", "chip", "simulate"]

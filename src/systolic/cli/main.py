@@ -8,16 +8,31 @@ from collections.abc import Sequence
 import click
 
 from systolic import __version__
+from systolic.bench.calibration import TooFewProgramsError
+from systolic.bench.published import PublishedFileError
 from systolic.chips import UnknownChipError, UnsupportedDtypeError
+from systolic.chips.constants import ConstantsError
+from systolic.cli.calibrate import calibrate
 from systolic.cli.chips import chips
 from systolic.cli.ladder import ladder
 from systolic.cli.lessons import lessons
-from systolic.compiler import CompilerMissing
+from systolic.cli.simulate import simulate
+from systolic.cli.validate import validate
+from systolic.compiler import CompilerMissing, NamedFunctionError
 from systolic.problem import ProblemError
 from systolic.tiling import TilesError
 
 # Exit codes. 0: fine. 1: the question was answered "no", or this machine lacks what it takes. 2: the call was wrong.
-_WRONG_CALL = (ProblemError, TilesError, UnknownChipError, UnsupportedDtypeError)
+_WRONG_CALL = (
+    ConstantsError,
+    NamedFunctionError,
+    ProblemError,
+    PublishedFileError,
+    TilesError,
+    TooFewProgramsError,
+    UnknownChipError,
+    UnsupportedDtypeError,
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -35,8 +50,11 @@ def cli() -> None:
 
 
 cli.add_command(ladder)
+cli.add_command(simulate)
 cli.add_command(lessons)
 cli.add_command(chips)
+cli.add_command(validate)
+cli.add_command(calibrate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -85,14 +85,22 @@ def write_json(target: str, command: str, rows: Sequence[Mapping[str, Any]], sum
     if target == "-":
         click.echo(text, nl=False)
         return
-    path = Path(target)
-    make_folder(path.parent, target)
+    write_text(Path(target), text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file, which appears whole or not at all.
+
+    Raises:
+      click.UsageError: it cannot be written.
+    """
+    make_folder(path.parent, path)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         partial.write_text(text)
         partial.replace(path)
     except OSError as error:
-        raise click.UsageError(f"cannot write {target}: {error.strerror}") from error
+        raise click.UsageError(f"cannot write {path}: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
 

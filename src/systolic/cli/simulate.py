@@ -118,10 +118,10 @@ def simulate(
     summary = _summary(answers, names)
     if json_file is not None:
         write_json(json_file, "simulate", [_record(answer) for answer in answers], summary)
-    if json_file != "-":
-        _show(answers, summary, arguments)
     if trace_file is not None:
         _write_traces(answers, function, trace_file, several=len(chips) > 1, quiet=quiet)
+    if json_file != "-":
+        _show(answers, summary, arguments)
     return 1 if any(answer.measurement is None for answer in answers) else 0
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _OURS, _XLA, _PEAK, _REFUSED = "#1f6feb", "#8b949e", "#2da44e", "#cf222e"
 
@@ -85,6 +86,15 @@ def plot_rates(
     axes = figure.subplots()
     draw_rates(axes, points, kernel=kernel, provenance=provenance, peak_tflops=peak_tflops, xla_tflops=xla_tflops)
     axes.set_title(title, fontsize=11)
+    return save_png(figure, path)
+
+
+def save_png(figure: Figure, path: Path) -> Path:
+    """Writes a figure as a PNG, whole or not at all; its folder is made.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:

@@ -224,7 +224,7 @@ class Machine:
         return self._known(self._memory.word("vmem", row * _ROW_WORDS))
 
     def _known(self, value: int | Unknown) -> int | Unknown:
-        return 0 if self._assume_zero and value.__class__ is Unknown and value.computed else value
+        return 0 if self._assume_zero and isinstance(value, Unknown) and value.computed else value
 
 
 def run_together(cores: Sequence[Progress], stuck: Callable[[int], str]) -> list[int]:

@@ -135,7 +135,7 @@ def signed_from_float(word: int) -> int:
     return math.trunc(max(-float(_SIGN), min(float(_SIGN - 1), value))) & MASK
 
 
-def signed_from_whole_float(word: int) -> int:
+def signed_from_whole_float(word: int) -> int | Unknown:
     """A float that is a whole number as a signed integer; of another one the result is not known."""
     if isinstance(word, Unknown):
         return word

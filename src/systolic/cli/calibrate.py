@@ -1,0 +1,281 @@
+"""`systolic calibrate`: constants of a chip's model, fitted to published times."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from systolic.bench.calibration import (
+    BRACKET,
+    SPLIT,
+    USUALLY_FITTED,
+    Calibration,
+    Sample,
+    most_rounds,
+    require_programs,
+    split,
+)
+from systolic.bench.calibration import calibrate as fit
+from systolic.bench.published import PublishedRow
+from systolic.bench.validation import ComparedRow, ErrorStatistics, PublishedProgram, compared, error_statistics
+from systolic.chips import Chip
+from systolic.chips.constants import fittable
+from systolic.cli.calibration_tables import show_fit, show_rows
+from systolic.cli.options import ChipNames, output_options
+from systolic.cli.output import Bar, check_target, note, progress_bar, versions, write_json
+from systolic.cli.published import (
+    ROW_ERRORS,
+    check_file,
+    programs_of,
+    published_options,
+    reason_of,
+    rows_of,
+    write_file,
+)
+from systolic.compiler import CompiledProgram, ProgramCache, WorkerPool, check_available, submit_compilation
+from systolic.measure import target_of
+from systolic.simulator import PreparedProgram, SimulationError, prepare_listings
+
+_HALVES = ("fit", "check")
+
+
+@click.command()
+@published_options
+@click.option("--chip", "chips", type=ChipNames(), required=True, help="The chip whose constants are fitted: one.")
+@click.option(
+    "--fit",
+    "names",
+    default=",".join(USUALLY_FITTED),
+    show_default=True,
+    help="Constants to fit, with commas; also clock_hz and result_latency_cycles.",
+)
+@click.option(
+    "--out",
+    "out_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the fitted constants, for `systolic validate --constants FILE`.",
+)
+@output_options
+def calibrate(
+    csv_file: Path,
+    chips: tuple[Chip, ...],
+    names: str,
+    dispatch_us: float,
+    out_file: Path | None,
+    workers: int,
+    time_limit: float,
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Fit constants of a chip's model to half of the published programs in CSV, and check them on the other half.
+
+    The form of CSV is that of `systolic validate`. Programs are sorted by their published times; one is fitted to and
+    the next is checked, in turn. At least four programs are needed. A constant's bracket is as far as it can move alone
+    while the fit stays within 15 % of the best: a wide one means that these rows do not determine it.
+
+    \b
+    Examples:
+      systolic calibrate published_times.csv --chip v5e
+      systolic calibrate published_times.csv --chip v7x --fit clock_hz,dma_latency_cycles --out v7x.json
+    """
+    check_target(json_file)
+    check_file(out_file)
+    if len(chips) != 1:
+        raise click.UsageError(f"--chip {','.join(known.name for known in chips)}: constants are fitted for one chip")
+    chip = chips[0]
+    chosen = _constants(names, chip)
+    published = rows_of(csv_file, chips)
+    check_available()
+    with progress_bar(quiet=quiet) as bar:
+        programs = programs_of(published)
+        plain = [compared(*pair, 1.0, dispatch_us=dispatch_us) for pair in zip(published, programs, strict=True)]
+        # Before an hour of compiling says so.
+        require_programs(len({row.program for row in plain if row.counted}), chip)
+        prepared = _prepared(programs, chip, bar, workers, time_limit)
+        before, seconds = _predicted(prepared, chip)
+        rows_before = _compared(published, programs, before, dispatch_us)
+        samples = _samples(rows_before, programs, prepared)
+        fitting, _ = split(samples, chip)
+        round_s = sum(seconds[sample.name] for sample in fitting)
+        rounds = most_rounds(len(chosen))
+        note(
+            f"{len(samples)} programs, {len(fitting)} to fit: simulating these once takes {round_s:.1f} s, and is done "
+            f"up to {rounds} times: at most {rounds * round_s / 60:.0f} minutes, usually half of that",
+            quiet=quiet,
+        )
+        bar.planned(rounds)
+        started = time.perf_counter()
+        found = fit(samples, chip, chosen, done=bar.done)
+        fit_s = time.perf_counter() - started
+        after, _ = _predicted(prepared, found.chip)
+    rows_after = _compared(published, programs, after, dispatch_us)
+    halves = [_half(row, found) for row in rows_after]
+    statistics = {half: _statistics(half, halves, rows_before, rows_after) for half in _HALVES}
+    if json_file is not None:
+        records = [
+            {**asdict(row), "half": half, "predicted_before_us": old.predicted_us, "error_before": old.error}
+            for row, old, half in zip(rows_after, rows_before, halves, strict=True)
+        ]
+        write_json(json_file, "calibrate", records, _summary(found, statistics, fit_s))
+    if json_file != "-":
+        show_fit(found, statistics, dispatch_us, fit_s)
+        show_rows(rows_before, rows_after, halves)
+    if out_file is not None:
+        _write_constants(out_file, found, csv_file, dispatch_us)
+        note(f"constants {out_file}", quiet=quiet)
+    return 0
+
+
+def _constants(names: str, chip: Chip) -> tuple[str, ...]:
+    chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
+    known = fittable(chip)
+    for name in chosen:
+        if name not in known:
+            raise click.UsageError(f"--fit: constant {name!r} is not known; known are {', '.join(known)}")
+    return chosen
+
+
+# ---- predictions ----
+
+
+def _prepared(
+    programs: Sequence[PublishedProgram | str], chip: Chip, bar: Bar, workers: int, time_limit_s: float
+) -> dict[PublishedProgram, PreparedProgram | str]:
+    """Each distinct program, compiled and read, ready to run again and again; or why not."""
+    distinct = dict.fromkeys(program for program in programs if isinstance(program, PublishedProgram))
+    bar.planned(len(distinct))
+    found: dict[PublishedProgram, PreparedProgram | str] = {}
+    with WorkerPool(max_workers=workers, time_limit_s=time_limit_s) as pool:
+        futures: dict[PublishedProgram, Future[CompiledProgram]] = {}
+        for program in distinct:
+            try:
+                futures[program] = submit_compilation(
+                    pool,
+                    program.function,
+                    program.arguments,
+                    target_of(chip),
+                    cache=ProgramCache(),
+                    label=str(program),
+                )
+            except ROW_ERRORS as error:
+                found[program] = reason_of(error)
+        for program, future in futures.items():
+            try:
+                found[program] = prepare_listings(future.result().listings, chip)
+            except ROW_ERRORS as error:
+                found[program] = reason_of(error)
+            bar.done(f"{program.kernel} {program.problem.m}")
+    return found
+
+
+def _predicted(
+    prepared: Mapping[PublishedProgram, PreparedProgram | str], chip: Chip
+) -> tuple[dict[PublishedProgram, float | str], dict[str, float]]:
+    """Simulated µs with this chip's constants, or why there are none; and the seconds that each simulation took."""
+    found: dict[PublishedProgram, float | str] = {}
+    seconds: dict[str, float] = {}
+    for program, ready in prepared.items():
+        started = time.perf_counter()
+        try:
+            found[program] = ready if isinstance(ready, str) else ready.run(chip).time_us
+        except SimulationError as error:
+            found[program] = reason_of(error)
+        seconds[str(program)] = time.perf_counter() - started
+    return found, seconds
+
+
+def _compared(
+    published: Sequence[PublishedRow],
+    programs: Sequence[PublishedProgram | str],
+    predicted: Mapping[PublishedProgram, float | str],
+    dispatch_us: float,
+) -> list[ComparedRow]:
+    return [
+        compared(row, program, program if isinstance(program, str) else predicted[program], dispatch_us=dispatch_us)
+        for row, program in zip(published, programs, strict=True)
+    ]
+
+
+def _samples(
+    rows: Sequence[ComparedRow],
+    programs: Sequence[PublishedProgram | str],
+    prepared: Mapping[PublishedProgram, PreparedProgram | str],
+) -> list[Sample]:
+    """The programs behind the counted rows, each with the device times of all its rows."""
+    times: dict[PublishedProgram, list[float]] = {}
+    for row, program in zip(rows, programs, strict=True):
+        if row.counted and isinstance(program, PublishedProgram):
+            times.setdefault(program, []).append(row.published_us - row.dispatch_us)
+    samples = []
+    for program, device_us in times.items():
+        ready = prepared[program]
+        assert not isinstance(ready, str)  # its rows would not be counted
+        predict_us = functools.partial(_simulated_us, ready)
+        samples.append(Sample(name=str(program), device_us=tuple(device_us), predict_us=predict_us))
+    return samples
+
+
+def _simulated_us(ready: PreparedProgram, chip: Chip) -> float:
+    return ready.run(chip).time_us
+
+
+# ---- what came out ----
+
+
+def _half(row: ComparedRow, found: Calibration) -> str | None:
+    if not row.counted:
+        return None
+    return "fit" if row.program in found.fitted_on else "check"
+
+
+def _statistics(
+    half: str, halves: Sequence[str | None], before: Sequence[ComparedRow], after: Sequence[ComparedRow]
+) -> tuple[ErrorStatistics, ErrorStatistics]:
+    """Of one half, with the shipped and with the fitted constants."""
+
+    def of(rows: Sequence[ComparedRow]) -> ErrorStatistics:
+        return error_statistics([row for row, its in zip(rows, halves, strict=True) if its == half])
+
+    return of(before), of(after)
+
+
+def _summary(
+    found: Calibration, statistics: Mapping[str, tuple[ErrorStatistics, ErrorStatistics]], fit_s: float
+) -> dict[str, Any]:
+    return {
+        "chip": found.chip.name,
+        "constants": {one.name: {**asdict(one), "determined": one.determined} for one in found.constants},
+        "objective": "mean over programs of |log(predicted / device time)|",
+        "objective_before": found.objective_before,
+        "objective_after": found.objective_after,
+        "bracket": BRACKET,
+        "rounds": found.rounds,
+        "fit_s": fit_s,
+        "split": SPLIT,
+        "fitted_on": found.fitted_on,
+        "checked_on": found.checked_on,
+        **{half: {"before": asdict(old), "after": asdict(new)} for half, (old, new) in statistics.items()},
+    }
+
+
+def _write_constants(target: Path, found: Calibration, csv_file: Path, dispatch_us: float) -> None:
+    document = {
+        "chip": found.chip.name,
+        "constants": {one.name: one.fitted for one in found.constants},
+        "brackets": {one.name: [one.low, one.high] for one in found.constants},
+        "fitted_on": found.fitted_on,
+        "checked_on": found.checked_on,
+        "published": csv_file.name,
+        "dispatch_us": dispatch_us,
+        "versions": versions(),
+    }
+    write_file(target, json.dumps(document, indent=2) + "\n")

@@ -1,0 +1,270 @@
+"""`systolic validate`: simulated times beside times that other people measured on real TPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from systolic.bench.validation import ChipStatistics, ComparedRow, PublishedProgram, compared, statistics_by_chip
+from systolic.chips import CHIPS, Chip
+from systolic.chips.constants import FittedConstants, load_constants, with_constants
+from systolic.cli.options import ChipNames, output_options
+from systolic.cli.output import Bar, check_target, console, note, progress_bar, table, versions, write_json
+from systolic.cli.published import (
+    ROW_ERRORS,
+    STATISTICS,
+    check_file,
+    number,
+    program_cells,
+    programs_of,
+    published_options,
+    reason_lines,
+    reason_of,
+    rows_of,
+    statistics_cells,
+    write_file,
+)
+from systolic.compiler import WorkerPool, check_available
+from systolic.measure import Measurement, submit_simulation
+
+_COLUMNS = (
+    "chip",
+    "op",
+    "m/k/n",
+    "dtypes",
+    "tiles m/k/n",
+    "timing",
+    "published µs",
+    "simulated µs",
+    "error",
+    "in view",
+)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@published_options
+@click.option("--chip", "chips", type=ChipNames(), default=(), help="Only rows of these, with commas.")
+@click.option(
+    "--constants",
+    "constants_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Constants of one chip's model, from `systolic calibrate --out`, in place of the shipped ones.",
+)
+@click.option("--plot", "plot_file", type=_FILE, metavar="FILE.png", help="Draw simulated over measured times.")
+@click.option("--page", "page_file", type=_FILE, metavar="FILE.md", help="Write the page on how far to trust a time.")
+@output_options
+def validate(
+    csv_file: Path,
+    chips: tuple[Chip, ...],
+    dispatch_us: float,
+    constants_file: Path | None,
+    plot_file: Path | None,
+    page_file: Path | None,
+    workers: int,
+    time_limit: float,
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Simulate every product of CSV, and show how far the times are from those that were published.
+
+    The columns of CSV are source, chip, op, m, k, n, dtype_lhs, dtype_rhs, dtype_out, tile_m, tile_k, tile_n, time_us,
+    timing (wall_clock or device) and notes. Known ops are xla, ladder_v1 to ladder_v5 and block_matmul_f32_scratch,
+    some of them with _rhs_transposed and _relu behind. A row that cannot be compared is listed with the reason. Exit
+    code 1: not one could be predicted.
+
+    \b
+    Examples:
+      systolic validate published_times.csv
+      systolic validate published_times.csv --chip v5e,v6e --json errors.json
+      systolic validate published_times.csv --plot docs/trust.png --page docs/trust.md
+    """
+    check_target(json_file)
+    check_file(plot_file)
+    check_file(page_file)
+    published = rows_of(csv_file, chips)
+    constants = None if constants_file is None else load_constants(constants_file)
+    in_use = dict(CHIPS)
+    if constants is not None:
+        if constants.chip not in in_use or (chips and constants.chip not in {known.name for known in chips}):
+            raise click.UsageError(
+                f"{constants_file} holds constants of {constants.chip}, of which no row is asked for"
+            )
+        in_use[constants.chip] = with_constants(in_use[constants.chip], constants)
+    check_available()
+    with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+        programs = programs_of(published)
+        predicted = _predicted(pool, bar, programs, in_use)
+    fitted_on = () if constants is None else constants.fitted_on
+    rows = [
+        compared(
+            row,
+            program,
+            program if isinstance(program, str) else predicted[program],
+            dispatch_us=dispatch_us,
+            fitted_on=fitted_on,
+        )
+        for row, program in zip(published, programs, strict=True)
+    ]
+    statistics = statistics_by_chip(rows)
+    if json_file is not None:
+        summary = {name: found.record() for name, found in statistics.items()}
+        write_json(json_file, "validate", [asdict(row) for row in rows], summary)
+    if json_file != "-":
+        _show(rows, statistics, dispatch_us, constants)
+    if plot_file is not None:
+        note(_plot(rows, plot_file), quiet=quiet)
+    if page_file is not None:
+        used = [in_use[name] for name in statistics if name in in_use]
+        command = _command(csv_file, chips, dispatch_us, constants_file, plot_file, page_file)
+        _write_page(rows, statistics, used, command, dispatch_us, constants, plot_file, page_file)
+        note(f"page {page_file}", quiet=quiet)
+    return 0 if any(row.predicted_us is not None for row in rows) else 1
+
+
+def _predicted(
+    pool: WorkerPool, bar: Bar, programs: Sequence[PublishedProgram | str], chips: Mapping[str, Chip]
+) -> dict[PublishedProgram, float | str]:
+    """The simulated µs of each distinct program, or why there are none."""
+    distinct = dict.fromkeys(program for program in programs if isinstance(program, PublishedProgram))
+    bar.planned(len(distinct))
+    found: dict[PublishedProgram, float | str] = {}
+    futures: dict[PublishedProgram, Future[Measurement]] = {}
+    for program in distinct:
+        try:
+            future = submit_simulation(
+                pool, program.function, program.arguments, chips[program.chip], label=str(program)
+            )
+        except ROW_ERRORS as error:
+            found[program] = reason_of(error)
+            continue
+        label = f"{program.chip} {program.kernel} {program.problem.m}"
+        future.add_done_callback(lambda _, label=label: bar.done(label))
+        futures[program] = future
+    for program, future in futures.items():
+        try:
+            found[program] = future.result().time_us
+        except ROW_ERRORS as error:
+            found[program] = reason_of(error)
+    return found
+
+
+def _show(
+    rows: Sequence[ComparedRow],
+    statistics: Mapping[str, ChipStatistics],
+    dispatch_us: float,
+    constants: FittedConstants | None,
+) -> None:
+    out = console()
+    packages = versions()
+    out.print(
+        f"[bold]{', '.join(statistics)}[/] · jax {packages['jax']}, libtpu {packages['libtpu']} · predicted times are "
+        "simulated: compiled for the chip, executed on its model"
+    )
+    counted = sum(row.counted for row in rows)
+    out.print(
+        f"{len(rows)} rows: {counted} counted, {len(rows) - counted} not; {dispatch_us:g} µs of dispatch taken off "
+        "wall-clock rows, in the error only"
+    )
+    if constants is not None:
+        values = ", ".join(f"{name} {value:,}" for name, value in constants.constants.items())
+        out.print(f"{constants.chip} with {constants.source}: {values}", markup=False)
+    out.print("in view: the row, or products like it, were known when constants of the model were chosen\n")
+    left = ("chip", "op", "dtypes", "timing", "in view")
+    out.print(table(_COLUMNS, [_line(row) for row in rows], left=left))
+    out.print("")
+    lines = []
+    for name, found in statistics.items():
+        parts = (
+            ("all", found.every),
+            ("from 2048", found.from_2048),
+            ("from 2048, not in view", found.from_2048_not_in_view),
+        )
+        lines += [
+            (name, sizes, *statistics_cells(part), number(part.rank_correlation, ".3f"))
+            for sizes, part in parts
+            if part.rows
+        ]
+    out.print(table(("chip", "sizes", *STATISTICS, "rank correlation"), lines, left=("chip", "sizes")))
+    for line in reason_lines(rows):
+        out.print(line, markup=False, soft_wrap=True)
+
+
+def _line(row: ComparedRow) -> tuple[str, ...]:
+    return (
+        *program_cells(row),
+        row.timing,
+        number(row.published_us, ",.1f"),
+        number(row.predicted_us, ",.1f"),
+        number(row.error, "+.1%") if row.counted or row.error is None else f"({row.error:+.1%})",
+        "yes" if row.in_view else "",
+    )
+
+
+def _plot(rows: Sequence[ComparedRow], target: Path) -> str:
+    from systolic.report.validation_plot import TimePoint, plot_predictions
+
+    points = [
+        TimePoint(chip=row.chip, measured_us=row.published_us - row.dispatch_us, predicted_us=row.predicted_us)
+        for row in rows
+        if row.counted and row.predicted_us is not None
+    ]
+    if not points:
+        return "no plot: no row is counted"
+    try:
+        plot_predictions(points, target, title="Simulated over published times", provenance="simulated")
+    except OSError as error:
+        raise click.ClickException(f"cannot write {target}: {error.strerror}") from error
+    return f"plot {target}"
+
+
+def _write_page(
+    rows: Sequence[ComparedRow],
+    statistics: Mapping[str, ChipStatistics],
+    chips: Sequence[Chip],
+    command: str,
+    dispatch_us: float,
+    constants: FittedConstants | None,
+    plot_file: Path | None,
+    target: Path,
+) -> None:
+    from systolic.report.trust import TrustFacts, trust_page
+
+    plot = None
+    if plot_file is not None and plot_file.exists():
+        plot = Path(os.path.relpath(plot_file.resolve(), target.resolve().parent)).as_posix()
+    facts = TrustFacts(
+        command=command,
+        versions={name: text for name, text in versions().items() if text},
+        dispatch_us=dispatch_us,
+        rows=rows,
+        statistics=statistics,
+        chips=chips,
+        constants=constants,
+        plot=plot,
+    )
+    write_file(target, trust_page(facts))
+
+
+def _command(
+    csv_file: Path,
+    chips: Sequence[Chip],
+    dispatch_us: float,
+    constants_file: Path | None,
+    plot_file: Path | None,
+    page_file: Path,
+) -> str:
+    """The call that makes the page. Of files elsewhere only the names: the page is for other machines too."""
+    words = ["systolic", "validate", csv_file.name]
+    if chips:
+        words += ["--chip", ",".join(known.name for known in chips)]
+    words += ["--dispatch-us", f"{dispatch_us:g}"]
+    for option, file in (("--constants", constants_file), ("--plot", plot_file), ("--page", page_file)):
+        if file is not None:
+            words += [option, file.name if file.is_absolute() else file.as_posix()]
+    return " ".join(words)

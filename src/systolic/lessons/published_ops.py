@@ -1,0 +1,127 @@
+"""The names that published times give to their programs, and the functions they stand for.
+
+    xla                        XLA's own product
+    ladder_v1 … ladder_v5      the rungs of the ladder
+    block_matmul_f32_scratch   the kernel of JAX's matmul notebook, which is the ladder's v5: blocks, a sum of its own
+
+`_rhs_transposed` and `_relu` after `xla`, `ladder_v5` or `block_matmul_f32_scratch`, one or both: rhs is stored [n, k],
+and negative sums become zero before they are rounded. For kernels that is `first_matmul`, v5's body with these two
+holes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Shaped
+
+from systolic.bench import abstract_operands, xla_matmul
+from systolic.bench.published import PublishedRow
+from systolic.bench.validation import OpError, PublishedProgram
+from systolic.chips import chip
+from systolic.lessons.first_matmul import first_matmul, identity
+from systolic.lessons.ladder import RUNGS
+from systolic.problem import MatmulProblem
+from systolic.tiling import Tiles
+
+_RUNG_OF = {**{f"ladder_{name}": name for name in RUNGS}, "block_matmul_f32_scratch": "v5"}
+_TRANSPOSED, _RELU = "_rhs_transposed", "_relu"
+_SPLITS = 4  # bands of v2 each way, as in its own command
+
+
+def published_program(row: PublishedRow) -> PublishedProgram:
+    """The program that a row timed.
+
+    Raises:
+      OpError: the op is not known, the row has not the tiles that it needs, or a dtype is none that JAX multiplies.
+      ProblemError: a dtype is not known.
+      UnknownChipError: the chip is not.
+    """
+    base, suffixes = _base_and_suffixes(row.op)
+    problem = MatmulProblem(
+        m=row.m, k=row.k, n=row.n, dtype_lhs=row.dtype_lhs, dtype_rhs=row.dtype_rhs, dtype_out=row.dtype_out
+    )
+    for dtype in (row.dtype_lhs, row.dtype_rhs, row.dtype_out):
+        # Wider types would be traced as 32 bits, and another product be simulated without a word.
+        if not jnp.issubdtype(np.dtype(dtype), jnp.number) or np.dtype(dtype).itemsize > 4:
+            raise OpError(f"{dtype} is no dtype of at most 32 bits that a TPU multiplies")
+    tiles = _tiles(row, base, problem)
+    return PublishedProgram(
+        chip=chip(row.chip).name,
+        kernel=_RUNG_OF.get(base, base) + "".join(suffixes),
+        problem=problem,
+        tiles=tiles,
+        function=_function(base, suffixes, problem, tiles),
+        arguments=_arguments(problem, transposed=_TRANSPOSED in suffixes),
+    )
+
+
+def _base_and_suffixes(op: str) -> tuple[str, tuple[str, ...]]:
+    base, found = op, set()
+    while suffix := next((one for one in (_TRANSPOSED, _RELU) if base.endswith(one) and one not in found), None):
+        base = base.removesuffix(suffix)
+        found.add(suffix)
+    known = ("xla", *_RUNG_OF)
+    if base not in known:
+        raise OpError(
+            f"op {op!r} is not known; known are {', '.join(known)}; xla, ladder_v5 and block_matmul_f32_scratch also "
+            f"with {_TRANSPOSED} and {_RELU}"
+        )
+    if found and base != "xla" and _RUNG_OF[base] != "v5":
+        raise OpError(f"op {op!r}: {base} has neither {_TRANSPOSED} nor {_RELU}; ladder_v5 has")
+    return base, tuple(suffix for suffix in (_TRANSPOSED, _RELU) if suffix in found)
+
+
+def _tiles(row: PublishedRow, base: str, problem: MatmulProblem) -> Tiles | None:
+    if base == "xla":
+        return None
+    if row.tile_m is not None and row.tile_k is not None and row.tile_n is not None:
+        return Tiles(tile_m=row.tile_m, tile_k=row.tile_k, tile_n=row.tile_n)
+    rung = RUNGS[_RUNG_OF[base]]
+    if rung.takes_tiles:
+        raise OpError(f"op {row.op!r} needs tile_m, tile_k and tile_n, and the row has not all of them")
+    return rung.default_tiles(problem, _SPLITS)
+
+
+def _function(base: str, suffixes: tuple[str, ...], problem: MatmulProblem, tiles: Tiles | None) -> Callable[..., Any]:
+    transposed, relu = _TRANSPOSED in suffixes, _RELU in suffixes
+    if base == "xla":
+        if not suffixes:
+            return xla_matmul(problem)
+        return functools.partial(
+            xla_variant, transposed=transposed, relu=relu, acc=problem.dtype_accumulator, dtype_out=problem.dtype_out
+        )
+    if not suffixes:
+        return functools.partial(RUNGS[_RUNG_OF[base]].multiply, tiles=tiles, dtype_out=problem.dtype_out)
+    activation = jax.nn.relu if relu else identity
+    return functools.partial(
+        first_matmul, tiles=tiles, dtype_out=problem.dtype_out, transpose_rhs=transposed, activation=activation
+    )
+
+
+def xla_variant(
+    lhs: Shaped[Array, "m k"],
+    rhs: Shaped[Array, "k n"] | Shaped[Array, "n k"],
+    *,
+    transposed: bool,
+    relu: bool,
+    acc: str,
+    dtype_out: str,
+) -> Shaped[Array, "m n"]:
+    """XLA's product with rhs either way round, and relu on sums of dtype `acc` before they are rounded."""
+    contracted = ((1,), (1,)) if transposed else ((1,), (0,))
+    sums = lax.dot_general(
+        lhs, rhs, (contracted, ((), ())), preferred_element_type=jnp.dtype(acc if relu else dtype_out)
+    )
+    return (jax.nn.relu(sums) if relu else sums).astype(dtype_out)
+
+
+def _arguments(problem: MatmulProblem, *, transposed: bool) -> tuple[jax.ShapeDtypeStruct, ...]:
+    lhs, rhs = abstract_operands(problem)
+    return (lhs, jax.ShapeDtypeStruct(rhs.shape[::-1], rhs.dtype) if transposed else rhs)

@@ -1,0 +1,77 @@
+"""The page "How far to trust a simulated time", made from a comparison with published times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+import jinja2
+
+from systolic.bench.validation import ChipStatistics, ComparedRow, ErrorStatistics
+from systolic.chips import Chip
+from systolic.chips.constants import FittedConstants, fittable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustFacts:
+    """What the page says, apart from its own words."""
+
+    command: str
+    versions: Mapping[str, str]
+    dispatch_us: float
+    rows: Sequence[ComparedRow]
+    statistics: Mapping[str, ChipStatistics]
+    chips: Sequence[Chip]  # as they were used
+    constants: FittedConstants | None  # in place of shipped ones
+    plot: str | None  # where the picture is, seen from the page
+
+
+def trust_page(facts: TrustFacts) -> str:
+    """The page, in Markdown."""
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"percent": _percent, "cell": _cell, "us": _us}
+    template = environment.from_string(files("systolic.report").joinpath("trust.md.jinja").read_text("utf-8"))
+    counted = [row for row in facts.rows if row.counted]
+    return template.render(
+        facts=facts,
+        counted=counted,
+        not_counted=[row for row in facts.rows if not row.counted],
+        in_view=[row for row in counted if row.in_view],
+        lines=_statistics_lines(facts.statistics),
+        sources=_sources(facts.chips),
+    )
+
+
+def _statistics_lines(statistics: Mapping[str, ChipStatistics]) -> list[tuple[str, ErrorStatistics]]:
+    lines = []
+    for chip, found in statistics.items():
+        lines.append((f"{chip}, all", found.every))
+        lines.append((f"{chip}, from 2048", found.from_2048))
+        if found.from_2048_not_in_view.rows < found.from_2048.rows:
+            lines.append((f"{chip}, from 2048, not in view", found.from_2048_not_in_view))
+    return [(name, found) for name, found in lines if found.rows]
+
+
+def _sources(chips: Sequence[Chip]) -> list[tuple[str, list[str], str]]:
+    """Where the constants that can be fitted are from: the chip, names that share a source, the source."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for chip in chips:
+        for name in fittable(chip):
+            grouped.setdefault((chip.name, chip.sources[f"machine.{name}"]), []).append(name)
+    return [(chip, names, source) for (chip, source), names in grouped.items()]
+
+
+def _percent(value: float | None, sign: bool = False) -> str:
+    return "" if value is None else f"{value:{'+' if sign else ''}.1%}".replace("%", " %")
+
+
+def _us(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f}"
+
+
+def _cell(text: object) -> str:
+    """Text that does not end a table's cell."""
+    return " ".join(str(text).split()).replace("|", "\\|")
