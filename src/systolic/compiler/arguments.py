@@ -35,7 +35,8 @@ def argument_values(args: Sequence[Any]) -> list[np.ndarray | None]:
             return None
         try:
             # As `jit` takes it: a Python number is 32 bits wide unless JAX is told otherwise.
-            return np.asarray(leaf, dtype=jax.dtypes.canonicalize_dtype(np.result_type(leaf)))
+            dtype = leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf)
+            return np.asarray(leaf, dtype=jax.dtypes.canonicalize_dtype(dtype))
         except (TypeError, ValueError):
             return None
 

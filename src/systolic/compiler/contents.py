@@ -267,8 +267,10 @@ def _evaluated(jaxpr: Any, equation: Any, inputs: Sequence[Deferred]) -> list[De
                 return found
             if not hasattr(atom, "val"):  # a literal is in the equation already
                 values[atom] = found
+        # Names of arguments and results would be those of the whole.
+        described = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
         alone = jaxpr.replace(
-            eqns=[equation], constvars=[], invars=list(values), outvars=equation.outvars, debug_info=None
+            eqns=[equation], constvars=[], invars=list(values), outvars=equation.outvars, debug_info=described
         )
         return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*values.values())
 

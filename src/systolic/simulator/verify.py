@@ -122,7 +122,8 @@ class _Check:
             branch = branch_of(self.program.bundles[block.branch]) if block.branch is not None else None
             predicate = branch.predicate if branch is not None else None
             for successor, taken in ((block.taken, True), (block.following, False)):
-                if successor is None:
+                always = branch is not None and predicate is None
+                if successor is None or (always and not taken):
                     continue
                 left = state.leave(predicate, taken=taken)
                 known = entries[successor]

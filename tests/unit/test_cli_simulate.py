@@ -1,0 +1,37 @@
+"""Wrong calls of `systolic simulate`: one line, exit code 2, and nothing is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from systolic.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "Missing argument"),
+        (["nowhere.py:f"], "there is no file nowhere.py"),
+        (["math"], "names no function"),
+        (["math:sqrt", "--chip", "v9"], "v9"),
+        (["math:sqrt", "--workers", "0"], "workers"),
+        (["math:sqrt", "--against", "gone.py:f"], "there is no file gone.py"),
+    ],
+)
+def test_a_wrong_call(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "math:sqrt", "--json", str(tmp_path)]) == 2
+    assert "it is a folder" in capsys.readouterr().err
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--help"]) == 0
+    assert "systolic simulate jax.numpy:matmul" in capsys.readouterr().out
