@@ -30,15 +30,13 @@ from systolic.chips import Chip
 from systolic.chips.constants import fittable
 from systolic.cli.calibration_tables import show_fit, show_rows
 from systolic.cli.options import ChipNames, output_options
-from systolic.cli.output import Bar, check_target, note, progress_bar, versions, write_json
+from systolic.cli.output import Bar, check_target, note, progress_bar, versions, write_json, write_text
 from systolic.cli.published import (
     ROW_ERRORS,
-    check_file,
     programs_of,
     published_options,
     reason_of,
     rows_of,
-    write_file,
 )
 from systolic.compiler import CompiledProgram, ProgramCache, WorkerPool, check_available, submit_compilation
 from systolic.measure import target_of
@@ -88,7 +86,7 @@ def calibrate(
       systolic calibrate published_times.csv --chip v7x --fit clock_hz,dma_latency_cycles --out v7x.json
     """
     check_target(json_file)
-    check_file(out_file)
+    check_target(out_file)
     if len(chips) != 1:
         raise click.UsageError(f"--chip {','.join(known.name for known in chips)}: constants are fitted for one chip")
     chip = chips[0]
@@ -278,4 +276,4 @@ def _write_constants(target: Path, found: Calibration, csv_file: Path, dispatch_
         "dispatch_us": dispatch_us,
         "versions": versions(),
     }
-    write_file(target, json.dumps(document, indent=2) + "\n")
+    write_text(target, json.dumps(document, indent=2) + "\n")

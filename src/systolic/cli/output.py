@@ -44,8 +44,8 @@ def note(text: str, *, quiet: bool) -> None:
         click.echo(text, err=True)
 
 
-def check_target(target: str | None) -> None:
-    """Makes the folder of a JSON file before the work starts: an hour of it should not end in "cannot write".
+def check_target(target: str | Path | None) -> None:
+    """Makes the folder of a file before the work starts: an hour of it should not end in "cannot write".
 
     Raises:
       click.UsageError: the folder cannot be made, or is no place for the file.

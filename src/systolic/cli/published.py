@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +11,6 @@ import click
 from systolic.bench.published import PublishedRow, read_published
 from systolic.bench.validation import ComparedRow, ErrorStatistics, PublishedProgram, program_or_reason
 from systolic.chips import Chip, UnknownChipError, chip
-from systolic.cli.output import make_folder
 from systolic.compiler import CompilerError
 from systolic.simulator import SimulationError
 
@@ -106,31 +104,3 @@ def reason_lines(rows: Sequence[ComparedRow]) -> list[str]:
         lines = ", ".join(str(row.line) for row in shared)
         found.append(f"not counted, line{'s' * (len(shared) > 1)} {lines} ({', '.join(names)}): {reason}")
     return found
-
-
-def check_file(target: Path | None) -> None:
-    """Makes a file's folder before the work starts.
-
-    Raises:
-      click.UsageError: the folder cannot be made or written to, or the file is a folder.
-    """
-    if target is not None:
-        if target.is_dir():
-            raise click.UsageError(f"cannot write {target}: it is a folder")
-        make_folder(target.parent, target)
-
-
-def write_file(target: Path, text: str) -> None:
-    """Writes a text file, whole or not at all.
-
-    Raises:
-      click.ClickException: it cannot be written.
-    """
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        raise click.ClickException(f"cannot write {target}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -14,11 +14,10 @@ from systolic.bench.validation import ChipStatistics, ComparedRow, PublishedProg
 from systolic.chips import CHIPS, Chip
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
 from systolic.cli.options import ChipNames, output_options
-from systolic.cli.output import Bar, check_target, console, note, progress_bar, table, versions, write_json
+from systolic.cli.output import Bar, check_target, console, note, progress_bar, table, versions, write_json, write_text
 from systolic.cli.published import (
     ROW_ERRORS,
     STATISTICS,
-    check_file,
     number,
     program_cells,
     programs_of,
@@ -27,7 +26,6 @@ from systolic.cli.published import (
     reason_of,
     rows_of,
     statistics_cells,
-    write_file,
 )
 from systolic.compiler import WorkerPool, check_available
 from systolic.measure import Measurement, submit_simulation
@@ -85,8 +83,8 @@ def validate(
       systolic validate published_times.csv --plot docs/trust.png --page docs/trust.md
     """
     check_target(json_file)
-    check_file(plot_file)
-    check_file(page_file)
+    check_target(plot_file)
+    check_target(page_file)
     published = rows_of(csv_file, chips)
     constants = None if constants_file is None else load_constants(constants_file)
     in_use = dict(CHIPS)
@@ -248,7 +246,7 @@ def _write_page(
         constants=constants,
         plot=plot,
     )
-    write_file(target, trust_page(facts))
+    write_text(target, trust_page(facts))
 
 
 def _command(

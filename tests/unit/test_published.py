@@ -1,0 +1,186 @@
+"""Published times: read with suspicion, compared with predictions, counted by chip; constants fitted and kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from systolic.bench.calibration import Sample, TooFewProgramsError, calibrate
+from systolic.bench.published import COLUMNS, PublishedFileError, PublishedRow, read_published
+from systolic.bench.validation import compared, program_or_reason, statistics_by_chip
+from systolic.chips import Chip, chip
+from systolic.chips.constants import ConstantsError, load_constants, with_constants
+from systolic.cli.main import main
+from systolic.lessons.published_ops import published_program
+
+ROW = PublishedRow(
+    line=2,
+    source="somebody",
+    chip="v5e",
+    op="ladder_v5",
+    m=256,
+    k=512,
+    n=384,
+    dtype_lhs="bfloat16",
+    dtype_rhs="bfloat16",
+    dtype_out="float32",
+    tile_m=128,
+    tile_k=128,
+    tile_n=128,
+    published_us=200.0,
+    timing="wall_clock",
+)
+
+
+def write_csv(path: Path, *rows: str) -> Path:
+    path.write_text(",".join([*COLUMNS, "notes"]) + "\n" + "".join(row + "\n" for row in rows))
+    return path
+
+
+LINE = "me,v5e,xla,8,16,32,bfloat16,bfloat16,float32,,,,12.5,device,"
+
+
+def test_reading(tmp_path: Path) -> None:
+    (row,) = read_published(write_csv(tmp_path / "t.csv", LINE))
+    assert (row.chip, row.m, row.k, row.n, row.tile_m, row.published_us) == ("v5e", 8, 16, 32, None, 12.5)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (LINE.replace(",8,", ",-8,"), "line 2: m='-8'"),
+        (LINE.replace("12.5", "fast"), "line 2: time_us='fast'"),
+        (LINE.replace("12.5", "nan"), "time_us='nan'"),
+        (LINE + ",more", "line 2 has 16 values"),
+    ],
+)
+def test_a_wrong_file_names_line_and_value(tmp_path: Path, line: str, says: str) -> None:
+    with pytest.raises(PublishedFileError, match=says):
+        read_published(write_csv(tmp_path / "t.csv", line))
+
+
+def test_a_missing_column(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("chip,op\n")
+    with pytest.raises(PublishedFileError, match="no column source"):
+        read_published(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"op": "magic"}, "magic"),
+        ({"chip": "v99"}, "v99"),
+        ({"tile_m": None}, "tile"),
+        ({"dtype_lhs": "float64"}, "float64"),
+        ({"chip": "v5p", "notes": "one of the two cores only"}, "one of the device's 2 cores"),
+    ],
+)
+def test_rows_without_a_program_have_a_reason(change: dict, says: str) -> None:
+    reason = program_or_reason(replace(ROW, **change), published_program)
+    assert isinstance(reason, str)
+    assert says in reason
+
+
+def test_dispatch_is_taken_off_the_error_only() -> None:
+    program = program_or_reason(ROW, published_program)
+    row = compared(ROW, program, 102.0, dispatch_us=100.0)
+    assert (row.published_us, row.predicted_us, row.counted) == (200.0, 102.0, True)
+    assert row.error == pytest.approx(0.02)
+    device = compared(replace(ROW, timing="device"), program, 202.0, dispatch_us=100.0)
+    assert device.error == pytest.approx(0.01)
+    lost = compared(replace(ROW, published_us=90.0), program, 1.0, dispatch_us=100.0)
+    assert (lost.counted, lost.error) == (False, None)
+    assert "nothing is left" in lost.reason
+
+
+def test_statistics_by_hand() -> None:
+    program = program_or_reason(ROW, published_program)
+    times = [(100, 101), (200, 190), (400, 480), (800, 800)]
+    rows = [
+        compared(replace(ROW, timing="device", published_us=a, m=size, k=size, n=size), program, b, dispatch_us=0)
+        for (a, b), size in zip(times, (512, 2048, 4096, 8192), strict=True)
+    ]
+    found = statistics_by_chip(rows)["v5e"].record()
+    assert found["median_error"] == pytest.approx(0.03)
+    assert found["worst_error"] == pytest.approx(0.2)
+    assert found["bias"] == pytest.approx(0.005)
+    assert found["rank_correlation"] == pytest.approx(1.0)
+    assert found["from_2048"]["rows"] == 3
+    assert found["from_2048"]["median_error"] == pytest.approx(0.05)
+
+
+# Cycles of work, bytes moved, copies.
+PLANTED = [(1e4, 1e6, 9), (2e4, 5e7, 3), (1e3, 1e4, 60), (5e4, 4e8, 10), (9e3, 3e6, 30), (7, 9e7, 1)]
+
+
+def planted(work_cycles: float, moved_bytes: float, copies: int, truth: Chip) -> Sample:
+    """A program whose time is arithmetic, and its time on a chip with other constants."""
+
+    def predict_us(model: Chip) -> float:
+        machine = model.machine
+        copy_cycles = moved_bytes / machine.hbm_bytes_per_s * machine.clock_hz + copies * machine.dma_latency_cycles
+        return (work_cycles + copy_cycles) / machine.clock_hz * 1e6
+
+    return Sample(name=f"{work_cycles} {moved_bytes}", device_us=(predict_us(truth),), predict_us=predict_us)
+
+
+def test_planted_constants_are_found_again() -> None:
+    v5e = chip("v5e")
+    truth = replace(v5e, machine=replace(v5e.machine, hbm_bytes_per_s=0.6e12, dma_latency_cycles=1100))
+    samples = [
+        planted(work, moved, copies, truth)
+        for work, moved, copies in [
+            (1e4, 1e6, 9),
+            (2e4, 5e7, 3),
+            (1e3, 1e4, 60),
+            (5e4, 4e8, 10),
+            (9e3, 3e6, 30),
+            (7, 9e7, 1),
+        ]
+    ]
+    found = calibrate(samples, v5e, ("hbm_bytes_per_s", "dma_latency_cycles"))
+    assert set(found.fitted_on).isdisjoint(found.checked_on)
+    assert found.objective_after < 0.01 < found.objective_before
+    values = {constant.name: constant for constant in found.constants}
+    assert values["hbm_bytes_per_s"].fitted == pytest.approx(0.6e12, rel=0.03)
+    assert values["dma_latency_cycles"].fitted == pytest.approx(1100, rel=0.1)
+    for sample in samples:  # also those that were kept for checking
+        assert sample.predict_us(found.chip) == pytest.approx(sample.device_us[0], rel=0.05)
+
+
+def test_too_few_programs_to_calibrate() -> None:
+    with pytest.raises(TooFewProgramsError, match="3 distinct programs"):
+        calibrate([planted(i, 1, 1, chip("v5e")) for i in range(3)], chip("v5e"))
+
+
+def constants_file(path: Path, **change) -> Path:
+    record = {"chip": "v6e", "constants": {"dma_issue_cycles": 7}, "fitted_on": ["a"], "source": "mine", **change}
+    path.write_text(json.dumps(record))
+    return path
+
+
+def test_constants_are_put_in_place(tmp_path: Path) -> None:
+    fitted = load_constants(constants_file(tmp_path / "c.json"))
+    assert with_constants(chip("v6e"), fitted).machine.dma_issue_cycles == 7
+    with pytest.raises(ConstantsError, match="v6e"):
+        with_constants(chip("v5e"), fitted)
+
+
+@pytest.mark.parametrize(
+    "change", [{"constants": {"colour": 3}}, {"constants": {"clock_hz": -1}}, {"chip": "v99"}, {"constants": 3}]
+)
+def test_impossible_constants(tmp_path: Path, change: dict) -> None:
+    path = constants_file(tmp_path / "c.json", **change)
+    with pytest.raises(ValueError):  # noqa: PT011 -- an unknown chip is an UnknownChipError
+        with_constants(chip("v6e"), load_constants(path))
+
+
+@pytest.mark.parametrize("command", ["validate", "calibrate"])
+def test_wrong_calls(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = write_csv(tmp_path / "t.csv", LINE.replace("12.5", "fast"))
+    assert main([command, str(broken), "--chip", "v5e"]) == 2
+    assert "line 2: time_us='fast'" in capsys.readouterr().err
+    assert main([command, str(tmp_path / "gone.csv"), "--chip", "v5e"]) == 2
