@@ -39,8 +39,8 @@ from systolic.cli.published import (
     rows_of,
 )
 from systolic.compiler import CompiledProgram, ProgramCache, WorkerPool, check_available, submit_compilation
-from systolic.measure import target_of
-from systolic.simulator import PreparedProgram, SimulationError, prepare_listings
+from systolic.measure import prepare_program, target_of
+from systolic.simulator import PreparedProgram, SimulationError
 
 _HALVES = ("fit", "check")
 
@@ -168,7 +168,7 @@ def _prepared(
                 found[program] = reason_of(error)
         for program, future in futures.items():
             try:
-                found[program] = prepare_listings(future.result().listings, chip)
+                found[program] = prepare_program(future.result(), chip)
             except ROW_ERRORS as error:
                 found[program] = reason_of(error)
             bar.done(f"{program.kernel} {program.problem.m}")

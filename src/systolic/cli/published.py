@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ import click
 from systolic.bench.published import PublishedRow, read_published
 from systolic.bench.validation import ComparedRow, ErrorStatistics, PublishedProgram, program_or_reason
 from systolic.chips import Chip, UnknownChipError, chip
-from systolic.compiler import CompilerError
+from systolic.compiler import CompilerError, CompilerRefusal
 from systolic.simulator import SimulationError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -72,7 +73,9 @@ def programs_of(rows: Sequence[PublishedRow]) -> list[PublishedProgram | str]:
 
 def reason_of(error: BaseException) -> str:
     """One line of what went wrong with a row's program."""
-    lines = str(error).strip().splitlines()
+    # Where in this library's source a refusal arose says nothing about the row.
+    text = error.summary if isinstance(error, CompilerRefusal) else str(error)
+    lines = text.strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 

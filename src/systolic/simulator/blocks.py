@@ -87,7 +87,8 @@ def _shadow(program: Program, index: int, delay_slots: int) -> tuple[int, int]:
             raise SimulationError(f"{program.name}, line {bundles[index].line}: the program ends in a branch's shadow")
         return index + delay_slots, 1
     # Which `{}` stands for the rest is not marked. What holds in every listing seen: the shadow never reaches over the
-    # begin or behind the end of a region.
+    # begin or behind the end of a region, nor over another branch.
+    slots = slots[: next((at for at, slot in enumerate(slots) if branch_of(slot) is not None), len(slots))]
     empty = [slot for slot, bundle in enumerate(slots, 1) if bundle.empty]
     for slot in empty:
         ahead = bundles[index + slot + 1] if index + slot + 1 < len(bundles) else None
