@@ -193,8 +193,8 @@ def test_loops_inside_a_kernel(simulate: Simulate, name: str) -> None:
 
 def signalled(x, *, given: int, wanted: int):
     def kernel(x_vmem, out_vmem, sem):
-        pltpu.semaphore_signal(sem, given)
-        pltpu.semaphore_wait(sem, wanted)
+        pl.semaphore_signal(sem, given)
+        pl.semaphore_wait(sem, wanted)
         out_vmem[...] = x_vmem[...]
 
     return pl.pallas_call(kernel, out_shape=x, scratch_shapes=[pltpu.SemaphoreType.REGULAR])(x)

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from systolic.compat import scan_counts
+
 _PALLAS = "pallas_call"
 _MOST_ROUNDS = 100_000  # of a loop around a Pallas call that is followed
 
@@ -164,8 +166,8 @@ class _Walk:
 
     def _scan(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         params = equation.params
-        consts_end = params["num_consts"]
-        carry_end = consts_end + params["num_carry"]
+        consts_end, carried = scan_counts(params)
+        carry_end = consts_end + carried
         consts, carry, sliced = inputs[:consts_end], inputs[consts_end:carry_end], inputs[carry_end:]
         rounds = range(params["length"])
         stacked: list[Any] = []
@@ -174,8 +176,8 @@ class _Walk:
             body = params["jaxpr"]
             known = [Deferred.known(const) for const in body.consts]
             outputs = self.run(body.jaxpr, known, [*consts, *carry, *here], path)
-            carry = outputs[: params["num_carry"]]
-            stacked.append(outputs[params["num_carry"] :])
+            carry = outputs[:carried]
+            stacked.append(outputs[carried:])
         rest = equation.outvars[len(carry) :]
         return [*carry, *(Deferred.known(Missing("what a scan around a kernel collects")) for _ in rest)]
 

@@ -1,0 +1,17 @@
+"""Where versions of JAX differ: every difference that this package has to know is here, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many of a `scan` equation's inputs are constants, and how many are carried from round to round.
+
+    jax 0.10 and 0.11 have the numbers among the equation's parameters, 0.12 has the three groups of inputs.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].unpack()
+    return len(constants), len(carried)
