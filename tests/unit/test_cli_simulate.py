@@ -32,6 +32,13 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
     assert "it is a folder" in capsys.readouterr().err
 
 
+def test_constants_of_another_chip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.json"
+    path.write_text('{"chip": "v6e", "constants": {"dma_wait_cycles": 3}, "fitted_on": [], "source": "mine"}')
+    assert main(["simulate", "math:sqrt", "--chip", "v5e", "--constants", str(path)]) == 2
+    assert "holds constants of v6e" in capsys.readouterr().err
+
+
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--help"]) == 0
     assert "systolic simulate jax.numpy:matmul" in capsys.readouterr().out

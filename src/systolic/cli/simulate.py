@@ -14,6 +14,7 @@ import cattrs
 import click
 
 from systolic.chips import Chip
+from systolic.chips.constants import load_constants, with_constants
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, note, progress_bar, versions, write_json, write_text
 from systolic.cli.simulated_tables import show_run
@@ -63,6 +64,12 @@ class _Answer:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the timeline as a Chrome trace, which Perfetto opens. Several chips: the chip's name is added.",
 )
+@click.option(
+    "--constants",
+    "constants_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Constants of one of the chips, as `systolic calibrate --out` writes them, in place of the shipped ones.",
+)
 @click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes.")
 @click.option(
     "--time-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds for one compilation."
@@ -74,6 +81,7 @@ def simulate(
     chips: tuple[Chip, ...],
     against: str | None,
     trace_file: Path | None,
+    constants_file: Path | None,
     workers: int,
     time_limit: float,
     json_file: str | None,
@@ -97,6 +105,8 @@ def simulate(
     names = [function, *([against] if against is not None else [])]
     for name in names:
         check_function_name(name)
+    if constants_file is not None:
+        chips = _calibrated(chips, constants_file)
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     answers: list[_Answer] = []
@@ -123,6 +133,14 @@ def simulate(
     if json_file != "-":
         _show(answers, summary, arguments)
     return 1 if any(answer.measurement is None for answer in answers) else 0
+
+
+def _calibrated(chips: tuple[Chip, ...], constants_file: Path) -> tuple[Chip, ...]:
+    """The chips, one of them with constants of the user's own."""
+    fitted = load_constants(constants_file)
+    if fitted.chip not in {chip.name for chip in chips}:
+        raise click.UsageError(f"{constants_file} holds constants of {fitted.chip}, which is not among --chip")
+    return tuple(with_constants(chip, fitted) if chip.name == fitted.chip else chip for chip in chips)
 
 
 def _answer(name: str, chip: Chip, job: Future[Measurement]) -> _Answer:
