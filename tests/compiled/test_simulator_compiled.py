@@ -21,9 +21,9 @@ from systolic.lessons.ladder import RUNGS
 from systolic.measure import target_of
 from systolic.problem import MatmulProblem
 from systolic.simulator import SimulatedRun, SimulationError, simulate_listings
-from systolic.simulator.blocks import split_blocks
-from systolic.simulator.listing import parse_listing
-from systolic.simulator.verify import check_registers
+from systolic.simulator.reading.blocks import split_blocks
+from systolic.simulator.reading.listing import parse_listing
+from systolic.simulator.reading.verify import check_registers
 from systolic.tiling import Tiles, hbm_bytes
 
 pytestmark = pytest.mark.skipif(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from systolic.bench.calibration import Sample, TooFewProgramsError, calibrate
 from systolic.bench.published import COLUMNS, PublishedFileError, PublishedRow, read_published
 from systolic.bench.validation import compared, program_or_reason, statistics_by_chip
-from systolic.chips import Chip, chip
-from systolic.chips.constants import ConstantsError, load_constants, with_constants
 from systolic.cli.main import main
 from systolic.lessons.published_ops import published_program
 
@@ -110,72 +106,6 @@ def test_statistics_by_hand() -> None:
     assert found["rank_correlation"] == pytest.approx(1.0)
     assert found["from_2048"]["rows"] == 3
     assert found["from_2048"]["median_error"] == pytest.approx(0.05)
-
-
-# Cycles of work, bytes moved, copies.
-PLANTED = [(1e4, 1e6, 9), (2e4, 5e7, 3), (1e3, 1e4, 60), (5e4, 4e8, 10), (9e3, 3e6, 30), (7, 9e7, 1)]
-
-
-def planted(work_cycles: float, moved_bytes: float, copies: int, truth: Chip) -> Sample:
-    """A program whose time is arithmetic, and its time on a chip with other constants."""
-
-    def predict_us(model: Chip) -> float:
-        machine = model.machine
-        copy_cycles = moved_bytes / machine.hbm_bytes_per_s * machine.clock_hz + copies * machine.dma_latency_cycles
-        return (work_cycles + copy_cycles) / machine.clock_hz * 1e6
-
-    return Sample(name=f"{work_cycles} {moved_bytes}", device_us=(predict_us(truth),), predict_us=predict_us)
-
-
-def test_planted_constants_are_found_again() -> None:
-    v5e = chip("v5e")
-    truth = replace(v5e, machine=replace(v5e.machine, hbm_bytes_per_s=0.6e12, dma_latency_cycles=1100))
-    samples = [
-        planted(work, moved, copies, truth)
-        for work, moved, copies in [
-            (1e4, 1e6, 9),
-            (2e4, 5e7, 3),
-            (1e3, 1e4, 60),
-            (5e4, 4e8, 10),
-            (9e3, 3e6, 30),
-            (7, 9e7, 1),
-        ]
-    ]
-    found = calibrate(samples, v5e, ("hbm_bytes_per_s", "dma_latency_cycles"))
-    assert set(found.fitted_on).isdisjoint(found.checked_on)
-    assert found.objective_after < 0.01 < found.objective_before
-    values = {constant.name: constant for constant in found.constants}
-    assert values["hbm_bytes_per_s"].fitted == pytest.approx(0.6e12, rel=0.03)
-    assert values["dma_latency_cycles"].fitted == pytest.approx(1100, rel=0.1)
-    for sample in samples:  # also those that were kept for checking
-        assert sample.predict_us(found.chip) == pytest.approx(sample.device_us[0], rel=0.05)
-
-
-def test_too_few_programs_to_calibrate() -> None:
-    with pytest.raises(TooFewProgramsError, match="3 distinct programs"):
-        calibrate([planted(i, 1, 1, chip("v5e")) for i in range(3)], chip("v5e"))
-
-
-def constants_file(path: Path, **change) -> Path:
-    record = {"chip": "v6e", "constants": {"dma_issue_cycles": 7}, "fitted_on": ["a"], "source": "mine", **change}
-    path.write_text(json.dumps(record))
-    return path
-
-
-def test_constants_are_put_in_place(tmp_path: Path) -> None:
-    fitted = load_constants(constants_file(tmp_path / "c.json"))
-    assert with_constants(chip("v6e"), fitted).machine.dma_issue_cycles == 7
-    with pytest.raises(ConstantsError, match="v6e"):
-        with_constants(chip("v5e"), fitted)
-
-
-@pytest.mark.parametrize(
-    "change", [{"constants": {"colour": 3}}, {"constants": {"clock_hz": -1}}, {"chip": "v99"}, {"constants": 3}]
-)
-def test_impossible_constants(tmp_path: Path, change: dict) -> None:
-    path = constants_file(tmp_path / "c.json", **change)
-    with pytest.raises(ValueError):  # noqa: PT011 -- an unknown chip is an UnknownChipError
-        with_constants(chip("v6e"), load_constants(path))
 
 
 @pytest.mark.parametrize("command", ["validate", "calibrate"])

@@ -8,12 +8,12 @@ import pytest
 from simulator_listings import V5E, listing, simulate, value
 
 from systolic.simulator import SimulationError, UnknownValueError, prepare_listings
-from systolic.simulator.blocks import split_blocks
-from systolic.simulator.listing import parse_listing
-from systolic.simulator.loops import Laps
-from systolic.simulator.timeline import Timeline
-from systolic.simulator.utilization import parse_utilization
-from systolic.simulator.verify import check_registers
+from systolic.simulator.model.loops import Laps
+from systolic.simulator.model.timeline import Timeline
+from systolic.simulator.reading.blocks import split_blocks
+from systolic.simulator.reading.listing import parse_listing
+from systolic.simulator.reading.utilization import parse_utilization
+from systolic.simulator.reading.verify import check_registers
 
 HLO = """ENTRY %main (n: s32[1]) -> s32[1] {
   %n.1 = s32[1]{0:T(128)} parameter(0), metadata={op_name="n"}

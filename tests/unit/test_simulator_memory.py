@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from systolic.simulator import UnknownValueError
-from systolic.simulator.memory import Memory
-from systolic.simulator.values import (
+from systolic.simulator.model.memory import Memory
+from systolic.simulator.model.values import (
     Unknown,
     as_float,
     as_word,

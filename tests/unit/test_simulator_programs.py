@@ -7,9 +7,9 @@ from simulator_listings import V5E, listing, simulate, value
 
 from systolic.chips import chip
 from systolic.simulator import DeadlockError, SimulationError, simulate_listings
-from systolic.simulator.blocks import split_blocks
-from systolic.simulator.listing import parse_listing
-from systolic.simulator.verify import check_registers
+from systolic.simulator.reading.blocks import split_blocks
+from systolic.simulator.reading.listing import parse_listing
+from systolic.simulator.reading.verify import check_registers
 
 BYTES_PER_CYCLE = V5E.machine.hbm_bytes_per_s / V5E.machine.clock_hz
 LATENCY = V5E.machine.dma_latency_cycles

@@ -8,7 +8,7 @@ import pytest
 
 from systolic.report import chrome_trace
 from systolic.simulator import CopySize, CoreRun, OpRun, SimulatedRun, Span, VmemBuffer
-from systolic.simulator.loops import LoopTime
+from systolic.simulator.model.loops import LoopTime
 
 
 def a_run(*, cores: int = 1) -> SimulatedRun:

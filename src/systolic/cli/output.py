@@ -97,7 +97,7 @@ def write_text(path: Path, text: str) -> None:
     make_folder(path.parent, path)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         raise click.UsageError(f"cannot write {path}: {error.strerror}") from error

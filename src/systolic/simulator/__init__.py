@@ -1,13 +1,13 @@
 """Reads a compiled TPU program, executes its control flow, and counts cycles, stalls and bytes on a chip's model."""
 
 from systolic.simulator.errors import DeadlockError, SimulationError, UnknownValueError
-from systolic.simulator.hlo import HloParameter, HloShape, TopLevelHlo, parse_hlo
-from systolic.simulator.layout import words_of
-from systolic.simulator.memory import Words
+from systolic.simulator.model.layout import words_of
+from systolic.simulator.model.memory import Words
+from systolic.simulator.model.timeline import Span
+from systolic.simulator.model.values import Unknown
+from systolic.simulator.reading.hlo import HloParameter, HloShape, TopLevelHlo, parse_hlo
 from systolic.simulator.records import CopySize, CoreRun, OpRun, SimulatedRun, VmemBuffer
 from systolic.simulator.run import PreparedProgram, prepare_listings, simulate_listings
-from systolic.simulator.timeline import Span
-from systolic.simulator.values import Unknown
 
 __all__ = [
     "CopySize",

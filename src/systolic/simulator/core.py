@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from systolic.chips import Chip
-from systolic.simulator.calls import CallOperand
-from systolic.simulator.copies import CopyEngine
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hlo import TopLevelHlo
-from systolic.simulator.loops import Laps, LoopTime
 from systolic.simulator.machine import Machine, Mailboxes, Passed, Progress
-from systolic.simulator.matrix import MatrixUnits
-from systolic.simulator.memory import Contents, Memory, Words
-from systolic.simulator.names import parameter_address
+from systolic.simulator.model.copies import CopyEngine
+from systolic.simulator.model.loops import Laps, LoopTime
+from systolic.simulator.model.matrix import MatrixUnits
+from systolic.simulator.model.memory import Contents, Memory, Words
+from systolic.simulator.model.timeline import Timeline
+from systolic.simulator.model.values import COMPUTED, Unknown
+from systolic.simulator.reading.calls import CallOperand
+from systolic.simulator.reading.hlo import TopLevelHlo
+from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.records import CopySize, CoreRun, OpRun
-from systolic.simulator.timeline import Timeline
-from systolic.simulator.translate import Translation
-from systolic.simulator.utilization import BlockUse
-from systolic.simulator.values import COMPUTED, Unknown
+from systolic.simulator.translating.names import parameter_address
+from systolic.simulator.translating.translate import Translation
 
 TOP_LEVEL = "TLP"
 # Of an argument whose contents are not known, neither is its size; a copy of any part of it says whose it was.

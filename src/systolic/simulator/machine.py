@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 
 from systolic.chips import MachineModel
-from systolic.simulator.copies import FLAG_MASK, CopyEngine, StallCause
 from systolic.simulator.errors import DeadlockError, SimulationError, UnknownValueError
-from systolic.simulator.loops import Laps
-from systolic.simulator.matrix import MatrixUnits
-from systolic.simulator.memory import Memory
-from systolic.simulator.names import SHARED_FLAGS_FROM
-from systolic.simulator.translate import Translation
-from systolic.simulator.values import COMPUTED, NEVER_WRITTEN, Unknown
+from systolic.simulator.model.copies import FLAG_MASK, CopyEngine, StallCause
+from systolic.simulator.model.loops import Laps
+from systolic.simulator.model.matrix import MatrixUnits
+from systolic.simulator.model.memory import Memory
+from systolic.simulator.model.values import COMPUTED, NEVER_WRITTEN, Unknown
+from systolic.simulator.translating.names import SHARED_FLAGS_FROM
+from systolic.simulator.translating.translate import Translation
 
 _CORE = re.compile(r"\bcore id\b|\blogical chip id\b")
 _ROW_WORDS = 128  # addresses in HBM and VMEM count rows of 512 bytes

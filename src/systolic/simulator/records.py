@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import cattrs
 
-from systolic.simulator.loops import LoopTime
-from systolic.simulator.timeline import Span
+from systolic.simulator.model.loops import LoopTime
+from systolic.simulator.model.timeline import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from systolic.chips import Chip
-from systolic.simulator.blocks import split_blocks
-from systolic.simulator.copies import CopyEngine
 from systolic.simulator.core import TOP_LEVEL, Core, OperandWords, Setup
 from systolic.simulator.errors import SimulationError, UnknownValueError
-from systolic.simulator.hlo import TopLevelHlo, parse_hlo
-from systolic.simulator.listing import Program, parse_listing
 from systolic.simulator.machine import Mailboxes, run_together
-from systolic.simulator.memory import Words
-from systolic.simulator.names import Allocations
+from systolic.simulator.model.copies import CopyEngine
+from systolic.simulator.model.memory import Words
+from systolic.simulator.model.timeline import Timeline
+from systolic.simulator.model.values import Unknown
+from systolic.simulator.reading.blocks import split_blocks
+from systolic.simulator.reading.hlo import TopLevelHlo, parse_hlo
+from systolic.simulator.reading.listing import Program, parse_listing
+from systolic.simulator.reading.spaces import is_copy
+from systolic.simulator.reading.utilization import BlockUse, parse_utilization
+from systolic.simulator.reading.verify import check_registers
 from systolic.simulator.records import CoreRun, SimulatedRun, VmemBuffer
-from systolic.simulator.scalar import static_allocation
-from systolic.simulator.spaces import is_copy
-from systolic.simulator.timeline import Timeline
-from systolic.simulator.translate import Translation, translate
-from systolic.simulator.utilization import BlockUse, parse_utilization
-from systolic.simulator.values import Unknown
-from systolic.simulator.verify import check_registers
+from systolic.simulator.translating.names import Allocations
+from systolic.simulator.translating.scalar import static_allocation
+from systolic.simulator.translating.translate import Translation, translate
 
 # A product of 16384³ in tiles of 128³ goes two million times round its loop.
 MAX_ROUNDS = 50_000_000

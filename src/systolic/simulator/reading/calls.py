@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from systolic.simulator.listing import Program, physical
+from systolic.simulator.reading.listing import Program, physical
 
 _ANNOTATION = re.compile(r"shape: (\w+)\[([\d,]*)\].*?index: (\d+), kind: (\w+)")
 _ELEMENT_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2}

@@ -10,9 +10,7 @@ import re
 from collections.abc import Callable
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.listing import Instruction, Program, physical
-from systolic.simulator.names import Names
-from systolic.simulator.values import (
+from systolic.simulator.model.values import (
     MASK,
     as_word,
     float_compare,
@@ -26,6 +24,8 @@ from systolic.simulator.values import (
     signed_from_whole_float,
     smaller,
 )
+from systolic.simulator.reading.listing import Instruction, Program, physical
+from systolic.simulator.translating.names import Names
 
 _REGISTER = re.compile(r"(!?)(%\w+_(?:s|p|v)\d+)$", re.ASCII)
 _NUMBER = re.compile(r"-?\d+$|0x[0-9a-f]+$", re.ASCII)

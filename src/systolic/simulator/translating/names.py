@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from systolic.simulator.copies import FLAG_BITS
 from systolic.simulator.errors import SimulationError
+from systolic.simulator.model.copies import FLAG_BITS
 
 _ALLOCATION_SPAN_BITS = 16
 # Parameters lie in the upper half of what an address may be that is going to be multiplied by sixteen.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from systolic.simulator.blocks import Block
 from systolic.simulator.errors import SimulationError
+from systolic.simulator.reading.blocks import Block
 
 # The table's names for units, and ours.
 _UNITS = {

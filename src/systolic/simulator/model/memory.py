@@ -11,7 +11,7 @@ import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from systolic.simulator.values import COMPUTED, NEVER_WRITTEN, Unknown
+from systolic.simulator.model.values import COMPUTED, NEVER_WRITTEN, Unknown
 
 Words = Sequence[int | Unknown]
 Contents = Callable[[], Words | Unknown]
@@ -51,7 +51,7 @@ class Memory:
         found = self._scalar.get(address)
         return self._initial(address) if found is None else found
 
-    def store(self, address: int, value: int | Unknown) -> None:
+    def store(self, address: int | Unknown, value: int | Unknown) -> None:
         """Writes a word of scalar memory."""
         if isinstance(address, Unknown):
             # Any word may be the one. Programs seen do this to local arrays only; a wrong guess would be silent.

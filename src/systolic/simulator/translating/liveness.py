@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from systolic.simulator.blocks import Block
-from systolic.simulator.listing import Instruction, Program, is_scalar_pop, physical, registers
-from systolic.simulator.scalar import IGNORED, spill_slot, static_allocation
+from systolic.simulator.reading.blocks import Block
+from systolic.simulator.reading.listing import Instruction, Program, is_scalar_pop, physical, registers
+from systolic.simulator.translating.scalar import IGNORED, spill_slot, static_allocation
 
 _ALLOCATION = re.compile(r"#(\w+)", re.ASCII)
 _NAMED = re.compile(r"%(\d+)\b", re.ASCII)

@@ -64,14 +64,14 @@ COMPUTED = Unknown("what the vector unit computed")
 NEVER_WRITTEN = Unknown("a register or a word of scalar memory that nothing has written")
 
 
-def smaller(a: int, b: int) -> int:
+def smaller(a: int | Unknown, b: int | Unknown) -> int | Unknown:
     """The smaller word; the unknown one where one is."""
-    return a if a.__class__ is Unknown else b if b.__class__ is Unknown else min(a, b)
+    return a if isinstance(a, Unknown) else b if isinstance(b, Unknown) else min(a, b)
 
 
-def larger(a: int, b: int) -> int:
+def larger(a: int | Unknown, b: int | Unknown) -> int | Unknown:
     """The larger word; the unknown one where one is."""
-    return a if a.__class__ is Unknown else b if b.__class__ is Unknown else max(a, b)
+    return a if isinstance(a, Unknown) else b if isinstance(b, Unknown) else max(a, b)
 
 
 def as_float(word: int) -> float:

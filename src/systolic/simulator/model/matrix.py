@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.listing import Instruction
-from systolic.simulator.timeline import Timeline
+from systolic.simulator.model.timeline import Timeline
+from systolic.simulator.reading.listing import Instruction
 
 _UNIT = re.compile(r"mxu(\d)")
 _PLACE = re.compile(r"\[(\d+)\]\.mxu(\d)")

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from systolic.chips import MachineModel
-from systolic.simulator.blocks import Block, split_blocks
-from systolic.simulator.bundle import BundleCode, is_matrix
-from systolic.simulator.calls import CallOperand, call_operands
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.listing import Instruction, Program
-from systolic.simulator.liveness import live_instructions
-from systolic.simulator.matrix import MatrixOp, Segment, matrix_ops
-from systolic.simulator.names import Allocations, Names
-from systolic.simulator.scalar import FUNCTIONS, flag_names
-from systolic.simulator.spaces import CopyReader
-from systolic.simulator.values import NEVER_WRITTEN, Unknown
+from systolic.simulator.model.matrix import MatrixOp, Segment, matrix_ops
+from systolic.simulator.model.values import NEVER_WRITTEN, Unknown
+from systolic.simulator.reading.blocks import Block, split_blocks
+from systolic.simulator.reading.calls import CallOperand, call_operands
+from systolic.simulator.reading.listing import Instruction, Program
+from systolic.simulator.reading.spaces import CopyReader
+from systolic.simulator.translating.bundle import BundleCode, is_matrix
+from systolic.simulator.translating.liveness import live_instructions
+from systolic.simulator.translating.names import Allocations, Names
+from systolic.simulator.translating.scalar import FUNCTIONS, flag_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

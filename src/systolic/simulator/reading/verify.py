@@ -15,9 +15,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from systolic.simulator.blocks import Block, branch_of
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.listing import Bundle, Instruction, Predicate, Program
+from systolic.simulator.reading.blocks import Block, branch_of
+from systolic.simulator.reading.listing import Bundle, Instruction, Predicate, Program
 
 _USE = re.compile(r"%(\w+)_((?:s|p)\d+)\b", re.ASCII)
 

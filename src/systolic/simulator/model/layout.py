@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
-from systolic.simulator.hlo import HloShape
-from systolic.simulator.values import Unknown
+from systolic.simulator.model.values import Unknown
+from systolic.simulator.reading.hlo import HloShape
 
 _LAYOUT = re.compile(r"([\d,]*)(?::(?:T((?:\([\d,]+\))+))?(?:S\(\d+\))?)?", re.ASCII)
 _TILE = re.compile(r"\(([\d,]+)\)")

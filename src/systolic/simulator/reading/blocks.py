@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.listing import Bundle, Instruction, Program
+from systolic.simulator.reading.listing import Bundle, Instruction, Program
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,18 @@ import re
 from collections.abc import Sequence, Set
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.listing import Bundle, Instruction, Predicate, Program, is_scalar_pop, physical, registers
-from systolic.simulator.names import Names
-from systolic.simulator.scalar import IGNORED, address, choice, expression, operand, spill_slot
-from systolic.simulator.spaces import CopyReader
+from systolic.simulator.reading.listing import (
+    Bundle,
+    Instruction,
+    Predicate,
+    Program,
+    is_scalar_pop,
+    physical,
+    registers,
+)
+from systolic.simulator.reading.spaces import CopyReader
+from systolic.simulator.translating.names import Names
+from systolic.simulator.translating.scalar import IGNORED, address, choice, expression, operand, spill_slot
 
 _EVENTS = ("inlined_call", "vpush.ccrf", "vpop.ccrf", "vsyncadd.remote")
 _CALLED = re.compile(r"%([\w.\-]+) = ")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from systolic.chips import MachineModel
-from systolic.simulator.timeline import Timeline
+from systolic.simulator.model.timeline import Timeline
 
 _SIGN = 1 << 31
 

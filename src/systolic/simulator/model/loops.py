@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from systolic.simulator.timeline import Timeline
+from systolic.simulator.model.timeline import Timeline
 
 _KEPT = 3  # a pipelined grid fills in two rounds, and drains in one
 

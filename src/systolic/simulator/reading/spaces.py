@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.listing import Instruction, Program
+from systolic.simulator.reading.listing import Instruction, Program
 
 _DIRECTION = re.compile(r"dma\.(\w+)_to_(\w+)$")
 _DESCRIBED = re.compile(r"\b([a-z]+)-to-([a-z]+)\b")  # of `dma.general`, in its comment

@@ -1,0 +1,1 @@
+"""A program that was read, as a Python function."""
