@@ -130,7 +130,7 @@ def test_a_json_file_that_fails_half_way_keeps_what_was_there(tmp_path: Path, mo
     target = tmp_path / "kept.json"
     target.write_text("before")
 
-    def fail(path: Path, text: str) -> None:
+    def fail(path: Path, text: str, encoding: str) -> None:
         path.write_bytes(text.encode()[:5])
         raise OSError(28, "No space left on device")
 
