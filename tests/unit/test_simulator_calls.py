@@ -98,6 +98,16 @@ def test_contents_can_be_given_for_an_operand() -> None:
     assert asked == [("op.1", 0, 0)]
 
 
+def test_contents_that_contradict_the_programs_own_are_an_error() -> None:
+    operand = "%s7_s0 = inlined_call_operand.smem [shape: s32[4], index: 0, kind: input, shape index: {}]"
+    stored = ("%s2_s2 = smov 9", "%4 = sst [smem:[#allocation3]] %s2_s2", "%s1_s0 = smov [#allocation3]")
+    top = listing(*stored, "%3 = inlined_call %s1_s0 /* %op.1 = f(%x) */")
+    prepared = prepare_listings({"TLP": top, "op.1": listing(operand, "%s8_s8 = sld [smem:[%s7_s0]]")}, V5E)
+    assert prepared.run(V5E, operand_words=lambda *_: lambda: [9, 0, 0, 0]).cycles > 0
+    with pytest.raises(SimulationError, match="begins with 5 by the function's own account, with 9"):
+        prepared.run(V5E, operand_words=lambda *_: lambda: [5, 0, 0, 0])
+
+
 @pytest.mark.parametrize(
     ("asked", "pops", "expected"),
     [("kDiv", 1, -3), ("kRem", 1, -1), ("kDivAndRem", 1, -3), ("kDivAndRem", 2, -1)],

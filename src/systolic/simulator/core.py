@@ -152,7 +152,20 @@ class Core:
             registers[operand.register] = words if isinstance(words, Unknown) else words[0]
         elif not isinstance(at, Unknown):
             address = at if operand.space == "smem" else at * _ROW_WORDS
+            self._check_first_word(name, operand, address, contents)
             self._memory.define(operand.space, address, operand.padded_words, contents)
+
+    def _check_first_word(self, name: str, operand: CallOperand, address: int, contents: Contents) -> None:
+        """Where the program's own copies have brought something, it has to be what the caller says is there."""
+        brought = self._memory.word(operand.space or "", address)
+        if isinstance(brought, Unknown):
+            return
+        said = contents()
+        if not isinstance(said, Unknown) and said and not isinstance(said[0], Unknown) and said[0] != brought:
+            raise SimulationError(
+                f"operand {operand.index} of {name} begins with {said[0]} by the function's own account, with "
+                f"{brought} by the program's copies: a call was taken for another"
+            )
 
     def _overwritten(self, name: str, operand: CallOperand, registers: Mapping[str, int | Unknown]) -> None:
         """What an operation computes is not known, unless its own copies bring it there."""
