@@ -97,9 +97,18 @@ def test_a_sweep_and_a_second_run(ladder: Ladder) -> None:
     assert second == first
 
 
+# A shell starts what it runs in the background deaf to Ctrl-C, and children stay so.
+HEARING_CTRL_C = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from systolic.cli import main
+sys.exit(main())
+"""
+
+
 def test_ctrl_c_stops_everything(cache: Path) -> None:
     environment = {**os.environ, "SYSTOLIC_CACHE_DIR": str(cache / "other")}
-    command = [sys.executable, "-m", "systolic", "ladder", "v1", "--dtype", "float32", "--sizes", "2048", "--no-check"]
+    command = [sys.executable, "-c", HEARING_CTRL_C, "ladder", "v1", "--dtype=float32", "--sizes=2048", "--no-check"]
     process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True)
     workers: list[int] = []
     for _ in range(300):

@@ -255,7 +255,9 @@ def test_limits_must_be_positive(bad):
 
 
 SLEEPING_PARENT = """
-import os, pathlib, sys, tempfile, time
+import os, pathlib, signal, sys, tempfile, time
+# A shell starts what it runs in the background deaf to Ctrl-C, and children stay so.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 tempfile.tempdir = sys.argv[1]
 from systolic.compiler import WorkerPool
 def sleep(file):
