@@ -1,11 +1,37 @@
 """systolic: matrix multiplication on TPUs, and what a TPU kernel does, without a TPU."""
 
+from typing import TYPE_CHECKING
+
 from systolic.chips import Chip, chip
 from systolic.measure import simulate
+from systolic.ops import Plan, plan
 from systolic.problem import MatmulProblem
 from systolic.simulator import SimulatedRun
 from systolic.tiling import Tiles
 
-__version__ = "0.2.0"
+if TYPE_CHECKING:
+    from systolic.ops.matmul import matmul
 
-__all__ = ["Chip", "MatmulProblem", "SimulatedRun", "Tiles", "__version__", "chip", "simulate"]
+__version__ = "0.3.0"
+
+__all__ = [
+    "Chip",
+    "MatmulProblem",
+    "Plan",
+    "SimulatedRun",
+    "Tiles",
+    "__version__",
+    "chip",
+    "matmul",
+    "plan",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> object:
+    # What traces needs JAX, which `import systolic` does not import.
+    if name == "matmul":
+        from systolic.ops.matmul import matmul
+
+        return matmul
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -15,3 +15,17 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     constants, carried, _ = params["ft_in"].unpack()
     return len(constants), len(carried)
+
+
+def shape_with_mesh_axes(shape: Sequence[int], dtype: Any, inputs: Sequence[Any]) -> Any:
+    """A `jax.ShapeDtypeStruct` that varies over whatever mesh axes the inputs vary over.
+
+    Under `shard_map` a kernel has to say so of its outputs.
+    """
+    import jax
+
+    found = [getattr(jax.typeof(array), "manual_axis_type", None) for array in inputs]
+    axes = frozenset[Any]().union(*(one.varying for one in found if one is not None))
+    if not axes:
+        return jax.ShapeDtypeStruct(tuple(shape), dtype)
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, manual_axis_type=jax.sharding.ManualAxisType(varying=axes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import ml_dtypes  # noqa: F401  registers bfloat16 and the float8 types with NumPy
 import numpy as np
@@ -29,12 +30,45 @@ def accumulator_dtype(dtype: str) -> str:
     return "int32" if dtype.startswith(("int", "uint")) else "float32"
 
 
+Side = Literal["lhs", "rhs", "out"]
+PrecisionName = Literal["default", "high", "highest"]
+
+# Passes of the matrix unit over bfloat16 parts of float32 operands. One part each; two parts each without the product
+# of the small ones; three parts each, as the TPU compiler does it for Precision.HIGHEST.
+PASSES: dict[PrecisionName, int] = {"default": 1, "high": 3, "highest": 6}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extra:
+    """An array that is read beside an operand or the output: a bias, a residual, scales, a mask.
+
+    It has the shape of what it stands beside, or one row, or one column, or one element.
+    """
+
+    beside: Side
+    rows: bool  # as many as the matrix; False: one
+    columns: bool
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """What is done to operands on the way in and to the sum on the way out, in the same kernel."""
+
+    extras: tuple[Extra, ...] = ()
+    lhs_fn: str = ""  # dtype that an elementwise function makes of lhs before it is multiplied; empty: no function
+    rhs_fn: str = ""
+    epilogue: str = ""  # in words, "bias, gelu"; empty: the sum is only cast
+    epilogue_ops: int = 0  # vector operations an element, at a guess
+    more_outputs: tuple[str, ...] = ()  # dtypes of further outputs of the shape [m, n]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulProblem:
-    """The product `lhs[m, k] @ rhs[k, n] -> out[m, n]`.
+    """The product `lhs[m, k] @ rhs[k, n] -> out[m, n]`, `batch` times.
 
     Raises:
-      ProblemError: a size is below one or a dtype is unknown.
+      ProblemError: a size is below one, a dtype or the precision is unknown.
     """
 
     m: int
@@ -43,14 +77,26 @@ class MatmulProblem:
     dtype_lhs: str
     dtype_rhs: str
     dtype_out: str
+    batch: int = 1
+    batch_lhs: int = 1  # different matrices among the batch's
+    batch_rhs: int = 1
+    transpose_lhs: bool = False  # lhs is stored as [k, m]
+    transpose_rhs: bool = False  # rhs is stored as [n, k]
+    precision: PrecisionName = "default"
+    fusion: Fusion = Fusion()
 
     def __post_init__(self) -> None:
         for name in ("m", "k", "n"):
             size = getattr(self, name)
             if size < 1:
                 raise ProblemError(f"{name}={size}: a matrix needs at least one row and one column")
-        for dtype in (self.dtype_lhs, self.dtype_rhs, self.dtype_out):
+        for name in ("batch", "batch_lhs", "batch_rhs"):
+            if getattr(self, name) < 1:
+                raise ProblemError(f"{name}={getattr(self, name)}: there has to be at least one matrix")
+        for dtype in (self.dtype_lhs, self.dtype_rhs, self.dtype_out, *self.fusion.more_outputs):
             dtype_bytes(dtype)
+        if self.precision not in PASSES:
+            raise ProblemError(f"precision={self.precision!r} is not known; use {', '.join(PASSES)}")
 
     @classmethod
     def of(cls, m: int, k: int, n: int, dtype: str, dtype_out: str | None = None) -> MatmulProblem:
@@ -62,33 +108,66 @@ class MatmulProblem:
     @property
     def dtype_accumulator(self) -> str:
         """The dtype of the running sum: int32 where both operands are integers."""
-        kinds = {accumulator_dtype(self.dtype_lhs), accumulator_dtype(self.dtype_rhs)}
+        kinds = {accumulator_dtype(dtype) for dtype in self._dtypes}
         return "int32" if kinds == {"int32"} else "float32"
 
     @property
+    def _dtypes(self) -> tuple[str, str]:
+        """Of both operands after their functions."""
+        return self.fusion.lhs_fn or self.dtype_lhs, self.fusion.rhs_fn or self.dtype_rhs
+
+    @property
+    def dtype_multiplied(self) -> str:
+        """The dtype in which the matrix unit takes both operands: the wider one where they differ."""
+        lhs, rhs = self._dtypes
+        if lhs == rhs:
+            return lhs
+        if self.dtype_accumulator == "int32":
+            return max(lhs, rhs, key=dtype_bytes)
+        floats = [dtype for dtype in (lhs, rhs) if accumulator_dtype(dtype) == "float32"]
+        return "float32" if "float32" in floats else "bfloat16"
+
+    @property
+    def passes(self) -> int:
+        """How often the matrix unit goes over the operands; above one only for float32."""
+        return PASSES[self.precision] if self.dtype_multiplied == "float32" else 1
+
+    @property
     def flops(self) -> int:
-        """Multiplications and additions, 2·m·k·n (exactly m·n·(2k − 1), which nobody counts)."""
-        return 2 * self.m * self.k * self.n
+        """Multiplications and additions, 2·m·k·n a matrix (exactly m·n·(2k − 1), which nobody counts)."""
+        return 2 * self.batch * self.m * self.k * self.n
 
     @property
     def lhs_bytes(self) -> int:
         """Bytes of the left operand."""
-        return self.m * self.k * dtype_bytes(self.dtype_lhs)
+        return self.batch_lhs * self.m * self.k * dtype_bytes(self.dtype_lhs)
 
     @property
     def rhs_bytes(self) -> int:
         """Bytes of the right operand."""
-        return self.k * self.n * dtype_bytes(self.dtype_rhs)
+        return self.batch_rhs * self.k * self.n * dtype_bytes(self.dtype_rhs)
 
     @property
     def out_bytes(self) -> int:
-        """Bytes of the result."""
-        return self.m * self.n * dtype_bytes(self.dtype_out)
+        """Bytes of the result, and of further outputs."""
+        width = sum(dtype_bytes(dtype) for dtype in (self.dtype_out, *self.fusion.more_outputs))
+        return self.batch * self.m * self.n * width
+
+    @property
+    def extra_bytes(self) -> int:
+        """Bytes of what is read beside the operands and the output, each once."""
+        total = 0
+        for extra in self.fusion.extras:
+            rows, columns = {"lhs": (self.m, self.k), "rhs": (self.k, self.n), "out": (self.m, self.n)}[extra.beside]
+            matrices = {"lhs": self.batch_lhs, "rhs": self.batch_rhs, "out": self.batch}[extra.beside]
+            elements = (rows if extra.rows else 1) * (columns if extra.columns else 1)
+            total += (matrices if extra.rows and extra.columns else 1) * elements * dtype_bytes(extra.dtype)
+        return total
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Bytes that have to cross HBM at the least: each operand read once, the result written once."""
-        return self.lhs_bytes + self.rhs_bytes + self.out_bytes
+        """Bytes that have to cross HBM at the least: everything read once, the result written once."""
+        return self.lhs_bytes + self.rhs_bytes + self.extra_bytes + self.out_bytes
 
     @property
     def intensity_flops_per_byte(self) -> float:

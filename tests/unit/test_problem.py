@@ -62,4 +62,6 @@ def test_a_matrix_has_elements(name: str, size: int) -> None:
 def test_every_dtype_is_checked(place: str) -> None:
     dtypes = {"dtype_lhs": "int8", "dtype_rhs": "int8", "dtype_out": "int32"} | {place: "float7"}
     with pytest.raises(ProblemError, match="float7"):
-        MatmulProblem(m=1, k=1, n=1, **dtypes)
+        MatmulProblem(
+            m=1, k=1, n=1, dtype_lhs=dtypes["dtype_lhs"], dtype_rhs=dtypes["dtype_rhs"], dtype_out=dtypes["dtype_out"]
+        )

@@ -1,10 +1,27 @@
 """How the work is cut: tiles, the rules they obey, the buffers they need and the traffic they cause."""
 
+from systolic.tiling.blocking import (
+    Blocking,
+    block_shape,
+    blocked_buffers,
+    extra_block,
+    has_accumulator,
+    is_split,
+    is_staged,
+    scratch_buffers,
+)
 from systolic.tiling.buffers import VmemBuffer, matmul_buffers, total_bytes
 from systolic.tiling.candidates import candidates, modelled_s
+from systolic.tiling.choose import (
+    Choice,
+    blocked_violations,
+    blockings,
+    vmem_limit,
+)
 from systolic.tiling.legality import (
     LANES,
     MIB,
+    IllegalTilesError,
     Violation,
     alignment_violations,
     dtype_violations,
@@ -13,25 +30,43 @@ from systolic.tiling.legality import (
     violations,
     vmem_violations,
 )
+from systolic.tiling.model import ModelledTime, Traffic, blocked_time, blocked_traffic
 from systolic.tiling.tiles import Tiles, TilesError
 from systolic.tiling.traffic import hbm_bytes
 
 __all__ = [
     "LANES",
     "MIB",
+    "Blocking",
+    "Choice",
+    "IllegalTilesError",
+    "ModelledTime",
     "Tiles",
     "TilesError",
+    "Traffic",
     "Violation",
     "VmemBuffer",
     "alignment_violations",
+    "block_shape",
+    "blocked_buffers",
+    "blocked_time",
+    "blocked_traffic",
+    "blocked_violations",
+    "blockings",
     "candidates",
     "dtype_violations",
+    "extra_block",
+    "has_accumulator",
     "hbm_bytes",
+    "is_split",
+    "is_staged",
     "matmul_buffers",
     "modelled_s",
+    "scratch_buffers",
     "size_violations",
     "sublane_multiple",
     "total_bytes",
     "violations",
+    "vmem_limit",
     "vmem_violations",
 ]

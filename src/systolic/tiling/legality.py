@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem, dtype_bytes
 from systolic.tiling.buffers import VmemBuffer, total_bytes
-from systolic.tiling.tiles import Tiles
+from systolic.tiling.tiles import Tiles, TilesError
 
 LANES = 128  # columns of a vector register
 MIB = 2**20
@@ -25,6 +25,19 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.value}, {self.limit}; {self.fix}"
+
+
+class IllegalTilesError(TilesError):
+    """A kernel was asked for what it cannot do; `violations` holds every reason, and so does the message."""
+
+    def __init__(self, kernel: str, found: Sequence[Violation]) -> None:
+        super().__init__(f"{kernel}: " + " | ".join(map(str, found)))
+        self.kernel = kernel
+        self.violations = tuple(found)
+
+    def __reduce__(self) -> tuple[type[IllegalTilesError], tuple[str, tuple[Violation, ...]]]:
+        # Kernels are traced in worker processes too, and an exception is rebuilt from the arguments of its class.
+        return type(self), (self.kernel, self.violations)
 
 
 def sublane_multiple(dtype: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,8 @@ import numpy as np
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem, ProblemError, accumulator_dtype
 from systolic.tiling import (
+    IllegalTilesError,
     Tiles,
-    TilesError,
     Violation,
     VmemBuffer,
     alignment_violations,
@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     import jax
 
 Rules = Callable[[MatmulProblem, Tiles], list[Violation]]
-
-
-class IllegalTilesError(TilesError):
-    """A rung was asked for what it cannot do; `violations` holds every reason, and so does the message."""
-
-    def __init__(self, rung: str, found: Sequence[Violation]) -> None:
-        super().__init__(f"{rung}: " + " | ".join(map(str, found)))
-        self.rung = rung
-        self.violations = tuple(found)
-
-    def __reduce__(self) -> tuple[type[IllegalTilesError], tuple[str, tuple[Violation, ...]]]:
-        # Kernels are traced in worker processes too, and an exception is rebuilt from the arguments of its class.
-        return type(self), (self.rung, self.violations)
 
 
 def operand_rules(problem: MatmulProblem) -> list[Violation]:

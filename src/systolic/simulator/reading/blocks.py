@@ -6,6 +6,7 @@ machine with six slots prints a trailing run of empty ones as a single `{}`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from systolic.simulator.errors import SimulationError
@@ -78,6 +79,12 @@ def _target(program: Program, bundle: Bundle, branch: Instruction) -> int | None
     return program.region_start.get(int(target.removeprefix("target = $region")))
 
 
+def _reach(slots: Sequence[Bundle]) -> int:
+    """How many of the bundles behind a branch its shadow can cover at the most."""
+    stops = (at for at, slot in enumerate(slots) if branch_of(slot) is not None or (at > 0 and slot.region_starts))
+    return next(stops, len(slots))
+
+
 def _shadow(program: Program, index: int, delay_slots: int) -> tuple[int, int]:
     """Index of the last delay slot of the branch in bundle `index`, and the cycles that its line stands for."""
     bundles = program.bundles
@@ -87,8 +94,8 @@ def _shadow(program: Program, index: int, delay_slots: int) -> tuple[int, int]:
             raise SimulationError(f"{program.name}, line {bundles[index].line}: the program ends in a branch's shadow")
         return index + delay_slots, 1
     # Which `{}` stands for the rest is not marked. What holds in every listing seen: the shadow never reaches over the
-    # begin or behind the end of a region, nor over another branch.
-    slots = slots[: next((at for at, slot in enumerate(slots) if branch_of(slot) is not None), len(slots))]
+    # begin of a region, nor over another branch, and a run of empty slots not over the end of a region.
+    slots = slots[: _reach(slots)]
     empty = [slot for slot, bundle in enumerate(slots, 1) if bundle.empty]
     for slot in empty:
         ahead = bundles[index + slot + 1] if index + slot + 1 < len(bundles) else None

@@ -1,0 +1,1 @@
+"""Pallas kernels, one idea a file. `ops` chooses tiles and calls them."""

@@ -1,0 +1,5 @@
+"""The public functions: what is multiplied, by which kernel with which tiles, and its gradient."""
+
+from systolic.ops.planning import Plan, plan
+
+__all__ = ["Plan", "plan"]

@@ -1,0 +1,250 @@
+"""What `matmul` was given: checked, and brought into the one form that the rest works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from systolic.chips import Chip
+from systolic.chips import chip as chip_named
+from systolic.ops.epilogue import activation_of, check_elementwise
+from systolic.ops.gradient import Formula, Operands
+from systolic.ops.product import Implementation, Where
+from systolic.ops.target import target_chip
+from systolic.problem import MatmulProblem, PrecisionName, ProblemError
+from systolic.tiling import Tiles
+
+# What the matrix unit of some chip takes. Anything else is converted by the caller, who knows what is lost.
+OPERAND_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
+_IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")
+_PRECISIONS: dict[Any, PrecisionName] = {
+    None: "default",
+    "default": "default",
+    "fastest": "default",
+    "bfloat16": "default",
+    "high": "high",
+    "bfloat16_3x": "high",
+    "highest": "highest",
+    "float32": "highest",
+    lax.Precision.DEFAULT: "default",
+    lax.Precision.HIGH: "high",
+    lax.Precision.HIGHEST: "highest",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call in canonical form, and the shape that its caller expects."""
+
+    formula: Formula
+    operands: Operands
+    shape: tuple[int, ...]
+
+
+def canonical(
+    lhs: Any,
+    rhs: Any,
+    *,
+    bias: Any,
+    activation: str | Callable[..., Any] | None,
+    residual: Any,
+    out_scale: Any,
+    transpose_lhs: bool,
+    transpose_rhs: bool,
+    lhs_fn: Callable[..., Any] | None,
+    lhs_args: Sequence[Any],
+    rhs_fn: Callable[..., Any] | None,
+    rhs_args: Sequence[Any],
+    precision: Any,
+    preferred_element_type: Any,
+    implementation: Implementation,
+    chip: str | Chip | None,
+    tiles: Tiles | tuple[int, int, int] | None,
+) -> Call:
+    """Checks everything, makes matrices of vectors and gives all arrays the same number of dimensions.
+
+    Raises:
+      ProblemError: shapes or dtypes that do not go together, functions that are not elementwise.
+      UnknownChipError: no such chip.
+    """
+    lhs, rhs = _operand(lhs, "lhs"), _operand(rhs, "rhs")
+    row, column = lhs.ndim == 1, rhs.ndim == 1
+    if (row and transpose_lhs) or (column and transpose_rhs):
+        raise ProblemError(f"a vector has no transpose: lhs{list(lhs.shape)}, rhs{list(rhs.shape)}; leave it out")
+    lhs = lhs[None] if row else lhs
+    rhs = rhs[:, None] if column else rhs
+    m, k = lhs.shape[-2:][:: -1 if transpose_lhs else 1]
+    inner, n = rhs.shape[-2:][:: -1 if transpose_rhs else 1]
+    if k != inner:
+        raise ProblemError(
+            f"lhs{list(lhs.shape)}{_marked(transpose_lhs)} has k={k}, rhs{list(rhs.shape)}{_marked(transpose_rhs)} has "
+            f"k={inner}: the inner sizes have to agree; check transpose_lhs and transpose_rhs"
+        )
+    try:
+        batch = np.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
+    except ValueError as error:
+        raise ProblemError(
+            f"batch dimensions of lhs{list(lhs.shape)} and rhs{list(rhs.shape)} do not broadcast: each pair has to be "
+            "equal, or one of them 1"
+        ) from error
+    shape = (*batch, *(() if row else (m,)), *(() if column else (n,)))
+    dtypes = [
+        _dtype_after(fn, what, array, args)
+        for fn, what, array, args in ((lhs_fn, "lhs_fn", lhs, lhs_args), (rhs_fn, "rhs_fn", rhs, rhs_args))
+    ]
+    dtype_out = _dtype_out(dtypes[0], dtypes[1], preferred_element_type)
+    name, function = activation_of(activation)
+    rank = len(batch)
+    operands = Operands(
+        lhs=_ranked(lhs, rank),
+        rhs=_ranked(rhs, rank),
+        bias=_beside(bias, "bias", (n,), rank, row=False, column=column),
+        residual=_beside(residual, "residual", (*batch, m, n), rank, row=row, column=column, expected=shape),
+        scale=_beside(out_scale, "out_scale", (*batch, m, n), rank, row=row, column=column, expected=shape),
+        lhs_args=tuple(_argument(arg, f"lhs_args[{i}]", lhs, rank) for i, arg in enumerate(lhs_args)),
+        rhs_args=tuple(_argument(arg, f"rhs_args[{i}]", rhs, rank) for i, arg in enumerate(rhs_args)),
+    )
+    formula = Formula(
+        where=_where(implementation, chip, tiles),
+        precision=_precision(precision),
+        dtype_out=dtype_out,
+        transpose_lhs=transpose_lhs,
+        transpose_rhs=transpose_rhs,
+        lhs_fn=lhs_fn,
+        rhs_fn=rhs_fn,
+        activation=function,
+        activation_name=name,
+    )
+    return Call(formula=formula, operands=operands, shape=shape)
+
+
+def _marked(transposed: bool) -> str:
+    return " transposed" if transposed else ""
+
+
+def _operand(value: Any, name: str) -> Array:
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        raise ProblemError(f"{name} is a {type(value).__name__}, not an array; use jnp.asarray")
+    dtype = np.dtype(value.dtype).name
+    if dtype not in OPERAND_DTYPES:
+        fix = {"float64": "float32", "float16": "bfloat16", "uint8": "int8"}.get(dtype, "float32 or bfloat16")
+        raise ProblemError(
+            f"{name}{list(value.shape)} is {dtype}, which no TPU multiplies; use {name}.astype({fix}). "
+            f"matmul takes {', '.join(OPERAND_DTYPES)}"
+        )
+    if value.ndim == 0:
+        raise ProblemError(f"{name} is a scalar; matmul takes vectors and matrices. Use * for scalars")
+    return jnp.asarray(value)
+
+
+def _dtype_out(dtype_lhs: str, dtype_rhs: str, preferred: Any) -> str:
+    if preferred is None:
+        one = MatmulProblem(m=1, k=1, n=1, dtype_lhs=dtype_lhs, dtype_rhs=dtype_rhs, dtype_out="float32")
+        return "int32" if one.dtype_accumulator == "int32" else one.dtype_multiplied
+    try:
+        found = np.dtype(preferred).name
+    except TypeError as error:
+        raise ProblemError(f"preferred_element_type={preferred!r} is no dtype") from error
+    known = (*OPERAND_DTYPES, "int32")
+    if found not in known:
+        raise ProblemError(f"preferred_element_type={found} is not supported; use one of {', '.join(known)}")
+    return found
+
+
+def _dtype_after(fn: Callable[..., Any] | None, what: str, array: Array, args: Sequence[Any]) -> str:
+    """The dtype that is multiplied: of the operand, or of what its function makes of it."""
+    if fn is None:
+        if args:
+            raise ProblemError(f"{what.replace('fn', 'args')} without {what}: there is nothing to give them to")
+        return array.dtype.name
+    name = getattr(fn, "__name__", type(fn).__name__)
+    shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in (array, *args)]
+    check_elementwise(fn, name, what, shapes)
+    found = jax.eval_shape(fn, *shapes).dtype.name
+    if found not in OPERAND_DTYPES:
+        raise ProblemError(f"{what} {name} returns {found}, which no TPU multiplies; end it with .astype(jnp.bfloat16)")
+    return found
+
+
+def _ranked(array: Array, rank: int) -> Array:
+    return array.reshape(*(1,) * (rank + 2 - array.ndim), *array.shape)
+
+
+def _argument(value: Any, name: str, operand: Array, rank: int) -> Array:
+    array = jnp.asarray(value)
+    try:
+        fits = np.broadcast_shapes(array.shape, operand.shape) == operand.shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ProblemError(f"{name} of shape {list(array.shape)} does not broadcast to its operand's {operand.shape}")
+    return _ranked(array, rank)
+
+
+def _beside(
+    value: Any,
+    name: str,
+    full: tuple[int, ...],
+    rank: int,
+    *,
+    row: bool,
+    column: bool,
+    expected: tuple[int, ...] | None = None,
+) -> Array | None:
+    """An array that is added to the output, in its canonical form [*batch or 1, m or 1, n or 1]."""
+    if value is None:
+        return None
+    array = jnp.asarray(value)
+    if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
+        raise ProblemError(f"{name} is {array.dtype.name}; use float32 or bfloat16")
+    if array.dtype == jnp.float64 or array.dtype == jnp.float16:
+        raise ProblemError(f"{name} is {array.dtype.name}, which a TPU kernel does not take; use float32 or bfloat16")
+    wanted = expected if expected is not None else (() if column else full)
+    try:
+        fits = np.broadcast_shapes(array.shape, wanted) == tuple(wanted)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ProblemError(
+            f"{name} of shape {list(array.shape)} does not go with an output of {list(wanted)}; "
+            + (f"it needs shape [{full[0]}] or one element" if name == "bias" else "it has to broadcast to that")
+        )
+    if column and array.ndim:
+        array = array[..., None]
+    # The output of a vector lacks the axis of rows: [*batch, n], or [*batch] where rhs is a vector too.
+    if row and name != "bias" and array.ndim:
+        array = array[..., None, :]
+    return _ranked(array, rank)
+
+
+def _precision(precision: Any) -> PrecisionName:
+    if precision is None:
+        precision = getattr(jax.config, "jax_default_matmul_precision", None)
+    if isinstance(precision, (tuple, list)) and len(set(precision)) == 1:
+        precision = precision[0]
+    if isinstance(precision, str):
+        precision = precision.lower()
+    try:
+        return _PRECISIONS[precision]
+    except (KeyError, TypeError) as error:
+        raise ProblemError(f"precision={precision!r} is not known; use default, high or highest") from error
+
+
+def _where(implementation: Implementation, chip: str | Chip | None, tiles: Any) -> Where:
+    if isinstance(implementation, str) and implementation not in _IMPLEMENTATIONS:
+        raise ProblemError(f"implementation={implementation!r} is not known; use pallas, xla or interpret, or None")
+    known = chip_named(chip) if isinstance(chip, str) else chip
+    if known is None and implementation != "xla":
+        known = target_chip()
+    if known is None and implementation not in (None, "xla"):
+        known = chip_named("v5e")  # to be interpreted, some chip's tiles will do
+    if tiles is not None and not isinstance(tiles, Tiles):
+        tile_m, tile_k, tile_n = cast(tuple[int, int, int], tuple(tiles))
+        tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
+    return Where(implementation=implementation, chip=known.name if known is not None else "", tiles=tiles)

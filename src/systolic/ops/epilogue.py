@@ -1,0 +1,134 @@
+"""What happens to the sum before it is stored: bias, activation, residual, scale, cast; and what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from systolic.problem import ProblemError
+
+Fn = Callable[..., Any]
+
+# Names of activations. GELU is the tanh approximation, as in `jax.nn.gelu`.
+ACTIVATIONS: dict[str, Fn] = {
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+    "softplus": jax.nn.softplus,
+}
+# What one of these costs in vector operations, at a guess; anything else is one.
+_DEAR = {"exp": 8, "exp2": 7, "log": 10, "log1p": 12, "tanh": 12, "logistic": 12, "erf": 20, "div": 6, "rsqrt": 6}
+_DEAR |= {"sqrt": 6, "sin": 20, "cos": 20, "pow": 20, "integer_pow": 2}
+_FREE = {"broadcast_in_dim", "reshape", "squeeze", "pjit", "jit", "custom_jvp_call", "copy"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Vector operations and transcendental functions that a function takes an element."""
+
+    ops: int
+    transcendentals: int
+
+
+def activation_of(activation: str | Fn | None) -> tuple[str, Fn | None]:
+    """Name and function.
+
+    Raises:
+      ProblemError: no activation of that name; a function that fails on float32, or changes the shape.
+    """
+    if activation is None:
+        return "", None
+    if isinstance(activation, str):
+        if activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ProblemError(f"activation={activation!r} is not known; use a function, or one of {known}")
+        return activation, ACTIVATIONS[activation]
+    name = getattr(activation, "__name__", type(activation).__name__)
+    check_elementwise(activation, name, "activation", [jax.ShapeDtypeStruct((8, 128), jnp.float32)])
+    return name, activation
+
+
+def check_elementwise(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) -> None:
+    """That `fn` returns one array of its first argument's shape.
+
+    Raises:
+      ProblemError: it does not, or it fails.
+    """
+    try:
+        out = jax.eval_shape(fn, *args)
+    except Exception as error:
+        shapes = ", ".join(f"{arg.dtype.name}{list(arg.shape)}" for arg in args)
+        raise ProblemError(f"{what} {name} fails on {shapes}: {type(error).__name__}: {error}") from error
+    shape = getattr(out, "shape", None)
+    if shape != args[0].shape:
+        raise ProblemError(
+            f"{what} {name} turns a block of shape {args[0].shape} into {shape if shape is not None else type(out)}; "
+            "it has to be elementwise: one array of the same shape"
+        )
+
+
+def work_of(fn: Fn, *args: jax.ShapeDtypeStruct) -> Work:
+    """What `fn` does to each element of its first argument, read off its jaxpr."""
+    ops = transcendentals = 0
+
+    def visit(jaxpr: Any) -> None:
+        nonlocal ops, transcendentals
+        for equation in jaxpr.eqns:
+            name = equation.primitive.name
+            inner = [value for value in equation.params.values() if hasattr(value, "eqns") or hasattr(value, "jaxpr")]
+            for value in inner:
+                visit(getattr(value, "jaxpr", value))
+            if inner or name in _FREE:
+                continue
+            size = max((math.prod(out.aval.shape) for out in equation.outvars), default=0)
+            if size >= math.prod(args[0].shape):
+                ops += _DEAR.get(name, 1)
+                transcendentals += name in _DEAR and name != "integer_pow"
+
+    visit(jax.make_jaxpr(fn)(*args).jaxpr)
+    return Work(ops=ops, transcendentals=transcendentals)
+
+
+def epilogue_of(
+    *, bias: bool, activation: Fn | None, residual: bool, scale: bool, dtype_out: str, keep_sum: bool
+) -> Fn:
+    """`(activation(sum + bias) + residual) · scale`, cast; and with `keep_sum` also `sum + bias`.
+
+    Everything but the sum of integers alone is computed in float32. A float that becomes an integer is rounded to
+    the nearest, ties to even, and saturates.
+    """
+
+    def epilogue(total: Array, *extras: Array) -> tuple[Array, ...]:
+        read = iter(extras)
+        fused = bias or residual or scale or activation is not None
+        value = total.astype(jnp.float32) if fused else total
+        if bias:
+            value = value + next(read).astype(jnp.float32)
+        before = value
+        if activation is not None:
+            value = activation(value)
+        if residual:
+            value = value + next(read).astype(jnp.float32)
+        if scale:
+            value = value * next(read).astype(jnp.float32)
+        out = as_dtype(value, dtype_out)
+        return (out, before) if keep_sum else (out,)
+
+    return epilogue
+
+
+def as_dtype(value: Array, dtype: str) -> Array:
+    """A cast that rounds and saturates where a float becomes an integer."""
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(value.dtype, jnp.floating):
+        limits = jnp.iinfo(dtype)
+        value = jnp.clip(jnp.round(value), limits.min, limits.max).astype(jnp.int32)
+    return value.astype(dtype)

@@ -1,0 +1,98 @@
+"""`systolic.matmul`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Shaped
+
+from systolic.chips import Chip
+from systolic.ops.arguments import canonical
+from systolic.ops.gradient import multiply
+from systolic.ops.product import Implementation
+from systolic.tiling import Tiles
+
+
+def matmul(
+    lhs: Shaped[Array, "*batch m k"],
+    rhs: Shaped[Array, "*batch k n"],
+    *,
+    bias: Shaped[Array, " n"] | ArrayLike | None = None,
+    activation: str | Callable[[Array], Array] | None = None,
+    residual: Shaped[Array, "*batch m n"] | ArrayLike | None = None,
+    out_scale: ArrayLike | None = None,
+    transpose_lhs: bool = False,
+    transpose_rhs: bool = False,
+    lhs_fn: Callable[..., Array] | None = None,
+    lhs_args: Sequence[ArrayLike] = (),
+    rhs_fn: Callable[..., Array] | None = None,
+    rhs_args: Sequence[ArrayLike] = (),
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    implementation: Implementation = None,
+    chip: str | Chip | None = None,
+    tiles: Tiles | tuple[int, int, int] | None = None,
+) -> Shaped[Array, "*batch m n"]:
+    """`(activation(lhs_fn(lhs) @ rhs_fn(rhs) + bias) + residual) · out_scale`, in one kernel on a TPU.
+
+    Shapes are those of `jnp.matmul`: vectors, matrices, batch dimensions that broadcast, any size from 0 up. It is
+    differentiable, and works under `jit`, `vmap`, `checkpoint`, `scan` and `shard_map`. Under `jit` alone with sharded
+    arrays XLA does not know how to cut the kernel: use `shard_map`.
+
+    On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses and shows; elsewhere XLA computes the same.
+
+    Args:
+      lhs: [..., m, k], or [..., k, m] with `transpose_lhs`, or [k]. float32, bfloat16, int8, float8_e4m3fn or
+        float8_e5m2.
+      rhs: [..., k, n], or [..., n, k] with `transpose_rhs`, or [k]. Dtypes may differ: a bfloat16 lhs
+        with an int8 weight is multiplied in bfloat16.
+      bias: [n], or one element.
+      activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
+      residual: broadcasts to the output.
+      out_scale: broadcasts to the output.
+      lhs_fn: elementwise function of lhs as it is stored, and of `lhs_args`, applied to blocks in VMEM: a cast, a
+        scale, a mask. Its result's dtype is multiplied.
+      lhs_args: arrays that broadcast to lhs.
+      rhs_fn, rhs_args: the same for rhs.
+      precision: of float32 operands. DEFAULT is one bfloat16 pass: 8 bits of each operand; HIGH is three, 16 bits;
+        HIGHEST is six, nearly all 24. None: `jax.default_matmul_precision`.
+      preferred_element_type: of the result. Default: that of the operands, int32 for int8. The sum is taken in float32
+        or int32; a float that becomes an integer is rounded and saturates.
+      implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
+        TPU interpret mode, with a `pltpu.InterpretParams` of your own if you like.
+      chip: whose tiles to use. None: that of the program being traced.
+      tiles: (m, k, n) of a tile, in place of the planner's.
+
+    Returns:
+      The product as `jnp.matmul` shapes it.
+
+    Raises:
+      ProblemError: shapes or dtypes that do not go together, a function that is not elementwise.
+      UnsupportedDtypeError: the chip does not multiply this dtype; the message names what it takes.
+      IllegalTilesError: `tiles` break rules; the message has each of them.
+    """
+    call = canonical(
+        lhs,
+        rhs,
+        bias=bias,
+        activation=activation,
+        residual=residual,
+        out_scale=out_scale,
+        transpose_lhs=transpose_lhs,
+        transpose_rhs=transpose_rhs,
+        lhs_fn=lhs_fn,
+        lhs_args=lhs_args,
+        rhs_fn=rhs_fn,
+        rhs_args=rhs_args,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        implementation=implementation,
+        chip=chip,
+        tiles=tiles,
+    )
+    with jax.named_scope("systolic"):
+        return multiply(call.formula, call.operands).reshape(call.shape)

@@ -1,0 +1,122 @@
+"""Which kernel, which tiles, why, and how long by arithmetic: what `systolic.matmul` does for a product on a chip."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+from systolic.chips import Chip, UnsupportedDtypeError
+from systolic.chips import chip as chip_named
+from systolic.problem import MatmulProblem
+from systolic.tiling import Blocking, ModelledTime, Tiles, blocked_traffic, blockings, vmem_limit
+
+Kernel = Literal["blocked"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a product is computed on one device of a chip."""
+
+    problem: MatmulProblem
+    chip: str
+    kernel: Kernel
+    blocking: Blocking
+    modelled: ModelledTime
+    mxu_us: float  # at the chip's peak
+    hbm_us: float  # least traffic at the published bandwidth
+    hbm_bytes: int  # that the kernel moves
+    vmem_limit_bytes: int
+    considered: int
+    reason: str
+
+    @property
+    def time_us(self) -> float:
+        """Modelled: arithmetic, nothing was compiled."""
+        return self.modelled.time_us
+
+    @property
+    def grid(self) -> tuple[int, int, int, int]:
+        """Steps along the batch, m, n and k."""
+        return (self.problem.batch, *self.blocking.tiles.grid(self.problem))
+
+    def __str__(self) -> str:
+        problem = self.problem
+        batch = f"{problem.batch} × " if problem.batch > 1 else ""
+        dtypes = f"{problem.dtype_lhs} × {problem.dtype_rhs} → {problem.dtype_out}"
+        return (
+            f"{batch}{problem.m} × {problem.k} × {problem.n} (m k n), {dtypes} on {self.chip}\n"
+            f"kernel   {self.kernel}: {self.blocking}\n"
+            f"why      {self.reason}\n"
+            f"time     {self.time_us:,.1f} µs modelled; at peak {self.mxu_us:,.1f}, "
+            f"least HBM traffic {self.hbm_us:,.1f}"
+        )
+
+
+def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | None = None) -> Plan:
+    """What `systolic.matmul` does for a product on a chip, without compiling anything.
+
+    Args:
+      problem: sizes, dtypes, transposes, what is fused.
+      chip: v4, v5e, v5p, v6e or v7x.
+      tiles: use these.
+
+    Raises:
+      UnknownChipError: no such chip.
+      UnsupportedDtypeError: the chip does not multiply these dtypes; the message names what it takes.
+      IllegalTilesError: `tiles` break rules; the message has every one.
+    """
+    known = chip_named(chip) if isinstance(chip, str) else chip
+    return _plan(problem, known.name, tiles) if known is chip_named(known.name) else _made(problem, known, tiles)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(problem: MatmulProblem, chip_name: str, tiles: Tiles | None) -> Plan:
+    return _made(problem, chip_named(chip_name), tiles)
+
+
+def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | None) -> Plan:
+    if problem.dtype_multiplied not in chip.dtypes:
+        raise UnsupportedDtypeError(
+            f"{chip.name} has no matrix multiplication of {problem.dtype_multiplied}; it takes {', '.join(chip.dtypes)}"
+        )
+    choices = blockings(problem, chip, tiles)
+    best = choices[0]
+    traffic = blocked_traffic(problem, best.blocking)
+    return Plan(
+        problem=problem,
+        chip=chip.name,
+        kernel="blocked",
+        blocking=best.blocking,
+        modelled=best.modelled,
+        mxu_us=mxu_us(problem, chip),
+        hbm_us=problem.least_hbm_bytes / chip.hbm_bytes_per_s * 1e6,
+        hbm_bytes=traffic.hbm_bytes,
+        vmem_limit_bytes=vmem_limit(problem, best.blocking, chip),
+        considered=len(choices),
+        reason=_reason(problem, best.blocking, best.modelled, chip, len(choices), given=tiles is not None),
+    )
+
+
+def mxu_us(problem: MatmulProblem, chip: Chip) -> float:
+    """Microseconds at the chip's published peak, all passes counted."""
+    return problem.flops * problem.passes / chip.peak_ops_per_s(problem.dtype_multiplied) * 1e6
+
+
+def _reason(
+    problem: MatmulProblem, blocking: Blocking, time: ModelledTime, chip: Chip, considered: int, *, given: bool
+) -> str:
+    first = "tiles as given" if given else f"the fastest of {considered} blockings by the model"
+    parts = [f"{first}, limited by {time.limit}"]
+    parts.append(f"{time.ramp_us:.1f} µs go to the first blocks and the last store")
+    over = blocked_traffic(problem, blocking).hbm_bytes / problem.least_hbm_bytes
+    parts.append(f"HBM traffic is {over:.1f} × the least")
+    if problem.dtype_multiplied == "float32":
+        passes = {"default": "one bfloat16 pass", "high": "three bfloat16 passes", "highest": "six bfloat16 passes"}
+        parts.append(f"float32 as {passes[problem.precision]}")
+    if problem.dtype_multiplied in chip.emulated_dtypes:
+        native = chip.emulated_dtypes[problem.dtype_multiplied]
+        parts.append(f"{chip.name} multiplies {problem.dtype_multiplied} at the rate of {native}")
+    if chip.cores_per_device > 1:
+        parts.append("both cores share the blocks of the output")
+    return "; ".join(parts)

@@ -1,0 +1,247 @@
+"""One product with everything that is fused into it, by XLA or by Pallas, for any number of batch dimensions.
+
+All arrays of a product have the same number of dimensions: those of the batch, each as long as the batch's or 1, then
+two of a matrix, or of a row, a column, or one element beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.custom_batching import custom_vmap
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.chips import chip as chip_named
+from systolic.kernels.blocked import Functions, blocked_matmul
+from systolic.ops.epilogue import Work, work_of
+from systolic.ops.planning import plan
+from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, Side
+from systolic.tiling import Tiles
+
+Implementation = Literal["pallas", "xla", "interpret"] | pltpu.InterpretParams | None
+Fn = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """By what a product is computed."""
+
+    implementation: Implementation  # None: Pallas where the program runs on a TPU, else XLA
+    chip: str  # whose tiles; "" where no TPU is in sight and nobody asked for one
+    tiles: Tiles | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """outs = epilogue(lhs_fn(lhs) @ rhs_fn(rhs)): all that is static about it."""
+
+    where: Where
+    precision: PrecisionName
+    dtypes_out: tuple[str, ...]
+    epilogue: Fn  # of the sum and the extras beside the output, one result for each of `dtypes_out`
+    epilogue_name: str = ""
+    transpose_lhs: bool = False
+    transpose_rhs: bool = False
+    lhs_fn: Fn | None = None  # of lhs and the extras beside it
+    rhs_fn: Fn | None = None
+    beside: tuple[Side, ...] = ()  # for each extra
+
+
+def compute(product: Product, *arrays: Array) -> tuple[Array, ...]:
+    """All outputs, each [*batch, m, n].
+
+    Args:
+      arrays: lhs, rhs and the extras, as the module says.
+    """
+
+    # Products of the backward pass can be differentiated again: then by XLA.
+    @jax.custom_vjp
+    def differentiable(*arrays: Array) -> tuple[Array, ...]:
+        return _batched(product, *arrays)
+
+    def forward(*arrays: Array) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        return _batched(product, *arrays), arrays
+
+    def backward(arrays: tuple[Array, ...], cotangents: tuple[Array, ...]) -> tuple[Array, ...]:
+        return jax.vjp(functools.partial(by_xla, product), *arrays)[1](cotangents)
+
+    differentiable.defvjp(forward, backward)
+    return differentiable(*arrays)
+
+
+def _batched(product: Product, *arrays: Array) -> tuple[Array, ...]:
+    @custom_vmap
+    def call(*arrays: Array) -> tuple[Array, ...]:
+        return _dispatched(product, arrays)
+
+    @call.def_vmap
+    def _(_size: int, mapped: Sequence[bool], *arrays: Array) -> tuple[tuple[Array, ...], tuple[bool, ...]]:
+        # One more batch dimension, of length 1 for arrays that are the same for all.
+        wider = [array if is_mapped else array[None] for array, is_mapped in zip(arrays, mapped, strict=True)]
+        return _batched(product, *wider), (True,) * len(product.dtypes_out)
+
+    return call(*arrays)
+
+
+def _dispatched(product: Product, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    where = product.where
+    empty = any(0 in array.shape for array in arrays)
+    if where.implementation == "xla" or not where.chip or empty:
+        return by_xla(product, *arrays)
+    if where.implementation is None:
+        # Decided when the program is lowered: the same traced function may run on a CPU.
+        return lax.platform_dependent(
+            *arrays, tpu=functools.partial(by_pallas, product), default=functools.partial(by_xla, product)
+        )
+    return by_pallas(product, *arrays)
+
+
+def by_xla(product: Product, *arrays: Array) -> tuple[Array, ...]:
+    """The product as plain JAX operations."""
+    lhs, rhs, *_ = arrays
+    extras = _extras(product, arrays)
+    if product.lhs_fn is not None:
+        lhs = product.lhs_fn(lhs, *extras["lhs"])
+    if product.rhs_fn is not None:
+        rhs = product.rhs_fn(rhs, *extras["rhs"])
+    problem = problem_of(product, arrays)
+    operands = [array.astype(problem.dtype_multiplied) for array in (lhs, rhs)]
+    if product.transpose_lhs:
+        operands[0] = operands[0].mT
+    if product.transpose_rhs:
+        operands[1] = operands[1].mT
+    with jax.named_scope("systolic.matmul"):
+        total = jnp.matmul(
+            *operands,
+            precision=lax.Precision[product.precision.upper()],
+            preferred_element_type=jnp.dtype(problem.dtype_accumulator),
+        )
+        outs = product.epilogue(total, *extras["out"])
+    return tuple(out.astype(dtype) for out, dtype in zip(outs, product.dtypes_out, strict=True))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
+    """The product by the Pallas kernel, with the tiles of `plan`."""
+    folded, batch = fold(product, arrays)
+    problem = problem_of(product, folded)
+    chip = chip_named(product.where.chip)
+    chosen = plan(problem, chip, tiles=product.where.tiles)
+    implementation = product.where.implementation
+    interpret: bool | pltpu.InterpretParams = False
+    if implementation == "interpret":
+        interpret = pltpu.InterpretParams()
+    elif isinstance(implementation, pltpu.InterpretParams):
+        interpret = implementation
+    transcendentals = _epilogue_work(product).transcendentals * problem.batch * problem.m * problem.n
+    outs = blocked_matmul(
+        folded[0],
+        folded[1],
+        folded[2:],
+        problem=problem,
+        functions=Functions(
+            epilogue=product.epilogue,
+            lhs_fn=product.lhs_fn,
+            rhs_fn=product.rhs_fn,
+            transcendentals=transcendentals,
+        ),
+        blocking=chosen.blocking,
+        chip=chip,
+        vmem_limit_bytes=chosen.vmem_limit_bytes,
+        interpret=interpret,
+    )
+    return tuple(out.reshape(*batch, -1, out.shape[-1]) for out in outs) if batch is not None else outs
+
+
+def fold(product: Product, arrays: Sequence[Array]) -> tuple[list[Array], tuple[int, ...] | None]:
+    """The arrays with the batch in the rows of lhs, where rhs is the same for all; and the batch to unfold to.
+
+    One product of many rows reads rhs less often than many products. It takes rows that are stored one matrix after
+    the other, which is so where they fill registers; else only a small lhs is worth the copy.
+    """
+    lhs, rhs, *extras = arrays
+    batch = tuple(max(sizes) for sizes in zip(*(array.shape[:-2] for array in arrays), strict=True))
+    if math.prod(batch) == 1:
+        return [array.reshape(array.shape[-2:]) for array in arrays], batch
+    rows = lhs.shape[-2]
+    foldable = not product.transpose_lhs and lhs.shape[:-2] == batch and math.prod(rhs.shape[:-2]) == 1
+    for side, extra in zip(product.beside, extras, strict=True):
+        same = math.prod(extra.shape[:-2]) == 1
+        every = extra.shape[:-2] == batch and extra.shape[-2] == rows
+        foldable &= same if side == "rhs" else every or (same and extra.shape[-2] == 1)
+    if not foldable or (rows % 8 and lhs.size > rhs.size):
+        return list(arrays), None
+
+    def flat(array: Array) -> Array:
+        return array.reshape(-1, array.shape[-1]) if array.shape[:-2] == batch else array.reshape(array.shape[-2:])
+
+    return [flat(array) for array in arrays], batch
+
+
+def problem_of(product: Product, arrays: Sequence[Array]) -> MatmulProblem:
+    """Sizes and dtypes of a product of these arrays, as the planner takes them."""
+    lhs, rhs, *extras = arrays
+    m, k = lhs.shape[-2:][:: -1 if product.transpose_lhs else 1]
+    n = rhs.shape[-2 if product.transpose_rhs else -1]
+    batch = math.prod(max(sizes) for sizes in zip(*(array.shape[:-2] for array in arrays), strict=True))
+    found = []
+    for side, extra in zip(product.beside, extras, strict=True):
+        rows, columns = {"lhs": lhs.shape[-2:], "rhs": rhs.shape[-2:], "out": (m, n)}[side]
+        found.append(
+            Extra(
+                beside=side,
+                rows=extra.shape[-2] == rows and rows > 1,
+                columns=extra.shape[-1] == columns and columns > 1,
+                dtype=extra.dtype.name,
+            )
+        )
+    by_side = _extras(product, arrays)
+    fusion = Fusion(
+        extras=tuple(found),
+        lhs_fn=_dtype_after(product.lhs_fn, lhs, by_side["lhs"]),
+        rhs_fn=_dtype_after(product.rhs_fn, rhs, by_side["rhs"]),
+        epilogue=product.epilogue_name,
+        epilogue_ops=_epilogue_work(product).ops,
+        more_outputs=product.dtypes_out[1:],
+    )
+    return MatmulProblem(
+        m=max(m, 1),
+        k=max(k, 1),
+        n=max(n, 1),
+        dtype_lhs=lhs.dtype.name,
+        dtype_rhs=rhs.dtype.name,
+        dtype_out=product.dtypes_out[0],
+        batch=max(batch, 1),
+        batch_lhs=max(math.prod(lhs.shape[:-2]), 1),
+        batch_rhs=max(math.prod(rhs.shape[:-2]), 1),
+        transpose_lhs=product.transpose_lhs,
+        transpose_rhs=product.transpose_rhs,
+        precision=product.precision,
+        fusion=fusion,
+    )
+
+
+def _dtype_after(fn: Fn | None, operand: Array, extras: Sequence[Array]) -> str:
+    if fn is None:
+        return ""
+    return jax.eval_shape(fn, operand, *extras).dtype.name
+
+
+def _extras(product: Product, arrays: Sequence[Array]) -> dict[Side, list[Array]]:
+    found: dict[Side, list[Array]] = {"lhs": [], "rhs": [], "out": []}
+    for side, extra in zip(product.beside, arrays[2:], strict=True):
+        found[side].append(extra)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _epilogue_work(product: Product) -> Work:
+    tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+    return work_of(product.epilogue, tile, *(tile for side in product.beside if side == "out"))

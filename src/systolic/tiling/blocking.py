@@ -1,0 +1,115 @@
+"""How a blocked kernel goes through a product: its tiles, the pieces of code within one, the order, the buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from systolic.problem import Extra, MatmulProblem, Side
+from systolic.tiling.buffers import VmemBuffer
+from systolic.tiling.tiles import Tiles, TilesError
+
+Outer = Literal["m", "n"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocking:
+    """Tiles, and what a kernel does with them.
+
+    A step multiplies one tile in slices of `slice_m` rows and `slice_n` columns of the output: one slice is one piece
+    of straight code, run in a loop. Long slices waste less of the matrix units; short ones compile to less code.
+
+    Raises:
+      TilesError: a slice does not divide its tile, or a number of buffers that no pipeline has.
+    """
+
+    tiles: Tiles
+    slice_m: int
+    slice_n: int
+    buffers: int = 2  # of each operand; two are Pallas' own pipeline, three `emit_pipeline`
+    outer: Outer = "m"  # the dimension of the output whose blocks change last
+
+    def __post_init__(self) -> None:
+        for name, tile in (("slice_m", self.tiles.tile_m), ("slice_n", self.tiles.tile_n)):
+            value = getattr(self, name)
+            if value < 1 or tile % value:
+                raise TilesError(f"{name}={value} does not divide a tile of {tile}; use a divisor of {tile}")
+        if self.buffers not in (2, 3):
+            raise TilesError(f"buffers={self.buffers}: a pipeline has 2 or 3")
+
+    @property
+    def slices(self) -> int:
+        """Slices of one step."""
+        return (self.tiles.tile_m // self.slice_m) * (self.tiles.tile_n // self.slice_n)
+
+    def __str__(self) -> str:
+        parts = [f"tiles {self.tiles}"]
+        if self.slices > 1:
+            parts.append(f"slices {self.slice_m}×{self.slice_n}")
+        parts.append(f"{self.buffers} buffers, {self.outer} outermost")
+        return ", ".join(parts)
+
+
+def block_shape(problem: MatmulProblem, tiles: Tiles, side: Side) -> tuple[int, int]:
+    """Rows and columns of one block of an operand, as it is stored, or of the output."""
+    if side == "lhs":
+        return (tiles.tile_k, tiles.tile_m) if problem.transpose_lhs else (tiles.tile_m, tiles.tile_k)
+    if side == "rhs":
+        return (tiles.tile_n, tiles.tile_k) if problem.transpose_rhs else (tiles.tile_k, tiles.tile_n)
+    return tiles.tile_m, tiles.tile_n
+
+
+def extra_block(problem: MatmulProblem, tiles: Tiles, extra: Extra) -> tuple[int, int]:
+    """Rows and columns of one block of an extra array."""
+    rows, columns = block_shape(problem, tiles, extra.beside)
+    return (rows if extra.rows else 1), (columns if extra.columns else 1)
+
+
+def is_staged(problem: MatmulProblem, side: Literal["lhs", "rhs"]) -> bool:
+    """Whether an operand's block is rewritten in VMEM before it is multiplied: by a function, a cast, or a split."""
+    dtype = problem.dtype_lhs if side == "lhs" else problem.dtype_rhs
+    has_fn = problem.fusion.lhs_fn if side == "lhs" else problem.fusion.rhs_fn
+    return bool(has_fn) or is_split(problem) or dtype != problem.dtype_multiplied
+
+
+def is_split(problem: MatmulProblem) -> bool:
+    """Whether float32 operands are multiplied as two bfloat16 parts each (`Precision.HIGH`)."""
+    return problem.precision == "high" and problem.dtype_multiplied == "float32"
+
+
+def has_accumulator(problem: MatmulProblem, tiles: Tiles) -> bool:
+    """Whether the sum over k takes several steps, and so a buffer of its own."""
+    return problem.k > tiles.tile_k
+
+
+def blocked_buffers(problem: MatmulProblem, blocking: Blocking) -> tuple[VmemBuffer, ...]:
+    """VMEM of the blocked kernel: what its pipeline allocates for blocks, and its scratch by name."""
+    tiles = blocking.tiles
+    copies = blocking.buffers
+    found = [
+        VmemBuffer(name="lhs", shape=block_shape(problem, tiles, "lhs"), dtype=problem.dtype_lhs, copies=copies),
+        VmemBuffer(name="rhs", shape=block_shape(problem, tiles, "rhs"), dtype=problem.dtype_rhs, copies=copies),
+    ]
+    for number, extra in enumerate(problem.fusion.extras):
+        shape = extra_block(problem, tiles, extra)
+        # A row takes the eight of a register, a column its 128 lanes.
+        padded = (-(-shape[0] // 8) * 8, -(-shape[1] // 128) * 128)
+        found.append(VmemBuffer(name=f"extra {number}", shape=padded, dtype=extra.dtype, copies=2))
+    for dtype in (problem.dtype_out, *problem.fusion.more_outputs):
+        found.append(VmemBuffer(name="out", shape=(tiles.tile_m, tiles.tile_n), dtype=dtype, copies=2))
+    return (*found, *scratch_buffers(problem, blocking))
+
+
+def scratch_buffers(problem: MatmulProblem, blocking: Blocking) -> tuple[VmemBuffer, ...]:
+    """The part of `blocked_buffers` that the kernel asks for itself, in the order in which it takes it."""
+    found = []
+    if has_accumulator(problem, blocking.tiles):
+        shape = (blocking.tiles.tile_m, blocking.tiles.tile_n)
+        found.append(VmemBuffer(name="acc", shape=shape, dtype=problem.dtype_accumulator, copies=1))
+    for side in ("lhs", "rhs"):
+        if is_staged(problem, side):
+            shape = block_shape(problem, blocking.tiles, side)
+            dtype = "bfloat16" if is_split(problem) else problem.dtype_multiplied
+            parts = ("high", "low") if is_split(problem) else ("staged",)
+            found += [VmemBuffer(name=f"{side} {part}", shape=shape, dtype=dtype, copies=1) for part in parts]
+    return tuple(found)
