@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
@@ -22,6 +24,8 @@ from systolic.tiling import Tiles
 
 # What the matrix unit of some chip takes. Anything else is converted by the caller, who knows what is lost.
 OPERAND_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
+# What may stand beside them. A kernel computes with all of it in float32.
+_BESIDE_DTYPES = (*OPERAND_DTYPES, "int16", "int32", "bool")
 _IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")
 _PRECISIONS: dict[Any, PrecisionName] = {
     None: "default",
@@ -74,24 +78,26 @@ def canonical(
       UnknownChipError: no such chip.
     """
     lhs, rhs = _operand(lhs, "lhs"), _operand(rhs, "rhs")
+    lhs_args, rhs_args = _arguments(lhs_args, "lhs_args"), _arguments(rhs_args, "rhs_args")
     row, column = lhs.ndim == 1, rhs.ndim == 1
+    given = f"lhs{list(lhs.shape)}{_marked(transpose_lhs)}", f"rhs{list(rhs.shape)}{_marked(transpose_rhs)}"
     if (row and transpose_lhs) or (column and transpose_rhs):
-        raise ProblemError(f"a vector has no transpose: lhs{list(lhs.shape)}, rhs{list(rhs.shape)}; leave it out")
+        raise ProblemError(f"a vector has no transpose: {', '.join(given)}; leave it out")
     lhs = lhs[None] if row else lhs
     rhs = rhs[:, None] if column else rhs
     m, k = lhs.shape[-2:][:: -1 if transpose_lhs else 1]
     inner, n = rhs.shape[-2:][:: -1 if transpose_rhs else 1]
     if k != inner:
         raise ProblemError(
-            f"lhs{list(lhs.shape)}{_marked(transpose_lhs)} has k={k}, rhs{list(rhs.shape)}{_marked(transpose_rhs)} has "
-            f"k={inner}: the inner sizes have to agree; check transpose_lhs and transpose_rhs"
+            f"{given[0]} has k={k}, {given[1]} has k={inner}: the inner sizes have to agree; "
+            "check transpose_lhs and transpose_rhs"
         )
     try:
         batch = np.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
     except ValueError as error:
         raise ProblemError(
-            f"batch dimensions of lhs{list(lhs.shape)} and rhs{list(rhs.shape)} do not broadcast: each pair has to be "
-            "equal, or one of them 1"
+            f"batch dimensions of {given[0]} and {given[1]} do not broadcast: each pair has to be equal, "
+            "or one of them 1"
         ) from error
     shape = (*batch, *(() if row else (m,)), *(() if column else (n,)))
     dtypes = [
@@ -104,9 +110,9 @@ def canonical(
     operands = Operands(
         lhs=_ranked(lhs, rank),
         rhs=_ranked(rhs, rank),
-        bias=_beside(bias, "bias", (n,), rank, row=False, column=column),
-        residual=_beside(residual, "residual", (*batch, m, n), rank, row=row, column=column, expected=shape),
-        scale=_beside(out_scale, "out_scale", (*batch, m, n), rank, row=row, column=column, expected=shape),
+        bias=_beside(bias, "bias", (n,), rank, row=False, column=column, out=shape),
+        residual=_beside(residual, "residual", shape, rank, row=row, column=column, out=shape),
+        scale=_beside(out_scale, "out_scale", shape, rank, row=row, column=column, out=shape),
         lhs_args=tuple(_argument(arg, f"lhs_args[{i}]", lhs, rank) for i, arg in enumerate(lhs_args)),
         rhs_args=tuple(_argument(arg, f"rhs_args[{i}]", rhs, rank) for i, arg in enumerate(rhs_args)),
     )
@@ -133,7 +139,7 @@ def _operand(value: Any, name: str) -> Array:
         raise ProblemError(f"{name} is a {type(value).__name__}, not an array; use jnp.asarray")
     dtype = np.dtype(value.dtype).name
     if dtype not in OPERAND_DTYPES:
-        fix = {"float64": "float32", "float16": "bfloat16", "uint8": "int8"}.get(dtype, "float32 or bfloat16")
+        fix = {"float64": "float32", "float16": "bfloat16", "uint8": "bfloat16"}.get(dtype, "float32 or bfloat16")
         raise ProblemError(
             f"{name}{list(value.shape)} is {dtype}, which no TPU multiplies; use {name}.astype({fix}). "
             f"matmul takes {', '.join(OPERAND_DTYPES)}"
@@ -176,8 +182,27 @@ def _ranked(array: Array, rank: int) -> Array:
     return array.reshape(*(1,) * (rank + 2 - array.ndim), *array.shape)
 
 
-def _argument(value: Any, name: str, operand: Array, rank: int) -> Array:
-    array = jnp.asarray(value)
+def _arguments(values: Any, name: str) -> tuple[Array, ...]:
+    if not isinstance(values, (tuple, list)):
+        raise ProblemError(f"{name} is a {type(values).__name__}; use a tuple of arrays")
+    return tuple(_array(value, f"{name}[{i}]") for i, value in enumerate(values))
+
+
+def _array(value: Any, name: str) -> Array:
+    """What is read beside an operand or the output. Numbers become float32 or int32; arrays are never converted."""
+    try:
+        wide = np.asarray(value) if np.isscalar(value) or isinstance(value, (list, tuple)) else value
+        found = np.dtype(wide.dtype)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ProblemError(f"{name} is a {type(value).__name__}, not an array; use jnp.asarray") from error
+    if wide is not value:
+        found = np.dtype({"f": np.float32, "i": np.int32}.get(found.kind, found))
+    if found.name not in _BESIDE_DTYPES:
+        raise ProblemError(f"{name} is {found.name}, which a TPU kernel does not take; use float32 or bfloat16")
+    return jnp.asarray(wide, found)
+
+
+def _argument(array: Array, name: str, operand: Array, rank: int) -> Array:
     try:
         fits = np.broadcast_shapes(array.shape, operand.shape) == operand.shape
     except ValueError:
@@ -188,38 +213,25 @@ def _argument(value: Any, name: str, operand: Array, rank: int) -> Array:
 
 
 def _beside(
-    value: Any,
-    name: str,
-    full: tuple[int, ...],
-    rank: int,
-    *,
-    row: bool,
-    column: bool,
-    expected: tuple[int, ...] | None = None,
+    value: Any, name: str, wanted: tuple[int, ...], rank: int, *, row: bool, column: bool, out: tuple[int, ...]
 ) -> Array | None:
-    """An array that is added to the output, in its canonical form [*batch or 1, m or 1, n or 1]."""
+    """What has to broadcast to the shape `wanted`, in its canonical form [*batch or 1, m or 1, n or 1]."""
     if value is None:
         return None
-    array = jnp.asarray(value)
-    if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
-        raise ProblemError(f"{name} is {array.dtype.name}; use float32 or bfloat16")
-    if array.dtype == jnp.float64 or array.dtype == jnp.float16:
-        raise ProblemError(f"{name} is {array.dtype.name}, which a TPU kernel does not take; use float32 or bfloat16")
-    wanted = expected if expected is not None else (() if column else full)
+    array = _array(value, name)
     try:
         fits = np.broadcast_shapes(array.shape, wanted) == tuple(wanted)
     except ValueError:
         fits = False
     if not fits:
         raise ProblemError(
-            f"{name} of shape {list(array.shape)} does not go with an output of {list(wanted)}; "
-            + (f"it needs shape [{full[0]}] or one element" if name == "bias" else "it has to broadcast to that")
+            f"{name} of shape {list(array.shape)} does not go with an output of {list(out)}; "
+            + (f"it needs shape {list(wanted)} or one element" if name == "bias" else "it has to broadcast to that")
         )
-    if column and array.ndim:
-        array = array[..., None]
-    # The output of a vector lacks the axis of rows: [*batch, n], or [*batch] where rhs is a vector too.
-    if row and name != "bias" and array.ndim:
-        array = array[..., None, :]
+    # The output of a vector lacks an axis: [*batch, m] without columns, [*batch, n] without rows, or [*batch].
+    if name != "bias" and array.ndim:
+        array = array[..., None] if column else array
+        array = array[..., None, :] if row else array
     return _ranked(array, rank)
 
 
@@ -237,14 +249,19 @@ def _precision(precision: Any) -> PrecisionName:
 
 
 def _where(implementation: Implementation, chip: str | Chip | None, tiles: Any) -> Where:
-    if isinstance(implementation, str) and implementation not in _IMPLEMENTATIONS:
+    if implementation not in _IMPLEMENTATIONS and not isinstance(implementation, pltpu.InterpretParams):
         raise ProblemError(f"implementation={implementation!r} is not known; use pallas, xla or interpret, or None")
+    if chip is not None and not isinstance(chip, (str, Chip)):
+        raise ProblemError(f"chip={chip!r} is not known; use a name such as v5e, or a systolic.Chip")
     known = chip_named(chip) if isinstance(chip, str) else chip
     if known is None and implementation != "xla":
         known = target_chip()
     if known is None and implementation not in (None, "xla"):
         known = chip_named("v5e")  # to be interpreted, some chip's tiles will do
     if tiles is not None and not isinstance(tiles, Tiles):
-        tile_m, tile_k, tile_n = cast(tuple[int, int, int], tuple(tiles))
+        try:
+            tile_m, tile_k, tile_n = map(operator.index, tiles)
+        except (TypeError, ValueError) as error:
+            raise ProblemError(f"tiles={tiles!r}; use three whole numbers: (tile_m, tile_k, tile_n)") from error
         tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
     return Where(implementation=implementation, chip=known.name if known is not None else "", tiles=tiles)
