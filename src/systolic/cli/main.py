@@ -12,6 +12,7 @@ from systolic.bench.calibration import TooFewProgramsError
 from systolic.bench.published import PublishedFileError
 from systolic.chips import UnknownChipError, UnsupportedDtypeError
 from systolic.chips.constants import ConstantsError
+from systolic.cli.bench import bench
 from systolic.cli.calibrate import calibrate
 from systolic.cli.chips import chips
 from systolic.cli.ladder import ladder
@@ -49,6 +50,7 @@ def cli() -> None:
     """
 
 
+cli.add_command(bench)
 cli.add_command(ladder)
 cli.add_command(simulate)
 cli.add_command(lessons)

@@ -1,0 +1,189 @@
+"""How fast is fast enough: the bars of the suites, and which of them a run clears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean
+
+from systolic.bench.race import BenchRow
+
+_MOST_BUNDLES = 16_000
+_LONGEST_COMPILE_S = 20.0
+# Our time at most this much above the time that HBM alone takes.
+_DECODE_SHARE = 1 / 1.03
+# A pass over an operand outside the kernel, as a share of the time, above which it counts as a copy of a large one.
+_OTHER_OPS_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleared:
+    """One bar for the rows of one chip and group, and how it went."""
+
+    chip: str
+    suite: str
+    group: str
+    bar: str  # in words
+    limit: float
+    value: float  # the geometric mean, or that of the worst row
+    case: str  # the worst row; "" of a mean
+    rows: int  # that it is about
+    missed: int  # rows of them
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The rows of one chip and group together."""
+
+    chip: str
+    suite: str
+    group: str
+    rows: int
+    timed: int  # rows with a time of ours
+    compared: int  # rows with both times
+    geometric_mean: float | None  # of XLA's time over ours
+    geometric_mean_with_prefetch: float | None
+    worst: float | None
+    worst_case: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchSummary:
+    """What a run amounts to."""
+
+    rows: int
+    timed: int
+    geometric_mean: float | None
+    worst: float | None
+    worst_row: str
+    standings: tuple[Standing, ...]
+    bars: tuple[Cleared, ...]
+
+    @property
+    def missed(self) -> tuple[Cleared, ...]:
+        """Bars that do not hold."""
+        return tuple(bar for bar in self.bars if not bar.holds)
+
+
+def summary(rows: Sequence[BenchRow]) -> BenchSummary:
+    """Means, worst rows and bars, of each chip and group and of everything."""
+    groups: dict[tuple[str, str, str], list[BenchRow]] = {}
+    for row in rows:
+        groups.setdefault((row.chip, row.suite, row.group), []).append(row)
+    ratios = {f"{row.chip} {row.case}": row.ratio for row in rows if row.ratio is not None}
+    worst = min(ratios, key=ratios.__getitem__, default="")
+    return BenchSummary(
+        rows=len(rows),
+        timed=sum(row.ours_us is not None for row in rows),
+        geometric_mean=_mean(list(ratios.values())),
+        worst=ratios.get(worst),
+        worst_row=worst,
+        standings=tuple(_standing(members) for members in groups.values()),
+        bars=tuple(bar for members in groups.values() for bar in _bars(members)),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return geometric_mean(values) if values else None
+
+
+def _standing(rows: Sequence[BenchRow]) -> Standing:
+    compared = [row for row in rows if row.ratio is not None]
+    worst = min(compared, key=lambda row: row.ratio or 0, default=None)
+    return Standing(
+        chip=rows[0].chip,
+        suite=rows[0].suite,
+        group=rows[0].group,
+        rows=len(rows),
+        timed=sum(row.ours_us is not None for row in rows),
+        compared=len(compared),
+        geometric_mean=_mean([row.ratio for row in compared if row.ratio is not None]),
+        geometric_mean_with_prefetch=_mean(
+            [row.ratio_with_prefetch for row in compared if row.ratio_with_prefetch is not None]
+        ),
+        worst=worst.ratio if worst else None,
+        worst_case=worst.case if worst else "",
+    )
+
+
+def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
+    """Those of the group. bfloat16 has them all; other dtypes the mean, and what is asked of any kernel."""
+    group, chip = rows[0].group, rows[0].chip
+    bfloat16 = [row for row in rows if row.dtype == "bfloat16"]
+
+    def ratio(row: BenchRow) -> float | None:
+        return row.ratio
+
+    if group == "square":
+        yield from _mean_bar(rows, 1.00)
+        yield from _least([row for row in bfloat16 if row.m >= 2048], "× XLA from 2048³", 0.95, ratio)
+        yield from _least([row for row in bfloat16 if row.m < 2048], "× XLA below 2048³", 0.80, ratio)
+        large = [row for row in bfloat16 if row.m >= 4096]
+        share = 0.95 if chip == "v5e" else 0.92
+        yield from _least(large, "of the model's limit from 4096³", share, lambda row: row.share_of_model)
+    elif group == "prefill":
+        yield from _mean_bar(rows, 1.00)
+        yield from _least(bfloat16, "× XLA", 0.96, ratio)
+    elif group == "decode":
+        yield from _mean_bar([row for row in rows if row.dtype != "bfloat16"], 1.00)
+        yield from _least(bfloat16, "× XLA", 0.98, ratio)
+        by_hbm = [row for row in bfloat16 if (row.model_hbm_us or 0) >= (row.model_mxu_us or 0)]
+        yield from _least(by_hbm, "of the model's HBM limit", _DECODE_SHARE, lambda row: row.share_of_model)
+    elif group == "fused":
+        yield from _mean_bar(rows, 1.03 if bfloat16 else 1.00)
+        yield from _least(bfloat16, "× XLA", 0.96, ratio)
+    elif group == "edges":
+        yield from _mean_bar([row for row in rows if row.dtype != "bfloat16"], 1.00)
+        yield from _most(bfloat16, "× the next even size", 1.15, lambda row: row.over_even)
+        yield from _most(rows, "of the time outside the kernel", _OTHER_OPS_SHARE, _other_share)
+    yield from _most(rows, "bundles of code", _MOST_BUNDLES, lambda row: row.bundles)
+    yield from _most(rows, "s to compile", _LONGEST_COMPILE_S, lambda row: row.compile_s)
+
+
+def _other_share(row: BenchRow) -> float | None:
+    return row.other_ops_us / row.ours_us if row.other_ops_us is not None and row.ours_us else None
+
+
+def _mean_bar(rows: Sequence[BenchRow], limit: float) -> Iterator[Cleared]:
+    ratios = [row.ratio for row in rows if row.ratio is not None]
+    if ratios:
+        value = geometric_mean(ratios)
+        yield _cleared(rows, "× XLA, geometric mean, at least", limit, value, "", len(ratios), int(value < limit))
+
+
+def _least(
+    rows: Sequence[BenchRow], what: str, limit: float, value: Callable[[BenchRow], float | None]
+) -> Iterator[Cleared]:
+    known = {row.case: found for row in rows if (found := value(row)) is not None}
+    if known:
+        worst = min(known, key=known.__getitem__)
+        missed = sum(found < limit for found in known.values())
+        yield _cleared(rows, f"{what}, at least", limit, known[worst], worst, len(known), missed)
+
+
+def _most(
+    rows: Sequence[BenchRow], what: str, limit: float, value: Callable[[BenchRow], float | None]
+) -> Iterator[Cleared]:
+    known = {row.case: found for row in rows if (found := value(row)) is not None}
+    if known:
+        worst = max(known, key=known.__getitem__)
+        missed = sum(found > limit for found in known.values())
+        yield _cleared(rows, f"{what}, at most", limit, known[worst], worst, len(known), missed)
+
+
+def _cleared(
+    rows: Sequence[BenchRow], bar: str, limit: float, value: float, case: str, count: int, missed: int
+) -> Cleared:
+    return Cleared(
+        chip=rows[0].chip,
+        suite=rows[0].suite,
+        group=rows[0].group,
+        bar=bar,
+        limit=limit,
+        value=value,
+        case=case,
+        rows=count,
+        missed=missed,
+        holds=not missed,
+    )

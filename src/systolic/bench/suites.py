@@ -1,0 +1,193 @@
+"""Suites of products: squares, weights of language models, stacks of fusions, sizes that no tile divides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from systolic.bench.cases import Case, Stack
+from systolic.problem import PrecisionName
+
+SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
+
+# Weights as [k, n], with the sizes of the models' published config.json: Llama-3 8B and 70B (hidden_size,
+# intermediate_size, heads of 128 with 8 of keys), DeepSeek-V3 (q_lora_rank 1536, kv_lora_rank 512, 128 heads of 128 +
+# 64 for queries and 128 + 128 for keys and values, moe_intermediate_size 2048), Gemma-2 9B (16 heads of 256, 8 of
+# keys). DeepSeek's q_b, kv_b and o are whole, not cut over devices; qkv, and once gate and up, are one weight, as
+# engines fuse them.
+WEIGHTS: tuple[tuple[str, int, int], ...] = (
+    ("llama3-8b qkv", 4096, 6144),
+    ("llama3-8b o", 4096, 4096),
+    ("llama3-8b gate", 4096, 14336),
+    ("llama3-8b gate+up", 4096, 28672),
+    ("llama3-8b down", 14336, 4096),
+    ("llama3-70b qkv", 8192, 10240),
+    ("llama3-70b o", 8192, 8192),
+    ("llama3-70b gate", 8192, 28672),
+    ("llama3-70b down", 28672, 8192),
+    ("deepseek-v3 q_a", 7168, 1536),
+    ("deepseek-v3 q_b", 1536, 24576),
+    ("deepseek-v3 kv_a", 7168, 576),
+    ("deepseek-v3 kv_b", 512, 32768),
+    ("deepseek-v3 o", 16384, 7168),
+    ("deepseek-v3 gate", 7168, 18432),
+    ("deepseek-v3 down", 18432, 7168),
+    ("deepseek-v3 expert gate", 7168, 2048),
+    ("deepseek-v3 expert down", 2048, 7168),
+    ("gemma2-9b qkv", 3584, 8192),
+    ("gemma2-9b o", 4096, 3584),
+    ("gemma2-9b gate", 3584, 14336),
+    ("gemma2-9b down", 14336, 3584),
+)
+PREFILL = (2048, 4096, 8192, 16384)
+DECODE = (1, 8, 16, 64, 128, 256)
+
+_BIAS_GELU = Stack(bias=True, activation="gelu")
+STACKS: tuple[tuple[str, Stack], ...] = (
+    ("bias", Stack(bias=True)),
+    ("relu", Stack(activation="relu")),
+    ("gelu", Stack(activation="gelu")),
+    ("silu", Stack(activation="silu")),
+    ("bias gelu", _BIAS_GELU),
+    ("residual", Stack(residual=True)),
+    ("bias residual", Stack(bias=True, residual=True)),
+    ("bias gelu residual", Stack(bias=True, activation="gelu", residual=True)),
+    ("bias gelu scale", Stack(bias=True, activation="gelu", out_scale=True)),
+    ("scale to bfloat16", Stack(out_scale=True, dtype_out="bfloat16")),
+    ("lhs transposed", Stack(transpose_lhs=True)),
+    ("rhs transposed", Stack(transpose_rhs=True)),
+    ("both transposed", Stack(transpose_lhs=True, transpose_rhs=True)),
+    ("rhs transposed bias silu", Stack(transpose_rhs=True, bias=True, activation="silu")),
+)
+# A function of an operand as it is read: for floats, because what it makes has to be the dtype that is multiplied.
+OPERAND_STACKS: tuple[tuple[str, Stack], ...] = (
+    ("lhs cast", Stack(lhs_fn="cast")),
+    ("lhs mask", Stack(lhs_fn="mask")),
+    ("lhs norm", Stack(lhs_fn="norm")),
+    ("int8 weight", Stack(rhs_fn="dequantise")),
+    ("lhs cast int8 weight bias gelu", Stack(lhs_fn="cast", rhs_fn="dequantise", bias=True, activation="gelu")),
+)
+FUSED_SIZES = ((4096, 4096, 4096), (2048, 4096, 14336), (16, 4096, 14336))
+
+RAGGED_CUBES = (1000, 1023, 2047, 3000, 4000, 4097, 5000, 10007)
+# One ragged size at a time, all three, primes, a vocabulary, and thin products.
+RAGGED = (
+    (1000, 4096, 4096),
+    (4096, 1000, 4096),
+    (4096, 4096, 1000),
+    (4097, 4096, 14336),
+    (4096, 4097, 4096),
+    (2048, 4096, 5003),
+    (997, 1009, 1013),
+    (1999, 2003, 2011),
+    (3001, 7001, 5003),
+    (2048, 768, 50257),
+    (13, 4096, 14336),
+    (100, 4096, 4095),
+    (77, 1000, 10007),
+)
+
+
+class UnknownSuiteError(ValueError):
+    """No suite of that name."""
+
+
+def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "default") -> tuple[Case, ...]:
+    """All cases of a suite.
+
+    Args:
+      name: square, llm, fused or edges.
+      dtype: what is multiplied.
+      precision: of float32.
+
+    Raises:
+      UnknownSuiteError: no suite of that name.
+    """
+    if name not in SUITES:
+        raise UnknownSuiteError(f"suite {name!r} is not known; use {', '.join(SUITES)}")
+    return tuple(SUITES[name](dtype, precision))
+
+
+def _square(dtype: str, precision: PrecisionName) -> Iterator[Case]:
+    for size in SQUARES:
+        yield Case(
+            suite="square",
+            group="square",
+            name=f"{size}³",
+            m=size,
+            k=size,
+            n=size,
+            dtype=dtype,
+            precision=precision,
+        )
+
+
+def _llm(dtype: str, precision: PrecisionName) -> Iterator[Case]:
+    for group, rows in (("prefill", PREFILL), ("decode", DECODE)):
+        for weight, m, k, n in _covering(rows):
+            yield Case(
+                suite="llm",
+                group=group,
+                name=f"{weight} {m}",
+                m=m,
+                k=k,
+                n=n,
+                dtype=dtype,
+                precision=precision,
+            )
+
+
+def _covering(rows: Sequence[int]) -> Iterator[tuple[str, int, int, int]]:
+    """Every weight with the next number of rows in turn; then the first half of them again, each one number back.
+
+    All weights with all rows would be some 220 products. This way no weight and no number of rows is left out, none
+    comes much more often than another, and nobody has chosen.
+    """
+    for turn, (weight, k, n) in enumerate(WEIGHTS):
+        yield weight, rows[turn % len(rows)], k, n
+    for turn, (weight, k, n) in enumerate(WEIGHTS[: len(WEIGHTS) // 2]):
+        yield weight, rows[(turn - 1) % len(rows)], k, n
+
+
+def _fused(dtype: str, precision: PrecisionName) -> Iterator[Case]:
+    stacks = STACKS + (OPERAND_STACKS if dtype in ("bfloat16", "float32") else ())
+    for m, k, n in FUSED_SIZES:
+        for name, stack in stacks:
+            yield Case(
+                suite="fused",
+                group="fused",
+                name=f"{name} {sizes(m, k, n)}",
+                m=m,
+                k=k,
+                n=n,
+                dtype=dtype,
+                precision=precision,
+                stack=stack,
+            )
+
+
+def _edges(dtype: str, precision: PrecisionName) -> Iterator[Case]:
+    for m, k, n in (*((size, size, size) for size in RAGGED_CUBES), *RAGGED):
+        yield Case(
+            suite="edges",
+            group="edges",
+            name=sizes(m, k, n),
+            m=m,
+            k=k,
+            n=n,
+            dtype=dtype,
+            precision=precision,
+            beside_even=True,
+        )
+
+
+def sizes(m: int, k: int, n: int) -> str:
+    """4096³, or 16·4096·14336 (m·k·n)."""
+    return f"{m}³" if m == k == n else f"{m}·{k}·{n}"
+
+
+SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
+    "square": _square,
+    "llm": _llm,
+    "fused": _fused,
+    "edges": _edges,
+}

@@ -1,0 +1,160 @@
+"""`systolic bench`: suites of products by `systolic.matmul` and by XLA, beside the limits of the chip."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import cattrs
+import click
+
+from systolic.bench.cases import Case
+from systolic.bench.suites import SUITES, UnknownSuiteError, suite
+from systolic.chips import Chip
+from systolic.cli.bench_table import show
+from systolic.cli.options import chip_option, output_options
+from systolic.cli.output import check_target, progress_bar, versions, write_json
+from systolic.compiler import WorkerPool, check_available
+from systolic.problem import PrecisionName
+
+if TYPE_CHECKING:
+    from systolic.bench.race import BenchRow
+
+DTYPES = ("bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2")
+
+
+class SuiteNames(click.ParamType):
+    """One suite or several with commas."""
+
+    name = "suites"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Text to names, in their order, each once."""
+        if not isinstance(value, str):
+            return value
+        names = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+        for name in names:
+            if name not in SUITES:
+                self.fail(str(UnknownSuiteError(f"suite {name!r} is not known; use {', '.join(SUITES)}")), param, ctx)
+        return names
+
+
+@click.command()
+@click.option(
+    "--suite",
+    "suites",
+    type=SuiteNames(),
+    default="square",
+    show_default=True,
+    help=f"One or several, with commas: {', '.join(SUITES)}.",
+)
+@chip_option()
+@click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="What is multiplied.")
+@click.option(
+    "--precision",
+    type=click.Choice(get_args(PrecisionName)),
+    default="default",
+    show_default=True,
+    help="Of float32: one, three or six bfloat16 passes.",
+)
+@click.option(
+    "--against",
+    type=click.Choice(["xla", "nothing"]),
+    default="xla",
+    show_default=True,
+    help="What to compare with; nothing takes half as long.",
+)
+@click.option("--only", metavar="TEXT", default="", help="Cases whose name or group contains this.")
+@click.option("--strict", is_flag=True, help="A missed bar is exit code 1.")
+@click.option(
+    "--from",
+    "saved_file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Show a run that --json saved, in place of a new one.",
+)
+@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes.")
+@click.option(
+    "--time-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds for one compilation."
+)
+@output_options
+def bench(
+    suites: tuple[str, ...],
+    chips: tuple[Chip, ...],
+    dtype: str,
+    precision: PrecisionName,
+    against: str,
+    only: str,
+    strict: bool,
+    saved_file: Path | None,
+    workers: int,
+    time_limit: float,
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Race systolic.matmul, with the planner's tiles, against XLA on suites of products.
+
+    Every time is `simulated`: both programs compiled by the same compiler in the same run and executed on the chip's
+    model. square: 512³ to 16384³. llm: weights of Llama 3, DeepSeek-V3 and Gemma 2, prefill and decode. fused: what
+    happens around a product. edges: sizes that no tile divides, beside the next that tiles do. Operands are shapes: no
+    time depends on what they hold. Exit code 1: a product has no time; with --strict also a missed bar.
+
+    \b
+    Examples:
+      systolic bench --suite square --chip v5e,v6e,v7x
+      systolic bench --suite llm --chip v6e --only decode --json decode.json
+      systolic bench --suite square --dtype float32 --precision highest --chip v5e
+      systolic bench --from decode.json
+    """
+    from systolic.bench.bars import summary
+
+    check_target(json_file)
+    found = versions()
+    if saved_file is not None:
+        rows, found = _saved(saved_file)
+    else:
+        rows = _raced(_cases(suites, dtype, precision, only), chips, against, workers, time_limit, quiet)
+    result = summary(rows)
+    if json_file is not None:
+        write_json(json_file, "bench", [dataclasses.asdict(row) for row in rows], dataclasses.asdict(result))
+    if json_file != "-":
+        show(rows, result, found)
+    return 1 if result.timed < result.rows or (strict and result.missed) else 0
+
+
+def _cases(suites: Sequence[str], dtype: str, precision: PrecisionName, only: str) -> list[Case]:
+    if precision != "default" and dtype != "float32":
+        raise click.UsageError(f"--precision {precision} is of float32; {dtype} is multiplied as it is")
+    every = [case for name in suites for case in suite(name, dtype, precision)]
+    chosen = [case for case in every if only.lower() in f"{case.group} {case.name}".lower()]
+    if not chosen:
+        raise click.UsageError(f"--only {only}: no case of {', '.join(suites)} is called so, such as {every[0].name}")
+    return chosen
+
+
+def _raced(
+    cases: Sequence[Case], chips: Sequence[Chip], against: str, workers: int, time_limit: float, quiet: bool
+) -> list[BenchRow]:
+    check_available()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
+    with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+        from systolic.bench.race import race  # takes a second, for JAX: the bar is up already
+
+        return race(cases, chips, pool, against_xla=against == "xla", planned=bar.planned, done=bar.done)
+
+
+def _saved(path: Path) -> tuple[list[BenchRow], dict[str, str | None]]:
+    """The rows that a run saved, and its versions."""
+    from systolic.bench.race import BenchRow
+
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["command"] != "bench" or not document["rows"]:
+            raise ValueError("no rows of systolic bench")
+        return cattrs.structure(document["rows"], list[BenchRow]), dict(document["versions"])
+    except (cattrs.BaseValidationError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        raise click.UsageError(f"{path} is no result of systolic bench --json: {error}") from error
