@@ -22,6 +22,7 @@ from systolic.chips import chip as chip_named
 from systolic.kernels.blocked import Functions, blocked_matmul
 from systolic.ops.epilogue import Work, work_of
 from systolic.ops.planning import plan
+from systolic.ops.target import tracing_for
 from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, Side
 from systolic.tiling import Tiles
 
@@ -134,30 +135,31 @@ def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
     problem = problem_of(product, folded)
     chip = chip_named(product.where.chip)
     chosen = plan(problem, chip, tiles=product.where.tiles)
-    implementation = product.where.implementation
-    interpret: bool | pltpu.InterpretParams = False
-    if implementation == "interpret":
-        interpret = pltpu.InterpretParams()
-    elif isinstance(implementation, pltpu.InterpretParams):
-        interpret = implementation
     transcendentals = _epilogue_work(product).transcendentals * problem.batch * problem.m * problem.n
-    outs = blocked_matmul(
-        folded[0],
-        folded[1],
-        folded[2:],
-        problem=problem,
-        functions=Functions(
-            epilogue=product.epilogue,
-            lhs_fn=product.lhs_fn,
-            rhs_fn=product.rhs_fn,
-            transcendentals=transcendentals,
-        ),
-        blocking=chosen.blocking,
-        chip=chip,
-        vmem_limit_bytes=chosen.vmem_limit_bytes,
-        interpret=interpret,
-    )
+    with tracing_for(chip):
+        outs = blocked_matmul(
+            folded[0],
+            folded[1],
+            folded[2:],
+            problem=problem,
+            functions=Functions(
+                epilogue=product.epilogue,
+                lhs_fn=product.lhs_fn,
+                rhs_fn=product.rhs_fn,
+                transcendentals=transcendentals,
+            ),
+            blocking=chosen.blocking,
+            chip=chip,
+            vmem_limit_bytes=chosen.vmem_limit_bytes,
+            interpret=_interpret(product.where.implementation),
+        )
     return tuple(out.reshape(*batch, -1, out.shape[-1]) for out in outs) if batch is not None else outs
+
+
+def _interpret(implementation: Implementation) -> bool | pltpu.InterpretParams:
+    if implementation is None or implementation in ("pallas", "xla"):
+        return False
+    return pltpu.InterpretParams() if isinstance(implementation, str) else implementation
 
 
 def fold(product: Product, arrays: Sequence[Array]) -> tuple[list[Array], tuple[int, ...] | None]:
