@@ -16,8 +16,7 @@ _COLUMNS = (
     "ours µs",
     "XLA µs",
     "× XLA",
-    "prefetch µs",
-    "× with it",
+    "with prefetch",
     "MXU µs",
     "HBM µs",
     "share",
@@ -29,6 +28,7 @@ _COLUMNS = (
     "modelled µs",
 )
 _EVEN = ("× even",)
+_BLOCKING = "m/k/n, slices, buffers, outermost"
 
 
 def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str, str | None]) -> None:
@@ -44,7 +44,7 @@ def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str,
     out.print(_verdict(summary), markup=False, soft_wrap=True)
     out.print(
         "MXU and HBM: limits at the published peak and bandwidth; share: of our time that the larger one is; of model: "
-        "the same at the simulator's clock and bandwidth",
+        "the same at the simulator's clock and bandwidth; with prefetch: × XLA with its copy ahead of the call",
         soft_wrap=True,
     )
     for chip in chips:
@@ -53,9 +53,9 @@ def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str,
             shown = [row for row in of_chip if (row.suite, row.group) == (standing.suite, standing.group)]
             out.print(f"\n[bold]{_standing(standing)}[/]", soft_wrap=True)
             beside_even = any(row.even_us is not None for row in shown)
-            columns = (*_COLUMNS, *(_EVEN if beside_even else ()), "blocking")
+            columns = (*_COLUMNS, *(_EVEN if beside_even else ()), _BLOCKING)
             lines = [_line(row, beside_even=beside_even) for row in shown]
-            out.print(table(columns, lines, left=("case", "blocking")))
+            out.print(table(columns, lines, left=("case", _BLOCKING)))
     if summary.missed:
         out.print("\nbars missed:")
     for bar in summary.missed:
@@ -111,7 +111,6 @@ def _line(row: BenchRow, *, beside_even: bool) -> tuple[str, ...]:
         _number(row.ours_us, ",.1f") if row.ours_us is not None else row.status,
         _number(row.xla_us, ",.1f"),
         _number(row.ratio, ".2f"),
-        _number(row.xla_prefetch_us, ",.1f"),
         _number(row.ratio_with_prefetch, ".2f"),
         _number(row.mxu_us, ",.1f"),
         _number(row.hbm_us, ",.1f"),
@@ -123,7 +122,7 @@ def _line(row: BenchRow, *, beside_even: bool) -> tuple[str, ...]:
         _number(row.other_ops_us, ",.1f"),
         _number(row.modelled_us, ",.1f"),
         *((_number(row.over_even, ".2f"),) if beside_even else ()),
-        row.blocking,
+        row.blocking.removeprefix("tiles ").removesuffix(" outermost"),
     )
 
 

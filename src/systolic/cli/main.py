@@ -17,6 +17,7 @@ from systolic.cli.calibrate import calibrate
 from systolic.cli.chips import chips
 from systolic.cli.ladder import ladder
 from systolic.cli.lessons import lessons
+from systolic.cli.plan import plan
 from systolic.cli.simulate import simulate
 from systolic.cli.validate import validate
 from systolic.compiler import CompilerMissing, NamedFunctionError
@@ -51,6 +52,7 @@ def cli() -> None:
 
 
 cli.add_command(bench)
+cli.add_command(plan)
 cli.add_command(ladder)
 cli.add_command(simulate)
 cli.add_command(lessons)

@@ -1,0 +1,128 @@
+"""Both programs of a case compute the same, and it is right: against float64, for every stack of the fused suite."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from systolic.bench.cases import Case, Stack
+from systolic.bench.programs import Operands, arguments, ours, xla
+from systolic.bench.suites import OPERAND_STACKS, STACKS, suite
+
+STACKS_BY_NAME = dict(STACKS + OPERAND_STACKS)
+FLOAT32_UNIT = 2.0**-24
+
+
+def case_of(stack: Stack, dtype: str, m: int = 24, k: int = 256, n: int = 384) -> Case:
+    precision = "highest" if dtype == "float32" else "default"
+    return Case(suite="", group="", name="small", m=m, k=k, n=n, dtype=dtype, precision=precision, stack=stack)
+
+
+def filled(case: Case) -> Operands:
+    random = np.random.default_rng(0)
+
+    def array(shape: jax.ShapeDtypeStruct) -> np.ndarray:
+        if shape.dtype == "int8":
+            return random.integers(-128, 128, shape.shape).astype("int8")
+        return random.standard_normal(shape.shape, np.float32).astype(shape.dtype)
+
+    made = jax.tree.map(array, arguments(case))
+    if case.stack.lhs_fn == "mask":
+        made = made._replace(lhs_args=(random.integers(0, 2, (case.m, case.k)).astype("int8"),))
+    if case.stack.rhs_fn:  # an int8 weight stands for numbers of about one
+        made = made._replace(rhs_args=(made.rhs_args[0] / np.float32(64),))
+    return made
+
+
+def multiplied(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
+    """Both matrices in the dtype that is multiplied, as float64."""
+    lhs, rhs = np.asarray(operands.lhs), np.asarray(operands.rhs)
+    if case.stack.lhs_fn == "mask":
+        lhs = np.where(operands.lhs_args[0] != 0, lhs, np.zeros_like(lhs))
+    if case.stack.lhs_fn == "norm":
+        lhs = lhs.astype(np.float32) * operands.lhs_args[0] * operands.lhs_args[1]
+    if case.stack.rhs_fn:
+        rhs = rhs.astype(np.float32) * operands.rhs_args[0]
+    lhs, rhs = (array.astype(case.dtype).astype(np.float64) for array in (lhs, rhs))
+    return lhs.T if case.stack.transpose_lhs else lhs, rhs.T if case.stack.transpose_rhs else rhs
+
+
+def activated(name: str, value: np.ndarray) -> np.ndarray:
+    if name == "gelu":
+        return value * (1 + np.tanh(np.sqrt(2 / np.pi) * (value + 0.044715 * value**3))) / 2
+    if name == "silu":
+        return value / (1 + np.exp(-value))
+    return np.maximum(value, 0) if name == "relu" else value
+
+
+def wanted(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
+    """The result in float64, and the largest error of each element that rounding explains."""
+    lhs, rhs = multiplied(case, operands)
+    value = lhs @ rhs
+    # A sum of k products, each rounded: Higham's bound. No activation here is steeper than 1.2.
+    error = 1.2 * (case.k + 8) * FLOAT32_UNIT * (np.abs(lhs) @ np.abs(rhs) + 1)
+    if operands.bias is not None:
+        value = value + np.asarray(operands.bias, np.float64)
+    value = activated(case.stack.activation, value)
+    if operands.residual is not None:
+        value = value + np.asarray(operands.residual, np.float64)
+    if operands.out_scale is not None:
+        scale = np.asarray(operands.out_scale, np.float64)
+        value, error = value * scale, error * np.abs(scale)
+    if case.dtype_out == "int32":
+        return value, np.zeros_like(value)
+    unit = float(ml_dtypes.finfo(case.dtype_out).eps) / 2
+    return value, error + unit * (np.abs(value) + error)
+
+
+def check(program: Any, case: Case, operands: Operands) -> None:
+    result = np.asarray(jax.jit(program)(operands))
+    value, error = wanted(case, operands)
+    assert result.shape == (case.m, case.n)
+    assert result.dtype.name == case.dtype_out
+    excess = np.abs(result.astype(np.float64) - value) - error
+    assert np.all(excess <= 0), f"{np.max(excess)} above the tolerance"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "bfloat16") for name in STACKS_BY_NAME),
+        *((name, "float32") for name in ("bias gelu residual", "both transposed", *dict(OPERAND_STACKS))),
+    ],
+)
+def test_every_stack(name: str, dtype: str) -> None:
+    case = case_of(STACKS_BY_NAME[name], dtype)
+    operands = filled(case)
+    for program in (xla(case), ours(case, "v5e", "xla"), ours(case, "v5e", "interpret")):
+        check(program, case, operands)
+
+
+@pytest.mark.parametrize("name", ["bias gelu residual", "both transposed", "scale to bfloat16"])
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float8_e5m2"])
+def test_narrow_dtypes(name: str, dtype: str) -> None:
+    case = case_of(STACKS_BY_NAME[name], dtype, m=32)
+    operands = filled(case)
+    for program in (xla(case), ours(case, "v7x", "xla"), ours(case, "v7x", "interpret")):
+        check(program, case, operands)
+
+
+def test_ragged_sizes() -> None:
+    for large in suite("edges")[-2:]:
+        case = dataclasses.replace(large, m=large.m % 64 + 1, k=large.k % 300 + 1, n=large.n % 200 + 1)
+        operands = filled(case)
+        for program in (xla(case), ours(case, "v5e", "xla"), ours(case, "v5e", "interpret")):
+            check(program, case, operands)
+
+
+def test_a_forgotten_bias_is_noticed() -> None:
+    case = case_of(Stack(bias=True), "bfloat16")
+    operands = filled(case)
+    plain = xla(case_of(Stack(), "bfloat16"))
+    with pytest.raises(AssertionError, match="above the tolerance"):
+        check(plain, case, operands)

@@ -1,0 +1,99 @@
+"""The suites hold what they promise, and a case's problem is the one that `systolic.matmul` plans."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import jax
+import pytest
+
+import systolic.ops.product
+from systolic.bench.programs import arguments, ours, problem_of
+from systolic.bench.suites import (
+    DECODE,
+    FUSED_SIZES,
+    OPERAND_STACKS,
+    PREFILL,
+    STACKS,
+    SUITES,
+    WEIGHTS,
+    UnknownSuiteError,
+    suite,
+)
+from systolic.problem import MatmulProblem
+
+
+@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "float8_e5m2"])
+def test_no_case_comes_twice(name: str, dtype: str) -> None:
+    cases = suite(name, dtype)
+    assert len({case.name for case in cases}) == len(cases)
+    assert len({case.program() for case in cases}) == len(cases)
+    assert {case.suite for case in cases} == {name}
+    assert {case.dtype for case in cases} == {dtype}
+
+
+@pytest.mark.parametrize(("group", "rows"), [("prefill", PREFILL), ("decode", DECODE)])
+def test_llm_covers_every_weight_and_every_number_of_rows(group: str, rows: tuple[int, ...]) -> None:
+    cases = [case for case in suite("llm") if case.group == group]
+    assert len(cases) <= 36
+    assert {(case.k, case.n) for case in cases} == {(k, n) for _, k, n in WEIGHTS}
+    times = Counter(case.m for case in cases)
+    assert set(times) == set(rows)
+    assert max(times.values()) - min(times.values()) <= 2
+
+
+def test_every_stack_comes_with_every_size() -> None:
+    cases = suite("fused")
+    assert len(cases) == len(FUSED_SIZES) * len(STACKS + OPERAND_STACKS)
+    assert {case.stack for case in cases} == {stack for _, stack in STACKS + OPERAND_STACKS}
+    # What an operand's function makes has to be a float.
+    assert all(not case.stack.lhs_fn and not case.stack.rhs_fn for case in suite("fused", "int8"))
+
+
+def test_edges_are_compared_with_sizes_that_tiles_divide() -> None:
+    for case in suite("edges"):
+        even = case.even()
+        assert case.beside_even
+        for size, larger in ((case.m, even.m), (case.k, even.k), (case.n, even.n)):
+            assert size <= larger < size + 512
+            assert larger % 512 == 0 or (larger < 512 and larger & (larger - 1) == 0)
+    ragged = {(case.m % 128 > 0, case.k % 128 > 0, case.n % 128 > 0) for case in suite("edges")}
+    assert {(True, False, False), (False, True, False), (False, False, True), (True, True, True)} <= ragged
+
+
+def test_an_unknown_suite_is_named() -> None:
+    with pytest.raises(UnknownSuiteError, match="'sqare' is not known; use square, llm, fused, edges"):
+        suite("sqare")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "plain", "fused"),
+    [
+        ("bfloat16", "bfloat16", "bfloat16"),
+        ("float32", "float32", "float32"),
+        ("int8", "int32", "bfloat16"),
+        ("float8_e4m3fn", "bfloat16", "bfloat16"),
+    ],
+)
+def test_what_comes_out(dtype: str, plain: str, fused: str) -> None:
+    assert {case.dtype_out for case in suite("square", dtype)} == {plain}
+    assert next(case.dtype_out for case in suite("fused", dtype) if case.stack.bias) == fused
+
+
+class PlannedError(Exception):
+    def __init__(self, problem: MatmulProblem) -> None:
+        super().__init__()
+        self.problem = problem
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fused", "bfloat16"), ("fused", "float32"), ("edges", "int8")])
+def test_the_problem_of_a_case_is_what_matmul_plans(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def caught(problem: MatmulProblem, *_: object, **__: object) -> None:
+        raise PlannedError(problem)
+
+    monkeypatch.setattr(systolic.ops.product, "plan", caught)
+    for case in suite(name, dtype):
+        with pytest.raises(PlannedError) as planned:
+            jax.eval_shape(ours(case, "v5e"), arguments(case))
+        assert planned.value.problem == problem_of(case), case.name
