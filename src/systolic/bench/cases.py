@@ -79,7 +79,13 @@ class Case:
 
     def even(self) -> Case:
         """The case at the next larger sizes that tiles divide: multiples of 512; below that, powers of two."""
-        return dataclasses.replace(self, m=_even(self.m), k=_even(self.k), n=_even(self.n))
+        m, k, n = _even(self.m), _even(self.k), _even(self.n)
+        return dataclasses.replace(self, name=sizes(m, k, n), m=m, k=k, n=n)
+
+
+def sizes(m: int, k: int, n: int) -> str:
+    """4096³, or 16·4096·14336 (m·k·n)."""
+    return f"{m}³" if m == k == n else f"{m}·{k}·{n}"
 
 
 def _even(size: int) -> int:

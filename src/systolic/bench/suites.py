@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from systolic.bench.cases import Case, Stack
+from systolic.bench.cases import Case, Stack, sizes
 from systolic.problem import PrecisionName
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
@@ -178,11 +178,6 @@ def _edges(dtype: str, precision: PrecisionName) -> Iterator[Case]:
             precision=precision,
             beside_even=True,
         )
-
-
-def sizes(m: int, k: int, n: int) -> str:
-    """4096³, or 16·4096·14336 (m·k·n)."""
-    return f"{m}³" if m == k == n else f"{m}·{k}·{n}"
 
 
 SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {

@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 import click
 
-from systolic.bench.cases import Case, Stack
-from systolic.bench.suites import sizes
+from systolic.bench.cases import Case, Stack, sizes
 from systolic.chips import Chip
 from systolic.cli.bench import DTYPES
 from systolic.cli.options import TileSizes, chip_option, output_options

@@ -1,0 +1,47 @@
+"""`systolic bench` with the real compiler: one product of each kind, each held against what must be so."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from systolic.cli import main
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def raced(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[dict[str, Any]]:
+    monkeypatch.setenv("SYSTOLIC_CACHE_DIR", str(cache))
+    target = tmp_path / "bench.json"
+    assert main(["bench", *arguments, "--json", str(target), "-q"]) == 0
+    return json.loads(target.read_text())["rows"]
+
+
+def test_a_square(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = raced(cache, tmp_path, monkeypatch, "--suite", "square", "--only", "512", "--chip", "v6e")
+    assert row["status"] == "ok"
+    assert row["ratio"] == pytest.approx(row["xla_us"] / row["ours_us"])
+    # Nothing is faster than the model's limits, and everything has to cross HBM once.
+    assert max(row["model_mxu_us"], row["model_hbm_us"]) < min(row["ours_us"], row["xla_us"] + row["xla_prefetch_us"])
+    assert row["hbm_bytes"] >= row["least_hbm_bytes"]
+    assert row["other_ops_us"] == 0
+
+
+def test_a_ragged_product_beside_the_next_even_one(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--suite", "edges", "--only", "997·1009", "--chip", "v5e", "--against", "nothing")
+    (row,) = raced(cache, tmp_path, monkeypatch, *arguments)
+    assert row["over_even"] == pytest.approx(row["ours_us"] / row["even_us"])
+    assert row["xla_us"] is None
