@@ -15,7 +15,6 @@ end along k is zeroed on both operands, for it may be anything, also NaN.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,6 +28,7 @@ from jaxtyping import Shaped
 
 from systolic.chips import Chip
 from systolic.compat import shape_with_mesh_axes
+from systolic.kernels.interpreted import as_stored, shape_as_stored
 from systolic.kernels.slices import Slice, multiply, zero_past
 from systolic.problem import Extra, MatmulProblem
 from systolic.tiling import Blocking, block_shape, blocked_traffic, extra_block, is_split, is_staged, scratch_buffers
@@ -37,6 +37,8 @@ from systolic.tiling import Blocking, block_shape, blocked_traffic, extra_block,
 _CHEAP_EPILOGUE_OPS = 1
 # Rows of the output that an expensive epilogue does at once. Its code is straight, and heavy activations have much.
 _EPILOGUE_ROWS = 64
+_SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
+_STAGED_ROWS = 256  # of an operand that are rewritten at once
 
 Fn = Callable[..., Any]
 
@@ -77,7 +79,10 @@ def blocked_matmul(
       chip: decides how many cores share the grid.
     """
     # Blocks come from HBM. XLA would copy a whole operand to VMEM ahead of the call, from where blocks move slower.
-    arrays = [pltpu.with_memory_space_constraint(array, pltpu.HBM) for array in (lhs, rhs, *extras)]
+    arrays = [
+        array if array.size <= _SMALL_ELEMENTS else pltpu.with_memory_space_constraint(array, pltpu.HBM)
+        for array in (lhs, rhs, *extras)
+    ]
     batch = tuple(max(sizes) for sizes in zip(*(array.shape[:-2] for array in arrays), strict=True))
     tiles = blocking.tiles
     grid_m, grid_n, grid_k = tiles.grid(problem)
@@ -113,6 +118,9 @@ def blocked_matmul(
         for dtype in (problem.dtype_out, *problem.fusion.more_outputs)
     ]
     out_specs = [spec(out, (tiles.tile_m, tiles.tile_n), along["out"], 2) for out in out_shapes]
+    if interpret and blocking.buffers == 3:
+        arrays = [as_stored(array, its) for array, its in zip(arrays, in_specs, strict=True)]
+        out_shapes = [shape_as_stored(out, its, arrays) for out, its in zip(out_shapes, out_specs, strict=True)]
     body = functools.partial(_step, problem=problem, functions=functions, blocking=blocking, axis_k=len(grid) - 1)
     scratch = [pltpu.VMEM(b.shape, jnp.dtype(b.dtype)) for b in scratch_buffers(problem, blocking)]
     cost = pl.CostEstimate(
@@ -150,7 +158,8 @@ def blocked_matmul(
             compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
         )
     with jax.named_scope("systolic.matmul"):
-        return tuple(run(*arrays))
+        outs = tuple(run(*arrays))
+    return outs if not interpret else tuple(out[..., : problem.m, : problem.n] for out in outs)
 
 
 def _step(*refs: Any, problem: MatmulProblem, functions: Functions, blocking: Blocking, axis_k: int) -> None:
@@ -192,14 +201,12 @@ def _step(*refs: Any, problem: MatmulProblem, functions: Functions, blocking: Bl
 
         @pl.when(kk == grid_k - 1)
         def _epilogue() -> None:
-            rows = math.gcd(tiles.tile_m, _EPILOGUE_ROWS)
-
-            def strip(number: Any) -> None:
-                piece = Slice(rows=pl.ds(pl.multiple_of(number * rows, rows), rows), columns=slice(None))
+            def strip(at: Any) -> None:
+                piece = Slice(rows=at, columns=slice(None))
                 finish(acc_vmem[piece.rows, piece.columns], piece)
 
             with jax.named_scope("epilogue"):
-                _loop(tiles.tile_m // rows, strip)
+                _strips(tiles.tile_m, _EPILOGUE_ROWS, strip)
 
 
 def _ready(
@@ -218,10 +225,8 @@ def _ready(
     staged: tuple[Any, ...] = (ref,)
     if is_staged(problem, side):
         staged = tuple(scratch.pop(0) for _ in range(2 if is_split(problem) else 1))
-        rows = math.gcd(ref.shape[0], 256)
 
-        def strip(number: Any) -> None:
-            at = pl.ds(pl.multiple_of(number * rows, rows), rows)
+        def strip(at: Any) -> None:
             block = ref[at, :]
             if fn is not None:
                 read = [extra_ref[at, :] if extra.rows else extra_ref[...] for extra, extra_ref in beside]
@@ -233,7 +238,7 @@ def _ready(
             staged[0][at, :], staged[1][at, :] = high, low
 
         with jax.named_scope(f"stage_{side}"):
-            _loop(ref.shape[0] // rows, strip)
+            _strips(ref.shape[0], _STAGED_ROWS, strip)
     used = problem.k % blocking.tiles.tile_k
     if used:
 
@@ -265,6 +270,18 @@ def _broadcastable(ref: Any, extra: Extra, piece: Slice) -> Array:
     rows = piece.rows if extra.rows else slice(None)
     columns = piece.columns if extra.columns else slice(None)
     return ref[rows, columns]
+
+
+def _strips(rows: int, step: int, body: Callable[[Any], None]) -> None:
+    """`body` for strips of `step` rows, and for the rest; twice in the code at the most."""
+    if rows >= step:
+        _loop(rows // step, lambda number: body(pl.ds(_times(number, step), step)))
+    if rows % step:
+        body(pl.ds(rows // step * step, rows % step))
+
+
+def _times(number: Any, step: int) -> Any:
+    return number * step if isinstance(number, int) else pl.multiple_of(number * step, step)
 
 
 def _loop(count: int, body: Callable[[Any], None]) -> None:

@@ -205,7 +205,7 @@ def _operand_gradient(
     transposes = (dz_transposed, others_transposed) if dz_left else (others_transposed, dz_transposed)
     dz_side: Side = "lhs" if dz_left else "rhs"
     other_side: Side = "rhs" if dz_left else "lhs"
-    beside: list[Side] = [dz_side] * (len(source) - 1) + [other_side] * len(other_args)
+    beside: list[Side] = [*(dz_side for _ in source[1:]), *(other_side for _ in other_args)]
     extras = [*source[1:], *other_args]
     reduced = _batch_of(first) != array.shape[:-2]
     fused = own_fn is not None and not args and not reduced

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem, dtype_bytes
@@ -19,23 +20,49 @@ from systolic.tiling.tiles import Tiles
 class SliceCost:
     """What a slice costs on one chip, in cycles of a core: fitted to simulated times of this kernel."""
 
-    fill_cycles: float  # to load the first weights and to drain the last results
-    bundles_per_cycle: float  # of straight code, for each cycle that its products keep the matrix units busy
+    fill_cycles: float  # to load the first weights
+    drain_cycles_per_row: float  # to get the last results out
+    step_cycles: float  # scalar code of one step of the pipeline
     weight_cycles: float  # to load one tile of weights into a matrix unit; hides behind as many rows
+    bundles_per_cycle: float  # of straight code, for each cycle that its products keep the matrix units busy
+    bundles_per_register: float  # and for each register of the slice's output
 
 
-# From simulated runs of this kernel in bfloat16 at 4096³ with 16 to 256 slices (`benchmarks/blocked_model.py`).
+# Fitted to simulated times and code sizes of 96 bfloat16 kernels a chip (`benchmarks/blocked_model.py`, the products
+# and blockings that it draws by default). v4 and v5p have v5e's matrix units, and take its numbers.
+_V5E = SliceCost(
+    fill_cycles=104,
+    drain_cycles_per_row=0.036,
+    step_cycles=69,
+    weight_cycles=64,
+    bundles_per_cycle=0.86,
+    bundles_per_register=0.02,
+)
 _SLICE_COSTS = {
-    "v4": SliceCost(fill_cycles=200, bundles_per_cycle=0.95, weight_cycles=128),
-    "v5e": SliceCost(fill_cycles=200, bundles_per_cycle=0.95, weight_cycles=128),
-    "v5p": SliceCost(fill_cycles=200, bundles_per_cycle=0.95, weight_cycles=128),
-    "v6e": SliceCost(fill_cycles=480, bundles_per_cycle=1.05, weight_cycles=128),
-    "v7x": SliceCost(fill_cycles=270, bundles_per_cycle=0.6, weight_cycles=64),
+    "v4": _V5E,
+    "v5e": _V5E,
+    "v5p": _V5E,
+    "v6e": SliceCost(
+        fill_cycles=218,
+        drain_cycles_per_row=0.01,
+        step_cycles=30,
+        weight_cycles=64,
+        bundles_per_cycle=1.0,
+        bundles_per_register=0.0,
+    ),
+    "v7x": SliceCost(
+        fill_cycles=82,
+        drain_cycles_per_row=0.18,
+        step_cycles=232,
+        weight_cycles=32,
+        bundles_per_cycle=0.52,
+        bundles_per_register=0.58,
+    ),
 }
-_STEP_CYCLES = 150  # scalar code of one step of the pipeline: read off steps that multiply almost nothing
 _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled with
-_STORE_SLOTS = 1
+_SHARPNESS = 32  # of `_longer`: two equal times are 2 % longer than one
+_OTHER_BUNDLES = 500  # the pipeline around the slices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +124,10 @@ def bundles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
     """Size of the kernel's code at a guess: one slice's straight code, and the rest."""
     cost = _SLICE_COSTS[chip.name]
     products = _slice_cycles(problem, blocking, chip) * cost.bundles_per_cycle
-    elements = blocking.slice_m * blocking.slice_n / _VECTOR_ELEMENTS
-    after = elements * (2 + problem.fusion.epilogue_ops / _VECTOR_SLOTS)
-    return products + (after if not has_accumulator(problem, blocking.tiles) else elements * 2) + 600
+    registers = blocking.slice_m * blocking.slice_n / _VECTOR_ELEMENTS
+    inline = not has_accumulator(problem, blocking.tiles) or problem.fusion.epilogue_ops <= 1
+    epilogue = registers * problem.fusion.epilogue_ops / _VECTOR_SLOTS if inline else 0
+    return products + registers * cost.bundles_per_register + epilogue + _OTHER_BUNDLES
 
 
 def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> ModelledTime:
@@ -109,40 +137,99 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
     outputs = problem.batch * grid_m * grid_n
     cores = chip.cores_per_device if blocking.buffers == 2 else 1
     runs = -(-outputs // cores)  # over k, of the busier core
-    steps = runs * grid_k
-    traffic = blocked_traffic(problem, blocking)
-    second = machine.clock_hz
+    copies = _Copies.of(problem, blocking, chip, cores)
 
-    slice_cycles = _slice_cycles(problem, blocking, chip) + cost.fill_cycles
-    step_cycles = blocking.slices * slice_cycles + _STEP_CYCLES + _vector_cycles(problem, tiles)
-    input_bytes = (traffic.lhs_bytes + traffic.rhs_bytes + traffic.extra_bytes) / (outputs * grid_k)
-    output_bytes = traffic.out_bytes / outputs
-    first_bytes = _block_bytes(problem, blocking)
-    held_up = 2 * (machine.dma_issue_cycles + machine.dma_wait_cycles)
-    compute_s = (step_cycles + held_up) / second
-    shared = machine.hbm_bytes_per_s / cores
-    copy_s = input_bytes / shared
-    store_s = output_bytes / shared
-    # With two buffers the store of a block and the next inputs share one step; with three, one run over k.
+    fill_cycles = cost.fill_cycles + cost.drain_cycles_per_row * blocking.slice_m
+    slice_cycles = _slice_cycles(problem, blocking, chip) + fill_cycles
+    step_cycles = blocking.slices * slice_cycles + cost.step_cycles + _vector_cycles(problem, tiles)
+    held_up_cycles = copies.count * (machine.dma_issue_cycles + machine.dma_wait_cycles)
+    compute_s = (step_cycles + held_up_cycles) / machine.clock_hz
+    # Copies are started one step ahead, with three buffers two: that many steps and their own one hide the latency.
+    step_s = _longer(compute_s, copies.step_s, (copies.step_s + copies.latency_s + compute_s) / blocking.buffers)
     if blocking.buffers == 2:
-        run_s = (grid_k - 1) * max(compute_s, copy_s) + max(compute_s, copy_s + store_s)
-        # Where a block of the operand that stays is exchanged, all of it arrives within one step.
-        exchanged = max(0.0, (first_bytes / shared - copy_s - compute_s)) if grid_k == 1 else 0.0
-        exchanges = (grid_m if blocking.outer == "m" else grid_n) * problem.batch / cores
+        # Where a block is stored, that and the next inputs share a step.
+        run_s = (grid_k - 1) * step_s + _longer(step_s, copies.step_s + copies.store_s)
     else:
-        run_s = max(grid_k * compute_s, grid_k * copy_s + store_s)
-        exchanged = max(0.0, (first_bytes / shared - copy_s - 2 * compute_s)) if grid_k == 1 else 0.0
-        exchanges = (grid_m if blocking.outer == "m" else grid_n) * problem.batch
-    latency_s = 2 * machine.dma_latency_cycles / second
-    ramp_s = first_bytes / shared + store_s + latency_s
-    total_s = runs * run_s + exchanged * max(0.0, exchanges - 1) + ramp_s
+        run_s = _longer(grid_k * step_s, grid_k * copies.step_s + copies.store_s)
+    # Where the operand that stays is exchanged, all of its block arrives within the steps by which copies are ahead.
+    exchanges = max(0.0, (grid_m if blocking.outer == "m" else grid_n) * problem.batch / cores - 1)
+    ahead_s = (blocking.buffers - 1) * step_s
+    exchanged_s = max(0.0, copies.first_s + copies.latency_s - ahead_s) if grid_k == 1 else 0.0
+    ramp_s = copies.first_s + copies.store_s + 2 * copies.latency_s
     return ModelledTime(
-        time_us=total_s * 1e6,
-        compute_us=steps * compute_s * 1e6,
-        copy_us=traffic.hbm_bytes / machine.hbm_bytes_per_s * 1e6,
+        time_us=(runs * run_s + exchanges * exchanged_s + ramp_s) * 1e6,
+        compute_us=runs * grid_k * compute_s * 1e6,
+        copy_us=(runs * (grid_k * copies.step_s + copies.store_s)) * 1e6,
         ramp_us=ramp_s * 1e6,
         bundles=bundles(problem, blocking, chip),
     )
+
+
+def _longer(*times_s: float) -> float:
+    """The longest of what overlaps, and a little more where two are near: they hold each other up."""
+    longest = max(times_s)
+    return longest * sum((time_s / longest) ** _SHARPNESS for time_s in times_s) ** (1 / _SHARPNESS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copies:
+    """Seconds that copies take on one core's share of HBM."""
+
+    count: float  # of copies that a step starts, on average
+    step_s: float  # the inputs of a step, on average
+    first_s: float  # all blocks of the first step
+    store_s: float  # a block of every output
+    latency_s: float
+
+    @classmethod
+    def of(cls, problem: MatmulProblem, blocking: Blocking, chip: Chip, cores: int) -> _Copies:
+        tiles, machine = blocking.tiles, chip.machine
+        grid_m, grid_n, grid_k = tiles.grid(problem)
+        steps = problem.batch * grid_m * grid_n * grid_k
+        bytes_per_s = machine.hbm_bytes_per_s / cores
+        traffic = blocked_traffic(problem, blocking)
+        sides: tuple[tuple[Literal["lhs", "rhs"], str, int, int], ...] = (
+            ("lhs", problem.dtype_lhs, traffic.lhs_bytes, problem.m if problem.transpose_lhs else problem.k),
+            ("rhs", problem.dtype_rhs, traffic.rhs_bytes, problem.k if problem.transpose_rhs else problem.n),
+        )
+        count = 1 / grid_k
+        step_s = traffic.extra_bytes / steps / bytes_per_s
+        first_s = (
+            sum(
+                math.prod(extra_block(problem, tiles, extra)) * dtype_bytes(extra.dtype)
+                for extra in problem.fusion.extras
+            )
+            / bytes_per_s
+        )
+        for side, dtype, total_bytes, width in sides:
+            rows, columns = block_shape(problem, tiles, side)
+            block_bytes = rows * columns * dtype_bytes(dtype)
+            block_s = (
+                block_bytes / bytes_per_s
+                + _pieces(rows, columns, width, dtype) * machine.hbm_run_cycles / machine.clock_hz
+            )
+            first_s += block_s
+            count += total_bytes / (block_bytes * steps)
+            step_s += block_s * total_bytes / (block_bytes * steps)
+        out_bytes = traffic.out_bytes / (problem.batch * grid_m * grid_n)
+        store_s = out_bytes / bytes_per_s
+        store_s += (
+            _pieces(tiles.tile_m, tiles.tile_n, problem.n, problem.dtype_out)
+            * machine.hbm_run_cycles
+            / machine.clock_hz
+        )
+        return cls(
+            count=count,
+            step_s=step_s,
+            first_s=first_s,
+            store_s=store_s,
+            latency_s=machine.dma_latency_cycles / machine.clock_hz,
+        )
+
+
+def _pieces(rows: int, columns: int, width: int, dtype: str) -> float:
+    """Contiguous pieces of a block in HBM, where arrays lie in tiles of eight rows of 32 bits."""
+    return 1 if columns >= width else math.ceil(rows * dtype_bytes(dtype) / 32)
 
 
 def _slice_cycles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
@@ -171,14 +258,3 @@ def _vector_cycles(problem: MatmulProblem, tiles: Tiles) -> float:
     if grid_k > 1 and problem.fusion.epilogue_ops <= 1:
         return cycles  # beside the products
     return cycles + epilogue / grid_k
-
-
-def _block_bytes(problem: MatmulProblem, blocking: Blocking) -> float:
-    """Bytes that have to arrive before the first product."""
-    total = 0.0
-    total += math.prod(block_shape(problem, blocking.tiles, "lhs")) * dtype_bytes(problem.dtype_lhs)
-    total += math.prod(block_shape(problem, blocking.tiles, "rhs")) * dtype_bytes(problem.dtype_rhs)
-    for extra in problem.fusion.extras:
-        rows, columns = extra_block(problem, blocking.tiles, extra)
-        total += rows * columns * dtype_bytes(extra.dtype)
-    return total

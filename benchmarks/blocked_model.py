@@ -1,0 +1,149 @@
+"""How well does the arithmetic that chooses tiles predict simulated times?
+
+    python benchmarks/blocked_model.py [--chip v5e,v6e,v7x] [--problem 4096,4096,4096 …] [--samples 12] [--json FILE]
+
+For each product, blockings are drawn among the planner's best two hundred (seeded), compiled by the TPU compiler,
+simulated, and compared with `tiling.blocked_time`. It prints the error of the model, the rank correlation, and the
+regret: how much slower the planner's choice is than the fastest that was simulated. Operands have no contents: only
+shapes matter. All times are simulated or modelled, none is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+import click
+
+from systolic.chips import Chip
+from systolic.cli.options import chip_option
+from systolic.problem import MatmulProblem
+from systolic.tiling import Blocking, blocked_time, blockings, vmem_limit
+
+_PROBLEMS = (
+    "1024,1024,1024",
+    "2048,2048,2048",
+    "4096,4096,4096",
+    "4096,4096,14336",
+    "2048,14336,4096",
+    "1000,3000,2000",
+    "16,4096,14336",
+    "256,4096,14336",
+)
+_AMONG = 200
+
+
+def product(lhs: Any, rhs: Any, *, problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Any:
+    """The kernel alone with this blocking."""
+    from systolic.kernels.blocked import Functions, blocked_matmul
+
+    functions = Functions(epilogue=lambda total: (total,))
+    limit = vmem_limit(problem, blocking, chip)
+    outs = blocked_matmul(
+        lhs,
+        rhs,
+        (),
+        problem=problem,
+        functions=functions,
+        blocking=blocking,
+        chip=chip,
+        vmem_limit_bytes=limit,
+    )
+    return outs[0]
+
+
+def sample(problem: MatmulProblem, chip: Chip, count: int) -> list[Blocking]:
+    """The planner's choice, and blockings drawn among its best."""
+    found = [choice.blocking for choice in blockings(problem, chip)[:_AMONG]]
+    drawn = random.Random(f"{problem}{chip.name}").sample(found[1:], min(count - 1, len(found) - 1))
+    return [found[0], *drawn]
+
+
+@click.command()
+@chip_option("v5e,v6e,v7x")
+@click.option("--problem", "problems", multiple=True, default=_PROBLEMS, metavar="M,K,N", show_default=True)
+@click.option("--dtype", default="bfloat16", show_default=True)
+@click.option("--samples", default=12, show_default=True, help="Blockings of each product.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Keep all rows.")
+def main(chips: tuple[Chip, ...], problems: tuple[str, ...], dtype: str, samples: int, json_file: Path | None) -> None:
+    """Compare modelled with simulated times of many blockings."""
+    import jax
+
+    from systolic.bench import abstract_operands
+    from systolic.compiler import CompilerError, WorkerPool
+    from systolic.measure import submit_simulation
+    from systolic.simulator import SimulationError
+
+    jax.config.update("jax_platforms", "cpu")
+    rows = []
+    with WorkerPool(max_workers=2, time_limit_s=120) as pool:
+        jobs = []
+        for chip in chips:
+            for sizes in problems:
+                m, k, n = map(int, sizes.split(","))
+                problem = MatmulProblem.of(m, k, n, dtype)
+                for blocking in sample(problem, chip, samples):
+                    fn = functools.partial(product, problem=problem, blocking=blocking, chip=chip)
+                    job = submit_simulation(pool, fn, abstract_operands(problem), chip, label=str(blocking))
+                    jobs.append((chip, problem, blocking, job))
+        for chip, problem, blocking, job in jobs:
+            modelled = blocked_time(problem, blocking, chip)
+            try:
+                found = job.result()
+            except (CompilerError, SimulationError) as error:
+                click.echo(f"{chip.name} {problem.m},{problem.k},{problem.n} {blocking}: {error}"[:200], err=True)
+                continue
+            assert found.run is not None
+            rows.append(
+                {
+                    "chip": chip.name,
+                    "problem": f"{problem.m},{problem.k},{problem.n}",
+                    "blocking": str(blocking),
+                    "tiles": [blocking.tiles.tile_m, blocking.tiles.tile_k, blocking.tiles.tile_n],
+                    "slices": [blocking.slice_m, blocking.slice_n],
+                    "buffers": blocking.buffers,
+                    "outer": blocking.outer,
+                    "simulated_us": found.time_us,
+                    "modelled_us": modelled.time_us,
+                    "bundles": found.run.bundles,
+                    "modelled_bundles": modelled.bundles,
+                }
+            )
+    if json_file is not None:
+        json_file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    for chip in chips:
+        _report(chip.name, [row for row in rows if row["chip"] == chip.name])
+
+
+def _report(chip: str, rows: list[dict[str, Any]]) -> None:
+    click.echo(f"\n{chip}: modelled against simulated, {len(rows)} kernels")
+    errors = []
+    for name in dict.fromkeys(row["problem"] for row in rows):
+        mine = [row for row in rows if row["problem"] == name]
+        error = [row["modelled_us"] / row["simulated_us"] - 1 for row in mine]
+        errors += error
+        best = min(row["simulated_us"] for row in mine)
+        ranks = [_ranks([row[key] for row in mine]) for key in ("modelled_us", "simulated_us")]
+        click.echo(
+            f"  {name:18} median error {statistics.median(map(abs, error)):6.1%}  bias {statistics.median(error):+6.1%}  "
+            f"Spearman {statistics.correlation(*ranks) if len(mine) > 2 else float('nan'):5.2f}  "
+            f"chosen {mine[0]['simulated_us']:9.1f} µs  regret {mine[0]['simulated_us'] / best - 1:5.1%}"
+        )
+    code = [row["modelled_bundles"] / row["bundles"] - 1 for row in rows]
+    click.echo(f"  all: median error {statistics.median(map(abs, errors)):.1%}; code {statistics.median(code):+.0%}")
+
+
+def _ranks(values: list[float]) -> list[float]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    for rank, place in enumerate(order):
+        ranks[place] = float(rank)
+    return ranks
+
+
+if __name__ == "__main__":
+    main()
