@@ -42,7 +42,8 @@ class Standing:
     rows: int
     timed: int  # rows with a time of ours
     compared: int  # rows with both times
-    geometric_mean: float | None  # of XLA's time over ours
+    geometric_mean: float | None  # of XLA's time in repeated calls over ours
+    geometric_mean_alone: float | None  # the same without the copy that XLA starts ahead of the call
     geometric_mean_with_prefetch: float | None
     worst: float | None
     worst_case: str
@@ -99,6 +100,7 @@ def _standing(rows: Sequence[BenchRow]) -> Standing:
         timed=sum(row.ours_us is not None for row in rows),
         compared=len(compared),
         geometric_mean=_mean([row.ratio for row in compared if row.ratio is not None]),
+        geometric_mean_alone=_mean([row.ratio_alone for row in compared if row.ratio_alone is not None]),
         geometric_mean_with_prefetch=_mean(
             [row.ratio_with_prefetch for row in compared if row.ratio_with_prefetch is not None]
         ),
