@@ -17,6 +17,26 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     return len(constants), len(carried)
 
 
+def _varying(array: Any) -> frozenset[Any]:
+    """Mesh axes over which an array varies; none outside of `shard_map`."""
+    import jax
+
+    found = getattr(jax.typeof(array), "manual_axis_type", None)
+    return frozenset[Any](found.varying) if found is not None else frozenset()
+
+
+def varying_alike(arrays: Sequence[Any]) -> list[Any]:
+    """The arrays, each varying over all mesh axes over which one of them does."""
+    import jax
+
+    axes = frozenset[Any]().union(*map(_varying, arrays))
+    missing = [tuple(sorted(axes - _varying(array))) for array in arrays]
+    return [
+        jax.lax.pcast(array, lacking, to="varying") if lacking else array
+        for array, lacking in zip(arrays, missing, strict=True)
+    ]
+
+
 def shape_with_mesh_axes(shape: Sequence[int], dtype: Any, inputs: Sequence[Any]) -> Any:
     """A `jax.ShapeDtypeStruct` that varies over whatever mesh axes the inputs vary over.
 
@@ -24,8 +44,7 @@ def shape_with_mesh_axes(shape: Sequence[int], dtype: Any, inputs: Sequence[Any]
     """
     import jax
 
-    found = [getattr(jax.typeof(array), "manual_axis_type", None) for array in inputs]
-    axes = frozenset[Any]().union(*(one.varying for one in found if one is not None))
+    axes = frozenset[Any]().union(*map(_varying, inputs))
     if not axes:
         return jax.ShapeDtypeStruct(tuple(shape), dtype)
     return jax.ShapeDtypeStruct(tuple(shape), dtype, manual_axis_type=jax.sharding.ManualAxisType(varying=axes))

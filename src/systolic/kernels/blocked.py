@@ -28,7 +28,7 @@ from jaxtyping import Shaped
 
 from systolic.chips import Chip
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.interpreted import as_stored, shape_as_stored
+from systolic.kernels.interpreted import as_stored, shape_as_stored, tracing_for
 from systolic.kernels.slices import Slice, multiply, zero_past
 from systolic.problem import Extra, MatmulProblem
 from systolic.tiling import Blocking, block_shape, blocked_traffic, extra_block, is_split, is_staged, scratch_buffers
@@ -80,7 +80,7 @@ def blocked_matmul(
     """
     # Blocks come from HBM. XLA would copy a whole operand to VMEM ahead of the call, from where blocks move slower.
     arrays = [
-        array if array.size <= _SMALL_ELEMENTS else pltpu.with_memory_space_constraint(array, pltpu.HBM)
+        array if interpret or array.size <= _SMALL_ELEMENTS else pltpu.with_memory_space_constraint(array, pltpu.HBM)
         for array in (lhs, rhs, *extras)
     ]
     batch = tuple(max(sizes) for sizes in zip(*(array.shape[:-2] for array in arrays), strict=True))
@@ -146,9 +146,10 @@ def blocked_matmul(
 
         def whole(*refs: Any) -> None:
             operands_hbm, scratch_vmem = refs[: inputs + outputs], refs[inputs + outputs :]
-            pltpu.emit_pipeline(
-                lambda *blocks: body(*blocks, *scratch_vmem), grid=grid, in_specs=in_specs, out_specs=out_specs
-            )(*operands_hbm)
+            with tracing_for(chip):
+                pltpu.emit_pipeline(
+                    lambda *blocks: body(*blocks, *scratch_vmem), grid=grid, in_specs=in_specs, out_specs=out_specs
+                )(*operands_hbm)
 
         run = call(
             whole,

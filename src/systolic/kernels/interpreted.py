@@ -6,15 +6,19 @@ with `buffer_bounds="padded"` asks for a TPU that is not there; so the kernel is
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
+from jax.sharding import AbstractDevice, AbstractMesh, get_abstract_mesh, use_abstract_mesh
 
+from systolic.chips import CHIPS, Chip
 from systolic.compat import shape_with_mesh_axes
-from systolic.tiling import LANES
+from systolic.tiling import LANES, Blocking
 
 _ROWS = 32  # of the highest register, that of 8-bit types
 
@@ -38,3 +42,30 @@ def _stored_size(shape: tuple[int, ...], spec: pl.BlockSpec) -> tuple[int, ...]:
     blocks: Any = spec.block_shape
     ends = zip(shape[-2:], blocks[-2:], (_ROWS, LANES), strict=True)
     return *shape[:-2], *(-(-size // whole) * whole if size % block else size for size, block, whole in ends)
+
+
+def tracing_for(chip: Chip) -> AbstractContextManager[Any]:
+    """For the body of a kernel: where no TPU is in sight, Pallas takes the program's device for one of this chip.
+
+    `emit_pipeline` asks for the device while it is traced, and knows no CPU: not for interpret mode, and not for a
+    function whose program for TPUs is traced beside that for CPUs.
+    """
+    if _tpu_in_sight():
+        return nullcontext()
+    device = AbstractDevice(device_kind=chip.device_kind, num_cores=chip.cores_per_device, platform="tpu")
+    return use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
+
+
+def as_traceable(blocking: Blocking) -> Blocking:
+    """Two buffers in place of three where `emit_pipeline` can't be traced: under `shard_map` over devices of a CPU.
+
+    There all arrays are tied to the mesh of CPUs, and none can be taken for a TPU's.
+    """
+    if _tpu_in_sight() or not get_abstract_mesh().axis_names:
+        return blocking
+    return dataclasses.replace(blocking, buffers=2)
+
+
+def _tpu_in_sight() -> bool:
+    kind = getattr(get_abstract_mesh().abstract_device, "device_kind", None)
+    return jax.default_backend() == "tpu" or any(kind == chip.device_kind for chip in CHIPS.values())

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from systolic.compat import varying_alike
 from systolic.ops.epilogue import epilogue_of, work_of
 from systolic.ops.product import Product, Where, compute
 from systolic.problem import MatmulProblem, PrecisionName, Side
@@ -59,7 +60,10 @@ class Operands(NamedTuple):
 
 def multiply(formula: Formula, operands: Operands) -> Array:
     """The result, [*batch, m, n]; differentiable with regard to every array."""
-    return cast(Array, _multiply(formula, operands))
+    leaves, structure = jax.tree.flatten(operands)
+    # Under `shard_map` a gradient varies over every axis over which any operand does. What makes all of them vary is
+    # differentiable: the gradient of an operand that is the same everywhere is summed there.
+    return cast(Array, _multiply(formula, jax.tree.unflatten(structure, varying_alike(leaves))))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

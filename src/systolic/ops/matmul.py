@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Shaped
@@ -18,8 +19,8 @@ from systolic.tiling import Tiles
 
 
 def matmul(
-    lhs: Shaped[Array, "*batch m k"],
-    rhs: Shaped[Array, "*batch k n"],
+    lhs: Shaped[Array | np.ndarray, "*batch m k"],
+    rhs: Shaped[Array | np.ndarray, "*batch k n"],
     *,
     bias: Shaped[Array, " n"] | ArrayLike | None = None,
     activation: str | Callable[[Array], Array] | None = None,

@@ -20,9 +20,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import chip as chip_named
 from systolic.kernels.blocked import Functions, blocked_matmul
+from systolic.kernels.interpreted import as_traceable
 from systolic.ops.epilogue import Work, work_of
 from systolic.ops.planning import plan
-from systolic.ops.target import tracing_for
 from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, Side
 from systolic.tiling import Tiles
 
@@ -136,23 +136,22 @@ def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
     chip = chip_named(product.where.chip)
     chosen = plan(problem, chip, tiles=product.where.tiles)
     transcendentals = _epilogue_work(product).transcendentals * problem.batch * problem.m * problem.n
-    with tracing_for(chip):
-        outs = blocked_matmul(
-            folded[0],
-            folded[1],
-            folded[2:],
-            problem=problem,
-            functions=Functions(
-                epilogue=product.epilogue,
-                lhs_fn=product.lhs_fn,
-                rhs_fn=product.rhs_fn,
-                transcendentals=transcendentals,
-            ),
-            blocking=chosen.blocking,
-            chip=chip,
-            vmem_limit_bytes=chosen.vmem_limit_bytes,
-            interpret=_interpret(product.where.implementation),
-        )
+    outs = blocked_matmul(
+        folded[0],
+        folded[1],
+        folded[2:],
+        problem=problem,
+        functions=Functions(
+            epilogue=product.epilogue,
+            lhs_fn=product.lhs_fn,
+            rhs_fn=product.rhs_fn,
+            transcendentals=transcendentals,
+        ),
+        blocking=as_traceable(chosen.blocking),
+        chip=chip,
+        vmem_limit_bytes=chosen.vmem_limit_bytes,
+        interpret=_interpret(product.where.implementation),
+    )
     return tuple(out.reshape(*batch, -1, out.shape[-1]) for out in outs) if batch is not None else outs
 
 

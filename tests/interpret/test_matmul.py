@@ -1,0 +1,382 @@
+"""`systolic.matmul` in TPU interpret mode against float64: every size, dtype, transpose, fusion and batch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
+from matmul_reference import Call, values, wide
+
+import systolic
+from systolic.chips import chip
+from systolic.kernels.blocked import Functions, blocked_matmul
+from systolic.ops.epilogue import ACTIVATIONS, epilogue_of
+from systolic.ops.product import Product, Where, problem_of
+from systolic.problem import PrecisionName
+from systolic.tiling import Blocking, Tiles, blocked_violations
+from systolic.tiling.choose import alignments
+
+CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", num_cores_or_threads=1)
+# Operands, result, a chip that multiplies them.
+DTYPES: dict[str, tuple[Any, Any, Any, str]] = {
+    "float32": (jnp.float32, jnp.float32, jnp.float32, "v5e"),
+    "bfloat16": (jnp.bfloat16, jnp.bfloat16, jnp.bfloat16, "v6e"),
+    "bfloat16 to float32": (jnp.bfloat16, jnp.bfloat16, jnp.float32, "v5p"),
+    "int8": (jnp.int8, jnp.int8, jnp.int32, "v5e"),
+    "float8_e4m3fn": (jnp.float8_e4m3fn, jnp.float8_e4m3fn, jnp.float32, "v7x"),
+    "float8_e5m2": (jnp.float8_e5m2, jnp.float8_e5m2, jnp.bfloat16, "v7x"),
+    "bfloat16 × int8": (jnp.bfloat16, jnp.int8, jnp.float32, "v4"),
+}
+SIZES = [1, 7, 31, 64, 100, 127, 128, 129, 211, 256, 257, 300]
+# A failure takes long to shrink here, and the cases are small as they are.
+MANY = settings(derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
+
+
+def negative_part(x: jax.Array) -> jax.Array:
+    return jnp.minimum(x.astype(jnp.float32), 0).astype(jnp.bfloat16)
+
+
+def scaled(x: jax.Array, scale: jax.Array) -> jax.Array:
+    return (x.astype(jnp.float32) * scale).astype(jnp.bfloat16)
+
+
+def masked(x: jax.Array, keep: jax.Array) -> jax.Array:
+    return jnp.where(keep > 0, x.astype(jnp.float32), 0.0).astype(jnp.bfloat16)
+
+
+def check(call: Call, implementation: Any = CAREFUL, **keywords: Any) -> None:
+    call.check(systolic.matmul(call.lhs, call.rhs, implementation=implementation, **call.keywords, **keywords))
+
+
+# --- every blocking --------------------------------------------------------------------------------------------------
+
+
+def blocked(call: Call, blocking: Blocking, name: str, precision: PrecisionName = "default") -> jax.Array:
+    """The kernel itself, with a blocking that the planner need not choose."""
+    given = {key: call.keywords[key] for key in ("bias", "residual", "out_scale") if key in call.keywords}
+    activation = call.keywords.get("activation")
+    dtype_out = np.dtype(call.keywords["preferred_element_type"]).name
+    args = {side: call.keywords.get(f"{side}_args", ()) for side in ("lhs", "rhs")}
+    product = Product(
+        where=Where(implementation=CAREFUL, chip=name, tiles=None),
+        precision=precision,
+        dtypes_out=(dtype_out,),
+        epilogue=epilogue_of(
+            bias="bias" in given,
+            activation=ACTIVATIONS[activation] if activation else None,
+            residual="residual" in given,
+            scale="out_scale" in given,
+            dtype_out=dtype_out,
+            keep_sum=False,
+        ),
+        transpose_lhs=call.keywords.get("transpose_lhs", False),
+        transpose_rhs=call.keywords.get("transpose_rhs", False),
+        lhs_fn=call.keywords.get("lhs_fn"),
+        rhs_fn=call.keywords.get("rhs_fn"),
+        beside=(*("lhs" for _ in args["lhs"]), *("rhs" for _ in args["rhs"]), *("out" for _ in given)),
+    )
+    extras = [np.atleast_2d(array) for array in (*args["lhs"], *args["rhs"], *given.values())]
+    arrays = [jnp.asarray(array) for array in (call.lhs, call.rhs, *extras)]
+    arrays = [array.reshape(*(1,) * (arrays[0].ndim - array.ndim), *array.shape) for array in arrays]
+    problem = problem_of(product, arrays)
+    assert not blocked_violations(problem, blocking, chip(name))
+
+    @jax.jit
+    def run(*arrays: jax.Array) -> jax.Array:
+        (out,) = blocked_matmul(
+            arrays[0],
+            arrays[1],
+            arrays[2:],
+            problem=problem,
+            functions=Functions(epilogue=product.epilogue, lhs_fn=product.lhs_fn, rhs_fn=product.rhs_fn),
+            blocking=blocking,
+            chip=chip(name),
+            vmem_limit_bytes=chip(name).scoped_vmem_bytes,
+            interpret=CAREFUL,
+        )
+        return out
+
+    return run(*arrays)
+
+
+@st.composite
+def calls(draw: st.DrawFn, batched: bool = False) -> tuple[Call, str]:
+    """A call, and a chip for it."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    dtype_lhs, dtype_rhs, dtype_out, name = DTYPES[draw(st.sampled_from(sorted(DTYPES)))]
+    m, k, n = (draw(st.sampled_from(SIZES)) for _ in range(3))
+    batch_lhs, batch_rhs = draw(st.sampled_from([((), ()), ((3,), ()), ((), (2,)), ((2,), (2,)), ((2, 1), (1, 3))]))
+    batch_lhs, batch_rhs = (batch_lhs, batch_rhs) if batched else ((), ())
+    keywords: dict[str, Any] = {"preferred_element_type": dtype_out}
+    shapes = [(*batch_lhs, m, k), (*batch_rhs, k, n)]
+    for number, side in enumerate(("lhs", "rhs")):
+        if draw(st.booleans()):
+            keywords[f"transpose_{side}"] = True
+            shapes[number] = (*shapes[number][:-2], *shapes[number][:-3:-1])
+    lhs, rhs = (values(random, shape, dtype) for shape, dtype in zip(shapes, (dtype_lhs, dtype_rhs), strict=True))
+    for side, array in (("lhs", lhs), ("rhs", rhs)):
+        kind = draw(st.sampled_from(["", "", "alone", "rows", "columns", "whole"]))
+        if kind == "alone":
+            keywords[f"{side}_fn"] = negative_part
+        elif kind:
+            rows, columns = array.shape[-2:]
+            shape = {"rows": (rows, 1), "columns": (1, columns), "whole": (rows, columns)}[kind]
+            keywords[f"{side}_fn"] = masked if kind == "whole" else scaled
+            keywords[f"{side}_args"] = (random.standard_normal(shape, np.float32),)
+    if draw(st.booleans()):
+        keywords["bias"] = random.standard_normal(n, np.float32)
+    keywords |= draw(st.sampled_from([{}, {"activation": "relu"}, {"activation": "gelu"}, {"activation": "sigmoid"}]))
+    if draw(st.booleans()):
+        batch = np.broadcast_shapes(batch_lhs, batch_rhs)
+        shape = draw(st.sampled_from([(*batch, m, n), (m, n), (m, 1), (1, n)]))
+        keywords["residual"] = random.standard_normal(shape, np.float32).astype(
+            draw(st.sampled_from([dtype_out, "f4"]))
+        )
+    if draw(st.booleans()):
+        keywords["out_scale"] = random.standard_normal(draw(st.sampled_from([(m, 1), (1, n), (1, 1)])), np.float32)
+    return Call(lhs=lhs, rhs=rhs, keywords=keywords), name
+
+
+@st.composite
+def blockings(draw: st.DrawFn, call: Call) -> Blocking:
+    """Tiles with edges and several steps each way, and pieces of them."""
+    lhs, rhs = call.operands()
+    (m, k), n = lhs.shape[-2:], rhs.shape[-1]
+    keywords = call.keywords
+    problem = systolic.MatmulProblem(
+        m=m,
+        k=k,
+        n=n,
+        dtype_lhs=call.lhs.dtype.name,
+        dtype_rhs=call.rhs.dtype.name,
+        dtype_out=np.dtype(keywords["preferred_element_type"]).name,
+        transpose_lhs=keywords.get("transpose_lhs", False),
+        transpose_rhs=keywords.get("transpose_rhs", False),
+    )
+    tiles = {}
+    for letter, multiple in alignments(problem).items():
+        size = getattr(problem, letter)
+        shorter = [side for side in range(multiple, size, multiple) if size / side <= 4]
+        tiles[f"tile_{letter}"] = draw(st.sampled_from(shorter)) if shorter and draw(st.integers(0, 3)) else size
+    slices = {
+        "slice_m": draw(st.sampled_from([s for s in range(1, 999) if tiles["tile_m"] % s == 0 and s % 32 == 0] or [0])),
+        "slice_n": draw(st.sampled_from([s for s in (128, 256) if tiles["tile_n"] % s == 0] or [0])),
+    }
+    return Blocking(
+        tiles=Tiles(**tiles),
+        slice_m=slices["slice_m"] or tiles["tile_m"],
+        slice_n=slices["slice_n"] or tiles["tile_n"],
+        buffers=draw(st.sampled_from([2, 3])),
+        outer=draw(st.sampled_from(["m", "n"])),
+    )
+
+
+@settings(MANY, max_examples=20)
+@given(data=st.data())
+def test_every_blocking(data: st.DataObject) -> None:
+    call, name = data.draw(calls())
+    blocking = data.draw(blockings(call))
+    call.check(blocked(call, blocking, name))
+
+
+# --- the function ----------------------------------------------------------------------------------------------------
+
+
+@settings(MANY, max_examples=10)
+@given(drawn=calls(batched=True))
+def test_any_call(drawn: tuple[Call, str]) -> None:
+    call, name = drawn
+    keywords = dict(call.keywords)
+    for side, array in (("lhs", call.lhs), ("rhs", call.rhs)):
+        # Arguments of functions broadcast to their operand as it is stored.
+        assert all(
+            np.broadcast_shapes(arg.shape, array.shape) == array.shape for arg in keywords.get(f"{side}_args", ())
+        )
+    check(call, chip=name)
+
+
+def test_no_race_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    """Two cores, three steps each way, both pipelines; `test_ladder` has the control."""
+    random = np.random.default_rng(0)
+    call = Call(lhs=values(random, (300, 300), jnp.float32), rhs=values(random, (300, 300), jnp.float32))
+    careful = pltpu.InterpretParams(detect_races=True, num_cores_or_threads=2, random_seed=1)
+    check(call, careful, chip="v5p", tiles=(104, 128, 128))
+    call = Call(lhs=call.lhs, rhs=call.rhs, keywords={"preferred_element_type": jnp.float32})
+    tiles = Tiles(tile_m=104, tile_k=128, tile_n=128)
+    for outer in ("m", "n"):
+        call.check(blocked(call, Blocking(tiles=tiles, slice_m=104, slice_n=128, buffers=3, outer=outer), "v5e"))
+    assert "RACE" not in capfd.readouterr().out
+
+
+# Sizes of the padded matmul among JAX's own tests: 1 to 1024, in blocks of 8 to 512.
+PADDED: list[tuple[tuple[int, int, int], tuple[int, int, int]]] = [
+    ((1, 1, 1), (1, 1, 1)),
+    ((9, 1024, 130), (8, 512, 128)),
+    ((1024, 130, 9), (512, 128, 9)),
+    ((513, 512, 1023), (256, 512, 512)),
+    ((1000, 999, 1001), (512, 512, 512)),
+    ((1024, 1024, 1024), (512, 256, 512)),
+    ((77, 1021, 641), (64, 256, 256)),
+    ((31, 640, 257), (16, 128, 128)),
+]
+
+
+@pytest.mark.parametrize(("sizes", "tiles"), PADDED)
+def test_padded(sizes: tuple[int, int, int], tiles: tuple[int, int, int]) -> None:
+    m, k, n = sizes
+    random = np.random.default_rng(m)
+    call = Call(lhs=values(random, (m, k), jnp.float32), rhs=values(random, (k, n), jnp.float32))
+    check(call, "interpret", tiles=tiles)
+
+
+# Pairs of shapes: vectors, matrices, batches that are equal, broadcast, or only on one side.
+PAIRS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((3,), (3,)),
+    ((1,), (1,)),
+    ((3,), (3, 4)),
+    ((2, 3), (3,)),
+    ((2, 3), (3, 4)),
+    ((1, 3), (3, 1)),
+    ((1, 1), (1, 5)),
+    ((3,), (5, 3, 4)),
+    ((5, 2, 3), (3,)),
+    ((5, 2, 3), (3, 4)),
+    ((2, 3), (5, 3, 4)),
+    ((5, 2, 3), (5, 3, 4)),
+    ((1, 2, 3), (5, 3, 4)),
+    ((5, 2, 3), (1, 3, 4)),
+    ((5, 1, 3), (5, 3, 1)),
+    ((5, 8, 3), (3, 4)),
+    ((4, 6, 2, 3), (3,)),
+    ((4, 6, 2, 3), (3, 5)),
+    ((4, 6, 2, 3), (6, 3, 5)),
+    ((4, 1, 2, 3), (1, 6, 3, 5)),
+    ((6, 2, 3), (4, 1, 3, 5)),
+    ((2, 1, 3, 2, 3), (4, 1, 3, 5)),
+    ((3,), (2, 2, 3, 5)),
+]
+
+
+@pytest.mark.parametrize(("lhs", "rhs"), PAIRS)
+def test_pairs_of_shapes(lhs: tuple[int, ...], rhs: tuple[int, ...]) -> None:
+    random = np.random.default_rng(0)
+    arrays = values(random, lhs, jnp.float32), values(random, rhs, jnp.float32)
+    for implementation in ("interpret", "xla", None):
+        found = np.asarray(systolic.matmul(*arrays, implementation=implementation))
+        wanted = np.matmul(*map(wide, arrays))
+        assert found.shape == wanted.shape
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["row", "column", "both"])
+def test_vectors_with_everything_beside_them(side: Literal["row", "column", "both"]) -> None:
+    """The output of a vector lacks an axis, and so has what is added to it."""
+    random = np.random.default_rng(0)
+    lhs = values(random, (3, 40) if side == "both" else (40,) if side == "row" else (2, 9, 40), jnp.float32)
+    rhs = values(random, (2, 40, 7) if side == "row" else (40,), jnp.float32)
+    lhs = lhs[0] if side == "both" else lhs
+    shape = np.matmul(lhs, rhs).shape
+    beside = {"residual": values(random, shape, jnp.float32), "out_scale": values(random, shape[-1:], jnp.float32)}
+    bias = values(random, (7,) if side == "row" else (1,), jnp.float32)
+    found = systolic.matmul(lhs, rhs, bias=bias, activation="tanh", implementation="interpret", **beside)
+    total = np.matmul(wide(lhs), wide(rhs)) + (wide(bias) if side == "row" else wide(bias)[0])
+    assert found.shape == shape
+    np.testing.assert_allclose(found, (np.tanh(total) + beside["residual"]) * beside["out_scale"], atol=1e-5)
+
+
+@pytest.mark.parametrize(("transpose_lhs", "transpose_rhs"), list(itertools.product([False, True], repeat=2)))
+def test_transposes_of_slices_of_a_larger_array(transpose_lhs: bool, transpose_rhs: bool) -> None:
+    """Slices are taken outside of the kernel, inside of one jitted function, and each product is fused with a stack."""
+    random = np.random.default_rng(0)
+    large = values(random, (2, 400, 400), jnp.float32)
+    keywords = {"transpose_lhs": transpose_lhs, "transpose_rhs": transpose_rhs}
+    lhs_at = np.s_[0, 100:300, 7:140] if transpose_lhs else np.s_[0, 7:140, 100:300]
+    rhs_at = np.s_[1, 33:188, 200:400] if transpose_rhs else np.s_[1, 200:400, 33:188]
+
+    @jax.jit
+    def fn(large: jax.Array) -> jax.Array:
+        return systolic.matmul(
+            large[lhs_at],
+            large[rhs_at],
+            bias=large[0, 5, 33:188],
+            activation="silu",
+            residual=large[1, 200:333, 10:165],
+            tiles=(128, 128, 128),
+            implementation=CAREFUL,
+            **keywords,
+        )
+
+    beside = {"bias": large[0, 5, 33:188], "activation": "silu", "residual": large[1, 200:333, 10:165]}
+    Call(lhs=large[lhs_at], rhs=large[rhs_at], keywords={**keywords, **beside}).check(fn(large))
+
+
+@pytest.mark.parametrize("implementation", ["interpret", "xla", None])
+@pytest.mark.parametrize(
+    ("lhs", "rhs"),
+    [((0, 5), (5, 3)), ((4, 5), (5, 0)), ((4, 0), (0, 3)), ((0, 4, 5), (5, 3)), ((0,), (0, 3)), ((0,), (0,)),
+     ((2, 4, 0), (1, 0, 3)), ((0, 4, 5), (1, 5, 3)), ((0, 0), (0, 0))],
+)  # fmt: skip
+def test_nothing_to_multiply(lhs: tuple[int, ...], rhs: tuple[int, ...], implementation: Any) -> None:
+    left, right = np.ones(lhs, np.float32), np.ones(rhs, np.float32)
+    wanted = np.matmul(left, right)
+    found = systolic.matmul(left, right, implementation=implementation)
+    assert (found.shape, found.dtype) == (wanted.shape, jnp.float32)
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("implementation", ["interpret", "xla"])
+def test_a_sum_over_nothing_is_zero_and_all_else_is_done(implementation: Any) -> None:
+    random = np.random.default_rng(0)
+    beside: dict[str, Any] = {
+        "residual": values(random, (4, 3), jnp.float32),
+        "bias": values(random, (3,), jnp.float32),
+    }
+    call = Call(
+        lhs=np.ones((4, 0), np.float32),
+        rhs=np.ones((0, 3), np.float32),
+        keywords={**beside, "activation": "sigmoid", "out_scale": np.float32(2)},
+    )
+    check(call, implementation)
+    grads = jax.grad(lambda b, r: systolic.matmul(call.lhs, call.rhs, bias=b, residual=r, out_scale=2.0).sum(), (0, 1))(
+        beside["bias"], beside["residual"]
+    )
+    np.testing.assert_array_equal(grads[0], np.full(3, 8.0))
+    np.testing.assert_array_equal(grads[1], np.full((4, 3), 2.0))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1 / 64, 3.7e-4])
+def test_requantising_rounds_and_saturates(scale: float) -> None:
+    random = np.random.default_rng(0)
+    lhs, rhs = values(random, (40, 200), jnp.int8), values(random, (200, 130), jnp.int8)
+    sums = lhs.astype(np.int64) @ rhs.astype(np.int64)
+    found = systolic.matmul(lhs, rhs, out_scale=scale, preferred_element_type=jnp.int8, implementation="interpret")
+    wanted = np.clip(np.rint(sums.astype(np.float32) * np.float32(scale)), -128, 127)
+    assert found.dtype == jnp.int8
+    np.testing.assert_array_equal(found, wanted)
+    assert len(np.unique(wanted)) > 10 or scale == 1.0
+
+
+def test_batches_of_the_same_weight_become_rows() -> None:
+    """One product of many rows reads the weight less often: seen in the grid of the kernel."""
+    lhs, rhs = np.ones((3, 2, 16, 40), np.float32), np.ones((40, 50), np.float32)
+    jaxpr = jax.make_jaxpr(lambda *arrays: systolic.matmul(*arrays, implementation="interpret"))(lhs, rhs)
+    assert f"f32[{math.prod(lhs.shape[:-1])},50]" in str(jaxpr)
+
+
+@pytest.mark.parametrize("name", ["v4", "v5e", "v7x"])
+def test_a_function_traced_for_a_chip_runs_on_the_cpu(name: str) -> None:
+    """`implementation=None` with a chip: the kernel is in the program for a TPU, and XLA's product runs here."""
+    random = np.random.default_rng(0)
+    call = Call(lhs=values(random, (130, 257), jnp.float32), rhs=values(random, (257, 140), jnp.float32))
+    check(call, None, chip=name)
+    jaxpr = str(jax.make_jaxpr(lambda *arrays: systolic.matmul(*arrays, chip=name))(call.lhs, call.rhs))
+    assert "pallas_call" in jaxpr
+    assert "dot_general" in jaxpr
