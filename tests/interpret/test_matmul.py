@@ -116,7 +116,7 @@ def calls(draw: st.DrawFn, batched: bool = False) -> tuple[Call, str]:
     batch_lhs, batch_rhs = draw(st.sampled_from([((), ()), ((3,), ()), ((), (2,)), ((2,), (2,)), ((2, 1), (1, 3))]))
     batch_lhs, batch_rhs = (batch_lhs, batch_rhs) if batched else ((), ())
     keywords: dict[str, Any] = {"preferred_element_type": dtype_out}
-    shapes = [(*batch_lhs, m, k), (*batch_rhs, k, n)]
+    shapes: list[tuple[int, ...]] = [(*batch_lhs, m, k), (*batch_rhs, k, n)]
     for number, side in enumerate(("lhs", "rhs")):
         if draw(st.booleans()):
             keywords[f"transpose_{side}"] = True
@@ -284,7 +284,10 @@ def test_vectors_with_everything_beside_them(side: Literal["row", "column", "bot
     rhs = values(random, (2, 40, 7) if side == "row" else (40,), jnp.float32)
     lhs = lhs[0] if side == "both" else lhs
     shape = np.matmul(lhs, rhs).shape
-    beside = {"residual": values(random, shape, jnp.float32), "out_scale": values(random, shape[-1:], jnp.float32)}
+    beside: dict[str, Any] = {
+        "residual": values(random, shape, jnp.float32),
+        "out_scale": values(random, shape[-1:], jnp.float32),
+    }
     bias = values(random, (7,) if side == "row" else (1,), jnp.float32)
     found = systolic.matmul(lhs, rhs, bias=bias, activation="tanh", implementation="interpret", **beside)
     total = np.matmul(wide(lhs), wide(rhs)) + (wide(bias) if side == "row" else wide(bias)[0])
@@ -297,7 +300,7 @@ def test_transposes_of_slices_of_a_larger_array(transpose_lhs: bool, transpose_r
     """Slices are taken outside of the kernel, inside of one jitted function, and each product is fused with a stack."""
     random = np.random.default_rng(0)
     large = values(random, (2, 400, 400), jnp.float32)
-    keywords = {"transpose_lhs": transpose_lhs, "transpose_rhs": transpose_rhs}
+    keywords: dict[str, Any] = {"transpose_lhs": transpose_lhs, "transpose_rhs": transpose_rhs}
     lhs_at = np.s_[0, 100:300, 7:140] if transpose_lhs else np.s_[0, 7:140, 100:300]
     rhs_at = np.s_[1, 33:188, 200:400] if transpose_rhs else np.s_[1, 200:400, 33:188]
 
