@@ -39,7 +39,8 @@ _AMONG = 200
 
 def product(lhs: Any, rhs: Any, *, problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Any:
     """The kernel alone with this blocking."""
-    from systolic.kernels.blocked import Functions, blocked_matmul
+    from systolic.kernels.blocked import blocked_matmul
+    from systolic.kernels.step import Functions
 
     functions = Functions(epilogue=lambda total: (total,))
     limit = vmem_limit(problem, blocking, chip)

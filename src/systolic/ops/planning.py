@@ -8,8 +8,9 @@ from typing import Literal
 
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
+from systolic.ops.orientation import Orientation
 from systolic.problem import MatmulProblem
-from systolic.tiling import Blocking, ModelledTime, Tiles, blocked_traffic, blockings, vmem_limit
+from systolic.tiling import Blocking, Choice, ModelledTime, Tiles, blocked_traffic, blockings, vmem_limit
 
 Kernel = Literal["blocked"]
 
@@ -19,6 +20,8 @@ class Plan:
     """How a product is computed on one device of a chip."""
 
     problem: MatmulProblem
+    orientation: Orientation
+    computed: MatmulProblem  # what the kernel computes: the problem, turned as `orientation` says
     chip: str
     kernel: Kernel
     blocking: Blocking
@@ -37,8 +40,8 @@ class Plan:
 
     @property
     def grid(self) -> tuple[int, int, int, int]:
-        """Steps along the batch, m, n and k."""
-        return (self.problem.batch, *self.blocking.tiles.grid(self.problem))
+        """Steps along the batch, m, n and k of what is computed."""
+        return (self.computed.batch, *self.blocking.tiles.grid(self.computed))
 
     def __str__(self) -> str:
         problem = self.problem
@@ -80,11 +83,15 @@ def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | None) -> Plan:
         raise UnsupportedDtypeError(
             f"{chip.name} has no matrix multiplication of {problem.dtype_multiplied}; it takes {', '.join(chip.dtypes)}"
         )
-    choices = blockings(problem, chip, tiles)
+    orientation = Orientation.of(problem)
+    computed = orientation.problem(problem)
+    choices = blockings(computed, chip, orientation.tiles(tiles))
     best = choices[0]
-    traffic = blocked_traffic(problem, best.blocking)
+    traffic = blocked_traffic(computed, best.blocking)
     return Plan(
         problem=problem,
+        orientation=orientation,
+        computed=computed,
         chip=chip.name,
         kernel="blocked",
         blocking=best.blocking,
@@ -92,9 +99,9 @@ def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | None) -> Plan:
         mxu_us=mxu_us(problem, chip),
         hbm_us=problem.least_hbm_bytes / chip.hbm_bytes_per_s * 1e6,
         hbm_bytes=traffic.hbm_bytes,
-        vmem_limit_bytes=vmem_limit(problem, best.blocking, chip),
+        vmem_limit_bytes=vmem_limit(computed, best.blocking, chip),
         considered=len(choices),
-        reason=_reason(problem, best.blocking, best.modelled, chip, len(choices), given=tiles is not None),
+        reason=_reason(computed, orientation, best, chip, len(choices), given=tiles is not None),
     )
 
 
@@ -104,13 +111,16 @@ def mxu_us(problem: MatmulProblem, chip: Chip) -> float:
 
 
 def _reason(
-    problem: MatmulProblem, blocking: Blocking, time: ModelledTime, chip: Chip, considered: int, *, given: bool
+    problem: MatmulProblem, orientation: Orientation, best: Choice, chip: Chip, considered: int, *, given: bool
 ) -> str:
+    blocking, time = best.blocking, best.modelled
     first = "tiles as given" if given else f"the fastest of {considered} blockings by the model"
     parts = [f"{first}, limited by {time.limit}"]
     parts.append(f"{time.ramp_us:.1f} µs go to the first blocks and the last store")
     over = blocked_traffic(problem, blocking).hbm_bytes / problem.least_hbm_bytes
     parts.append(f"HBM traffic is {over:.1f} × the least")
+    if str(orientation):
+        parts.append(str(orientation))
     if problem.dtype_multiplied == "float32":
         passes = {"default": "one bfloat16 pass", "high": "three bfloat16 passes", "highest": "six bfloat16 passes"}
         parts.append(f"float32 as {passes[problem.precision]}")

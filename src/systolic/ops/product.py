@@ -19,7 +19,8 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import chip as chip_named
-from systolic.kernels.blocked import Functions, blocked_matmul
+from systolic.kernels.blocked import blocked_matmul
+from systolic.kernels.step import Functions
 from systolic.kernels.interpreted import as_traceable
 from systolic.ops.epilogue import Work, work_of
 from systolic.ops.planning import plan
@@ -136,15 +137,17 @@ def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
     chip = chip_named(product.where.chip)
     chosen = plan(problem, chip, tiles=product.where.tiles)
     transcendentals = _epilogue_work(product).transcendentals * problem.batch * problem.m * problem.n
+    lhs, rhs, *extras = chosen.orientation.arrays(folded, product.beside)
+    swap = chosen.orientation.swap
     outs = blocked_matmul(
-        folded[0],
-        folded[1],
-        folded[2:],
-        problem=problem,
+        lhs,
+        rhs,
+        extras,
+        problem=chosen.computed,
         functions=Functions(
             epilogue=product.epilogue,
-            lhs_fn=product.lhs_fn,
-            rhs_fn=product.rhs_fn,
+            lhs_fn=product.rhs_fn if swap else product.lhs_fn,
+            rhs_fn=product.lhs_fn if swap else product.rhs_fn,
             transcendentals=transcendentals,
         ),
         blocking=as_traceable(chosen.blocking),
@@ -152,6 +155,7 @@ def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
         vmem_limit_bytes=chosen.vmem_limit_bytes,
         interpret=_interpret(product.where.implementation),
     )
+    outs = tuple(out.mT for out in outs) if swap else outs
     return tuple(out.reshape(*batch, -1, out.shape[-1]) for out in outs) if batch is not None else outs
 
 

@@ -10,6 +10,7 @@ from systolic.tiling.buffers import VmemBuffer
 from systolic.tiling.tiles import Tiles, TilesError
 
 Outer = Literal["m", "n"]
+Dimension = Literal["m", "k", "n"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,30 @@ def block_shape(problem: MatmulProblem, tiles: Tiles, side: Side) -> tuple[int, 
     return tiles.tile_m, tiles.tile_n
 
 
+def dimensions(problem: MatmulProblem, side: Side) -> tuple[Dimension, Dimension]:
+    """Along what the rows and the columns of an operand lie, as it is stored, or of the output."""
+    if side == "lhs":
+        return ("k", "m") if problem.transpose_lhs else ("m", "k")
+    if side == "rhs":
+        return ("n", "k") if problem.transpose_rhs else ("k", "n")
+    return "m", "n"
+
+
+def is_resident(problem: MatmulProblem, tiles: Tiles, extra: Extra) -> bool:
+    """Whether an extra array stays in VMEM as a whole: a row, which costs a step more to copy by blocks than it saves.
+
+    Only where blocks cut it evenly: nothing may be read past its end.
+    """
+    if extra.rows:
+        return False
+    dimension = dimensions(problem, extra.beside)[1]
+    return not extra.columns or getattr(problem, dimension) % getattr(tiles, f"tile_{dimension}") == 0
+
+
 def extra_block(problem: MatmulProblem, tiles: Tiles, extra: Extra) -> tuple[int, int]:
     """Rows and columns of one block of an extra array."""
+    if is_resident(problem, tiles, extra):
+        return 1, getattr(problem, dimensions(problem, extra.beside)[1]) if extra.columns else 1
     rows, columns = block_shape(problem, tiles, extra.beside)
     return (rows if extra.rows else 1), (columns if extra.columns else 1)
 
@@ -82,6 +105,15 @@ def has_accumulator(problem: MatmulProblem, tiles: Tiles) -> bool:
     return problem.k > tiles.tile_k
 
 
+# Vector operations an element up to which the epilogue runs in every step over k, though only the last one's counts.
+_CHEAP_EPILOGUE_OPS = 1
+
+
+def has_last_step(problem: MatmulProblem, tiles: Tiles) -> bool:
+    """Whether the last step over k has code of its own, because an epilogue in every step would cost too much."""
+    return has_accumulator(problem, tiles) and problem.fusion.epilogue_ops > _CHEAP_EPILOGUE_OPS
+
+
 def blocked_buffers(problem: MatmulProblem, blocking: Blocking) -> tuple[VmemBuffer, ...]:
     """VMEM of the blocked kernel: what its pipeline allocates for blocks, and its scratch by name."""
     tiles = blocking.tiles
@@ -94,7 +126,7 @@ def blocked_buffers(problem: MatmulProblem, blocking: Blocking) -> tuple[VmemBuf
         shape = extra_block(problem, tiles, extra)
         # A row takes the eight of a register, a column its 128 lanes.
         padded = (-(-shape[0] // 8) * 8, -(-shape[1] // 128) * 128)
-        found.append(VmemBuffer(name=f"extra {number}", shape=padded, dtype=extra.dtype, copies=2))
+        found.append(VmemBuffer(name=f"extra {number}", shape=padded, dtype=extra.dtype, copies=copies))
     for dtype in (problem.dtype_out, *problem.fusion.more_outputs):
         found.append(VmemBuffer(name="out", shape=(tiles.tile_m, tiles.tile_n), dtype=dtype, copies=2))
     return (*found, *scratch_buffers(problem, blocking))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem
-from systolic.tiling.blocking import Blocking, blocked_buffers
+from systolic.tiling.blocking import Blocking, Outer, blocked_buffers
 from systolic.tiling.buffers import total_bytes
 from systolic.tiling.legality import (
     LANES,
@@ -18,14 +18,14 @@ from systolic.tiling.legality import (
     sublane_multiple,
     vmem_violations,
 )
-from systolic.tiling.model import ModelledTime, blocked_time
+from systolic.tiling.model import ModelledTime, blocked_time, bundles
 from systolic.tiling.tiles import Tiles
 
 # The longest code of a kernel: it costs the user compile time and the chip its instruction fetch.
 MOST_BUNDLES = 14_000
 # The compiler needs VMEM for itself. Seen: 16 → 18.5, 24 → 28.5, 28 → 35.1, 64 → 73 MiB.
 _COMPILER_SHARE = 0.26
-_SIDES = (128, 256, 512, 1024, 2048, 4096)
+_SIDES = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _LONGEST_K = 8192
 
 
@@ -91,25 +91,26 @@ def blockings(problem: MatmulProblem, chip: Chip, tiles: Tiles | None = None) ->
       IllegalTilesError: `tiles` break rules; or nothing is legal, with the rules that the smallest tiles break.
     """
     found = []
-    smallest: Blocking | None = None
+    refused: Blocking | None = None
     for one in [tiles] if tiles is not None else _tiles(problem):
-        pieces = list(_slices(one))
-        for (slice_m, slice_n), buffers, outer in itertools.product(
-            pieces, (2, 3) if chip.cores_per_device == 1 else (2,), ("m", "n")
-        ):
-            if outer == "n" and min(one.grid(problem)[:2]) == 1:
-                continue  # the same order
-            blocking = Blocking(tiles=one, slice_m=slice_m, slice_n=slice_n, buffers=buffers, outer=outer)
-            smallest = blocking
-            if total_bytes(blocked_buffers(problem, blocking)) > _usable_vmem(chip):
+        whole = Blocking(tiles=one, slice_m=one.tile_m, slice_n=one.tile_n)
+        refused = whole
+        # In the other order nothing changes where there is one row or one column of blocks.
+        outers: tuple[Outer, ...] = ("m", "n") if min(one.grid(problem)[:2]) > 1 else ("m",)
+        for buffers in (2, 3) if chip.cores_per_device == 1 else (2,):
+            if total_bytes(blocked_buffers(problem, replace(whole, buffers=buffers))) > _usable_vmem(chip):
                 continue
-            time = blocked_time(problem, blocking, chip)
-            if time.bundles <= MOST_BUNDLES:
-                found.append(Choice(blocking=blocking, modelled=time))
-    assert smallest is not None
-    broken = blocked_violations(problem, smallest, chip) if tiles is not None or not found else []
+            for slice_m, slice_n in _slices(problem, one):
+                cut = Blocking(tiles=one, slice_m=slice_m, slice_n=slice_n, buffers=buffers)
+                if bundles(problem, cut, chip) > MOST_BUNDLES:
+                    continue
+                for outer in outers:
+                    blocking = replace(cut, outer=outer)
+                    found.append(Choice(blocking=blocking, modelled=blocked_time(problem, blocking, chip)))
+    assert refused is not None
+    broken = blocked_violations(problem, refused, chip) if tiles is not None or not found else []
     if broken:
-        raise IllegalTilesError(f"tiles {smallest.tiles}", broken)
+        raise IllegalTilesError(f"tiles {refused.tiles}", broken)
     return sorted(found, key=lambda choice: (choice.modelled.time_us, choice.modelled.bundles))
 
 
@@ -121,25 +122,29 @@ def _tiles(problem: MatmulProblem) -> Iterator[Tiles]:
 
 
 def _sides(size: int, multiple: int, letter: str) -> list[int]:
-    """Powers of two below the size, the whole of it where that is not too long, and what cuts it evenly."""
+    """What cuts a size into nearly even parts of about the usual sides, and all of it where that is not too long.
+
+    14336 is cut by seven times a power of two; 4097 by four times 1040, hardly more than a quarter.
+    """
     longest = _LONGEST_K if letter == "k" else _SIDES[-1]
-    found = {side for side in (*_SIDES, longest) if side < size and side % multiple == 0}
+    step = max(multiple, LANES) if size % LANES == 0 else max(multiple, 16)
+    found = set()
+    for side in (*_SIDES, longest):
+        even = -(-size // -(-size // side))
+        found.add(-(-even // step) * step)
+    chosen = {side for side in found if 256 <= side <= longest and side < size}
     if size <= longest:
-        found.add(size)
-    # Sizes such as 14336 or 28672 are cut evenly by seven times a power of two.
-    found |= {side for parts in range(2, 33) if size % parts == 0 for side in [size // parts] if _even(side, multiple)}
-    chosen = {side for side in found if side <= longest and (side >= 256 or side == size or size < 512)}
-    return sorted(chosen or found or {size})
+        chosen.add(size)
+    return sorted(chosen or {side for side in found if side < size} or {size})
 
 
-def _even(side: int, multiple: int) -> bool:
-    return side % max(multiple, LANES) == 0 and side >= 256
+def _slices(problem: MatmulProblem, tiles: Tiles) -> Iterator[tuple[int, int]]:
+    """Slices that cut a tile evenly into whole registers; all of it is one."""
+    multiples = alignments(problem)
+    rows = _parts(tiles.tile_m, max(multiples["m"], 16))
+    return itertools.product(rows, _parts(tiles.tile_n, LANES))
 
 
-def _slices(tiles: Tiles) -> Iterator[tuple[int, int]]:
-    """Slices of whole registers; a tile that cannot be cut is one."""
-    rows = [tiles.tile_m] + [
-        side for side in (256, 512, 1024, 2048) if side < tiles.tile_m and tiles.tile_m % side == 0
-    ]
-    columns = [tiles.tile_n] + [side for side in (256, 512, 1024) if side < tiles.tile_n and tiles.tile_n % side == 0]
-    return itertools.product(rows, columns)
+def _parts(side: int, multiple: int) -> list[int]:
+    cut = [side // parts for parts in (2, 4, 8, 16, 3, 5, 7) if side % parts == 0]
+    return [side, *[part for part in cut if part % multiple == 0 and part >= 128][:4]]

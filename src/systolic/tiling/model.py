@@ -12,7 +12,7 @@ from typing import Literal
 
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem, dtype_bytes
-from systolic.tiling.blocking import Blocking, block_shape, extra_block, has_accumulator, is_staged
+from systolic.tiling.blocking import Blocking, block_shape, extra_block, has_last_step, is_resident, is_staged
 from systolic.tiling.tiles import Tiles
 
 
@@ -61,6 +61,7 @@ _SLICE_COSTS = {
 }
 _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled with
+_EPILOGUE_SHARE = 0.3  # of an epilogue that nothing hides
 _SHARPNESS = 32  # of `_longer`: two equal times are 2 % longer than one
 _OTHER_BUNDLES = 500  # the pipeline around the slices
 
@@ -100,7 +101,8 @@ def blocked_traffic(problem: MatmulProblem, blocking: Blocking) -> Traffic:
         reads = {"lhs": lhs_reads, "rhs": rhs_reads, "out": 1}[one.beside]
         rows, columns = extra_block(problem, blocking.tiles, one)
         blocks = {"lhs": grid_m * grid_k, "rhs": grid_k * grid_n, "out": grid_m * grid_n}[one.beside]
-        extra += problem.batch * blocks * reads * rows * columns * dtype_bytes(one.dtype)
+        times = 1 if is_resident(problem, blocking.tiles, one) else problem.batch * blocks * reads
+        extra += times * rows * columns * dtype_bytes(one.dtype)
     return Traffic(lhs_bytes=lhs * lhs_reads, rhs_bytes=rhs * rhs_reads, extra_bytes=extra, out_bytes=problem.out_bytes)
 
 
@@ -125,9 +127,11 @@ def bundles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
     cost = _SLICE_COSTS[chip.name]
     products = _slice_cycles(problem, blocking, chip) * cost.bundles_per_cycle
     registers = blocking.slice_m * blocking.slice_n / _VECTOR_ELEMENTS
-    inline = not has_accumulator(problem, blocking.tiles) or problem.fusion.epilogue_ops <= 1
-    epilogue = registers * problem.fusion.epilogue_ops / _VECTOR_SLOTS if inline else 0
-    return products + registers * cost.bundles_per_register + epilogue + _OTHER_BUNDLES
+    straight = products + registers * cost.bundles_per_register
+    # The epilogue fills slots beside the products of its slice; only what is too much for them is code of its own.
+    epilogue = registers * problem.fusion.epilogue_ops / _VECTOR_SLOTS
+    finishing = max(straight, epilogue) + 0.2 * min(straight, epilogue)
+    return finishing + (straight if has_last_step(problem, blocking.tiles) else 0) + _OTHER_BUNDLES
 
 
 def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> ModelledTime:
@@ -254,7 +258,6 @@ def _vector_cycles(problem: MatmulProblem, tiles: Tiles) -> float:
             rows, columns = block_shape(problem, tiles, side)
             cycles += 2 * rows * columns / _VECTOR_ELEMENTS
     grid_k = tiles.grid(problem)[2]
-    epilogue = tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS * (1 + problem.fusion.epilogue_ops) / _VECTOR_SLOTS
-    if grid_k > 1 and problem.fusion.epilogue_ops <= 1:
-        return cycles  # beside the products
-    return cycles + epilogue / grid_k
+    # Most of an epilogue runs beside products.
+    registers = tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
+    return cycles + _EPILOGUE_SHARE * registers * problem.fusion.epilogue_ops / _VECTOR_SLOTS / grid_k
