@@ -17,7 +17,8 @@ from matmul_reference import Call, values, wide
 
 import systolic
 from systolic.chips import chip
-from systolic.kernels.blocked import Functions, blocked_matmul
+from systolic.kernels.blocked import blocked_matmul
+from systolic.kernels.step import Functions
 from systolic.ops.epilogue import ACTIVATIONS, epilogue_of
 from systolic.ops.product import Product, Where, problem_of
 from systolic.problem import PrecisionName

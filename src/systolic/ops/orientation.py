@@ -7,17 +7,19 @@ transpose it is in place already: `.mT` then costs nothing, and the kernel trans
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from systolic.problem import MatmulProblem, Side
-from systolic.tiling import Tiles
+from systolic.tiling import IllegalTilesError, Tiles, Violation
 
 if TYPE_CHECKING:
     from jax import Array
 
 _SWAPPED: dict[Side, Side] = {"lhs": "rhs", "rhs": "lhs", "out": "out"}
+_CALLERS = {"m": "n", "n": "m", "lhs": "rhs", "rhs": "lhs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ class Orientation:
     def arrays(self, arrays: Sequence[Array], beside: Sequence[Side]) -> list[Array]:
         """lhs, rhs and the extras of the kernel's product, from those of the caller's, which stand beside `beside`."""
         lhs, rhs, *extras = arrays
-        sides = tuple(_SWAPPED[side] if self.swap else side for side in beside)
+        sides: tuple[Side, ...] = tuple(_SWAPPED[side] if self.swap else side for side in beside)
         if self.swap:
             lhs, rhs = rhs, lhs
         turned = [extra.mT if self._turns(side) else extra for side, extra in zip(sides, extras, strict=True)]
@@ -79,6 +81,23 @@ class Orientation:
         if tiles is None or not self.swap:
             return tiles
         return Tiles(tile_m=tiles.tile_n, tile_k=tiles.tile_k, tile_n=tiles.tile_m)
+
+    def refusal(self, error: IllegalTilesError) -> IllegalTilesError:
+        """What the planner said of the kernel's product, in the words of the caller's."""
+        if not self.swap:
+            return error
+
+        def turned(text: str) -> str:
+            return re.sub(r"\b(tile_)?([mn]|lhs|rhs)\b", lambda found: (found[1] or "") + _CALLERS[found[2]], text)
+
+        kernel = re.sub(r"(\d+)/(\d+)/(\d+)", r"\3/\2/\1", error.kernel)
+        return IllegalTilesError(
+            kernel,
+            [
+                Violation(rule=one.rule, value=turned(one.value), limit=turned(one.limit), fix=turned(one.fix))
+                for one in error.violations
+            ],
+        )
 
     def _turns(self, side: Side) -> bool:
         return {"lhs": self.lhs, "rhs": self.rhs, "out": self.swap}[side]

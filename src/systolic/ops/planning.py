@@ -10,7 +10,16 @@ from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
 from systolic.ops.orientation import Orientation
 from systolic.problem import MatmulProblem
-from systolic.tiling import Blocking, Choice, ModelledTime, Tiles, blocked_traffic, blockings, vmem_limit
+from systolic.tiling import (
+    Blocking,
+    Choice,
+    IllegalTilesError,
+    ModelledTime,
+    Tiles,
+    blocked_traffic,
+    blockings,
+    vmem_limit,
+)
 
 Kernel = Literal["blocked"]
 
@@ -85,7 +94,10 @@ def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | None) -> Plan:
         )
     orientation = Orientation.of(problem)
     computed = orientation.problem(problem)
-    choices = blockings(computed, chip, orientation.tiles(tiles))
+    try:
+        choices = blockings(computed, chip, orientation.tiles(tiles))
+    except IllegalTilesError as error:
+        raise orientation.refusal(error) from None
     best = choices[0]
     traffic = blocked_traffic(computed, best.blocking)
     return Plan(

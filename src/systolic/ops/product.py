@@ -20,8 +20,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import chip as chip_named
 from systolic.kernels.blocked import blocked_matmul
-from systolic.kernels.step import Functions
 from systolic.kernels.interpreted import as_traceable
+from systolic.kernels.step import Functions
 from systolic.ops.epilogue import Work, work_of
 from systolic.ops.planning import plan
 from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, Side
