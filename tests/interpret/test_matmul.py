@@ -180,7 +180,7 @@ def blockings(draw: st.DrawFn, call: Call) -> Blocking:
     )
 
 
-@settings(MANY, max_examples=20)
+@settings(MANY, max_examples=14)
 @given(data=st.data())
 def test_every_blocking(data: st.DataObject) -> None:
     call, name = data.draw(calls())
