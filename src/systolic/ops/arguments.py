@@ -25,7 +25,7 @@ from systolic.tiling import Tiles
 # What the matrix unit of some chip takes. Anything else is converted by the caller, who knows what is lost.
 OPERAND_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
 # What may stand beside them. A kernel computes with all of it in float32.
-_BESIDE_DTYPES = (*OPERAND_DTYPES, "int16", "int32", "bool")
+_BESIDE_DTYPES = (*OPERAND_DTYPES, "int16", "int32")
 _IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")
 _PRECISIONS: dict[Any, PrecisionName] = {
     None: "default",
