@@ -77,7 +77,7 @@ DTYPES = {
     "float16 residual": ((LHS, RHS), {"residual": ones(3, 5, dtype=jnp.float16)}, ("residual is float16",)),
     "float64 out_scale": ((LHS, RHS), {"out_scale": np.ones(5)}, ("out_scale is float64",)),
     "float64 argument": ((LHS, RHS), {"lhs_fn": two, "lhs_args": (np.ones(4),)}, ("lhs_args[0] is float64",)),
-    "a mask of truths": ((LHS, RHS), {"lhs_fn": two, "lhs_args": (ones(3, 4, dtype=jnp.bool_),)}, ("lhs_args[0] is bool",)),
+    "a mask": ((LHS, RHS), {"lhs_fn": two, "lhs_args": (np.ones((3, 4), bool),)}, ("lhs_args[0] is bool",)),
     "words as bias": ((LHS, RHS), {"bias": "x"}, ("bias is",)),
     "an object as residual": ((LHS, RHS), {"residual": object()}, ("residual is a object", "jnp.asarray")),
     "no tuple of arguments": ((LHS, RHS), {"lhs_fn": two, "lhs_args": 2.0}, ("lhs_args is a float", "tuple")),
