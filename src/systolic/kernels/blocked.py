@@ -29,7 +29,7 @@ from jaxtyping import Shaped
 from systolic.chips import Chip
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.interpreted import as_stored, shape_as_stored, tracing_for
-from systolic.kernels.step import Functions, step
+from systolic.kernels.step import Functions, Place, step
 from systolic.problem import MatmulProblem
 from systolic.tiling import (
     Blocking,
@@ -66,11 +66,7 @@ def blocked_matmul(
       blocking: legal for the problem; `ops` sees to it.
       chip: decides how many cores share the grid.
     """
-    # Blocks come from HBM. XLA would copy a whole operand to VMEM ahead of the call, from where blocks move slower.
-    arrays = [
-        array if interpret or array.size <= _SMALL_ELEMENTS else pltpu.with_memory_space_constraint(array, pltpu.HBM)
-        for array in (lhs, rhs, *extras)
-    ]
+    arrays = [array if interpret else from_hbm(array) for array in (lhs, rhs, *extras)]
     batch = tuple(max(sizes) for sizes in zip(*(array.shape[:-2] for array in arrays), strict=True))
     tiles = blocking.tiles
     grid_m, grid_n, grid_k = tiles.grid(problem)
@@ -111,7 +107,11 @@ def blocked_matmul(
     if interpret and blocking.buffers == 3:
         arrays = [as_stored(array, its) for array, its in zip(arrays, in_specs, strict=True)]
         out_shapes = [shape_as_stored(out, its, arrays) for out, its in zip(out_shapes, out_specs, strict=True)]
-    body = functools.partial(step, problem=problem, functions=functions, blocking=blocking, axis_k=len(grid) - 1)
+
+    def body(*refs: Any) -> None:
+        place = Place.of_grid(len(grid) - 1, blocking)
+        step(place, *refs, problem=problem, functions=functions, blocking=blocking)
+
     scratch = [pltpu.VMEM(b.shape, jnp.dtype(b.dtype)) for b in scratch_buffers(problem, blocking)]
     cost = pl.CostEstimate(
         flops=problem.flops * problem.passes,
@@ -158,3 +158,11 @@ def blocked_matmul(
     with jax.named_scope("systolic.matmul"):
         outs = tuple(run(*arrays))
     return outs if not interpret else tuple(out[..., : problem.m, : problem.n] for out in outs)
+
+
+def from_hbm(array: Array) -> Array:
+    """The array, to be read from HBM by blocks.
+
+    Left to itself XLA likes to copy a whole operand to VMEM ahead of the call, from where blocks move slower.
+    """
+    return array if array.size <= _SMALL_ELEMENTS else pltpu.with_memory_space_constraint(array, pltpu.HBM)

@@ -15,26 +15,45 @@ from systolic.tiling import LANES, Blocking, sublane_multiple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Rows and columns of the output tile: `slice`s or `pl.ds`."""
+    """Rows and columns of the output tile, from `row` and `column` on."""
 
-    rows: Any
-    columns: Any
+    row: Any
+    column: Any
+    n_rows: int
+    n_columns: int
 
     @classmethod
-    def number(cls, number: Any, across: int, blocking: Blocking) -> Slice:
-        """The slice of that number, counted along the rows of slices, `across` in each."""
+    def number(cls, number: Any, blocking: Blocking) -> Slice:
+        """The slice of that number, counted along the rows of slices."""
+        across = blocking.tiles.tile_n // blocking.slice_n
         row, column = (number, 0) if across == 1 else (number // across, number % across)
-        down = blocking.tiles.tile_m // blocking.slice_m
-        if down == 1:
+        if blocking.tiles.tile_m == blocking.slice_m:
             row, column = 0, number
         return cls(
-            rows=slice(None) if down == 1 else _at(row, blocking.slice_m),
-            columns=slice(None) if across == 1 else _at(column, blocking.slice_n),
+            row=times(row, blocking.slice_m),
+            column=times(column, blocking.slice_n),
+            n_rows=blocking.slice_m,
+            n_columns=blocking.slice_n,
         )
 
+    @property
+    def rows(self) -> Any:
+        """To index a ref with."""
+        return pl.ds(self.row, self.n_rows)
 
-def _at(number: Any, size: int) -> Any:
-    return pl.ds(pl.multiple_of(number * size, size), size)
+    @property
+    def columns(self) -> Any:
+        """To index a ref with."""
+        return pl.ds(self.column, self.n_columns)
+
+    def moved(self, row: Any, column: Any) -> tuple[Any, Any]:
+        """Its rows and columns in a matrix whose tile begins at `row`, `column`."""
+        return pl.ds(row + self.row, self.n_rows), pl.ds(column + self.column, self.n_columns)
+
+
+def times(number: Any, step: int) -> Any:
+    """A multiple of `step`, which the compiler is told."""
+    return number * step if isinstance(number, int) else pl.multiple_of(number * step, step)
 
 
 def multiply(lhs: tuple[Any, ...], rhs: tuple[Any, ...], piece: Slice, problem: MatmulProblem) -> Array:

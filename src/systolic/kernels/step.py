@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,13 +11,23 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from systolic.kernels.slices import Slice, multiply, zero_past
+from systolic.kernels.slices import Slice, multiply, times, zero_past
 from systolic.problem import Extra, MatmulProblem
-from systolic.tiling import Blocking, Dimension, Tiles, dimensions, has_last_step, is_resident, is_split, is_staged
+from systolic.tiling import (
+    Blocking,
+    Tiles,
+    dimensions,
+    has_accumulator,
+    has_last_step,
+    is_resident,
+    is_split,
+    is_staged,
+)
 
 _STAGED_ROWS = 256  # of an operand that are rewritten at once
 
 Fn = Callable[..., Any]
+Ready = tuple[Any, ...]  # refs of an operand, ready to be multiplied: one, or its high and its low part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,21 +43,46 @@ class Functions:
     transcendentals: int = 0  # of the whole product, for the cost estimate
 
 
-def step(*refs: Any, problem: MatmulProblem, functions: Functions, blocking: Blocking, axis_k: int) -> None:
-    """One step of the grid: refs of lhs, rhs, extras, outputs, then scratch, all in VMEM."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which blocks a step works on: rows and columns of blocks of the output, and blocks along k."""
+
+    i: Any
+    j: Any
+    kk: Any
+
+    @classmethod
+    def of_grid(cls, axis_k: int, blocking: Blocking) -> Place:
+        """The place of a pipeline's step whose last axis is `axis_k`."""
+        i, j = (pl.program_id(axis_k - 2), pl.program_id(axis_k - 1))[:: 1 if blocking.outer == "m" else -1]
+        return cls(i=i, j=j, kk=pl.program_id(axis_k))
+
+
+def step(
+    place: Place,
+    *refs: Any,
+    problem: MatmulProblem,
+    functions: Functions,
+    blocking: Blocking,
+    finished: Callable[[Slice], None] = lambda _: None,
+    first: Callable[[Ready, Ready, Any], None] | None = None,
+) -> None:
+    """One step of the grid: refs of lhs, rhs, extras, outputs, then scratch, all in VMEM.
+
+    Args:
+      finished: called for each slice that has been written to the outputs: in the last step over k, or in each one
+        where that is cheaper than code of its own.
+      first: computes the sum of the first step of all, from both operands into the accumulator, in place of `step`.
+    """
     extras_of = problem.fusion.extras
     n_extras, n_outs = len(extras_of), 1 + len(problem.fusion.more_outputs)
     lhs_vmem, rhs_vmem, *rest = refs
     extras, outs, scratch = rest[:n_extras], rest[n_extras : n_extras + n_outs], list(rest[n_extras + n_outs :])
     tiles = blocking.tiles
     grid_k = tiles.grid(problem)[2]
-    acc_vmem = scratch.pop(0) if grid_k > 1 else None
-    kk = pl.program_id(axis_k)
-    i, j = (pl.program_id(axis_k - 2), pl.program_id(axis_k - 1))[:: 1 if blocking.outer == "m" else -1]
-    extras = [
-        _own_columns(ref, extra, problem, tiles, {"m": i, "n": j, "k": kk})
-        for ref, extra in zip(extras, extras_of, strict=True)
-    ]
+    acc_vmem = scratch.pop(0) if has_accumulator(problem, blocking) else None
+    kk = place.kk
+    extras = [_own_columns(ref, extra, problem, tiles, place) for ref, extra in zip(extras, extras_of, strict=True)]
 
     def beside(side: str) -> list[tuple[Extra, Any]]:
         return [pair for pair in zip(extras_of, extras, strict=True) if pair[0].beside == side]
@@ -65,31 +100,51 @@ def step(*refs: Any, problem: MatmulProblem, functions: Functions, blocking: Blo
             return multiply(lhs, rhs, piece, problem)
 
     def slices(one: Callable[[Slice], None]) -> None:
-        across = tiles.tile_n // blocking.slice_n
-        _loop(blocking.slices, lambda number: one(Slice.number(number, across, blocking)))
+        loop(blocking.slices, lambda number: one(Slice.number(number, blocking)))
 
-    if acc_vmem is None:
-        slices(lambda piece: finish(part(piece), piece))
-        return
+    def finish_last(total: Array, piece: Slice) -> None:
+        finish(total, piece)
+        finished(piece)
 
     def sum_so_far(piece: Slice) -> Array:
+        assert acc_vmem is not None
         found = part(piece)
         return jnp.where(kk == 0, jnp.zeros_like(found), acc_vmem[piece.rows, piece.columns]) + found
 
     def add(piece: Slice) -> None:
+        assert acc_vmem is not None
         acc_vmem[piece.rows, piece.columns] = sum_so_far(piece)
 
     def add_and_finish(piece: Slice) -> None:
+        assert acc_vmem is not None
         total = sum_so_far(piece)
         acc_vmem[piece.rows, piece.columns] = total
         finish(total, piece)  # in every step; only the last one's is copied out
+        finished(piece)
 
-    if not has_last_step(problem, tiles):
-        slices(add_and_finish)
-        return
-    # Code of its own for the last step, in which the epilogue of some columns overlaps the products of the next ones.
-    pl.when(kk < grid_k - 1)(lambda: slices(add))
-    pl.when(kk == grid_k - 1)(lambda: slices(lambda piece: finish(sum_so_far(piece), piece)))
+    def usual() -> None:
+        if grid_k == 1:
+            slices(lambda piece: finish_last(part(piece), piece))
+        elif not has_last_step(problem, tiles):
+            slices(add_and_finish)
+        else:
+            # Code of its own for the last step: the epilogue of some columns overlaps the products of the next ones.
+            pl.when(kk < grid_k - 1)(lambda: slices(add))
+            pl.when(kk == grid_k - 1)(lambda: slices(lambda piece: finish_last(sum_so_far(piece), piece)))
+
+    if first is not None:
+        assert acc_vmem is not None
+        is_first = (place.i == 0) & (place.j == 0) & (kk == 0)
+
+        @pl.when(is_first)
+        def _first() -> None:
+            first(lhs, rhs, acc_vmem)
+            if grid_k == 1:
+                slices(lambda piece: finish_last(acc_vmem[piece.rows, piece.columns], piece))
+
+        pl.when(jnp.logical_not(is_first))(usual)
+    else:
+        usual()
 
 
 def _ready(
@@ -149,15 +204,16 @@ def _cast(block: Array, dtype: Any) -> Array:
     return block.astype(dtype)
 
 
-def _own_columns(ref: Any, extra: Extra, problem: MatmulProblem, tiles: Tiles, at: Mapping[Dimension, Any]) -> Any:
+def _own_columns(ref: Any, extra: Extra, problem: MatmulProblem, tiles: Tiles, place: Place) -> Any:
     """The step's part of a row that stays in VMEM as a whole; other extras are blocks already."""
     if not extra.columns or not is_resident(problem, tiles, extra):
         return ref
     dimension = dimensions(problem, extra.beside)[1]
     columns = getattr(tiles, f"tile_{dimension}")
+    at = {"m": place.i, "n": place.j, "k": place.kk}[dimension]
     if columns == ref.shape[-1]:
         return ref
-    return ref.at[:, pl.ds(pl.multiple_of(at[dimension] * columns, columns), columns)]
+    return ref.at[:, pl.ds(pl.multiple_of(at * columns, columns), columns)]
 
 
 def _broadcastable(ref: Any, extra: Extra, piece: Slice) -> Array:
@@ -169,16 +225,12 @@ def _broadcastable(ref: Any, extra: Extra, piece: Slice) -> Array:
 def _strips(rows: int, step: int, body: Callable[[Any], None]) -> None:
     """`body` for strips of `step` rows, and for the rest; twice in the code at the most."""
     if rows >= step:
-        _loop(rows // step, lambda number: body(pl.ds(_times(number, step), step)))
+        loop(rows // step, lambda number: body(pl.ds(times(number, step), step)))
     if rows % step:
         body(pl.ds(rows // step * step, rows % step))
 
 
-def _times(number: Any, step: int) -> Any:
-    return number * step if isinstance(number, int) else pl.multiple_of(number * step, step)
-
-
-def _loop(count: int, body: Callable[[Any], None]) -> None:
+def loop(count: int, body: Callable[[Any], None]) -> None:
     """`body(0)` … `body(count - 1)`, once in the code."""
     if count == 1:
         body(0)

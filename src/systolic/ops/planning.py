@@ -21,7 +21,7 @@ from systolic.tiling import (
     vmem_limit,
 )
 
-Kernel = Literal["blocked"]
+Kernel = Literal["blocked", "streamed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | None) -> Plan:
         orientation=orientation,
         computed=computed,
         chip=chip.name,
-        kernel="blocked",
+        kernel="streamed" if best.blocking.pieces else "blocked",
         blocking=best.blocking,
         modelled=best.modelled,
         mxu_us=mxu_us(problem, chip),

@@ -22,6 +22,7 @@ from systolic.chips import chip as chip_named
 from systolic.kernels.blocked import blocked_matmul
 from systolic.kernels.interpreted import as_traceable
 from systolic.kernels.step import Functions
+from systolic.kernels.streamed import streamed_matmul
 from systolic.ops.epilogue import Work, work_of
 from systolic.ops.planning import plan
 from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, Side
@@ -139,7 +140,8 @@ def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
     transcendentals = _epilogue_work(product).transcendentals * problem.batch * problem.m * problem.n
     lhs, rhs, *extras = chosen.orientation.arrays(folded, product.beside)
     swap = chosen.orientation.swap
-    outs = blocked_matmul(
+    kernel = streamed_matmul if chosen.kernel == "streamed" else functools.partial(blocked_matmul, chip=chip)
+    outs = kernel(
         lhs,
         rhs,
         extras,
@@ -151,7 +153,6 @@ def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
             transcendentals=transcendentals,
         ),
         blocking=as_traceable(chosen.blocking),
-        chip=chip,
         vmem_limit_bytes=chosen.vmem_limit_bytes,
         interpret=_interpret(product.where.implementation),
     )

@@ -29,6 +29,7 @@ class Blocking:
     slice_n: int
     buffers: int = 2  # of each operand; two are Pallas' own pipeline, three `emit_pipeline`
     outer: Outer = "m"  # the dimension of the output whose blocks change last
+    pieces: int = 0  # in which the first step's blocks arrive, along k; 0: in the pipelines of Pallas, which has none
 
     def __post_init__(self) -> None:
         for name, tile in (("slice_m", self.tiles.tile_m), ("slice_n", self.tiles.tile_n)):
@@ -37,6 +38,8 @@ class Blocking:
                 raise TilesError(f"{name}={value} does not divide a tile of {tile}; use a divisor of {tile}")
         if self.buffers not in (2, 3):
             raise TilesError(f"buffers={self.buffers}: a pipeline has 2 or 3")
+        if self.pieces < 0 or (self.pieces and self.tiles.tile_k % self.pieces):
+            raise TilesError(f"pieces={self.pieces} does not divide tile_k={self.tiles.tile_k}")
 
     @property
     def slices(self) -> int:
@@ -48,6 +51,8 @@ class Blocking:
         if self.slices > 1:
             parts.append(f"slices {self.slice_m}×{self.slice_n}")
         parts.append(f"{self.buffers} buffers, {self.outer} outermost")
+        if self.pieces:
+            parts.append(f"first step in {self.pieces}")
         return ", ".join(parts)
 
 
@@ -100,9 +105,15 @@ def is_split(problem: MatmulProblem) -> bool:
     return problem.precision == "high" and problem.dtype_multiplied == "float32"
 
 
-def has_accumulator(problem: MatmulProblem, tiles: Tiles) -> bool:
-    """Whether the sum over k takes several steps, and so a buffer of its own."""
-    return problem.k > tiles.tile_k
+def can_stream(problem: MatmulProblem, tiles: Tiles) -> bool:
+    """Whether `kernels.streamed` takes these tiles: one matrix, cut evenly, operands multiplied as they are stored."""
+    even = all(getattr(problem, letter) % getattr(tiles, f"tile_{letter}") == 0 for letter in "mkn")
+    return even and problem.batch == 1 and not is_staged(problem, "lhs") and not is_staged(problem, "rhs")
+
+
+def has_accumulator(problem: MatmulProblem, blocking: Blocking) -> bool:
+    """Whether the sum over k takes several steps, or the first step several pieces, and so a buffer of its own."""
+    return problem.k > blocking.tiles.tile_k or blocking.pieces > 1
 
 
 # Vector operations an element up to which the epilogue runs in every step over k, though only the last one's counts.
@@ -111,7 +122,7 @@ _CHEAP_EPILOGUE_OPS = 1
 
 def has_last_step(problem: MatmulProblem, tiles: Tiles) -> bool:
     """Whether the last step over k has code of its own, because an epilogue in every step would cost too much."""
-    return has_accumulator(problem, tiles) and problem.fusion.epilogue_ops > _CHEAP_EPILOGUE_OPS
+    return problem.k > tiles.tile_k and problem.fusion.epilogue_ops > _CHEAP_EPILOGUE_OPS
 
 
 def blocked_buffers(problem: MatmulProblem, blocking: Blocking) -> tuple[VmemBuffer, ...]:
@@ -135,7 +146,7 @@ def blocked_buffers(problem: MatmulProblem, blocking: Blocking) -> tuple[VmemBuf
 def scratch_buffers(problem: MatmulProblem, blocking: Blocking) -> tuple[VmemBuffer, ...]:
     """The part of `blocked_buffers` that the kernel asks for itself, in the order in which it takes it."""
     found = []
-    if has_accumulator(problem, blocking.tiles):
+    if has_accumulator(problem, blocking):
         shape = (blocking.tiles.tile_m, blocking.tiles.tile_n)
         found.append(VmemBuffer(name="acc", shape=shape, dtype=problem.dtype_accumulator, copies=1))
     for side in ("lhs", "rhs"):

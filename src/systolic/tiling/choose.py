@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem
-from systolic.tiling.blocking import Blocking, Outer, blocked_buffers
+from systolic.tiling.blocking import Blocking, Outer, blocked_buffers, can_stream
 from systolic.tiling.buffers import total_bytes
 from systolic.tiling.legality import (
     LANES,
@@ -97,21 +97,34 @@ def blockings(problem: MatmulProblem, chip: Chip, tiles: Tiles | None = None) ->
         refused = whole
         # In the other order nothing changes where there is one row or one column of blocks.
         outers: tuple[Outer, ...] = ("m", "n") if min(one.grid(problem)[:2]) > 1 else ("m",)
-        for buffers in (2, 3) if chip.cores_per_device == 1 else (2,):
-            if total_bytes(blocked_buffers(problem, replace(whole, buffers=buffers))) > _usable_vmem(chip):
+        for buffers in (2, 3) if chip.cores_per_device == 1 and one.steps(problem) > 2 else (2,):
+            if not _fits(problem, replace(whole, buffers=buffers), chip):
                 continue
             for slice_m, slice_n in _slices(problem, one):
                 cut = Blocking(tiles=one, slice_m=slice_m, slice_n=slice_n, buffers=buffers)
                 if bundles(problem, cut, chip) > MOST_BUNDLES:
                     continue
-                for outer in outers:
-                    blocking = replace(cut, outer=outer)
+                for pieces, outer in itertools.product(_pieces(problem, one, chip), outers):
+                    blocking = replace(cut, outer=outer, pieces=pieces)
+                    if pieces and not _fits(problem, blocking, chip):
+                        continue
                     found.append(Choice(blocking=blocking, modelled=blocked_time(problem, blocking, chip)))
     assert refused is not None
     broken = blocked_violations(problem, refused, chip) if tiles is not None or not found else []
     if broken:
         raise IllegalTilesError(f"tiles {refused.tiles}", broken)
     return sorted(found, key=lambda choice: (choice.modelled.time_us, choice.modelled.bundles))
+
+
+def _fits(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> bool:
+    return total_bytes(blocked_buffers(problem, blocking)) <= _usable_vmem(chip)
+
+
+def _pieces(problem: MatmulProblem, tiles: Tiles, chip: Chip) -> list[int]:
+    """Pieces of the first step; 0 is the pipeline of Pallas, the only one for two cores, batches and edges."""
+    if chip.cores_per_device > 1 or not can_stream(problem, tiles):
+        return [0]
+    return [0, 1, *(pieces for pieces in (2, 4, 8) if tiles.tile_k % (pieces * 2 * LANES) == 0)]
 
 
 def _tiles(problem: MatmulProblem) -> Iterator[Tiles]:

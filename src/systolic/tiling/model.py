@@ -24,17 +24,20 @@ class SliceCost:
     drain_cycles_per_row: float  # to get the last results out
     step_cycles: float  # scalar code of one step of the pipeline
     weight_cycles: float  # to load one tile of weights into a matrix unit; hides behind as many rows
+    weight_gap_cycles: float  # between one tile of weights and the next, which nothing hides
     bundles_per_cycle: float  # of straight code, for each cycle that its products keep the matrix units busy
     bundles_per_register: float  # and for each register of the slice's output
 
 
 # Fitted to simulated times and code sizes of 96 bfloat16 kernels a chip (`benchmarks/blocked_model.py`, the products
-# and blockings that it draws by default). v4 and v5p have v5e's matrix units, and take its numbers.
+# and blockings that it draws by default); v6e's 134 cycles to 8192³ in slices of 256, 512 and 2048 rows. v4 and v5p have
+# v5e's matrix units, and take its numbers.
 _V5E = SliceCost(
-    fill_cycles=104,
-    drain_cycles_per_row=0.036,
-    step_cycles=69,
+    fill_cycles=108,
+    drain_cycles_per_row=0.01,
+    step_cycles=93,
     weight_cycles=64,
+    weight_gap_cycles=0.6,
     bundles_per_cycle=0.86,
     bundles_per_register=0.02,
 )
@@ -43,18 +46,20 @@ _SLICE_COSTS = {
     "v5e": _V5E,
     "v5p": _V5E,
     "v6e": SliceCost(
-        fill_cycles=218,
-        drain_cycles_per_row=0.01,
-        step_cycles=30,
-        weight_cycles=64,
+        fill_cycles=200,
+        drain_cycles_per_row=0.016,
+        step_cycles=6,
+        weight_cycles=134,
+        weight_gap_cycles=1.2,
         bundles_per_cycle=1.0,
         bundles_per_register=0.0,
     ),
     "v7x": SliceCost(
-        fill_cycles=82,
-        drain_cycles_per_row=0.18,
-        step_cycles=232,
+        fill_cycles=90,
+        drain_cycles_per_row=0.22,
+        step_cycles=65,
         weight_cycles=32,
+        weight_gap_cycles=4.1,
         bundles_per_cycle=0.52,
         bundles_per_register=0.58,
     ),
@@ -131,6 +136,8 @@ def bundles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
     # The epilogue fills slots beside the products of its slice; only what is too much for them is code of its own.
     epilogue = registers * problem.fusion.epilogue_ops / _VECTOR_SLOTS
     finishing = max(straight, epilogue) + 0.2 * min(straight, epilogue)
+    if blocking.pieces > 1:
+        finishing += products / blocking.pieces + (epilogue if blocking.tiles.tile_k >= problem.k else 0)
     return finishing + (straight if has_last_step(problem, blocking.tiles) else 0) + _OTHER_BUNDLES
 
 
@@ -148,18 +155,28 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
     step_cycles = blocking.slices * slice_cycles + cost.step_cycles + _vector_cycles(problem, tiles)
     held_up_cycles = copies.count * (machine.dma_issue_cycles + machine.dma_wait_cycles)
     compute_s = (step_cycles + held_up_cycles) / machine.clock_hz
-    # Copies are started one step ahead, with three buffers two: that many steps and their own one hide the latency.
-    step_s = _longer(compute_s, copies.step_s, (copies.step_s + copies.latency_s + compute_s) / blocking.buffers)
+    # Two copies are under way at a time, with the three buffers of `kernels.streamed` three.
+    hidden_s = compute_s if blocking.buffers == 2 else 0.0
+    under_way = blocking.buffers if blocking.pieces else 2
+    step_s = _longer(compute_s, copies.step_s, (copies.step_s + copies.latency_s + hidden_s) / under_way)
     if blocking.buffers == 2:
         # Where a block is stored, that and the next inputs share a step.
         run_s = (grid_k - 1) * step_s + _longer(step_s, copies.step_s + copies.store_s)
     else:
         run_s = _longer(grid_k * step_s, grid_k * copies.step_s + copies.store_s)
     # Where the operand that stays is exchanged, all of its block arrives within the steps by which copies are ahead.
+    outs = 1 + len(problem.fusion.more_outputs)
     exchanges = max(0.0, (grid_m if blocking.outer == "m" else grid_n) * problem.batch / cores - 1)
     ahead_s = (blocking.buffers - 1) * step_s
     exchanged_s = max(0.0, copies.first_s + copies.latency_s - ahead_s) if grid_k == 1 else 0.0
     ramp_s = copies.first_s + copies.store_s + 2 * copies.latency_s
+    if blocking.pieces:
+        # It is fetched as soon as its buffer is free. The first products wait for one piece, the last store is a slice.
+        exchanged_s = 0.0
+        behind_s = max(copies.first_s / blocking.pieces, copies.first_s - compute_s)
+        ramp_s = behind_s + copies.store_s / blocking.slices + 2 * copies.latency_s
+        more = (blocking.pieces - 1) * (blocking.slices * fill_cycles + held_up_cycles)
+        ramp_s += (more + outs * blocking.slices * machine.dma_issue_cycles) / machine.clock_hz
     return ModelledTime(
         time_us=(runs * run_s + exchanges * exchanged_s + ramp_s) * 1e6,
         compute_us=runs * grid_k * compute_s * 1e6,
@@ -242,7 +259,7 @@ def _slice_cycles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> flo
     rows = -(-blocking.slice_m // 8) * 8
     weights = math.ceil(blocking.tiles.tile_k / machine.mxu_rows) * math.ceil(blocking.slice_n / machine.mxu_columns)
     rate = machine.mxu_rows_per_cycle.get(_listing_type(problem.dtype_multiplied), machine.mxu_rows_per_cycle["bf16"])
-    each = max(rows / rate, cost.weight_cycles)
+    each = max(rows / rate, cost.weight_cycles) + cost.weight_gap_cycles
     return problem.passes * weights * each / machine.mxu_count
 
 
