@@ -23,10 +23,14 @@ from systolic.tiling.tiles import Tiles
 
 # The longest code of a kernel: it costs the user compile time and the chip its instruction fetch.
 MOST_BUNDLES = 14_000
-# The compiler needs VMEM for itself. Seen: 16 → 18.5, 24 → 28.5, 28 → 35.1, 64 → 73 MiB.
+# The compiler needs VMEM for itself. Seen: 16 → 18.5, 24 → 28.5, 28 → 35.1, 64 → 73 MiB; for the six passes of
+# float32 at highest precision, whose parts it keeps, 15.5 → 24.6.
 _COMPILER_SHARE = 0.26
+_COMPILER_SHARE_HIGHEST = 0.65
 _SIDES = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _LONGEST_K = 8192
+_LONGEST_ROW = 32768
+_THIN_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +43,16 @@ class Choice:
 
 def vmem_limit(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> int:
     """Bytes of VMEM to ask the compiler for: the buffers and its own need, at least what it gives by default."""
-    needed = total_bytes(blocked_buffers(problem, blocking)) * (1 + _COMPILER_SHARE) + 2 * 2**20
+    needed = total_bytes(blocked_buffers(problem, blocking)) * (1 + _compiler_share(problem)) + 2 * 2**20
     return min(max(int(needed), chip.scoped_vmem_bytes), chip.vmem_bytes_per_core)
 
 
-def _usable_vmem(chip: Chip) -> int:
-    return int(chip.vmem_bytes_per_core / (1 + _COMPILER_SHARE)) - 2 * 2**20
+def _usable_vmem(problem: MatmulProblem, chip: Chip) -> int:
+    return int(chip.vmem_bytes_per_core / (1 + _compiler_share(problem))) - 2 * 2**20
+
+
+def _compiler_share(problem: MatmulProblem) -> float:
+    return _COMPILER_SHARE_HIGHEST if problem.passes > 3 else _COMPILER_SHARE
 
 
 def alignments(problem: MatmulProblem) -> dict[str, int]:
@@ -81,7 +89,7 @@ def blocked_violations(problem: MatmulProblem, blocking: Blocking, chip: Chip) -
                     fix=f"use tile_{letter}={min(size, -(-tile // multiple) * multiple)}",
                 )
             )
-    return found + vmem_violations(blocked_buffers(problem, blocking), _usable_vmem(chip))
+    return found + vmem_violations(blocked_buffers(problem, blocking), _usable_vmem(problem, chip))
 
 
 def blockings(problem: MatmulProblem, chip: Chip, tiles: Tiles | None = None) -> list[Choice]:
@@ -117,7 +125,7 @@ def blockings(problem: MatmulProblem, chip: Chip, tiles: Tiles | None = None) ->
 
 
 def _fits(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> bool:
-    return total_bytes(blocked_buffers(problem, blocking)) <= _usable_vmem(chip)
+    return total_bytes(blocked_buffers(problem, blocking)) <= _usable_vmem(problem, chip)
 
 
 def _pieces(problem: MatmulProblem, tiles: Tiles, chip: Chip) -> list[int]:
@@ -129,12 +137,13 @@ def _pieces(problem: MatmulProblem, tiles: Tiles, chip: Chip) -> list[int]:
 
 def _tiles(problem: MatmulProblem) -> Iterator[Tiles]:
     multiples = alignments(problem)
-    sides = {letter: _sides(getattr(problem, letter), multiples[letter], letter) for letter in "mkn"}
+    thin = problem.m <= _THIN_ROWS
+    sides = {letter: _sides(getattr(problem, letter), multiples[letter], letter, thin=thin) for letter in "mkn"}
     for tile_m, tile_k, tile_n in itertools.product(sides["m"], sides["k"], sides["n"]):
         yield Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
 
 
-def _sides(size: int, multiple: int, letter: str) -> list[int]:
+def _sides(size: int, multiple: int, letter: str, *, thin: bool) -> list[int]:
     """What cuts a size into nearly even parts of about the usual sides, and all of it where that is not too long.
 
     14336 is cut by seven times a power of two; 4097 by four times 1040, hardly more than a quarter.
@@ -146,7 +155,8 @@ def _sides(size: int, multiple: int, letter: str) -> list[int]:
         even = -(-size // -(-size // side))
         found.add(-(-even // step) * step)
     chosen = {side for side in found if 256 <= side <= longest and side < size}
-    if size <= longest:
+    # A thin product streams whole rows of rhs: they lie in one piece.
+    if size <= longest or (letter == "n" and thin and size <= _LONGEST_ROW):
         chosen.add(size)
     return sorted(chosen or {side for side in found if side < size} or {size})
 

@@ -30,8 +30,8 @@ class SliceCost:
 
 
 # Fitted to simulated times and code sizes of 96 bfloat16 kernels a chip (`benchmarks/blocked_model.py`, the products
-# and blockings that it draws by default); v6e's 134 cycles to 8192³ in slices of 256, 512 and 2048 rows. v4 and v5p have
-# v5e's matrix units, and take its numbers.
+# and blockings that it draws by default); v6e's 134 cycles to 8192³ in slices of 256, 512 and 2048 rows. v4 and v5p
+# have v5e's matrix units, and take its numbers.
 _V5E = SliceCost(
     fill_cycles=108,
     drain_cycles_per_row=0.01,
@@ -66,6 +66,8 @@ _SLICE_COSTS = {
 }
 _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled with
+_HIGHEST_BUNDLES = 1.6  # code of six passes over that of six products
+_PIECE_CYCLES = 0.7  # to add a register of a piece's sum to that of the pieces before
 _EPILOGUE_SHARE = 0.3  # of an epilogue that nothing hides
 _SHARPNESS = 32  # of `_longer`: two equal times are 2 % longer than one
 _OTHER_BUNDLES = 500  # the pipeline around the slices
@@ -132,6 +134,8 @@ def bundles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
     cost = _SLICE_COSTS[chip.name]
     products = _slice_cycles(problem, blocking, chip) * cost.bundles_per_cycle
     registers = blocking.slice_m * blocking.slice_n / _VECTOR_ELEMENTS
+    # Each pass over float32 also takes the operands apart.
+    products *= _HIGHEST_BUNDLES if problem.passes > 3 else 1
     straight = products + registers * cost.bundles_per_register
     # The epilogue fills slots beside the products of its slice; only what is too much for them is code of its own.
     epilogue = registers * problem.fusion.epilogue_ops / _VECTOR_SLOTS
@@ -171,11 +175,13 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
     exchanged_s = max(0.0, copies.first_s + copies.latency_s - ahead_s) if grid_k == 1 else 0.0
     ramp_s = copies.first_s + copies.store_s + 2 * copies.latency_s
     if blocking.pieces:
-        # It is fetched as soon as its buffer is free. The first products wait for one piece, the last store is a slice.
-        exchanged_s = 0.0
+        # It is fetched as soon as its buffer is free, but then shares a step with what that step needs. The first
+        # products wait for one piece, the last store is a slice.
+        exchanged_s = max(0.0, copies.first_s - step_s) if grid_k == 1 else 0.0
         behind_s = max(copies.first_s / blocking.pieces, copies.first_s - compute_s)
         ramp_s = behind_s + copies.store_s / blocking.slices + 2 * copies.latency_s
-        more = (blocking.pieces - 1) * (blocking.slices * fill_cycles + held_up_cycles)
+        adding = _PIECE_CYCLES * tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
+        more = (blocking.pieces - 1) * (blocking.slices * fill_cycles + held_up_cycles + adding)
         ramp_s += (more + outs * blocking.slices * machine.dma_issue_cycles) / machine.clock_hz
     return ModelledTime(
         time_us=(runs * run_s + exchanges * exchanged_s + ramp_s) * 1e6,
@@ -226,19 +232,14 @@ class _Copies:
             rows, columns = block_shape(problem, tiles, side)
             block_bytes = rows * columns * dtype_bytes(dtype)
             block_s = (
-                block_bytes / bytes_per_s
-                + _pieces(rows, columns, width, dtype) * machine.hbm_run_cycles / machine.clock_hz
+                block_bytes / bytes_per_s + _pieces(rows, columns, width) * machine.hbm_run_cycles / machine.clock_hz
             )
             first_s += block_s
             count += total_bytes / (block_bytes * steps)
             step_s += block_s * total_bytes / (block_bytes * steps)
         out_bytes = traffic.out_bytes / (problem.batch * grid_m * grid_n)
         store_s = out_bytes / bytes_per_s
-        store_s += (
-            _pieces(tiles.tile_m, tiles.tile_n, problem.n, problem.dtype_out)
-            * machine.hbm_run_cycles
-            / machine.clock_hz
-        )
+        store_s += _pieces(tiles.tile_m, tiles.tile_n, problem.n) * machine.hbm_run_cycles / machine.clock_hz
         return cls(
             count=count,
             step_s=step_s,
@@ -248,9 +249,9 @@ class _Copies:
         )
 
 
-def _pieces(rows: int, columns: int, width: int, dtype: str) -> float:
-    """Contiguous pieces of a block in HBM, where arrays lie in tiles of eight rows of 32 bits."""
-    return 1 if columns >= width else math.ceil(rows * dtype_bytes(dtype) / 32)
+def _pieces(rows: int, columns: int, width: int) -> int:
+    """Contiguous pieces of a block in HBM, where matrices of every dtype lie in tiles of eight rows."""
+    return 1 if columns >= width else math.ceil(rows / 8)
 
 
 def _slice_cycles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
