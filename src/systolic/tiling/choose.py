@@ -164,10 +164,10 @@ def _sides(size: int, multiple: int, letter: str, *, thin: bool) -> list[int]:
 def _slices(problem: MatmulProblem, tiles: Tiles) -> Iterator[tuple[int, int]]:
     """Slices that cut a tile evenly into whole registers; all of it is one."""
     multiples = alignments(problem)
-    rows = _parts(tiles.tile_m, max(multiples["m"], 16))
-    return itertools.product(rows, _parts(tiles.tile_n, LANES))
+    rows = _parts(tiles.tile_m, max(multiples["m"], 16), 128)
+    return itertools.product(rows, _parts(tiles.tile_n, LANES, 256))
 
 
-def _parts(side: int, multiple: int) -> list[int]:
+def _parts(side: int, multiple: int, least: int) -> list[int]:
     cut = [side // parts for parts in (2, 4, 8, 16, 3, 5, 7) if side % parts == 0]
-    return [side, *[part for part in cut if part % multiple == 0 and part >= 128][:4]]
+    return [side, *[part for part in cut if part % multiple == 0 and part >= least][:4]]
