@@ -41,18 +41,17 @@ def product(lhs: Any, rhs: Any, *, problem: MatmulProblem, blocking: Blocking, c
     """The kernel alone with this blocking."""
     from systolic.kernels.blocked import blocked_matmul
     from systolic.kernels.step import Functions
+    from systolic.kernels.streamed import streamed_matmul
 
-    functions = Functions(epilogue=lambda total: (total,))
-    limit = vmem_limit(problem, blocking, chip)
-    outs = blocked_matmul(
+    kernel = streamed_matmul if blocking.pieces else functools.partial(blocked_matmul, chip=chip)
+    outs = kernel(
         lhs,
         rhs,
         (),
         problem=problem,
-        functions=functions,
+        functions=Functions(epilogue=lambda total: (total,)),
         blocking=blocking,
-        chip=chip,
-        vmem_limit_bytes=limit,
+        vmem_limit_bytes=vmem_limit(problem, blocking, chip),
     )
     return outs[0]
 
@@ -108,6 +107,7 @@ def main(chips: tuple[Chip, ...], problems: tuple[str, ...], dtype: str, samples
                     "slices": [blocking.slice_m, blocking.slice_n],
                     "buffers": blocking.buffers,
                     "outer": blocking.outer,
+                    "pieces": blocking.pieces,
                     "simulated_us": found.time_us,
                     "modelled_us": modelled.time_us,
                     "bundles": found.run.bundles,
@@ -130,7 +130,7 @@ def _report(chip: str, rows: list[dict[str, Any]]) -> None:
         best = min(row["simulated_us"] for row in mine)
         ranks = [_ranks([row[key] for row in mine]) for key in ("modelled_us", "simulated_us")]
         click.echo(
-            f"  {name:18} median error {statistics.median(map(abs, error)):6.1%}  bias {statistics.median(error):+6.1%}  "
+            f"  {name:16} median error {statistics.median(map(abs, error)):6.1%}  bias {statistics.median(error):+6.1%}  "
             f"Spearman {statistics.correlation(*ranks) if len(mine) > 2 else float('nan'):5.2f}  "
             f"chosen {mine[0]['simulated_us']:9.1f} µs  regret {mine[0]['simulated_us'] / best - 1:5.1%}"
         )

@@ -10,13 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from systolic.problem import MatmulProblem, Side
 from systolic.tiling import IllegalTilesError, Tiles, Violation
-
-if TYPE_CHECKING:
-    from jax import Array
 
 _SWAPPED: dict[Side, Side] = {"lhs": "rhs", "rhs": "lhs", "out": "out"}
 _CALLERS = {"m": "n", "n": "m", "lhs": "rhs", "rhs": "lhs"}
@@ -67,14 +64,16 @@ class Orientation:
             fusion=replace(problem.fusion, extras=turned),
         )
 
-    def arrays(self, arrays: Sequence[Array], beside: Sequence[Side]) -> list[Array]:
+    def arrays(self, arrays: Sequence[Any], beside: Sequence[Side]) -> list[Any]:
         """lhs, rhs and the extras of the kernel's product, from those of the caller's, which stand beside `beside`."""
         lhs, rhs, *extras = arrays
         sides: tuple[Side, ...] = tuple(_SWAPPED[side] if self.swap else side for side in beside)
         if self.swap:
             lhs, rhs = rhs, lhs
-        turned = [extra.mT if self._turns(side) else extra for side, extra in zip(sides, extras, strict=True)]
-        return [lhs.mT if self.lhs else lhs, rhs.mT if self.rhs else rhs, *turned]
+        turned = [
+            extra.swapaxes(-1, -2) if self._turns(side) else extra for side, extra in zip(sides, extras, strict=True)
+        ]
+        return [lhs.swapaxes(-1, -2) if self.lhs else lhs, rhs.swapaxes(-1, -2) if self.rhs else rhs, *turned]
 
     def tiles(self, tiles: Tiles | None) -> Tiles | None:
         """Tiles of the kernel's product."""

@@ -1,0 +1,155 @@
+"""The kernel with a pipeline of its own, in TPU interpret mode: order of copies, races, uninitialised memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.kernels.step import Functions
+from systolic.kernels.streamed import streamed_matmul
+from systolic.problem import Extra, Fusion, MatmulProblem
+from systolic.tiling import Blocking, Tiles, can_stream
+
+CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+M, K, N = 384, 512, 384
+
+
+def identity(total: Any) -> tuple[Any]:
+    return (total,)
+
+
+def blocking(tiles: tuple[int, int, int], slices: tuple[int, int], **rest: Any) -> Blocking:
+    tile_m, tile_k, tile_n = tiles
+    return Blocking(
+        tiles=Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n), slice_m=slices[0], slice_n=slices[1], **rest
+    )
+
+
+def check(
+    how: Blocking,
+    *,
+    dtype: str = "float32",
+    transposes: tuple[bool, bool] = (False, False),
+    extras: Sequence[tuple[Extra, np.ndarray]] = (),
+    epilogue: Callable[..., Any] = identity,
+    epilogue_ops: int = 0,
+    more_outputs: tuple[str, ...] = (),
+    expected: Callable[[np.ndarray], Sequence[np.ndarray]] = lambda total: [total],
+    interpret: pltpu.InterpretParams = CAREFUL,
+) -> None:
+    """Runs the kernel on seeded normal operands and compares every output with float64."""
+    random = np.random.default_rng(0)
+    lhs = random.standard_normal((M, K)).astype(np.float32).astype(dtype)
+    rhs = random.standard_normal((K, N)).astype(np.float32).astype(dtype)
+    problem = MatmulProblem(
+        m=M,
+        k=K,
+        n=N,
+        dtype_lhs=dtype,
+        dtype_rhs=dtype,
+        dtype_out="float32",
+        transpose_lhs=transposes[0],
+        transpose_rhs=transposes[1],
+        fusion=Fusion(extras=tuple(extra for extra, _ in extras), epilogue_ops=epilogue_ops, more_outputs=more_outputs),
+    )
+    assert can_stream(problem, how.tiles)
+    given = [lhs.T if transposes[0] else lhs, rhs.T if transposes[1] else rhs, *(array for _, array in extras)]
+    outs = jax.jit(
+        lambda lhs, rhs, *beside: streamed_matmul(
+            lhs,
+            rhs,
+            beside,
+            problem=problem,
+            functions=Functions(epilogue=epilogue),
+            blocking=how,
+            vmem_limit_bytes=2**24,
+            interpret=interpret,
+        )
+    )(*map(jnp.asarray, given))
+    wanted = expected(lhs.astype(np.float64) @ rhs.astype(np.float64))
+    assert len(outs) == len(wanted) == 1 + len(more_outputs)
+    for out, exact in zip(outs, wanted, strict=True):
+        # Sums of 512 products of deviation √512 in float32: 1e-3 is ten times what they are off by, and a hundredth of
+        # what one lost product makes.
+        np.testing.assert_allclose(np.asarray(out, np.float64), exact, atol=1e-3 * max(1.0, np.abs(exact).max() / 60))
+
+
+ORDERS = [
+    blocking((128, 256, 128), (128, 128), pieces=1),
+    blocking((128, 256, 128), (64, 128), pieces=2, buffers=3, outer="n"),
+    blocking((128, 512, 128), (64, 128), pieces=4, buffers=3),
+    blocking((128, 512, 128), (128, 128), pieces=1, buffers=2, outer="n"),
+    blocking((384, 128, 128), (128, 128), pieces=1, buffers=3),
+    blocking((128, 512, 384), (128, 128), pieces=2),
+    blocking((384, 512, 384), (192, 128), pieces=4),  # one step
+    blocking((384, 256, 384), (128, 384), pieces=2, buffers=3),  # one block of the output
+]
+
+
+@pytest.mark.parametrize("how", ORDERS, ids=str)
+def test_every_order(how: Blocking, capfd: pytest.CaptureFixture[str]) -> None:
+    check(how)
+    assert "race" not in capfd.readouterr().out.lower()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_the_order_in_which_copies_end(seed: int) -> None:
+    params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", random_seed=seed)
+    for mode in ("eager", "on_wait"):
+        check(
+            blocking((128, 256, 128), (128, 128), pieces=2, buffers=3),
+            interpret=pltpu.InterpretParams(
+                detect_races=True, uninitialized_memory="nan", random_seed=seed, dma_execution_mode=mode
+            ),
+        )
+    check(blocking((128, 512, 128), (64, 128), pieces=4, buffers=3, outer="n"), interpret=params)
+
+
+@pytest.mark.parametrize("transposes", [(True, False), (False, True), (True, True)])
+def test_pieces_of_operands_that_are_stored_transposed(transposes: tuple[bool, bool]) -> None:
+    check(blocking((128, 256, 128), (128, 128), pieces=2, buffers=3), transposes=transposes, dtype="bfloat16")
+
+
+def beside(rows: bool, columns: bool) -> Extra:
+    return Extra(beside="out", rows=rows, columns=columns, dtype="float32")
+
+
+@pytest.mark.parametrize("outer", ["m", "n"])
+@pytest.mark.parametrize("tile_k", [256, 512])
+@pytest.mark.parametrize("epilogue_ops", [1, 5])
+def test_arrays_beside_the_output_and_two_outputs(outer: Any, tile_k: int, epilogue_ops: int) -> None:
+    """A row that stays, a column and a matrix that come by blocks, an element; both ways of finishing a sum."""
+    random = np.random.default_rng(1)
+    row, column = random.standard_normal((1, N), np.float32), random.standard_normal((M, 1), np.float32)
+    matrix, one = random.standard_normal((M, N), np.float32), np.full((1, 1), 0.5, np.float32)
+    check(
+        blocking((128, tile_k, 128), (64, 128), pieces=2, buffers=3, outer=outer),
+        extras=[
+            (beside(False, True), row),
+            (beside(True, True), matrix),
+            (beside(True, False), column),
+            (beside(False, False), one),
+        ],
+        epilogue=lambda total, r, m, c, o: (jnp.maximum(total + r, 0) * o + m * c, total + r),
+        epilogue_ops=epilogue_ops,
+        more_outputs=("float32",),
+        expected=lambda total: [np.maximum(total + row, 0) * 0.5 + matrix * column, total + row],
+    )
+
+
+def test_what_it_does_not_take() -> None:
+    even = Tiles(tile_m=128, tile_k=256, tile_n=128)
+    problem = MatmulProblem.of(M, K, N, "float32")
+    assert can_stream(problem, even)
+    assert not can_stream(MatmulProblem.of(M, K, N + 1, "float32"), even)
+    assert not can_stream(MatmulProblem.of(M, K + 8, N, "float32"), even)
+    assert not can_stream(dataclasses.replace(problem, batch=2), even)
+    assert not can_stream(dataclasses.replace(problem, precision="high"), even)
+    assert not can_stream(dataclasses.replace(problem, fusion=Fusion(lhs_fn="bfloat16")), even)

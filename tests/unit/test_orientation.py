@@ -1,0 +1,87 @@
+"""Which way round a product is computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from systolic.ops import plan
+from systolic.ops.orientation import Orientation, stored_by_columns
+from systolic.problem import Extra, Fusion, MatmulProblem
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "by_columns"),
+    # As the compiler lays out parameters of these shapes: see `stored_by_columns`.
+    [
+        (4096, 1000, True),
+        (1000, 1000, False),
+        (1000, 4096, False),
+        (7001, 5003, True),
+        (3001, 7001, False),
+        (768, 50257, True),
+        (16, 1000, False),
+        (1000, 16, True),
+        (4097, 4096, False),
+        (100, 4095, False),
+    ],
+)
+def test_layouts_that_were_seen(rows: int, columns: int, by_columns: bool) -> None:
+    assert stored_by_columns(rows, columns) == by_columns
+
+
+@pytest.mark.parametrize("sizes", [(256, 256, 200), (256, 200, 256), (200, 16, 600), (24, 1000, 16), (7, 5, 3)])
+@pytest.mark.parametrize("transposes", [*itertools.product([False, True], repeat=2)])
+def test_the_turned_product_is_the_same(sizes: tuple[int, int, int], transposes: tuple[bool, bool]) -> None:
+    m, k, n = sizes
+    problem = dataclasses.replace(
+        MatmulProblem.of(m, k, n, "float32"),
+        transpose_lhs=transposes[0],
+        transpose_rhs=transposes[1],
+        fusion=Fusion(
+            extras=(
+                Extra(beside="out", rows=False, columns=True, dtype="float32"),
+                Extra(beside="lhs", rows=True, columns=False, dtype="float32"),
+            ),
+            lhs_fn="bfloat16",
+        ),
+    )
+    how = Orientation.of(problem)
+    computed = how.problem(problem)
+    random = np.random.default_rng(0)
+    lhs = random.integers(-3, 4, (k, m) if transposes[0] else (m, k)).astype(np.float64)
+    rhs = random.integers(-3, 4, (n, k) if transposes[1] else (k, n)).astype(np.float64)
+    row = random.integers(-3, 4, (1, n)).astype(np.float64)
+    column = random.integers(1, 4, (lhs.shape[0], 1)).astype(np.float64)
+
+    def product(lhs: np.ndarray, rhs: np.ndarray, problem: MatmulProblem) -> np.ndarray:
+        return (lhs.T if problem.transpose_lhs else lhs) @ (rhs.T if problem.transpose_rhs else rhs)
+
+    expected = product(lhs * column, rhs, problem) + row
+    arrays = how.arrays([lhs, rhs, row, column], [extra.beside for extra in problem.fusion.extras])
+    sides = [extra.beside for extra in computed.fusion.extras]
+    operands = {"lhs": arrays[0], "rhs": arrays[1]}
+    operands[sides[1]] = operands[sides[1]] * arrays[3]
+    found = product(operands["lhs"], operands["rhs"], computed) + arrays[2]
+    assert (computed.m, computed.n) == ((n, m) if how.swap else (m, n))
+    np.testing.assert_array_equal(found.T if how.swap else found, expected)
+    # What the kernel reads lies by rows.
+    assert not stored_by_columns(*arrays[0].shape)
+    assert not stored_by_columns(*arrays[1].shape)
+    assert not stored_by_columns(computed.m, computed.n)
+    # The function goes with its operand.
+    assert (computed.fusion.rhs_fn if how.swap else computed.fusion.lhs_fn) == "bfloat16"
+
+
+def test_a_plan_says_so() -> None:
+    assert "computed as rhsᵀ · lhsᵀ" in plan(MatmulProblem.of(4096, 4096, 1000, "bfloat16"), "v5e").reason
+    assert "lhs read by columns" in plan(MatmulProblem.of(4096, 1000, 4096, "bfloat16"), "v5e").reason
+    assert "stores" not in plan(MatmulProblem.of(4096, 4096, 4096, "bfloat16"), "v5e").reason
+
+
+def test_batches_stay_as_they_are() -> None:
+    problem = dataclasses.replace(MatmulProblem.of(4096, 4096, 1000, "bfloat16"), batch=4, batch_lhs=4)
+    assert Orientation.of(problem) == Orientation()
