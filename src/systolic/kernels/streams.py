@@ -1,0 +1,122 @@
+"""What the streamed kernel moves: the order of its steps, inputs that come by blocks, outputs that leave by slices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.kernels.slices import Slice, times
+from systolic.kernels.step import Place
+from systolic.problem import MatmulProblem
+from systolic.tiling import Blocking, Dimension
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The order of steps: one dimension of the output outermost, then the other, then k."""
+
+    outer: Dimension
+    inner: Dimension
+    counts: dict[Dimension, int]
+
+    @classmethod
+    def of(cls, problem: MatmulProblem, blocking: Blocking) -> Order:
+        """As the blocking says."""
+        grid_m, grid_n, grid_k = blocking.tiles.grid(problem)
+        inner: Dimension = "n" if blocking.outer == "m" else "m"
+        return cls(outer=blocking.outer, inner=inner, counts={"m": grid_m, "n": grid_n, "k": grid_k})
+
+    @property
+    def steps(self) -> int:
+        """Of the whole product."""
+        return math.prod(self.counts.values())
+
+    @property
+    def runs(self) -> int:
+        """Blocks of the output."""
+        return self.counts["m"] * self.counts["n"]
+
+    def period(self, along: tuple[Dimension | None, Dimension | None]) -> int:
+        """Steps for which a block along these dimensions stays."""
+        changing = {dimension for dimension in along if dimension is not None and self.counts[dimension] > 1}
+        if "k" in changing:
+            return 1
+        if self.inner in changing:
+            return self.counts["k"]
+        return self.counts["k"] * self.counts[self.inner] if self.outer in changing else self.steps
+
+    def place(self, number: Any) -> Place:
+        """The place of a step."""
+        run, kk = number // self.counts["k"], number % self.counts["k"]
+        at = {self.outer: run // self.counts[self.inner], self.inner: run % self.counts[self.inner]}
+        return Place(i=at["m"], j=at["n"], kk=kk)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """An input that comes by blocks. Its block number f is used in the steps from f · period on."""
+
+    hbm: Any
+    vmem: Any  # [buffers, *shape]
+    sem: Any  # [buffers]
+    shape: tuple[int, int]
+    along: tuple[Dimension | None, Dimension | None]
+    period: int
+    buffers: int
+
+    def slot(self, number: Any) -> Any:
+        """Which buffer holds the block of a step."""
+        return (number // self.period) % self.buffers
+
+    def block(self, number: Any) -> Any:
+        """The block of a step."""
+        return self.vmem.at[self.slot(number)]
+
+    def copy(self, number: Any, order: Order) -> Any:
+        """The copy of a step's block."""
+        rows, columns = self._at(order.place(number))
+        slot = self.slot(number)
+        return pltpu.make_async_copy(self.hbm.at[rows, columns], self.vmem.at[slot], self.sem.at[slot])
+
+    def piece(self, number: Any, pieces: int, sem: Any) -> Any:
+        """The copy of a piece along k of the first step's block."""
+        at = self.along_k(number, pieces)
+        return pltpu.make_async_copy(self.hbm.at[at], self.vmem.at[(0, *at)], sem)
+
+    def along_k(self, number: Any, pieces: int) -> tuple[Any, Any]:
+        """Rows and columns of a piece along k."""
+        axis = self.along.index("k")
+        size = self.shape[axis] // pieces
+        at: list[Any] = [pl.ds(0, side) for side in self.shape]
+        at[axis] = pl.ds(times(number, size), size)
+        return at[0], at[1]
+
+    def _at(self, place: Place) -> tuple[Any, Any]:
+        named = {"m": place.i, "n": place.j, "k": place.kk, None: 0}
+        rows, columns = (
+            pl.ds(times(named[dimension], size), size) for dimension, size in zip(self.along, self.shape, strict=True)
+        )
+        return rows, columns
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output: two tiles in VMEM, whose slices are copied out one by one."""
+
+    hbm: Any
+    vmem: Any  # [2, tile_m, tile_n]
+    sem: Any  # [2]
+    tile_m: int
+    tile_n: int
+
+    def copy(self, piece: Slice, run: Any, place: Place) -> Any:
+        """The copy of a part of the block number `run`."""
+        rows, columns = piece.moved(times(place.i, self.tile_m), times(place.j, self.tile_n))
+        slot = run % 2
+        return pltpu.make_async_copy(
+            self.vmem.at[slot, piece.rows, piece.columns], self.hbm.at[rows, columns], self.sem.at[slot]
+        )
