@@ -130,7 +130,7 @@ def _report(chip: str, rows: list[dict[str, Any]]) -> None:
         best = min(row["simulated_us"] for row in mine)
         ranks = [_ranks([row[key] for row in mine]) for key in ("modelled_us", "simulated_us")]
         click.echo(
-            f"  {name:15} median error {statistics.median(map(abs, error)):6.1%}  bias {statistics.median(error):+6.1%} "
+            f"  {name:15} median error {statistics.median(map(abs, error)):6.1%} bias {statistics.median(error):+6.1%} "
             f"Spearman {statistics.correlation(*ranks) if len(mine) > 2 else float('nan'):5.2f}  "
             f"chosen {mine[0]['simulated_us']:9.1f} µs  regret {mine[0]['simulated_us'] / best - 1:5.1%}"
         )
