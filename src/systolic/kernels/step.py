@@ -134,7 +134,7 @@ def step(
 
     if first is not None:
         assert acc_vmem is not None
-        is_first = (place.i == 0) & (place.j == 0) & (kk == 0)
+        is_first = jnp.logical_and(jnp.logical_and(place.i == 0, place.j == 0), kk == 0)
 
         @pl.when(is_first)
         def _first() -> None:

@@ -50,10 +50,11 @@ class Order:
         return self.counts["k"] * self.counts[self.inner] if self.outer in changing else self.steps
 
     def place(self, number: Any) -> Place:
-        """The place of a step."""
+        """The place of a step; along a dimension of one block it is known while the kernel is traced."""
         run, kk = number // self.counts["k"], number % self.counts["k"]
-        at = {self.outer: run // self.counts[self.inner], self.inner: run % self.counts[self.inner]}
-        return Place(i=at["m"], j=at["n"], kk=kk)
+        at = {self.outer: run // self.counts[self.inner], self.inner: run % self.counts[self.inner], "k": kk}
+        known = {dimension: 0 if self.counts[dimension] == 1 else where for dimension, where in at.items()}
+        return Place(i=known["m"], j=known["n"], kk=known["k"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
