@@ -167,7 +167,8 @@ def _run(
                 stream.copy(ahead, order).start()
 
     def fetch_ahead(number: Any) -> None:
-        for stream in streams.values():
+        # What the next steps need goes first: copies end in the order in which they were started.
+        for stream in sorted(streams.values(), key=lambda stream: stream.period):
             if stream.period == 1:
                 later = number + stream.buffers - 1
                 pl.when(later < total)(stream.copy(later, order).start)

@@ -55,8 +55,8 @@ _SLICE_COSTS = {
         bundles_per_register=0.0,
     ),
     "v7x": SliceCost(
-        fill_cycles=90,
-        drain_cycles_per_row=0.22,
+        fill_cycles=130,
+        drain_cycles_per_row=0.2,
         step_cycles=65,
         weight_cycles=32,
         weight_gap_cycles=4.1,
