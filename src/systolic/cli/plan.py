@@ -114,7 +114,7 @@ def _problem(case: Case, batch: int) -> MatmulProblem:
 
 
 def _vmem_bytes(made: Plan) -> int:
-    return total_bytes(blocked_buffers(made.problem, made.blocking))
+    return total_bytes(blocked_buffers(made.computed, made.blocking))
 
 
 def _record(made: Plan) -> dict[str, Any]:

@@ -52,7 +52,8 @@ class Order:
     def place(self, number: Any) -> Place:
         """The place of a step; along a dimension of one block it is known while the kernel is traced."""
         run, kk = number // self.counts["k"], number % self.counts["k"]
-        at = {self.outer: run // self.counts[self.inner], self.inner: run % self.counts[self.inner], "k": kk}
+        at: dict[Dimension, Any] = {"k": kk}
+        at |= {self.outer: run // self.counts[self.inner], self.inner: run % self.counts[self.inner]}
         known = {dimension: 0 if self.counts[dimension] == 1 else where for dimension, where in at.items()}
         return Place(i=known["m"], j=known["n"], kk=known["k"])
 

@@ -22,7 +22,7 @@ from jax import Array
 
 from systolic.compat import varying_alike
 from systolic.ops.epilogue import epilogue_of, work_of
-from systolic.ops.product import Product, Where, compute
+from systolic.ops.product import Product, Where, compute, fold
 from systolic.problem import MatmulProblem, PrecisionName, Side
 
 # Vector operations an element up to which the activation's derivative is computed inside the products.
@@ -60,10 +60,37 @@ class Operands(NamedTuple):
 
 def multiply(formula: Formula, operands: Operands) -> Array:
     """The result, [*batch, m, n]; differentiable with regard to every array."""
+    operands, batch = _folded(formula, operands)
     leaves, structure = jax.tree.flatten(operands)
     # Under `shard_map` a gradient varies over every axis over which any operand does. What makes all of them vary is
     # differentiable: the gradient of an operand that is the same everywhere is summed there.
-    return cast(Array, _multiply(formula, jax.tree.unflatten(structure, varying_alike(leaves))))
+    out = cast(Array, _multiply(formula, jax.tree.unflatten(structure, varying_alike(leaves))))
+    return out if batch is None else out.reshape(*batch, -1, out.shape[-1])
+
+
+def _folded(formula: Formula, operands: Operands) -> tuple[Operands, tuple[int, ...] | None]:
+    """A batch that shares rhs as one matrix, so that the gradient of rhs is one product too, and not a sum of many."""
+    around = [array for array in (operands.bias, operands.residual, operands.scale) if array is not None]
+    arrays = [operands.lhs, operands.rhs, *operands.lhs_args, *operands.rhs_args, *around]
+    if any(0 in array.shape for array in arrays):
+        return operands, None
+    sides: dict[Side, int] = {"lhs": len(operands.lhs_args), "rhs": len(operands.rhs_args), "out": len(around)}
+    flat, batch = fold(formula.transpose_lhs, [side for side, count in sides.items() for _ in range(count)], arrays)
+    if batch is None:
+        return operands, None
+    given = iter(flat)
+    return (
+        Operands(
+            lhs=next(given),
+            rhs=next(given),
+            lhs_args=tuple(next(given) for _ in operands.lhs_args),
+            rhs_args=tuple(next(given) for _ in operands.rhs_args),
+            bias=None if operands.bias is None else next(given),
+            residual=None if operands.residual is None else next(given),
+            scale=None if operands.scale is None else next(given),
+        ),
+        batch,
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -133,7 +133,7 @@ def by_xla(product: Product, *arrays: Array) -> tuple[Array, ...]:
 @functools.partial(jax.jit, static_argnums=0)
 def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
     """The product by the Pallas kernel, with the tiles of `plan`."""
-    folded, batch = fold(product, arrays)
+    folded, batch = fold(product.transpose_lhs, product.beside, arrays)
     problem = problem_of(product, folded)
     chip = chip_named(product.where.chip)
     chosen = plan(problem, chip, tiles=product.where.tiles)
@@ -166,7 +166,9 @@ def _interpret(implementation: Implementation) -> bool | pltpu.InterpretParams:
     return pltpu.InterpretParams() if isinstance(implementation, str) else implementation
 
 
-def fold(product: Product, arrays: Sequence[Array]) -> tuple[list[Array], tuple[int, ...] | None]:
+def fold(
+    transpose_lhs: bool, beside: Sequence[Side], arrays: Sequence[Array]
+) -> tuple[list[Array], tuple[int, ...] | None]:
     """The arrays with the batch in the rows of lhs, where rhs is the same for all; and the batch to unfold to.
 
     One product of many rows reads rhs less often than many products. It takes rows that are stored one matrix after
@@ -177,8 +179,8 @@ def fold(product: Product, arrays: Sequence[Array]) -> tuple[list[Array], tuple[
     if math.prod(batch) == 1:
         return [array.reshape(array.shape[-2:]) for array in arrays], batch
     rows = lhs.shape[-2]
-    foldable = not product.transpose_lhs and lhs.shape[:-2] == batch and math.prod(rhs.shape[:-2]) == 1
-    for side, extra in zip(product.beside, extras, strict=True):
+    foldable = not transpose_lhs and lhs.shape[:-2] == batch and math.prod(rhs.shape[:-2]) == 1
+    for side, extra in zip(beside, extras, strict=True):
         same = math.prod(extra.shape[:-2]) == 1
         every = extra.shape[:-2] == batch and extra.shape[-2] == rows
         foldable &= same if side == "rhs" else every or (same and extra.shape[-2] == 1)
