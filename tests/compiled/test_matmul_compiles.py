@@ -210,6 +210,16 @@ def test_a_transposed_operand_is_not_copied(pool: WorkerPool, name: str) -> None
         assert [op.name for op in run.later_core.ops if op.matrix_busy_cycles] == [op.name for op in run.later_core.ops]
 
 
+@pytest.mark.parametrize("name", CHIPS)
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_thin_product_reads_its_weight_once(pool: WorkerPool, name: str, rows: int) -> None:
+    """A block of one row fills no register: where it lies has to be known while the kernel is traced."""
+    run = simulated(pool, name, ((rows, 4096), (4096, 4096)), BF16).result().run
+    weight = 2 * 4096 * 4096
+    assert weight < moved(run) < 1.02 * weight
+    assert run.bundles <= MOST_BUNDLES
+
+
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "bfloat16") for name in CHIPS), ("v5e", "float32")])
 def test_an_edge_is_not_padded(pool: WorkerPool, name: str, dtype: str) -> None:
     """2000 × 3001 × 1501 moves what the arithmetic says for it, and the rest of the registers in which rows end."""
