@@ -116,7 +116,9 @@ def blockings(problem: MatmulProblem, chip: Chip, tiles: Tiles | None = None) ->
                     blocking = replace(cut, outer=outer, pieces=pieces)
                     if pieces and not _fits(problem, blocking, chip):
                         continue
-                    found.append(Choice(blocking=blocking, modelled=blocked_time(problem, blocking, chip)))
+                    time = blocked_time(problem, blocking, chip)
+                    if time.bundles <= MOST_BUNDLES:
+                        found.append(Choice(blocking=blocking, modelled=time))
     assert refused is not None
     broken = blocked_violations(problem, refused, chip) if tiles is not None or not found else []
     if broken:
