@@ -79,6 +79,23 @@ def test_the_shadow_of_a_branch_is_six_cycles_on_v7x_however_it_is_printed(slots
         assert run.cycles == 2 + 6 + (0 if taken else 1) + 1
 
 
+def test_a_shadow_does_not_reach_into_a_region_that_begins_behind_it() -> None:
+    """Six bundles on a region ends; the one `{}` right behind the branch stands for six all the same."""
+    for taken in (0, 1):
+        run = simulate(
+            f"%p1_p1 = scmp.eq.s32.totalorder 1, {taken}",
+            "%9 = sbr.rel (%p1_p1) target = $region7",
+            "",
+            "%s2_s2 = smov 1 /* End region 3 */",
+            "PF|%s3_s3 = smov 0 /* Start/End empty region 7 :: Start region 8 */",
+            "%s4_s4 = smov 1",
+            "%s5_s5 = smov 1",
+            "%s6_s6 = smov 1 /* End region 8 */",
+            chip_name="v7x",
+        )
+        assert run.cycles == 2 + 6 + (0 if taken else 1) + 4
+
+
 def test_nested_loops() -> None:
     inner = (
         "%s11_s11 = smov 0",
