@@ -96,6 +96,25 @@ def test_a_shadow_does_not_reach_into_a_region_that_begins_behind_it() -> None:
         assert run.cycles == 2 + 6 + (0 if taken else 1) + 4
 
 
+def test_a_shadow_does_not_reach_over_a_wait() -> None:
+    """Behind a loop the program waits, and ends a region six bundles on: the one `{}` is all of the shadow."""
+    run = simulate(
+        "%1 = vsyncadd [#allocation7], 5",
+        "%s1_s1 = smov 0",
+        "LB|%s2_s1 = sphi %s1_s1, %s3_s1 /* Start region 5 */",
+        "%s3_s1 = sadd.s32 1, %s2_s1  ;;  %p1_p1 = scmp.ge.s32.totalorder %s2_s1, 2",
+        "%9 = sbr.rel (!%p1_p1) target = $region5",
+        "",
+        "%3 = dma.done.wait [#allocation7], 5",
+        "%4 = vsyncadd [#allocation7], 4294967291",
+        "%s5_s5 = smov 1",
+        "%s6_s6 = smov 1",
+        "%s7_s7 = smov 1 /* End region 1 */",
+        chip_name="v7x",
+    )
+    assert run.cycles == 2 + 3 * (3 + 6) + 5
+
+
 def test_nested_loops() -> None:
     inner = (
         "%s11_s11 = smov 0",
