@@ -32,6 +32,8 @@ class Orientation:
         """As XLA stores the matrices of a product; batches are left as they are."""
         if problem.batch > 1:
             return cls()
+        if problem.m == problem.n == 1 and problem.dtype_accumulator == "int32":
+            return cls()  # Mosaic multiplies two rows of integers as a matrix with a column only
         lhs_shape = (problem.k, problem.m) if problem.transpose_lhs else (problem.m, problem.k)
         rhs_shape = (problem.n, problem.k) if problem.transpose_rhs else (problem.k, problem.n)
         swap = stored_by_columns(problem.m, problem.n)
