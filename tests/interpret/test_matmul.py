@@ -23,7 +23,7 @@ from systolic.ops.epilogue import ACTIVATIONS, epilogue_of
 from systolic.ops.product import Product, Where, problem_of
 from systolic.problem import PrecisionName
 from systolic.tiling import Blocking, Tiles, blocked_violations
-from systolic.tiling.choose import alignments
+from systolic.tiling.legality import alignment
 
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", num_cores_or_threads=1)
 # Operands, result, a chip that multiplies them.
@@ -163,7 +163,7 @@ def blockings(draw: st.DrawFn, call: Call) -> Blocking:
         transpose_rhs=keywords.get("transpose_rhs", False),
     )
     tiles = {}
-    for letter, multiple in alignments(problem).items():
+    for letter, multiple in alignment(problem).items():
         size = getattr(problem, letter)
         shorter = [side for side in range(multiple, size, multiple) if size / side <= 4]
         tiles[f"tile_{letter}"] = draw(st.sampled_from(shorter)) if shorter and draw(st.integers(0, 3)) else size

@@ -33,3 +33,16 @@ def value(*bundles: str, register: str, chip_name: str = "v5e") -> int:
     """What is in `register` after these bundles."""
     run = simulate(*bundles, *shown(register), chip_name=chip_name)
     return run.hbm_read_bytes // chip(chip_name).machine.granule_bytes // chip(chip_name).cores_per_device
+
+
+def loop(rounds: int, *body: str, slots: int = 4) -> tuple[str, ...]:
+    """A loop of `body`, whose branch has `slots` delay slots, the last of them with the end of its region."""
+    return (
+        "%s1_s1 = smov 0",
+        "LB|%s2_s1 = sphi %s1_s1, %s3_s1 /* Start region 5 */",
+        *body,
+        f"%s3_s1 = sadd.s32 1, %s2_s1  ;;  %p1_p1 = scmp.ge.s32.totalorder %s2_s1, {rounds - 1}",
+        "%9 = sbr.rel (!%p1_p1) target = $region5",
+        *["" for _ in range(slots - 1)],
+        "/* End region 5 */",
+    )

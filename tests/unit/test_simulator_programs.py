@@ -1,9 +1,9 @@
-"""Control flow, copies, matrix units, cores and the top-level program, on listings small enough to count by hand."""
+"""Copies, matrix units, cores and the top-level program, on listings small enough to count by hand."""
 
 from __future__ import annotations
 
 import pytest
-from simulator_listings import V5E, listing, simulate, value
+from simulator_listings import V5E, listing, loop, simulate
 
 from systolic.chips import chip
 from systolic.simulator import DeadlockError, SimulationError, simulate_listings
@@ -15,149 +15,6 @@ BYTES_PER_CYCLE = V5E.machine.hbm_bytes_per_s / V5E.machine.clock_hz
 LATENCY = V5E.machine.dma_latency_cycles
 MATMUL = "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1"
 POP = "%v2_v2 = vpop.f32.mrf.mxu0"
-
-
-def loop(rounds: int, *body: str, slots: int = 4) -> tuple[str, ...]:
-    return (
-        "%s1_s1 = smov 0",
-        "LB|%s2_s1 = sphi %s1_s1, %s3_s1 /* Start region 5 */",
-        *body,
-        f"%s3_s1 = sadd.s32 1, %s2_s1  ;;  %p1_p1 = scmp.ge.s32.totalorder %s2_s1, {rounds - 1}",
-        "%9 = sbr.rel (!%p1_p1) target = $region5",
-        *["" for _ in range(slots - 1)],
-        "/* End region 5 */",
-    )
-
-
-# ---- control flow ----
-
-
-def test_a_bundle_is_a_cycle() -> None:
-    assert simulate("", "%s1_s1 = smov 1  ;;  %s2_s2 = smov 2", "").cycles == 3
-
-
-@pytest.mark.parametrize(("name", "slots"), [("v4", 1), ("v5e", 4), ("v7x", 6)])
-@pytest.mark.parametrize("rounds", [1, 2, 17])
-def test_a_loop_runs_its_delay_slots_each_round(name: str, slots: int, rounds: int) -> None:
-    run = simulate(*loop(rounds, "", slots=slots), chip_name=name)
-    assert run.cycles == 1 + rounds * (4 + slots)
-
-
-def test_a_delay_slot_runs_whether_the_branch_is_taken_or_not() -> None:
-    for taken in (0, 1):
-        code = (
-            f"%p1_p1 = scmp.eq.s32.totalorder 1, {taken}",
-            "%9 = sbr.rel (%p1_p1) target = $region7",
-            "%s1_s1 = smov 5",
-            "",
-            "",
-            "/* End region 6 */",
-            "%s2_s1 = smov 9",
-            "PF|%s4_s1 = sphi %s1_s1, %s2_s1 /* Start/End empty region 7 */",
-        )
-        assert value(*code, register="%s4_s1") == (5 if taken else 9)
-
-
-@pytest.mark.parametrize(
-    "slots",
-    [
-        ("", "%s2_s2 = smov 1 /* Start region 4 */"),  # one `{}` for six, ahead of a region
-        ("%s4_s4 = smov 1", "%s5_s5 = smov 1 /* End region 3 */", "", "%s2_s2 = smov 1"),  # behind one
-        ("%s4_s4 = smov 1", "", "%s2_s2 = smov 1"),
-        ("%s4_s4 = smov 1", "", "", "", "", "/* End region 3 */", "%s2_s2 = smov 1"),  # six, all printed
-    ],
-)
-def test_the_shadow_of_a_branch_is_six_cycles_on_v7x_however_it_is_printed(slots: tuple[str, ...]) -> None:
-    for taken in (0, 1):
-        run = simulate(
-            f"%p1_p1 = scmp.eq.s32.totalorder 1, {taken}",
-            "%9 = sbr.rel (%p1_p1) target = $region7",
-            *slots,
-            "PF|%s3_s3 = smov 0 /* Start/End empty region 7 */",
-            chip_name="v7x",
-        )
-        assert run.cycles == 2 + 6 + (0 if taken else 1) + 1
-
-
-def test_a_shadow_does_not_reach_into_a_region_that_begins_behind_it() -> None:
-    """Six bundles on a region ends; the one `{}` right behind the branch stands for six all the same."""
-    for taken in (0, 1):
-        run = simulate(
-            f"%p1_p1 = scmp.eq.s32.totalorder 1, {taken}",
-            "%9 = sbr.rel (%p1_p1) target = $region7",
-            "",
-            "%s2_s2 = smov 1 /* End region 3 */",
-            "PF|%s3_s3 = smov 0 /* Start/End empty region 7 :: Start region 8 */",
-            "%s4_s4 = smov 1",
-            "%s5_s5 = smov 1",
-            "%s6_s6 = smov 1 /* End region 8 */",
-            chip_name="v7x",
-        )
-        assert run.cycles == 2 + 6 + (0 if taken else 1) + 4
-
-
-def test_a_shadow_does_not_reach_over_a_wait() -> None:
-    """Behind a loop the program waits, and ends a region six bundles on: the one `{}` is all of the shadow."""
-    run = simulate(
-        "%1 = vsyncadd [#allocation7], 5",
-        "%s1_s1 = smov 0",
-        "LB|%s2_s1 = sphi %s1_s1, %s3_s1 /* Start region 5 */",
-        "%s3_s1 = sadd.s32 1, %s2_s1  ;;  %p1_p1 = scmp.ge.s32.totalorder %s2_s1, 2",
-        "%9 = sbr.rel (!%p1_p1) target = $region5",
-        "",
-        "%3 = dma.done.wait [#allocation7], 5",
-        "%4 = vsyncadd [#allocation7], 4294967291",
-        "%s5_s5 = smov 1",
-        "%s6_s6 = smov 1",
-        "%s7_s7 = smov 1 /* End region 1 */",
-        chip_name="v7x",
-    )
-    assert run.cycles == 2 + 3 * (3 + 6) + 5
-
-
-def test_nested_loops() -> None:
-    inner = (
-        "%s11_s11 = smov 0",
-        "LB|%s12_s11 = sphi %s11_s11, %s13_s11 /* Start region 8 */",
-        "%s13_s11 = sadd.s32 1, %s12_s11  ;;  %p2_p2 = scmp.ge.s32.totalorder %s12_s11, 4",
-        "%8 = sbr.rel (!%p2_p2) target = $region8",
-        *["", "", ""],
-        "/* End region 8 */",
-    )
-    assert simulate(*loop(3, *inner)).cycles == 1 + 3 * (1 + 1 + 5 * 7 + 2 + 4)
-
-
-def test_a_region_that_begins_nowhere_is_the_end() -> None:
-    run = simulate("%9 = sbr.rel target = $region99", "", "", "", "", "%s1_s1 = smov 1")
-    assert run.cycles == 5
-
-
-def test_a_loop_without_end_is_an_error() -> None:
-    forever = loop(2, "%s9_s9 = smov 0")
-    text = listing(*forever).replace("scmp.ge.s32.totalorder %s2_s1, 1", "scmp.eq.s32.totalorder 1, 2")
-    with pytest.raises(SimulationError, match="more than 1,000 times"):
-        simulate_listings({"TLP": text}, V5E, max_rounds=1000)
-
-
-def test_a_call_takes_its_time_and_is_named() -> None:
-    called = {"fusion.3": ("", "", "", "")}
-    run = simulate(
-        "",
-        "%7 = inlined_call %s1_s1 /* %fusion.3 = fusion(%x) */",
-        "",
-        "%8 = inlined_call /* <late-finalization> */",
-        called=called,
-    )
-    (op,) = run.cores[0].ops
-    assert (op.name, op.begin_cycles, op.cycles) == ("fusion.3", 1, 4)
-    assert run.cycles == 4 + 4
-
-
-def test_a_call_of_what_is_not_there() -> None:
-    with pytest.raises(SimulationError, match=r"calls fusion\.3, of which there is no listing"):
-        simulate("%7 = inlined_call /* %fusion.3 = fusion(%x) */")
-    with pytest.raises(SimulationError, match="no top-level program"):
-        simulate_listings({"fusion": listing("")}, V5E)
 
 
 # ---- copies ----

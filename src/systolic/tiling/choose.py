@@ -14,8 +14,10 @@ from systolic.tiling.legality import (
     LANES,
     IllegalTilesError,
     Violation,
+    above_matrix,
+    alignment,
     dtype_violations,
-    sublane_multiple,
+    misaligned,
     vmem_violations,
 )
 from systolic.tiling.model import ModelledTime, blocked_time, bundles
@@ -55,40 +57,16 @@ def _compiler_share(problem: MatmulProblem) -> float:
     return _COMPILER_SHARE_HIGHEST if problem.passes > 3 else _COMPILER_SHARE
 
 
-def alignments(problem: MatmulProblem) -> dict[str, int]:
-    """Of what a tile along m, k and n is a multiple, unless it is the whole dimension: registers, as stored."""
-    lhs_rows, rhs_rows = sublane_multiple(problem.dtype_lhs), sublane_multiple(problem.dtype_rhs)
-    out_rows = max(sublane_multiple(dtype) for dtype in (problem.dtype_out, *problem.fusion.more_outputs))
-    return {
-        "m": max(LANES if problem.transpose_lhs else lhs_rows, out_rows),
-        "k": max(lhs_rows if problem.transpose_lhs else LANES, LANES if problem.transpose_rhs else rhs_rows),
-        "n": LANES,
-    }
-
-
 def blocked_violations(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> list[Violation]:
     """Every rule that a blocking breaks: dtypes of the chip, alignment, VMEM. Tiles need not divide the matrix."""
     found = dtype_violations(MatmulProblem.of(1, 1, 1, problem.dtype_multiplied), chip)
-    for letter, multiple in alignments(problem).items():
+    for letter, multiple in alignment(problem).items():
         size, tile = getattr(problem, letter), getattr(blocking.tiles, f"tile_{letter}")
         if tile > size:
-            found.append(
-                Violation(
-                    rule="tile-within-matrix",
-                    value=f"tile_{letter}={tile} is above {letter}={size}",
-                    limit="a block larger than its matrix",
-                    fix=f"use tile_{letter}≤{size}",
-                )
-            )
+            found.append(above_matrix(letter, tile, size, "a block larger than its matrix"))
         elif tile != size and tile % multiple:
-            found.append(
-                Violation(
-                    rule="tile-alignment",
-                    value=f"tile_{letter}={tile} is no multiple of {multiple}",
-                    limit=f"blocks need multiples of {multiple} along {letter}, or all of it",
-                    fix=f"use tile_{letter}={min(size, -(-tile // multiple) * multiple)}",
-                )
-            )
+            instead = min(size, -(-tile // multiple) * multiple)
+            found.append(misaligned(letter, tile, multiple, "blocks", instead))
     return found + vmem_violations(blocked_buffers(problem, blocking), _usable_vmem(problem, chip))
 
 
@@ -138,7 +116,7 @@ def _pieces(problem: MatmulProblem, tiles: Tiles, chip: Chip) -> list[int]:
 
 
 def _tiles(problem: MatmulProblem) -> Iterator[Tiles]:
-    multiples = alignments(problem)
+    multiples = alignment(problem)
     thin = problem.m <= _THIN_ROWS
     sides = {letter: _sides(getattr(problem, letter), multiples[letter], letter, thin=thin) for letter in "mkn"}
     for tile_m, tile_k, tile_n in itertools.product(sides["m"], sides["k"], sides["n"]):
@@ -165,7 +143,7 @@ def _sides(size: int, multiple: int, letter: str, *, thin: bool) -> list[int]:
 
 def _slices(problem: MatmulProblem, tiles: Tiles) -> Iterator[tuple[int, int]]:
     """Slices that cut a tile evenly into whole registers; all of it is one."""
-    multiples = alignments(problem)
+    multiples = alignment(problem)
     rows = _parts(tiles.tile_m, max(multiples["m"], 16), 128)
     return itertools.product(rows, _parts(tiles.tile_n, LANES, 256))
 

@@ -62,6 +62,26 @@ def dtype_violations(problem: MatmulProblem, chip: Chip) -> list[Violation]:
     ]
 
 
+def above_matrix(letter: str, tile: int, size: int, limit: str) -> Violation:
+    """A tile that is larger than its matrix; `limit` says what would come of it."""
+    return Violation(
+        rule="tile-within-matrix",
+        value=f"tile_{letter}={tile} is above {letter}={size}",
+        limit=limit,
+        fix=f"use tile_{letter}≤{size}",
+    )
+
+
+def misaligned(letter: str, tile: int, multiple: int, blocks: str, instead: int) -> Violation:
+    """A tile that is neither all of its dimension nor a multiple of the registers."""
+    return Violation(
+        rule="tile-alignment",
+        value=f"tile_{letter}={tile} is no multiple of {multiple}",
+        limit=f"{blocks} need multiples of {multiple} along {letter}, or all of it",
+        fix=f"use tile_{letter}={instead}",
+    )
+
+
 def size_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
     """Tiles that do not cut the matrices evenly.
 
@@ -72,14 +92,7 @@ def size_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
     for letter in "mkn":
         size, tile = getattr(problem, letter), getattr(tiles, f"tile_{letter}")
         if tile > size:
-            found.append(
-                Violation(
-                    rule="tile-within-matrix",
-                    value=f"tile_{letter}={tile} is above {letter}={size}",
-                    limit="the grid would have no steps",
-                    fix=f"use tile_{letter}≤{size}",
-                )
-            )
+            found.append(above_matrix(letter, tile, size, "the grid would have no steps"))
         elif size % tile:
             found.append(
                 Violation(
@@ -93,16 +106,14 @@ def size_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
 
 
 def alignment(problem: MatmulProblem) -> dict[str, int]:
-    """Of what a tile along m, k and n has to be a multiple, unless it is the whole dimension."""
-    multiples = {"m": 1, "k": 1, "n": 1}
-    for rows, columns, dtype in (
-        ("m", "k", problem.dtype_lhs),
-        ("k", "n", problem.dtype_rhs),
-        ("m", "n", problem.dtype_out),
-    ):
-        multiples[rows] = max(multiples[rows], sublane_multiple(dtype))
-        multiples[columns] = max(multiples[columns], LANES)
-    return multiples
+    """Of what a tile along m, k and n is a multiple, unless it is the whole dimension: registers, as stored."""
+    lhs_rows, rhs_rows = sublane_multiple(problem.dtype_lhs), sublane_multiple(problem.dtype_rhs)
+    out_rows = max(sublane_multiple(dtype) for dtype in (problem.dtype_out, *problem.fusion.more_outputs))
+    return {
+        "m": max(LANES if problem.transpose_lhs else lhs_rows, out_rows),
+        "k": max(lhs_rows if problem.transpose_lhs else LANES, LANES if problem.transpose_rhs else rhs_rows),
+        "n": LANES,
+    }
 
 
 def legal_sides(size: int, multiple: int) -> list[int]:
@@ -117,14 +128,7 @@ def alignment_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation
         size, tile = getattr(problem, letter), getattr(tiles, f"tile_{letter}")
         if tile != size and tile % multiple:
             nearest = min(legal_sides(size, multiple), key=lambda side: abs(side - tile))
-            found.append(
-                Violation(
-                    rule="tile-alignment",
-                    value=f"tile_{letter}={tile} is no multiple of {multiple}",
-                    limit=f"blocks of {problem.dtype_lhs} need multiples of {multiple} along {letter}, or all of it",
-                    fix=f"use tile_{letter}={nearest}",
-                )
-            )
+            found.append(misaligned(letter, tile, multiple, f"blocks of {problem.dtype_lhs}", nearest))
     return found
 
 
