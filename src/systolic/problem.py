@@ -52,12 +52,20 @@ class Extra:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OperandFn:
+    """An elementwise function of an operand, applied before it is multiplied."""
+
+    dtype: str  # that it makes
+    ops: int = 1  # vector operations an element, at a guess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
     """What is done to operands on the way in and to the sum on the way out, in the same kernel."""
 
     extras: tuple[Extra, ...] = ()
-    lhs_fn: str = ""  # dtype that an elementwise function makes of lhs before it is multiplied; empty: no function
-    rhs_fn: str = ""
+    lhs_fn: OperandFn | None = None
+    rhs_fn: OperandFn | None = None
     epilogue: str = ""  # in words, "bias, gelu"; empty: the sum is only cast
     epilogue_ops: int = 0  # vector operations an element, at a guess
     more_outputs: tuple[str, ...] = ()  # dtypes of further outputs of the shape [m, n]
@@ -114,7 +122,8 @@ class MatmulProblem:
     @property
     def _dtypes(self) -> tuple[str, str]:
         """Of both operands after their functions."""
-        return self.fusion.lhs_fn or self.dtype_lhs, self.fusion.rhs_fn or self.dtype_rhs
+        lhs_fn, rhs_fn = self.fusion.lhs_fn, self.fusion.rhs_fn
+        return lhs_fn.dtype if lhs_fn else self.dtype_lhs, rhs_fn.dtype if rhs_fn else self.dtype_rhs
 
     @property
     def dtype_multiplied(self) -> str:

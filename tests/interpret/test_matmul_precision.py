@@ -12,7 +12,7 @@ from jax import lax
 from matmul_reference import values, wide
 
 import systolic
-from systolic.kernels.step import split
+from systolic.kernels.operands import split
 
 BF16 = jnp.bfloat16
 LARGEST = np.finfo(np.float32).max

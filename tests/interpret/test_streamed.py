@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.step import Functions
 from systolic.kernels.streamed import streamed_matmul
-from systolic.problem import Extra, Fusion, MatmulProblem
+from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn
 from systolic.tiling import Blocking, Tiles, can_stream
 
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
@@ -151,5 +151,6 @@ def test_what_it_does_not_take() -> None:
     assert not can_stream(MatmulProblem.of(M, K, N + 1, "float32"), even)
     assert not can_stream(MatmulProblem.of(M, K + 8, N, "float32"), even)
     assert not can_stream(dataclasses.replace(problem, batch=2), even)
-    assert not can_stream(dataclasses.replace(problem, precision="high"), even)
-    assert not can_stream(dataclasses.replace(problem, fusion=Fusion(lhs_fn="bfloat16")), even)
+    cheap, dear = (Fusion(lhs_fn=OperandFn(dtype="bfloat16", ops=ops)) for ops in (2, 40))
+    assert can_stream(dataclasses.replace(problem, fusion=cheap), even)
+    assert not can_stream(dataclasses.replace(problem, fusion=dear), even)

@@ -10,7 +10,7 @@ import pytest
 
 from systolic.ops import plan
 from systolic.ops.orientation import Orientation, stored_by_columns
-from systolic.problem import Extra, Fusion, MatmulProblem
+from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_turned_product_is_the_same(sizes: tuple[int, int, int], transposes:
                 Extra(beside="out", rows=False, columns=True, dtype="float32"),
                 Extra(beside="lhs", rows=True, columns=False, dtype="float32"),
             ),
-            lhs_fn="bfloat16",
+            lhs_fn=OperandFn(dtype="bfloat16"),
         ),
     )
     how = Orientation.of(problem)
@@ -73,7 +73,7 @@ def test_the_turned_product_is_the_same(sizes: tuple[int, int, int], transposes:
     assert not stored_by_columns(*arrays[1].shape)
     assert not stored_by_columns(computed.m, computed.n)
     # The function goes with its operand.
-    assert (computed.fusion.rhs_fn if how.swap else computed.fusion.lhs_fn) == "bfloat16"
+    assert (computed.fusion.rhs_fn if how.swap else computed.fusion.lhs_fn) == OperandFn(dtype="bfloat16")
 
 
 def test_a_plan_says_so() -> None:

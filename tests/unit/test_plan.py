@@ -12,7 +12,7 @@ import pytest
 
 import systolic
 from systolic.chips import UnknownChipError, UnsupportedDtypeError, chip
-from systolic.problem import Extra, Fusion, MatmulProblem
+from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn
 from systolic.tiling import (
     IllegalTilesError,
     Tiles,
@@ -44,10 +44,11 @@ def drawn(number: int) -> MatmulProblem:
     ]
     extras = tuple(one for one in beside if choose.random() < 0.3)
     sides = {one.beside for one in extras}
+    made = OperandFn(dtype="bfloat16", ops=choose.choice([1, 4, 20]))
     fusion = Fusion(
         extras=extras,
-        lhs_fn="bfloat16" if "lhs" in sides else "",
-        rhs_fn="bfloat16" if "rhs" in sides else "",
+        lhs_fn=made if "lhs" in sides else None,
+        rhs_fn=made if "rhs" in sides else None,
         epilogue_ops=choose.choice([0, 1, 1, 20, 60]),
         more_outputs=choose.choice([(), (), (), ("bfloat16",)]),
     )

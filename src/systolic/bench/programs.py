@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.bench.cases import Case, Stack
-from systolic.ops.epilogue import ACTIVATIONS, epilogue_of, work_of
+from systolic.ops.epilogue import ACTIVATIONS, epilogue_of, operand_fn, work_of
 from systolic.ops.matmul import matmul
-from systolic.problem import Extra, Fusion, MatmulProblem
+from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn
 
 Fn = Callable[..., Array]
 
@@ -141,12 +141,19 @@ def problem_of(case: Case) -> MatmulProblem:
         precision=case.precision,
         fusion=Fusion(
             extras=_extras(case),
-            lhs_fn=case.dtype if stack.lhs_fn else "",
-            rhs_fn=case.dtype if stack.rhs_fn else "",
+            lhs_fn=_operand_fn(case, "lhs"),
+            rhs_fn=_operand_fn(case, "rhs"),
             epilogue=", ".join(_epilogue_names(stack)),
             epilogue_ops=_epilogue_ops(case),
         ),
     )
+
+
+@functools.cache
+def _operand_fn(case: Case, side: Literal["lhs", "rhs"]) -> OperandFn | None:
+    name, dtype = (case.stack.lhs_fn, case.dtype_lhs) if side == "lhs" else (case.stack.rhs_fn, case.dtype_rhs)
+    beside = [jax.ShapeDtypeStruct((8, 128), extra.dtype) for extra in _extras(case) if extra.beside == side]
+    return operand_fn(_operand_function(name, case.dtype), jax.ShapeDtypeStruct((8, 128), dtype), beside)
 
 
 def _extras(case: Case) -> tuple[Extra, ...]:

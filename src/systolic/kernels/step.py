@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.experimental import pallas as pl
 
-from systolic.kernels.slices import Slice, multiply, times, zero_past
+from systolic.kernels.operands import Operand, multiply, ready
+from systolic.kernels.slices import Slice, loop
 from systolic.problem import Extra, MatmulProblem
 from systolic.tiling import (
     Blocking,
@@ -20,14 +21,9 @@ from systolic.tiling import (
     has_accumulator,
     has_last_step,
     is_resident,
-    is_split,
-    is_staged,
 )
 
-_STAGED_ROWS = 256  # of an operand that are rewritten at once
-
 Fn = Callable[..., Any]
-Ready = tuple[Any, ...]  # refs of an operand, ready to be multiplied: one, or its high and its low part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,7 +61,7 @@ def step(
     functions: Functions,
     blocking: Blocking,
     finished: Callable[[Slice], None] = lambda _: None,
-    first: Callable[[Ready, Ready, Any], None] | None = None,
+    first: Callable[[Operand, Operand, Any], None] | None = None,
 ) -> None:
     """One step of the grid: refs of lhs, rhs, extras, outputs, then scratch, all in VMEM.
 
@@ -87,8 +83,8 @@ def step(
     def beside(side: str) -> list[tuple[Extra, Any]]:
         return [pair for pair in zip(extras_of, extras, strict=True) if pair[0].beside == side]
 
-    lhs = _ready("lhs", lhs_vmem, beside("lhs"), functions.lhs_fn, scratch, kk, problem, blocking)
-    rhs = _ready("rhs", rhs_vmem, beside("rhs"), functions.rhs_fn, scratch, kk, problem, blocking)
+    lhs = ready("lhs", lhs_vmem, beside("lhs"), functions.lhs_fn, scratch, kk, problem, blocking)
+    rhs = ready("rhs", rhs_vmem, beside("rhs"), functions.rhs_fn, scratch, kk, problem, blocking)
 
     def finish(total: Array, piece: Slice) -> None:
         read = [_broadcastable(ref, extra, piece) for extra, ref in beside("out")]
@@ -147,63 +143,6 @@ def step(
         usual()
 
 
-def _ready(
-    side: Literal["lhs", "rhs"],
-    ref: Any,
-    beside: Sequence[tuple[Extra, Any]],
-    fn: Fn | None,
-    scratch: list[Any],
-    kk: Any,
-    problem: MatmulProblem,
-    blocking: Blocking,
-) -> tuple[Any, ...]:
-    """The refs to multiply: the block itself, what a function made of it, or its high and low bfloat16 part."""
-    transposed = problem.transpose_lhs if side == "lhs" else problem.transpose_rhs
-    axis_k = (1 if side == "lhs" else 0) ^ transposed
-    staged: tuple[Any, ...] = (ref,)
-    if is_staged(problem, side):
-        staged = tuple(scratch.pop(0) for _ in range(2 if is_split(problem) else 1))
-
-        def strip(at: Any) -> None:
-            block = ref[at, :]
-            if fn is not None:
-                read = [extra_ref[at, :] if extra.rows else extra_ref[...] for extra, extra_ref in beside]
-                block = fn(block, *read)
-            if len(staged) == 1:
-                staged[0][at, :] = _cast(block, staged[0].dtype)
-                return
-            high, low = split(block)
-            staged[0][at, :], staged[1][at, :] = high, low
-
-        with jax.named_scope(f"stage_{side}"):
-            _strips(ref.shape[0], _STAGED_ROWS, strip)
-    used = problem.k % blocking.tiles.tile_k
-    if used:
-
-        @pl.when(kk == blocking.tiles.grid(problem)[2] - 1)
-        def _zero() -> None:
-            for part in staged:
-                zero_past(part, used, axis_k)
-
-    return staged
-
-
-def split(block: Array) -> tuple[Array, Array]:
-    """A float32 block as two bfloat16 blocks whose sum is within 2^-16 of it.
-
-    The high part is cut, not rounded: by a mask on the bits, which no compiler takes for a cast that it may skip.
-    """
-    bits = lax.bitcast_convert_type(block.astype(jnp.float32), jnp.uint32)
-    high = lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32)
-    return high.astype(jnp.bfloat16), (block - high).astype(jnp.bfloat16)
-
-
-def _cast(block: Array, dtype: Any) -> Array:
-    if jnp.issubdtype(block.dtype, jnp.integer) and jnp.dtype(dtype) == jnp.bfloat16:
-        return block.astype(jnp.float32).astype(dtype)  # Mosaic has no direct cast on every chip
-    return block.astype(dtype)
-
-
 def _own_columns(ref: Any, extra: Extra, problem: MatmulProblem, tiles: Tiles, place: Place) -> Any:
     """The step's part of a row that stays in VMEM as a whole; other extras are blocks already."""
     if not extra.columns or not is_resident(problem, tiles, extra):
@@ -220,24 +159,3 @@ def _broadcastable(ref: Any, extra: Extra, piece: Slice) -> Array:
     rows = piece.rows if extra.rows else slice(None)
     columns = piece.columns if extra.columns else slice(None)
     return ref[rows, columns]
-
-
-def _strips(rows: int, step: int, body: Callable[[Any], None]) -> None:
-    """`body` for strips of `step` rows, and for the rest; twice in the code at the most."""
-    if rows >= step:
-        loop(rows // step, lambda number: body(pl.ds(times(number, step), step)))
-    if rows % step:
-        body(pl.ds(rows // step * step, rows % step))
-
-
-def loop(count: int, body: Callable[[Any], None]) -> None:
-    """`body(0)` … `body(count - 1)`, once in the code."""
-    if count == 1:
-        body(0)
-        return
-
-    def step(number: Any, carry: None) -> None:
-        body(number)
-        return carry
-
-    lax.fori_loop(0, count, step, None)

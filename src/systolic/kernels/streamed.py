@@ -24,8 +24,9 @@ from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.blocked import from_hbm
-from systolic.kernels.slices import Slice, multiply
-from systolic.kernels.step import Functions, loop, step
+from systolic.kernels.operands import Operand, multiply
+from systolic.kernels.slices import Slice, loop
+from systolic.kernels.step import Functions, step
 from systolic.kernels.streams import Order, Output, Stream
 from systolic.problem import MatmulProblem
 from systolic.tiling import (
@@ -209,14 +210,15 @@ def _run(
             for copy in copies(all_of_it, run):
                 copy.start()
 
-    def first(lhs: tuple[Any, ...], rhs: tuple[Any, ...], acc_vmem: Any) -> None:
+    def first(lhs: Operand, rhs: Operand, acc_vmem: Any) -> None:
         """The sum of the first step, piece by piece."""
 
         def add(number: Any) -> None:
             for side, stream in enumerate(operands):
                 stream.piece(number, pieces, first_sem.at[side, number]).wait()
             part_lhs, part_rhs = (
-                (ref.at[stream.along_k(number, pieces)],) for (ref,), stream in zip((lhs, rhs), operands, strict=True)
+                operand.part(*stream.along_k(number, pieces))
+                for operand, stream in zip((lhs, rhs), operands, strict=True)
             )
 
             def one(at: Any) -> None:

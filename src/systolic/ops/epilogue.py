@@ -1,4 +1,4 @@
-"""What happens to the sum before it is stored: bias, activation, residual, scale, cast; and what that costs."""
+"""What happens to the sum before it is stored, bias, activation, residual, scale, cast; and what functions cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from systolic.problem import ProblemError
+from systolic.problem import OperandFn, ProblemError
 
 Fn = Callable[..., Any]
 
@@ -122,6 +122,14 @@ def work_of(fn: Fn, *args: jax.ShapeDtypeStruct) -> Work:
 
     visit(jax.make_jaxpr(fn)(*args).jaxpr)
     return Work(ops=ops, transcendentals=transcendentals)
+
+
+def operand_fn(fn: Fn | None, operand: Any, beside: Sequence[Any]) -> OperandFn | None:
+    """What a function makes of an operand, and what it costs; all of them arrays, or what has a shape and a dtype."""
+    if fn is None:
+        return None
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (operand, *beside)]
+    return OperandFn(dtype=jax.eval_shape(fn, *shapes).dtype.name, ops=work_of(fn, *shapes).ops)
 
 
 def epilogue_of(

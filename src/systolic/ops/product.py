@@ -23,7 +23,7 @@ from systolic.kernels.blocked import blocked_matmul
 from systolic.kernels.interpreted import as_traceable
 from systolic.kernels.step import Functions
 from systolic.kernels.streamed import streamed_matmul
-from systolic.ops.epilogue import Work, work_of
+from systolic.ops.epilogue import Work, operand_fn, work_of
 from systolic.ops.planning import plan
 from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, Side
 from systolic.tiling import Tiles
@@ -213,8 +213,8 @@ def problem_of(product: Product, arrays: Sequence[Array]) -> MatmulProblem:
     by_side = _extras(product, arrays)
     fusion = Fusion(
         extras=tuple(found),
-        lhs_fn=_dtype_after(product.lhs_fn, lhs, by_side["lhs"]),
-        rhs_fn=_dtype_after(product.rhs_fn, rhs, by_side["rhs"]),
+        lhs_fn=operand_fn(product.lhs_fn, lhs, by_side["lhs"]),
+        rhs_fn=operand_fn(product.rhs_fn, rhs, by_side["rhs"]),
         epilogue=product.epilogue_name,
         epilogue_ops=_epilogue_work(product).ops,
         more_outputs=product.dtypes_out[1:],
@@ -234,12 +234,6 @@ def problem_of(product: Product, arrays: Sequence[Array]) -> MatmulProblem:
         precision=product.precision,
         fusion=fusion,
     )
-
-
-def _dtype_after(fn: Fn | None, operand: Array, extras: Sequence[Array]) -> str:
-    if fn is None:
-        return ""
-    return jax.eval_shape(fn, operand, *extras).dtype.name
 
 
 def _extras(product: Product, arrays: Sequence[Array]) -> dict[Side, list[Array]]:

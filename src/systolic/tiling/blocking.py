@@ -12,6 +12,8 @@ from systolic.tiling.tiles import Tiles, TilesError
 Outer = Literal["m", "n"]
 Dimension = Literal["m", "k", "n"]
 
+SIDES: tuple[Literal["lhs"], Literal["rhs"]] = ("lhs", "rhs")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocking:
@@ -93,11 +95,26 @@ def extra_block(problem: MatmulProblem, tiles: Tiles, extra: Extra) -> tuple[int
     return (rows if extra.rows else 1), (columns if extra.columns else 1)
 
 
-def is_staged(problem: MatmulProblem, side: Literal["lhs", "rhs"]) -> bool:
-    """Whether an operand's block is rewritten in VMEM before it is multiplied: by a function, a cast, or a split."""
+# Vector operations an element up to which a function of an operand is computed for each slice anew: beside products
+# they take no time, while to rewrite the block first takes some two cycles a register.
+_CHEAP_OPERAND_OPS = 12
+
+
+def is_made(problem: MatmulProblem, side: Literal["lhs", "rhs"]) -> bool:
+    """Whether something else is multiplied than what is stored: an operand has a function, or is cast or split."""
     dtype = problem.dtype_lhs if side == "lhs" else problem.dtype_rhs
-    has_fn = problem.fusion.lhs_fn if side == "lhs" else problem.fusion.rhs_fn
-    return bool(has_fn) or is_split(problem) or dtype != problem.dtype_multiplied
+    fn = problem.fusion.lhs_fn if side == "lhs" else problem.fusion.rhs_fn
+    return fn is not None or is_split(problem) or dtype != problem.dtype_multiplied
+
+
+def is_staged(problem: MatmulProblem, tiles: Tiles, side: Literal["lhs", "rhs"]) -> bool:
+    """Whether an operand's block is rewritten in VMEM before it is multiplied, instead of on the way.
+
+    So it is where its function is dear, and where the block ends past k: what the function makes of that has to be
+    overwritten with zeros.
+    """
+    fn = problem.fusion.lhs_fn if side == "lhs" else problem.fusion.rhs_fn
+    return fn is not None and (fn.ops > _CHEAP_OPERAND_OPS or problem.k % tiles.tile_k > 0)
 
 
 def is_split(problem: MatmulProblem) -> bool:
@@ -106,9 +123,9 @@ def is_split(problem: MatmulProblem) -> bool:
 
 
 def can_stream(problem: MatmulProblem, tiles: Tiles) -> bool:
-    """Whether `kernels.streamed` takes these tiles: one matrix, cut evenly, operands multiplied as they are stored."""
+    """Whether `kernels.streamed` takes these tiles: one matrix, cut evenly, no operand rewritten first."""
     even = all(getattr(problem, letter) % getattr(tiles, f"tile_{letter}") == 0 for letter in "mkn")
-    return even and problem.batch == 1 and not is_staged(problem, "lhs") and not is_staged(problem, "rhs")
+    return even and problem.batch == 1 and not any(is_staged(problem, tiles, side) for side in SIDES)
 
 
 def has_accumulator(problem: MatmulProblem, blocking: Blocking) -> bool:
@@ -149,8 +166,8 @@ def scratch_buffers(problem: MatmulProblem, blocking: Blocking) -> tuple[VmemBuf
     if has_accumulator(problem, blocking):
         shape = (blocking.tiles.tile_m, blocking.tiles.tile_n)
         found.append(VmemBuffer(name="acc", shape=shape, dtype=problem.dtype_accumulator, copies=1))
-    for side in ("lhs", "rhs"):
-        if is_staged(problem, side):
+    for side in SIDES:
+        if is_staged(problem, blocking.tiles, side):
             shape = block_shape(problem, blocking.tiles, side)
             dtype = "bfloat16" if is_split(problem) else problem.dtype_multiplied
             parts = ("high", "low") if is_split(problem) else ("staged",)

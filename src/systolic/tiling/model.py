@@ -11,8 +11,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from systolic.chips import Chip
-from systolic.problem import MatmulProblem, dtype_bytes
-from systolic.tiling.blocking import Blocking, block_shape, extra_block, has_last_step, is_resident, is_staged
+from systolic.problem import MatmulProblem, Side, dtype_bytes
+from systolic.tiling.blocking import (
+    SIDES,
+    Blocking,
+    block_shape,
+    extra_block,
+    has_last_step,
+    is_made,
+    is_resident,
+    is_split,
+    is_staged,
+)
 from systolic.tiling.tiles import Tiles
 
 
@@ -27,6 +37,7 @@ class SliceCost:
     weight_gap_cycles: float  # between one tile of weights and the next, which nothing hides
     bundles_per_cycle: float  # of straight code, for each cycle that its products keep the matrix units busy
     bundles_per_register: float  # and for each register of the slice's output
+    bundles_per_made_register: float  # and for each register of an operand that is made on the way
 
 
 # Fitted to simulated times and code sizes of 96 bfloat16 kernels a chip (`benchmarks/blocked_model.py`, the products
@@ -40,6 +51,7 @@ _V5E = SliceCost(
     weight_gap_cycles=0.6,
     bundles_per_cycle=0.86,
     bundles_per_register=0.02,
+    bundles_per_made_register=0.2,
 )
 _SLICE_COSTS = {
     "v4": _V5E,
@@ -53,6 +65,7 @@ _SLICE_COSTS = {
         weight_gap_cycles=1.2,
         bundles_per_cycle=1.0,
         bundles_per_register=0.0,
+        bundles_per_made_register=0.6,
     ),
     "v7x": SliceCost(
         fill_cycles=130,
@@ -62,12 +75,22 @@ _SLICE_COSTS = {
         weight_gap_cycles=4.1,
         bundles_per_cycle=0.52,
         bundles_per_register=0.58,
+        bundles_per_made_register=1.8,
     ),
 }
 _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled with
 _HIGHEST_BUNDLES = 1.6  # code of six passes over that of six products
 _PIECE_CYCLES = 0.7  # to add a register of a piece's sum to that of the pieces before
+# What it takes to make an operand on the way, in operations a register besides its function. The first from int8 weights
+# and 16 rows on v7x (1.1 cycles for three operations), the others from v6e's 2048·4096·14336 with a mask (9.2 in all,
+# two of its own) and 4096³ with a norm of rows and columns (8, four of its own). Others were not looked at.
+_MADE_OPS = 0.5
+_MATRIX_OPS = 6  # for a matrix beside it, of which registers hold other elements
+_COLUMN_OPS = 3  # for a column, which is broadcast
+_CAST_OPS = 2
+_SPLIT_OPS = 5
+_MADE_SHARE = 0.1  # of it that products do not hide
 _EPILOGUE_SHARE = 0.3  # of an epilogue that nothing hides
 _SHARPNESS = 32  # of `_longer`: two equal times are 2 % longer than one
 _OTHER_BUNDLES = 500  # the pipeline around the slices
@@ -136,7 +159,9 @@ def bundles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
     registers = blocking.slice_m * blocking.slice_n / _VECTOR_ELEMENTS
     # Each pass over float32 also takes the operands apart.
     products *= _HIGHEST_BUNDLES if problem.passes > 3 else 1
-    straight = products + registers * cost.bundles_per_register
+    made_registers, made_cycles = _made(problem, blocking)
+    straight = max(products, made_cycles) + made_registers * cost.bundles_per_made_register
+    straight += registers * cost.bundles_per_register
     # The epilogue fills slots beside the products of its slice; only what is too much for them is code of its own.
     epilogue = registers * problem.fusion.epilogue_ops / _VECTOR_SLOTS
     finishing = max(straight, epilogue) + 0.2 * min(straight, epilogue)
@@ -155,7 +180,8 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
     copies = _Copies.of(problem, blocking, chip, cores)
 
     fill_cycles = cost.fill_cycles + cost.drain_cycles_per_row * blocking.slice_m
-    slice_cycles = _slice_cycles(problem, blocking, chip) + fill_cycles
+    made = _made(problem, blocking)[1]
+    slice_cycles = max(_slice_cycles(problem, blocking, chip), made) + _MADE_SHARE * made + fill_cycles
     step_cycles = blocking.slices * slice_cycles + cost.step_cycles + _vector_cycles(problem, tiles)
     held_up_cycles = copies.count * (machine.dma_issue_cycles + machine.dma_wait_cycles)
     compute_s = (step_cycles + held_up_cycles) / machine.clock_hz
@@ -264,6 +290,27 @@ def _slice_cycles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> flo
     return problem.passes * weights * each / machine.mxu_count
 
 
+def _made(problem: MatmulProblem, blocking: Blocking) -> tuple[float, float]:
+    """Registers of operands that a slice makes on the way, and the cycles of the vector unit which that takes."""
+    registers = cycles = 0.0
+    for side, across in zip(SIDES, (blocking.slice_m, blocking.slice_n), strict=True):
+        if is_made(problem, side) and not is_staged(problem, blocking.tiles, side):
+            its = across * blocking.tiles.tile_k / _VECTOR_ELEMENTS
+            registers += its
+            cycles += its * (_made_ops(problem, side) + _MADE_OPS) / _VECTOR_SLOTS
+    return registers, cycles
+
+
+def _made_ops(problem: MatmulProblem, side: Side) -> float:
+    """Vector operations an element to make what is multiplied of what is stored."""
+    fn = problem.fusion.lhs_fn if side == "lhs" else problem.fusion.rhs_fn
+    ops = _CAST_OPS if fn is None else fn.ops
+    for extra in problem.fusion.extras:
+        if extra.beside == side and extra.rows:
+            ops += _MATRIX_OPS if extra.columns else _COLUMN_OPS
+    return ops + (_SPLIT_OPS if is_split(problem) else 0)
+
+
 def _listing_type(dtype: str) -> str:
     return {"float32": "f32", "bfloat16": "bf16", "int8": "s8"}.get(dtype, "f8")
 
@@ -271,10 +318,10 @@ def _listing_type(dtype: str) -> str:
 def _vector_cycles(problem: MatmulProblem, tiles: Tiles) -> float:
     """Cycles of a step in which the vector unit works while no product can run: staging operands, the epilogue."""
     cycles = 0.0
-    for side in ("lhs", "rhs"):
-        if is_staged(problem, side):
+    for side in SIDES:
+        if is_staged(problem, tiles, side):
             rows, columns = block_shape(problem, tiles, side)
-            cycles += 2 * rows * columns / _VECTOR_ELEMENTS
+            cycles += (1 + _made_ops(problem, side) / _VECTOR_SLOTS) * rows * columns / _VECTOR_ELEMENTS
     grid_k = tiles.grid(problem)[2]
     # Most of an epilogue runs beside products.
     registers = tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS

@@ -1,0 +1,167 @@
+"""An operand of one step: multiplied as it is stored, made on the way, or rewritten in VMEM ahead of the products.
+
+What is made on the way (a cast, a function, the halves of a float32) is computed for each slice anew, from the part of
+the block that the slice multiplies: the vector unit does it while the matrix units work. Rewriting the block first
+takes its time alone, and pays where a function is dear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from systolic.kernels.slices import Slice, loop, times
+from systolic.problem import Extra, MatmulProblem
+from systolic.tiling import LANES, Blocking, is_made, is_split, is_staged, sublane_multiple
+
+_STAGED_ROWS = 256  # of an operand that are rewritten at once
+
+Fn = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """A block of an operand in VMEM, as the matrix units shall have it."""
+
+    refs: tuple[Any, ...]  # one; or of a staged float32 its high and its low half
+    make: Callable[..., tuple[Array, ...]] | None = None  # of the block and of the blocks beside it
+    beside: tuple[tuple[Extra, Any], ...] = ()
+
+    def values(self, rows: Any, columns: Any) -> tuple[Array, ...]:
+        """What to multiply of these rows and columns: one array, or its high and its low half."""
+        blocks = tuple(ref[rows, columns] for ref in self.refs)
+        if self.make is None:
+            return blocks
+        read = [ref[_within(extra, rows, columns)] for extra, ref in self.beside]
+        return self.make(*blocks, *read)
+
+    def part(self, rows: Any, columns: Any) -> Operand:
+        """The operand of these rows and columns alone."""
+        return replace(
+            self,
+            refs=tuple(ref.at[rows, columns] for ref in self.refs),
+            beside=tuple((extra, ref.at[_within(extra, rows, columns)]) for extra, ref in self.beside),
+        )
+
+
+def ready(
+    side: Literal["lhs", "rhs"],
+    ref: Any,
+    beside: Sequence[tuple[Extra, Any]],
+    fn: Fn | None,
+    scratch: list[Any],
+    kk: Any,
+    problem: MatmulProblem,
+    blocking: Blocking,
+) -> Operand:
+    """An operand of the step, zero past the end of k; takes its scratch, where it is staged, from the list."""
+    transposed = problem.transpose_lhs if side == "lhs" else problem.transpose_rhs
+    axis_k = (1 if side == "lhs" else 0) ^ transposed
+    operand = Operand(refs=(ref,))
+    if is_made(problem, side):
+        make = split if is_split(problem) else _cast_to(problem.dtype_multiplied)
+        made = Operand(refs=(ref,), make=make if fn is None else lambda *read: make(fn(*read)), beside=tuple(beside))
+        operand = _staged(made, scratch, problem) if is_staged(problem, blocking.tiles, side) else made
+    used = problem.k % blocking.tiles.tile_k
+    if used:
+
+        @pl.when(kk == blocking.tiles.grid(problem)[2] - 1)
+        def _zero() -> None:
+            for block in operand.refs:
+                _zero_past(block, used, axis_k)
+
+    return operand
+
+
+def _staged(made: Operand, scratch: list[Any], problem: MatmulProblem) -> Operand:
+    refs = tuple(scratch.pop(0) for _ in range(2 if is_split(problem) else 1))
+    rows = refs[0].shape[0]
+
+    def strip(at: Any) -> None:
+        for ref, value in zip(refs, made.values(at, slice(None)), strict=True):
+            ref[at, :] = value
+
+    with jax.named_scope("stage"):
+        if rows >= _STAGED_ROWS:
+            loop(rows // _STAGED_ROWS, lambda number: strip(pl.ds(times(number, _STAGED_ROWS), _STAGED_ROWS)))
+        if rows % _STAGED_ROWS:
+            strip(pl.ds(rows // _STAGED_ROWS * _STAGED_ROWS, rows % _STAGED_ROWS))
+    return Operand(refs=refs)
+
+
+def multiply(lhs: Operand, rhs: Operand, piece: Slice, problem: MatmulProblem) -> Array:
+    """The product of a slice in the accumulator's dtype; of two parts each, three products, the small ones first."""
+    dimensions = (((0 if problem.transpose_lhs else 1,), (1 if problem.transpose_rhs else 0,)), ((), ()))
+    exact = problem.precision == "highest" and problem.dtype_multiplied == "float32"
+
+    # All of k, and the rows or columns of the slice.
+    of_lhs = lhs.values(*((slice(None), piece.rows) if problem.transpose_lhs else (piece.rows, slice(None))))
+    of_rhs = rhs.values(*((piece.columns, slice(None)) if problem.transpose_rhs else (slice(None), piece.columns)))
+
+    def dot(left: Array, right: Array) -> Array:
+        return lax.dot_general(
+            left,
+            right,
+            dimensions,
+            precision=lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT,
+            preferred_element_type=jnp.dtype(problem.dtype_accumulator),
+        )
+
+    if len(of_lhs) == 1:
+        return dot(*of_lhs, *of_rhs)
+    (lhs_high, lhs_low), (rhs_high, rhs_low) = of_lhs, of_rhs
+    return (dot(lhs_low, rhs_high) + dot(lhs_high, rhs_low)) + dot(lhs_high, rhs_high)
+
+
+def _within(extra: Extra, rows: Any, columns: Any) -> tuple[Any, Any]:
+    return (rows if extra.rows else slice(None)), (columns if extra.columns else slice(None))
+
+
+def split(block: Array) -> tuple[Array, Array]:
+    """A float32 block as two bfloat16 blocks whose sum is within 2^-16 of it.
+
+    The high part is cut, not rounded: by a mask on the bits, which no compiler takes for a cast that it may skip.
+    """
+    block = block.astype(jnp.float32)
+    bits = lax.bitcast_convert_type(block, jnp.uint32)
+    high = lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32)
+    return high.astype(jnp.bfloat16), (block - high).astype(jnp.bfloat16)
+
+
+def _cast_to(name: str) -> Callable[[Array], tuple[Array]]:
+    dtype = jnp.dtype(name)
+
+    def cast(block: Array) -> tuple[Array]:
+        if jnp.issubdtype(block.dtype, jnp.integer) and dtype == jnp.bfloat16:
+            return (block.astype(jnp.float32).astype(dtype),)  # Mosaic has no direct cast on every chip
+        return (block.astype(dtype),)
+
+    return cast
+
+
+def _zero_past(ref: Any, used: int, axis: int) -> None:
+    """Zeros in a block from row or column `used` on.
+
+    Whole registers are overwritten; the one in which the matrix ends is read, masked and written back.
+    """
+    size = ref.shape[axis]
+    step = LANES if axis == 1 else max(16, sublane_multiple(ref.dtype.name))
+    start, end = used // step * step, min(-(-used // step) * step, size)
+
+    def at(low: int, high: int) -> tuple[slice, slice]:
+        return (slice(low, high), slice(None)) if axis == 0 else (slice(None), slice(low, high))
+
+    if used % step:
+        edge = ref[at(start, end)]
+        number = lax.broadcasted_iota(jnp.int32, edge.shape, axis)
+        ref[at(start, end)] = jnp.where(number < used - start, edge, jnp.zeros_like(edge))
+    if end < size:
+        rest = at(end, size)
+        shape = (size - end, ref.shape[1]) if axis == 0 else (ref.shape[0], size - end)
+        ref[rest] = jnp.zeros(shape, ref.dtype)
