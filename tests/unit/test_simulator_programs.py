@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from simulator_listings import V5E, listing, loop, simulate
 
@@ -75,6 +77,34 @@ def test_the_direction_of_a_general_copy_follows_from_its_addresses() -> None:
 
     assert general("hbm", "vmem") == (320, 0)
     assert general("vmem", "hbm") == (0, 320)
+
+
+def general_copy(words: Sequence[int], direction: str = "hbm-to-vmem") -> int | None:
+    """Bytes in one piece of a copy whose strides are these words in scalar memory."""
+    run = simulate(
+        "%s3_s3 = smov 0",
+        *(
+            line
+            for at, word in enumerate(words)
+            for line in (f"%s9{at}_s4 = smov {word}", f"%{at} = sst [smem:[#allocation5 + ${at:#x}]] %s9{at}_s4")
+        ),
+        f"%7 = dma.general %s3_s3, 10, %s3_s3, [#allocation1], 131072, [#allocation5], 0, 0 /* {direction} */",
+    )
+    return run.cores[0].copy_sizes[0].run_bytes
+
+
+# [2048, 512] bfloat16 as a whole, and 2048 of the 32768 columns of [512, 32768]: in HBM eight rows lie together, in VMEM
+# sixteen. Both descriptors as the compiler writes them for v6e.
+WHOLE = (512, 512, 4, 64, 128, 2, 256, 64, 4)
+COLUMNS = (32768, 2048, 16, 64, 128, 2, 16384, 64, 4)
+
+
+def test_the_pieces_of_a_general_copy_are_those_that_lie_together_in_hbm() -> None:
+    assert general_copy(WHOLE) == 0
+    assert general_copy(COLUMNS) == 8 * 2048 * 2
+    turned = [COLUMNS[at] for at in (1, 0, 2, 4, 3, 5, 7, 6, 8)]
+    assert general_copy(turned, "vmem-to-hbm") == 8 * 2048 * 2
+    assert general_copy(COLUMNS[:6]) is None
 
 
 # ---- matrix units ----

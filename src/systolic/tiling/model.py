@@ -199,12 +199,13 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
     exchanges = max(0.0, (grid_m if blocking.outer == "m" else grid_n) * problem.batch / cores - 1)
     ahead_s = (blocking.buffers - 1) * step_s
     exchanged_s = max(0.0, copies.first_s + copies.latency_s - ahead_s) if grid_k == 1 else 0.0
-    ramp_s = copies.first_s + copies.store_s + 2 * copies.latency_s
+    # Where copies take longer than products, those of the last step are what is left over.
+    ramp_s = min(copies.first_s, compute_s) + copies.store_s + 2 * copies.latency_s
     if blocking.pieces:
         # It is fetched as soon as its buffer is free, but then shares a step with what that step needs. The first
         # products wait for one piece, the last store is a slice.
         exchanged_s = max(0.0, copies.first_s - step_s) if grid_k == 1 else 0.0
-        behind_s = max(copies.first_s / blocking.pieces, copies.first_s - compute_s)
+        behind_s = min(max(copies.first_s / blocking.pieces, copies.first_s - compute_s), compute_s)
         ramp_s = behind_s + copies.store_s / blocking.slices + 2 * copies.latency_s
         adding = _PIECE_CYCLES * tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
         more = (blocking.pieces - 1) * (blocking.slices * fill_cycles + held_up_cycles + adding)

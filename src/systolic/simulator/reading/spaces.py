@@ -20,6 +20,12 @@ _VIRTUAL = re.compile(r"%(\w+)_s\d+")
 _STEP_BYTES = 512
 _STRIDE_BYTES = 32
 
+# `dma.general` has its strides in scalar memory, nine words: for each of three loops, the outermost first, the stride of
+# the source and of the destination, and how often the loop within it runs; that of the innermost is of steps. Seen with
+# blocks whose shapes are known.
+_DESCRIPTOR_WORDS = 9
+_STORE = re.compile(r"^\[smem:\[#(\w+)(?: \+ \$0x([0-9a-f]+))?\]\]$")
+
 
 @dataclass(frozen=True, slots=True)
 class CopyEnds:
@@ -45,6 +51,7 @@ class CopyReader:
             for inner in bundle.instructions
             if inner.dest is not None and "_" in inner.dest
         }
+        self._descriptors = self._read_descriptors(program)
 
     def ends(self, instruction: Instruction) -> CopyEnds:
         """The ends of a copy: in its opcode, or, for `dma.general`, in its comment or where its addresses are from.
@@ -65,8 +72,8 @@ class CopyReader:
 
     def run_bytes(self, instruction: Instruction) -> int | None:
         """Bytes that a copy moves in one piece before it strides on; 0: all of them; None: the text does not say."""
-        if instruction.opcode == "dma.general":  # its strides are in a descriptor in scalar memory
-            return None
+        if instruction.opcode == "dma.general":
+            return self._described_run(instruction)
         strides = instruction.operands[4:7]
         if len(strides) < 3:
             return 0
@@ -100,6 +107,37 @@ class CopyReader:
         if loads_words or any(ends.destination == "smem" and ends.source != "hbm" for _, ends in copies):
             return frozenset(id(instruction) for instruction, _ in copies)
         return frozenset(id(instruction) for instruction, ends in copies if "smem" in (ends.source, ends.destination))
+
+    def _read_descriptors(self, program: Program) -> dict[str, dict[int, int | None]]:
+        """Words that the program stores in scalar memory, by allocation and place; None: not always the same."""
+        found: dict[str, dict[int, int | None]] = {}
+        for bundle in program.bundles:
+            for instruction in bundle.instructions:
+                match = _STORE.match(instruction.operands[0]) if instruction.opcode == "sst" else None
+                if match is None:
+                    continue
+                words = found.setdefault(match.group(1), {})
+                place, value = int(match.group(2) or "0", 16), self._constant(instruction.operands[1])
+                words[place] = value if words.get(place, value) == value else None
+        return found
+
+    def _described_run(self, instruction: Instruction) -> int | None:
+        """What lies together in HBM, in whatever order it is moved, is one piece."""
+        ends = self.ends(instruction)
+        allocation = _ALLOCATION.search(instruction.operands[5]) if len(instruction.operands) > 5 else None
+        words = self._descriptors.get(allocation.group(1), {}) if allocation else {}
+        numbers = [words.get(place) for place in range(_DESCRIPTOR_WORDS)]
+        if "hbm" not in (ends.source, ends.destination) or len(words) != _DESCRIPTOR_WORDS or None in numbers:
+            return None
+        known = [number or 0 for number in numbers]
+        outer, *inner = known[::3] if ends.source == "hbm" else known[1::3]
+        middle_runs, inner_runs, steps = known[2::3]
+        run = steps * _STEP_BYTES
+        for stride, runs in sorted(zip(inner, (middle_runs, inner_runs), strict=True)):
+            if stride * _STRIDE_BYTES != run:
+                return run
+            run *= runs
+        return 0 if outer * _STRIDE_BYTES == run else run
 
     def _constant(self, text: str) -> int | None:
         if re.fullmatch(r"\d+", text):
