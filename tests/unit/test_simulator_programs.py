@@ -93,8 +93,8 @@ def general_copy(words: Sequence[int], direction: str = "hbm-to-vmem") -> int | 
     return run.cores[0].copy_sizes[0].run_bytes
 
 
-# [2048, 512] bfloat16 as a whole, and 2048 of the 32768 columns of [512, 32768]: in HBM eight rows lie together, in VMEM
-# sixteen. Both descriptors as the compiler writes them for v6e.
+# [2048, 512] bfloat16 as a whole, and 2048 of the 32768 columns of [512, 32768]: in HBM eight rows lie together, in
+# VMEM sixteen. Both descriptors as the compiler writes them for v6e.
 WHOLE = (512, 512, 4, 64, 128, 2, 256, 64, 4)
 COLUMNS = (32768, 2048, 16, 64, 128, 2, 16384, 64, 4)
 

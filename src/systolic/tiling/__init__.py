@@ -25,6 +25,7 @@ from systolic.tiling.choose import (
     blockings,
     vmem_limit,
 )
+from systolic.tiling.copies import Traffic, blocked_traffic
 from systolic.tiling.legality import (
     LANES,
     MIB,
@@ -37,7 +38,7 @@ from systolic.tiling.legality import (
     violations,
     vmem_violations,
 )
-from systolic.tiling.model import ModelledTime, Traffic, blocked_time, blocked_traffic
+from systolic.tiling.model import ModelledTime, blocked_time
 from systolic.tiling.tiles import Tiles, TilesError
 from systolic.tiling.traffic import hbm_bytes
 

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from systolic.chips import Chip
-from systolic.problem import MatmulProblem, Side, dtype_bytes
+from systolic.problem import MatmulProblem, Side
 from systolic.tiling.blocking import (
     SIDES,
     Blocking,
     block_shape,
-    extra_block,
     has_last_step,
     is_made,
-    is_resident,
     is_split,
     is_staged,
 )
+from systolic.tiling.copies import Copies
 from systolic.tiling.tiles import Tiles
 
 
@@ -82,9 +80,9 @@ _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled with
 _HIGHEST_BUNDLES = 1.6  # code of six passes over that of six products
 _PIECE_CYCLES = 0.7  # to add a register of a piece's sum to that of the pieces before
-# What it takes to make an operand on the way, in operations a register besides its function. The first from int8 weights
-# and 16 rows on v7x (1.1 cycles for three operations), the others from v6e's 2048·4096·14336 with a mask (9.2 in all,
-# two of its own) and 4096³ with a norm of rows and columns (8, four of its own). Others were not looked at.
+# What it takes to make an operand on the way, in operations a register besides its function. The first from int8
+# weights and 16 rows on v7x (1.1 cycles for three operations), the others from v6e's 2048·4096·14336 with a mask (9.2
+# in all, two of its own) and 4096³ with a norm of rows and columns (8, four of its own). Others were not looked at.
 _MADE_OPS = 0.5
 _MATRIX_OPS = 6  # for a matrix beside it, of which registers hold other elements
 _COLUMN_OPS = 3  # for a column, which is broadcast
@@ -94,46 +92,6 @@ _MADE_SHARE = 0.1  # of it that products do not hide
 _EPILOGUE_SHARE = 0.3  # of an epilogue that nothing hides
 _SHARPNESS = 32  # of `_longer`: two equal times are 2 % longer than one
 _OTHER_BUNDLES = 500  # the pipeline around the slices
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Bytes over HBM."""
-
-    lhs_bytes: int
-    rhs_bytes: int
-    extra_bytes: int
-    out_bytes: int
-
-    @property
-    def hbm_bytes(self) -> int:
-        """All together, read and written."""
-        return self.lhs_bytes + self.rhs_bytes + self.extra_bytes + self.out_bytes
-
-
-def blocked_traffic(problem: MatmulProblem, blocking: Blocking) -> Traffic:
-    """Bytes that the pipeline copies. A block is fetched when its index differs from the step before.
-
-    With rows outermost: lhs once for each column of blocks, unless all of k is one block; rhs once for each row of
-    blocks, unless it is one block as a whole. With columns outermost the other way round. The output once.
-    """
-    grid_m, grid_n, grid_k = blocking.tiles.grid(problem)
-    inner, outer = (grid_n, grid_m) if blocking.outer == "m" else (grid_m, grid_n)
-    kept = inner if grid_k > 1 else 1  # reads of the operand whose block stays
-    streamed = outer if grid_k > 1 or inner > 1 else 1
-    lhs_reads, rhs_reads = (kept, streamed) if blocking.outer == "m" else (streamed, kept)
-    lhs_whole = grid_k == 1 and grid_m == 1
-    rhs_whole = grid_k == 1 and grid_n == 1
-    lhs = problem.lhs_bytes // problem.batch_lhs * (problem.batch_lhs if lhs_whole else problem.batch)
-    rhs = problem.rhs_bytes // problem.batch_rhs * (problem.batch_rhs if rhs_whole else problem.batch)
-    extra = 0
-    for one in problem.fusion.extras:
-        reads = {"lhs": lhs_reads, "rhs": rhs_reads, "out": 1}[one.beside]
-        rows, columns = extra_block(problem, blocking.tiles, one)
-        blocks = {"lhs": grid_m * grid_k, "rhs": grid_k * grid_n, "out": grid_m * grid_n}[one.beside]
-        times = 1 if is_resident(problem, blocking.tiles, one) else problem.batch * blocks * reads
-        extra += times * rows * columns * dtype_bytes(one.dtype)
-    return Traffic(lhs_bytes=lhs * lhs_reads, rhs_bytes=rhs * rhs_reads, extra_bytes=extra, out_bytes=problem.out_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +135,7 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
     outputs = problem.batch * grid_m * grid_n
     cores = chip.cores_per_device if blocking.buffers == 2 else 1
     runs = -(-outputs // cores)  # over k, of the busier core
-    copies = _Copies.of(problem, blocking, chip, cores)
+    copies = Copies.of(problem, blocking, chip, cores)
 
     fill_cycles = cost.fill_cycles + cost.drain_cycles_per_row * blocking.slice_m
     made = _made(problem, blocking)[1]
@@ -188,33 +146,39 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
     # Two copies are under way at a time, with the three buffers of `kernels.streamed` three.
     hidden_s = compute_s if blocking.buffers == 2 else 0.0
     under_way = blocking.buffers if blocking.pieces else 2
-    step_s = _longer(compute_s, copies.step_s, (copies.step_s + copies.latency_s + hidden_s) / under_way)
+    step_s = _longer(compute_s, copies.later_s, (copies.later_s + copies.latency_s + hidden_s) / under_way)
     if blocking.buffers == 2:
         # Where a block is stored, that and the next inputs share a step.
-        run_s = (grid_k - 1) * step_s + _longer(step_s, copies.step_s + copies.store_s)
+        run_s = (grid_k - 1) * step_s + _longer(step_s, copies.later_s + copies.store_s)
     else:
-        run_s = _longer(grid_k * step_s, grid_k * copies.step_s + copies.store_s)
+        run_s = _longer(grid_k * step_s, grid_k * copies.later_s + copies.store_s)
+    # There are two blocks of the output: one is stored while the other is made.
+    run_s = max(run_s, (compute_s + copies.store_s + copies.latency_s) / 2)
     # Where the operand that stays is exchanged, all of its block arrives within the steps by which copies are ahead.
     outs = 1 + len(problem.fusion.more_outputs)
     exchanges = max(0.0, (grid_m if blocking.outer == "m" else grid_n) * problem.batch / cores - 1)
     ahead_s = (blocking.buffers - 1) * step_s
     exchanged_s = max(0.0, copies.first_s + copies.latency_s - ahead_s) if grid_k == 1 else 0.0
-    # Where copies take longer than products, those of the last step are what is left over.
-    ramp_s = min(copies.first_s, compute_s) + copies.store_s + 2 * copies.latency_s
+    first_s = copies.first_s + compute_s
+    store_s = copies.store_s
     if blocking.pieces:
         # It is fetched as soon as its buffer is free, but then shares a step with what that step needs. The first
         # products wait for one piece, the last store is a slice.
         exchanged_s = max(0.0, copies.first_s - step_s) if grid_k == 1 else 0.0
-        behind_s = min(max(copies.first_s / blocking.pieces, copies.first_s - compute_s), compute_s)
-        ramp_s = behind_s + copies.store_s / blocking.slices + 2 * copies.latency_s
         adding = _PIECE_CYCLES * tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
         more = (blocking.pieces - 1) * (blocking.slices * fill_cycles + held_up_cycles + adding)
-        ramp_s += (more + outs * blocking.slices * machine.dma_issue_cycles) / machine.clock_hz
+        pieces_s = compute_s + more / machine.clock_hz
+        first_s = max(copies.first_s / blocking.pieces + pieces_s, copies.first_s + pieces_s / blocking.pieces)
+        store_s = (
+            copies.store_s / blocking.slices + outs * blocking.slices * machine.dma_issue_cycles / machine.clock_hz
+        )
+    steps_s = (runs - 1) * run_s + (grid_k - 1) * step_s + exchanges * exchanged_s
+    ends_s = first_s + store_s + 2 * copies.latency_s
     return ModelledTime(
-        time_us=(runs * run_s + exchanges * exchanged_s + ramp_s) * 1e6,
+        time_us=(steps_s + ends_s) * 1e6,
         compute_us=runs * grid_k * compute_s * 1e6,
-        copy_us=(runs * (grid_k * copies.step_s + copies.store_s)) * 1e6,
-        ramp_us=ramp_s * 1e6,
+        copy_us=(copies.first_s + (runs * grid_k - 1) * copies.later_s + runs * copies.store_s) * 1e6,
+        ramp_us=max(0.0, ends_s - step_s) * 1e6,
         bundles=bundles(problem, blocking, chip),
     )
 
@@ -223,62 +187,6 @@ def _longer(*times_s: float) -> float:
     """The longest of what overlaps, and a little more where two are near: they hold each other up."""
     longest = max(times_s)
     return longest * sum((time_s / longest) ** _SHARPNESS for time_s in times_s) ** (1 / _SHARPNESS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Copies:
-    """Seconds that copies take on one core's share of HBM."""
-
-    count: float  # of copies that a step starts, on average
-    step_s: float  # the inputs of a step, on average
-    first_s: float  # all blocks of the first step
-    store_s: float  # a block of every output
-    latency_s: float
-
-    @classmethod
-    def of(cls, problem: MatmulProblem, blocking: Blocking, chip: Chip, cores: int) -> _Copies:
-        tiles, machine = blocking.tiles, chip.machine
-        grid_m, grid_n, grid_k = tiles.grid(problem)
-        steps = problem.batch * grid_m * grid_n * grid_k
-        bytes_per_s = machine.hbm_bytes_per_s / cores
-        traffic = blocked_traffic(problem, blocking)
-        sides: tuple[tuple[Literal["lhs", "rhs"], str, int, int], ...] = (
-            ("lhs", problem.dtype_lhs, traffic.lhs_bytes, problem.m if problem.transpose_lhs else problem.k),
-            ("rhs", problem.dtype_rhs, traffic.rhs_bytes, problem.k if problem.transpose_rhs else problem.n),
-        )
-        count = 1 / grid_k
-        step_s = traffic.extra_bytes / steps / bytes_per_s
-        first_s = (
-            sum(
-                math.prod(extra_block(problem, tiles, extra)) * dtype_bytes(extra.dtype)
-                for extra in problem.fusion.extras
-            )
-            / bytes_per_s
-        )
-        for side, dtype, total_bytes, width in sides:
-            rows, columns = block_shape(problem, tiles, side)
-            block_bytes = rows * columns * dtype_bytes(dtype)
-            block_s = (
-                block_bytes / bytes_per_s + _pieces(rows, columns, width) * machine.hbm_run_cycles / machine.clock_hz
-            )
-            first_s += block_s
-            count += total_bytes / (block_bytes * steps)
-            step_s += block_s * total_bytes / (block_bytes * steps)
-        out_bytes = traffic.out_bytes / (problem.batch * grid_m * grid_n)
-        store_s = out_bytes / bytes_per_s
-        store_s += _pieces(tiles.tile_m, tiles.tile_n, problem.n) * machine.hbm_run_cycles / machine.clock_hz
-        return cls(
-            count=count,
-            step_s=step_s,
-            first_s=first_s,
-            store_s=store_s,
-            latency_s=machine.dma_latency_cycles / machine.clock_hz,
-        )
-
-
-def _pieces(rows: int, columns: int, width: int) -> int:
-    """Contiguous pieces of a block in HBM, where matrices of every dtype lie in tiles of eight rows."""
-    return 1 if columns >= width else math.ceil(rows / 8)
 
 
 def _slice_cycles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:

@@ -20,9 +20,9 @@ _VIRTUAL = re.compile(r"%(\w+)_s\d+")
 _STEP_BYTES = 512
 _STRIDE_BYTES = 32
 
-# `dma.general` has its strides in scalar memory, nine words: for each of three loops, the outermost first, the stride of
-# the source and of the destination, and how often the loop within it runs; that of the innermost is of steps. Seen with
-# blocks whose shapes are known.
+# `dma.general` has its strides in scalar memory, nine words: for each of three loops, the outermost first, the stride
+# of the source and of the destination, and how often the loop within it runs; that of the innermost is of steps. Seen
+# with blocks whose shapes are known.
 _DESCRIPTOR_WORDS = 9
 _STORE = re.compile(r"^\[smem:\[#(\w+)(?: \+ \$0x([0-9a-f]+))?\]\]$")
 

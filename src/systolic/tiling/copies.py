@@ -1,0 +1,108 @@
+"""Bytes that the blocked matmul moves over HBM, and the time that takes by arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from systolic.chips import Chip
+from systolic.problem import MatmulProblem, dtype_bytes
+from systolic.tiling.blocking import Blocking, block_shape, extra_block, is_resident
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes over HBM."""
+
+    lhs_bytes: int
+    rhs_bytes: int
+    extra_bytes: int
+    out_bytes: int
+
+    @property
+    def hbm_bytes(self) -> int:
+        """All together, read and written."""
+        return self.lhs_bytes + self.rhs_bytes + self.extra_bytes + self.out_bytes
+
+
+def blocked_traffic(problem: MatmulProblem, blocking: Blocking) -> Traffic:
+    """Bytes that the pipeline copies. A block is fetched when its index differs from the step before.
+
+    With rows outermost: lhs once for each column of blocks, unless all of k is one block; rhs once for each row of
+    blocks, unless it is one block as a whole. With columns outermost the other way round. The output once.
+    """
+    grid_m, grid_n, grid_k = blocking.tiles.grid(problem)
+    inner, outer = (grid_n, grid_m) if blocking.outer == "m" else (grid_m, grid_n)
+    kept = inner if grid_k > 1 else 1  # reads of the operand whose block stays
+    streamed = outer if grid_k > 1 or inner > 1 else 1
+    lhs_reads, rhs_reads = (kept, streamed) if blocking.outer == "m" else (streamed, kept)
+    lhs_whole = grid_k == 1 and grid_m == 1
+    rhs_whole = grid_k == 1 and grid_n == 1
+    lhs = problem.lhs_bytes // problem.batch_lhs * (problem.batch_lhs if lhs_whole else problem.batch)
+    rhs = problem.rhs_bytes // problem.batch_rhs * (problem.batch_rhs if rhs_whole else problem.batch)
+    extra = 0
+    for one in problem.fusion.extras:
+        reads = {"lhs": lhs_reads, "rhs": rhs_reads, "out": 1}[one.beside]
+        rows, columns = extra_block(problem, blocking.tiles, one)
+        blocks = {"lhs": grid_m * grid_k, "rhs": grid_k * grid_n, "out": grid_m * grid_n}[one.beside]
+        times = 1 if is_resident(problem, blocking.tiles, one) else problem.batch * blocks * reads
+        extra += times * rows * columns * dtype_bytes(one.dtype)
+    return Traffic(lhs_bytes=lhs * lhs_reads, rhs_bytes=rhs * rhs_reads, extra_bytes=extra, out_bytes=problem.out_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Seconds that copies take on one core's share of HBM."""
+
+    count: float  # of copies that a step starts, on average
+    first_s: float  # all blocks of the first step
+    later_s: float  # the inputs of a step after it, on average
+    store_s: float  # a block of every output
+    latency_s: float
+
+    @classmethod
+    def of(cls, problem: MatmulProblem, blocking: Blocking, chip: Chip, cores: int) -> Copies:
+        """Of these blocks; `cores` share the steps."""
+        tiles, machine = blocking.tiles, chip.machine
+        grid_m, grid_n, grid_k = tiles.grid(problem)
+        steps = problem.batch * grid_m * grid_n * grid_k
+        bytes_per_s = machine.hbm_bytes_per_s / cores
+        traffic = blocked_traffic(problem, blocking)
+        sides: tuple[tuple[Literal["lhs", "rhs"], str, int, int], ...] = (
+            ("lhs", problem.dtype_lhs, traffic.lhs_bytes, problem.m if problem.transpose_lhs else problem.k),
+            ("rhs", problem.dtype_rhs, traffic.rhs_bytes, problem.k if problem.transpose_rhs else problem.n),
+        )
+        count = 1 / grid_k
+        total_s = traffic.extra_bytes / bytes_per_s
+        first_s = (
+            sum(
+                math.prod(extra_block(problem, tiles, extra)) * dtype_bytes(extra.dtype)
+                for extra in problem.fusion.extras
+            )
+            / bytes_per_s
+        )
+        for side, dtype, total_bytes, width in sides:
+            rows, columns = block_shape(problem, tiles, side)
+            block_bytes = rows * columns * dtype_bytes(dtype)
+            block_s = (
+                block_bytes / bytes_per_s + _pieces(rows, columns, width) * machine.hbm_run_cycles / machine.clock_hz
+            )
+            first_s += block_s
+            count += total_bytes / (block_bytes * steps)
+            total_s += block_s * total_bytes / block_bytes
+        out_bytes = traffic.out_bytes / (problem.batch * grid_m * grid_n)
+        store_s = out_bytes / bytes_per_s
+        store_s += _pieces(tiles.tile_m, tiles.tile_n, problem.n) * machine.hbm_run_cycles / machine.clock_hz
+        return cls(
+            count=count,
+            first_s=first_s,
+            later_s=max(0.0, total_s / cores - first_s) / max(1.0, steps / cores - 1),
+            store_s=store_s,
+            latency_s=machine.dma_latency_cycles / machine.clock_hz,
+        )
+
+
+def _pieces(rows: int, columns: int, width: int) -> int:
+    """Contiguous pieces of a block in HBM, where matrices of every dtype lie in tiles of eight rows."""
+    return 1 if columns >= width else math.ceil(rows / 8)
