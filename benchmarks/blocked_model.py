@@ -144,7 +144,8 @@ def _report(chip: str, rows: list[dict[str, Any]]) -> None:
         mine = [row for row in rows if row["problem"] in names]
         if mine:
             error = [abs(one) for one in _errors(mine)]
-            regrets = [_regret([row for row in mine if row["problem"] == name]) for name in names]
+            there = dict.fromkeys(row["problem"] for row in mine)
+            regrets = [_regret([row for row in mine if row["problem"] == name]) for name in there]
             click.echo(
                 f"  {what}: median error {statistics.median(error):.1%}, "
                 f"regret {statistics.fmean(regrets):.1%} on average, {max(regrets):.1%} at worst"
@@ -159,7 +160,7 @@ def _errors(rows: list[dict[str, Any]]) -> list[float]:
 
 def _regret(rows: list[dict[str, Any]]) -> float:
     """How much slower the planner's choice, the first row, is than the fastest."""
-    return rows[0]["simulated_us"] / min(row["simulated_us"] for row in rows) - 1 if rows else 0.0
+    return rows[0]["simulated_us"] / min(row["simulated_us"] for row in rows) - 1
 
 
 def _ranks(values: list[float]) -> list[float]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem, dtype_bytes
-from systolic.tiling.blocking import Blocking, block_shape, extra_block, is_resident
+from systolic.tiling.blocking import SIDES, Blocking, block_shape, dimensions, extra_block, is_resident
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +58,7 @@ class Copies:
     first_s: float  # all blocks of the first step
     later_s: float  # the inputs of a step after it, on average
     store_s: float  # a block of every output
+    last_store_s: float  # what is stored after the last product: a block, or only a slice of it
     latency_s: float
 
     @classmethod
@@ -68,41 +68,38 @@ class Copies:
         grid_m, grid_n, grid_k = tiles.grid(problem)
         steps = problem.batch * grid_m * grid_n * grid_k
         bytes_per_s = machine.hbm_bytes_per_s / cores
+        run_s = machine.hbm_run_cycles / machine.clock_hz
         traffic = blocked_traffic(problem, blocking)
-        sides: tuple[tuple[Literal["lhs", "rhs"], str, int, int], ...] = (
-            ("lhs", problem.dtype_lhs, traffic.lhs_bytes, problem.m if problem.transpose_lhs else problem.k),
-            ("rhs", problem.dtype_rhs, traffic.rhs_bytes, problem.k if problem.transpose_rhs else problem.n),
-        )
-        count = 1 / grid_k
-        total_s = traffic.extra_bytes / bytes_per_s
-        first_s = (
-            sum(
-                math.prod(extra_block(problem, tiles, extra)) * dtype_bytes(extra.dtype)
-                for extra in problem.fusion.extras
-            )
-            / bytes_per_s
-        )
-        for side, dtype, total_bytes, width in sides:
+        beside = (math.prod(extra_block(problem, tiles, one)) * dtype_bytes(one.dtype) for one in problem.fusion.extras)
+        count, total_s, first_s = 1 / grid_k, traffic.extra_bytes / bytes_per_s, sum(beside) / bytes_per_s
+        for side, total_bytes in zip(SIDES, (traffic.lhs_bytes, traffic.rhs_bytes), strict=True):
             rows, columns = block_shape(problem, tiles, side)
-            block_bytes = rows * columns * dtype_bytes(dtype)
-            block_s = (
-                block_bytes / bytes_per_s + _pieces(rows, columns, width) * machine.hbm_run_cycles / machine.clock_hz
-            )
-            first_s += block_s
-            count += total_bytes / (block_bytes * steps)
-            total_s += block_s * total_bytes / block_bytes
+            along = dimensions(problem, side)[1]
+            width = getattr(problem, along)
+            block_bytes = rows * columns * dtype_bytes(problem.dtype_lhs if side == "lhs" else problem.dtype_rhs)
+            block_s = block_bytes / bytes_per_s + _runs(rows, columns, width) * run_s
+            blocks = total_bytes / block_bytes
+            # The first block comes in pieces along k, which cut its rows apart where those lie along k.
+            parts = max(1, blocking.pieces) if along == "k" else 1
+            first_block_s = block_bytes / bytes_per_s + parts * _runs(rows, columns / parts, width) * run_s
+            first_s += first_block_s
+            count += blocks / steps
+            total_s += block_s * (blocks - 1) + first_block_s
         out_bytes = traffic.out_bytes / (problem.batch * grid_m * grid_n)
-        store_s = out_bytes / bytes_per_s
-        store_s += _pieces(tiles.tile_m, tiles.tile_n, problem.n) * machine.hbm_run_cycles / machine.clock_hz
+        tile_s = out_bytes / bytes_per_s + _runs(tiles.tile_m, tiles.tile_n, problem.n) * run_s
+        slice_s = (
+            out_bytes / blocking.slices / bytes_per_s + _runs(blocking.slice_m, blocking.slice_n, problem.n) * run_s
+        )
         return cls(
             count=count,
             first_s=first_s,
             later_s=max(0.0, total_s / cores - first_s) / max(1.0, steps / cores - 1),
-            store_s=store_s,
+            store_s=tile_s,
+            last_store_s=slice_s if blocking.pieces else tile_s,
             latency_s=machine.dma_latency_cycles / machine.clock_hz,
         )
 
 
-def _pieces(rows: int, columns: int, width: int) -> int:
-    """Contiguous pieces of a block in HBM, where matrices of every dtype lie in tiles of eight rows."""
+def _runs(rows: int, columns: float, width: int) -> int:
+    """Contiguous runs of a block in HBM, where matrices of every dtype lie in tiles of eight rows."""
     return 1 if columns >= width else math.ceil(rows / 8)

@@ -42,11 +42,11 @@ class SliceCost:
 # and blockings that it draws by default); v6e's 134 cycles to 8192³ in slices of 256, 512 and 2048 rows. v4 and v5p
 # have v5e's matrix units, and take its numbers.
 _V5E = SliceCost(
-    fill_cycles=108,
-    drain_cycles_per_row=0.01,
-    step_cycles=93,
+    fill_cycles=93,
+    drain_cycles_per_row=0.004,
+    step_cycles=149,
     weight_cycles=64,
-    weight_gap_cycles=0.6,
+    weight_gap_cycles=1.5,
     bundles_per_cycle=0.86,
     bundles_per_register=0.02,
     bundles_per_made_register=0.2,
@@ -56,21 +56,21 @@ _SLICE_COSTS = {
     "v5e": _V5E,
     "v5p": _V5E,
     "v6e": SliceCost(
-        fill_cycles=200,
-        drain_cycles_per_row=0.016,
-        step_cycles=6,
-        weight_cycles=134,
-        weight_gap_cycles=1.2,
+        fill_cycles=127,
+        drain_cycles_per_row=0.067,
+        step_cycles=13,
+        weight_cycles=32,
+        weight_gap_cycles=7.2,
         bundles_per_cycle=1.0,
         bundles_per_register=0.0,
         bundles_per_made_register=0.6,
     ),
     "v7x": SliceCost(
-        fill_cycles=130,
-        drain_cycles_per_row=0.2,
-        step_cycles=65,
+        fill_cycles=75,
+        drain_cycles_per_row=0.226,
+        step_cycles=58,
         weight_cycles=32,
-        weight_gap_cycles=4.1,
+        weight_gap_cycles=3.6,
         bundles_per_cycle=0.52,
         bundles_per_register=0.58,
         bundles_per_made_register=1.8,
@@ -88,6 +88,7 @@ _MATRIX_OPS = 6  # for a matrix beside it, of which registers hold other element
 _COLUMN_OPS = 3  # for a column, which is broadcast
 _CAST_OPS = 2
 _SPLIT_OPS = 5
+_ADDING_CYCLES = 1.6  # a register of the sum, from v7x's 2048·512·32768 in steps of 256 along k
 _MADE_SHARE = 0.1  # of it that products do not hide
 _EPILOGUE_SHARE = 0.3  # of an epilogue that nothing hides
 _SHARPNESS = 32  # of `_longer`: two equal times are 2 % longer than one
@@ -139,7 +140,9 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
 
     fill_cycles = cost.fill_cycles + cost.drain_cycles_per_row * blocking.slice_m
     made = _made(problem, blocking)[1]
-    slice_cycles = max(_slice_cycles(problem, blocking, chip), made) + _MADE_SHARE * made + fill_cycles
+    adding = _ADDING_CYCLES * blocking.slice_m * blocking.slice_n / _VECTOR_ELEMENTS if grid_k > 1 else 0.0
+    busy_cycles = max(_slice_cycles(problem, blocking, chip), made, adding)
+    slice_cycles = busy_cycles + _MADE_SHARE * made + fill_cycles
     step_cycles = blocking.slices * slice_cycles + cost.step_cycles + _vector_cycles(problem, tiles)
     held_up_cycles = copies.count * (machine.dma_issue_cycles + machine.dma_wait_cycles)
     compute_s = (step_cycles + held_up_cycles) / machine.clock_hz
@@ -160,7 +163,7 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
     ahead_s = (blocking.buffers - 1) * step_s
     exchanged_s = max(0.0, copies.first_s + copies.latency_s - ahead_s) if grid_k == 1 else 0.0
     first_s = copies.first_s + compute_s
-    store_s = copies.store_s
+    store_s = copies.last_store_s
     if blocking.pieces:
         # It is fetched as soon as its buffer is free, but then shares a step with what that step needs. The first
         # products wait for one piece, the last store is a slice.
@@ -169,9 +172,9 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
         more = (blocking.pieces - 1) * (blocking.slices * fill_cycles + held_up_cycles + adding)
         pieces_s = compute_s + more / machine.clock_hz
         first_s = max(copies.first_s / blocking.pieces + pieces_s, copies.first_s + pieces_s / blocking.pieces)
-        store_s = (
-            copies.store_s / blocking.slices + outs * blocking.slices * machine.dma_issue_cycles / machine.clock_hz
-        )
+        # The second step begins when its blocks are there, which come after the first's.
+        first_s = max(first_s, copies.first_s + min(copies.later_s, compute_s))
+        store_s += outs * blocking.slices * machine.dma_issue_cycles / machine.clock_hz
     steps_s = (runs - 1) * run_s + (grid_k - 1) * step_s + exchanges * exchanged_s
     ends_s = first_s + store_s + 2 * copies.latency_s
     return ModelledTime(
