@@ -41,7 +41,7 @@ from systolic.tiling import (
     scratch_buffers,
 )
 
-_SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
+SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
 
 
 def blocked_matmul(
@@ -165,4 +165,4 @@ def from_hbm(array: Array) -> Array:
 
     Left to itself XLA likes to copy a whole operand to VMEM ahead of the call, from where blocks move slower.
     """
-    return array if array.size <= _SMALL_ELEMENTS else pltpu.with_memory_space_constraint(array, pltpu.HBM)
+    return array if array.size <= SMALL_ELEMENTS else pltpu.with_memory_space_constraint(array, pltpu.HBM)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax import lax
 from jax.experimental import pallas as pl
 
-from systolic.tiling import Blocking
+from systolic.tiling import STRIP_ROWS, Blocking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,16 @@ class Slice:
     def columns(self) -> Any:
         """To index a ref with."""
         return pl.ds(self.column, self.n_columns)
+
+    def strips(self, body: Callable[[Slice], None]) -> None:
+        """`body` for every `STRIP_ROWS` of its rows; for all of them at once where that does not divide them."""
+        rows = STRIP_ROWS if self.n_rows % STRIP_ROWS == 0 else self.n_rows
+
+        def strip(number: Any) -> None:
+            row = self.row + times(number, rows)
+            body(replace(self, row=row if isinstance(row, int) else pl.multiple_of(row, rows), n_rows=rows))
+
+        loop(self.n_rows // rows, strip)
 
     def moved(self, row: Any, column: Any) -> tuple[Any, Any]:
         """Its rows and columns in a matrix whose tile begins at `row`, `column`."""

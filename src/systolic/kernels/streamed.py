@@ -23,7 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.blocked import from_hbm
+from systolic.kernels.blocked import SMALL_ELEMENTS, from_hbm
 from systolic.kernels.operands import Operand, multiply
 from systolic.kernels.slices import Slice, loop
 from systolic.kernels.step import Functions, step
@@ -67,8 +67,10 @@ def streamed_matmul(
     for extra in problem.fusion.extras:
         rows, columns = dimensions(problem, extra.beside)
         shapes.append(extra_block(problem, tiles, extra))
-        along.append((rows if extra.rows else None, columns if extra.columns else None))
-        resident.append(is_resident(problem, tiles, extra))
+        # A row stays as a whole. It is copied beside the first blocks and not ahead of them, as the call would do it.
+        whole = is_resident(problem, tiles, extra)
+        along.append((rows if extra.rows and not whole else None, columns if extra.columns and not whole else None))
+        resident.append(whole and arrays[len(resident)].size <= SMALL_ELEMENTS)
     dtypes_out = (problem.dtype_out, *problem.fusion.more_outputs)
     order = Order.of(problem, blocking)
     moving = [number for number, stays in enumerate(resident) if not stays]
@@ -145,7 +147,10 @@ def _run(
 ) -> None:
     grid_k, total, pieces = order.counts["k"], order.steps, blocking.pieces
     operands = (streams[0], streams[1])
-    others = [stream for number, stream in streams.items() if number > 1]
+    beside = {number: extra.beside for number, extra in enumerate(problem.fusion.extras, start=2)}
+    early = [stream for number, stream in streams.items() if beside.get(number) in ("lhs", "rhs")]
+    # What stands beside the output is first needed behind the products of all pieces.
+    late = [stream for number, stream in streams.items() if beside.get(number) == "out"]
 
     all_of_it = Slice(row=0, column=0, n_rows=blocking.tiles.tile_m, n_columns=blocking.tiles.tile_n)
 
@@ -157,10 +162,12 @@ def _run(
         for copy in copies(all_of_it, run):
             copy.wait()
 
+    for stream in early:
+        stream.copy(0, order).start()
     for number in range(pieces):
         for side, stream in enumerate(operands):
             stream.piece(number, pieces, first_sem.at[side, number]).start()
-    for stream in others:
+    for stream in late:
         stream.copy(0, order).start()
     for stream in streams.values():
         if stream.period == 1:
@@ -230,12 +237,15 @@ def _run(
             loop(blocking.slices, one)
 
         loop(pieces, add)
+        for stream in late:
+            stream.copy(0, order).wait()
 
     def one_step(number: Any, carry: None) -> None:
         fetch_ahead(number)
-        for at, stream in streams.items():
-            started = number > 0 if at < 2 else True
-            pl.when((number % stream.period == 0) & started)(stream.copy(number, order).wait)
+        for stream in streams.values():
+            waited = stream in operands or (pieces > 1 and stream in late)  # in the first step, where it is needed
+            first_too = number > 0 if waited else True
+            pl.when((number % stream.period == 0) & first_too)(stream.copy(number, order).wait)
         if pieces == 1:
             for side, stream in enumerate(operands):
                 pl.when(number == 0)(stream.piece(0, 1, first_sem.at[side, 0]).wait)

@@ -58,7 +58,7 @@ class Order:
         return Place(i=known["m"], j=known["n"], kk=known["k"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stream:
     """An input that comes by blocks. Its block number f is used in the steps from f · period on."""
 

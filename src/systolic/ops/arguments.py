@@ -20,7 +20,7 @@ from systolic.ops.gradient import Formula, Operands
 from systolic.ops.product import Implementation, Where
 from systolic.ops.target import target_chip
 from systolic.problem import MatmulProblem, PrecisionName, ProblemError
-from systolic.tiling import Tiles
+from systolic.tiling import Blocking, Tiles
 
 # What the matrix unit of some chip takes. Anything else is converted by the caller, who knows what is lost.
 OPERAND_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
@@ -69,7 +69,7 @@ def canonical(
     preferred_element_type: Any,
     implementation: Implementation,
     chip: str | Chip | None,
-    tiles: Tiles | tuple[int, int, int] | None,
+    tiles: Tiles | Blocking | tuple[int, int, int] | None,
 ) -> Call:
     """Checks everything, makes matrices of vectors and gives all arrays the same number of dimensions.
 
@@ -258,7 +258,7 @@ def _where(implementation: Implementation, chip: str | Chip | None, tiles: Any) 
         known = target_chip()
     if known is None and implementation not in (None, "xla"):
         known = chip_named("v5e")  # to be interpreted, some chip's tiles will do
-    if tiles is not None and not isinstance(tiles, Tiles):
+    if tiles is not None and not isinstance(tiles, (Tiles, Blocking)):
         try:
             tile_m, tile_k, tile_n = map(operator.index, tiles)
         except (TypeError, ValueError) as error:

@@ -15,7 +15,7 @@ from systolic.chips import Chip
 from systolic.ops.arguments import canonical
 from systolic.ops.gradient import multiply
 from systolic.ops.product import Implementation
-from systolic.tiling import Tiles
+from systolic.tiling import Blocking, Tiles
 
 
 def matmul(
@@ -36,7 +36,7 @@ def matmul(
     preferred_element_type: DTypeLike | None = None,
     implementation: Implementation = None,
     chip: str | Chip | None = None,
-    tiles: Tiles | tuple[int, int, int] | None = None,
+    tiles: Tiles | Blocking | tuple[int, int, int] | None = None,
 ) -> Shaped[Array, "*batch m n"]:
     """`(activation(lhs_fn(lhs) @ rhs_fn(rhs) + bias) + residual) · out_scale`, in one kernel on a TPU.
 
@@ -66,7 +66,7 @@ def matmul(
       implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
         TPU interpret mode, with a `pltpu.InterpretParams` of your own if you like.
       chip: whose tiles to use. None: that of the program being traced.
-      tiles: (m, k, n) of a tile, in place of the planner's.
+      tiles: (m, k, n) of a tile, in place of the planner's; or a whole blocking, which `plan` or `tune` found.
 
     Returns:
       The product as `jnp.matmul` shapes it.

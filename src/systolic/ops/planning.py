@@ -18,6 +18,7 @@ from systolic.tiling import (
     Tiles,
     blocked_traffic,
     blockings,
+    chosen,
     vmem_limit,
 )
 
@@ -65,13 +66,13 @@ class Plan:
         )
 
 
-def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | None = None) -> Plan:
+def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | Blocking | None = None) -> Plan:
     """What `systolic.matmul` does for a product on a chip, without compiling anything.
 
     Args:
       problem: sizes, dtypes, transposes, what is fused.
       chip: v4, v5e, v5p, v6e or v7x.
-      tiles: use these.
+      tiles: use these; or a whole blocking, of what the kernel computes, as an earlier plan has it.
 
     Raises:
       UnknownChipError: no such chip.
@@ -83,11 +84,11 @@ def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | Non
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(problem: MatmulProblem, chip_name: str, tiles: Tiles | None) -> Plan:
+def _plan(problem: MatmulProblem, chip_name: str, tiles: Tiles | Blocking | None) -> Plan:
     return _made(problem, chip_named(chip_name), tiles)
 
 
-def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | None) -> Plan:
+def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | Blocking | None) -> Plan:
     if problem.dtype_multiplied not in chip.dtypes:
         raise UnsupportedDtypeError(
             f"{chip.name} has no matrix multiplication of {problem.dtype_multiplied}; it takes {', '.join(chip.dtypes)}"
@@ -95,7 +96,10 @@ def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | None) -> Plan:
     orientation = Orientation.of(problem)
     computed = orientation.problem(problem)
     try:
-        choices = blockings(computed, chip, orientation.tiles(tiles))
+        if isinstance(tiles, Blocking):
+            choices = [chosen(computed, tiles, chip)]
+        else:
+            choices = blockings(computed, chip, orientation.tiles(tiles))
     except IllegalTilesError as error:
         raise orientation.refusal(error) from None
     best = choices[0]

@@ -26,7 +26,7 @@ from systolic.kernels.streamed import streamed_matmul
 from systolic.ops.epilogue import Work, operand_fn, work_of
 from systolic.ops.planning import plan
 from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, Side
-from systolic.tiling import Tiles
+from systolic.tiling import Blocking, Tiles
 
 Implementation = Literal["pallas", "xla", "interpret"] | pltpu.InterpretParams | None
 Fn = Callable[..., Any]
@@ -38,7 +38,7 @@ class Where:
 
     implementation: Implementation  # None: Pallas where the program runs on a TPU, else XLA
     chip: str  # whose tiles; "" where no TPU is in sight and nobody asked for one
-    tiles: Tiles | None
+    tiles: Tiles | Blocking | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

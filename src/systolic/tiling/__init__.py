@@ -1,6 +1,7 @@
 """How the work is cut: tiles, the rules they obey, the buffers they need and the traffic they cause."""
 
 from systolic.tiling.blocking import (
+    STRIP_ROWS,
     Blocking,
     Dimension,
     Outer,
@@ -23,6 +24,7 @@ from systolic.tiling.choose import (
     Choice,
     blocked_violations,
     blockings,
+    chosen,
     vmem_limit,
 )
 from systolic.tiling.copies import Traffic, blocked_traffic
@@ -45,6 +47,7 @@ from systolic.tiling.traffic import hbm_bytes
 __all__ = [
     "LANES",
     "MIB",
+    "STRIP_ROWS",
     "Blocking",
     "Choice",
     "Dimension",
@@ -65,6 +68,7 @@ __all__ = [
     "blockings",
     "can_stream",
     "candidates",
+    "chosen",
     "dimensions",
     "dtype_violations",
     "extra_block",

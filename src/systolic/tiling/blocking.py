@@ -133,6 +133,9 @@ def has_accumulator(problem: MatmulProblem, blocking: Blocking) -> bool:
     return problem.k > blocking.tiles.tile_k or blocking.pieces > 1
 
 
+# Of a slice, that the first step finishes at once where its products came in pieces.
+STRIP_ROWS = 128
+
 # Vector operations an element up to which the epilogue runs in every step over k, though only the last one's counts.
 _CHEAP_EPILOGUE_OPS = 1
 

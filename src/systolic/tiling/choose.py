@@ -104,6 +104,24 @@ def blockings(problem: MatmulProblem, chip: Chip, tiles: Tiles | None = None) ->
     return sorted(found, key=lambda choice: (choice.modelled.time_us, choice.modelled.bundles))
 
 
+def chosen(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Choice:
+    """A blocking that somebody else chose, with its modelled time.
+
+    Raises:
+      IllegalTilesError: it breaks rules; the message has each of them.
+    """
+    broken = blocked_violations(problem, blocking, chip)
+    if chip.cores_per_device > 1 and (blocking.buffers > 2 or blocking.pieces):
+        fix = "use 2 buffers and pieces=0"
+        broken.append(Violation(rule="pipeline", value=str(blocking), limit="it would leave a core idle", fix=fix))
+    if blocking.pieces and not can_stream(problem, blocking.tiles):
+        limit = "the streamed pipeline takes one product that its tiles divide"
+        broken.append(Violation(rule="pipeline", value=str(blocking), limit=limit, fix="use pieces=0"))
+    if broken:
+        raise IllegalTilesError(f"blocking {blocking}", broken)
+    return Choice(blocking=blocking, modelled=blocked_time(problem, blocking, chip))
+
+
 def _fits(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> bool:
     return total_bytes(blocked_buffers(problem, blocking)) <= _usable_vmem(problem, chip)
 
