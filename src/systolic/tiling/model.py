@@ -72,13 +72,15 @@ _SLICE_COSTS = {
         step_cycles=58,
         weight_cycles=32,
         weight_gap_cycles=3.6,
-        bundles_per_cycle=0.52,
-        bundles_per_register=0.58,
+        bundles_per_cycle=0.46,
+        bundles_per_register=0.7,
         bundles_per_made_register=1.8,
     ),
 }
 _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled with
+_MOST_SUMMED_ROWS = 1024  # that v7x' matrix units sum up along k themselves; of more the vector unit adds parts
+_UNSUMMED_BUNDLES = 1.65
 _HIGHEST_BUNDLES = 1.6  # code of six passes over that of six products
 _PIECE_CYCLES = 0.7  # to add a register of a piece's sum to that of the pieces before
 # What it takes to make an operand on the way, in operations a register besides its function. The first from int8
@@ -116,6 +118,8 @@ def bundles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
     """Size of the kernel's code at a guess: one slice's straight code, and the rest."""
     cost = _SLICE_COSTS[chip.name]
     products = _slice_cycles(problem, blocking, chip) * cost.bundles_per_cycle
+    if chip.name == "v7x" and blocking.slice_m > _MOST_SUMMED_ROWS:
+        products *= _UNSUMMED_BUNDLES
     registers = blocking.slice_m * blocking.slice_n / _VECTOR_ELEMENTS
     # Each pass over float32 also takes the operands apart.
     products *= _HIGHEST_BUNDLES if problem.passes > 3 else 1
