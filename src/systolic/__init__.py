@@ -11,6 +11,7 @@ from systolic.tiling import Tiles
 
 if TYPE_CHECKING:
     from systolic.ops.matmul import matmul
+    from systolic.tuning import TuningResult, tune
 
 __version__ = "0.3.0"
 
@@ -20,11 +21,13 @@ __all__ = [
     "Plan",
     "SimulatedRun",
     "Tiles",
+    "TuningResult",
     "__version__",
     "chip",
     "matmul",
     "plan",
     "simulate",
+    "tune",
 ]
 
 
@@ -34,4 +37,8 @@ def __getattr__(name: str) -> object:
         from systolic.ops.matmul import matmul
 
         return matmul
+    if name in ("tune", "TuningResult"):
+        from systolic import tuning
+
+        return getattr(tuning, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

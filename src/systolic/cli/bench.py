@@ -7,40 +7,23 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING
 
 import cattrs
 import click
 
 from systolic.bench.cases import Case
-from systolic.bench.suites import SUITES, UnknownSuiteError, suite
+from systolic.bench.suites import SUITES
 from systolic.chips import Chip
 from systolic.cli.bench_table import show
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, progress_bar, versions, write_json
+from systolic.cli.product import SuiteNames, cases_of, dtype_options
 from systolic.compiler import WorkerPool, check_available
 from systolic.problem import PrecisionName
 
 if TYPE_CHECKING:
     from systolic.bench.race import BenchRow
-
-DTYPES = ("bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2")
-
-
-class SuiteNames(click.ParamType):
-    """One suite or several with commas."""
-
-    name = "suites"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Text to names, in their order, each once."""
-        if not isinstance(value, str):
-            return value
-        names = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
-        for name in names:
-            if name not in SUITES:
-                self.fail(str(UnknownSuiteError(f"suite {name!r} is not known; use {', '.join(SUITES)}")), param, ctx)
-        return names
 
 
 @click.command()
@@ -53,14 +36,7 @@ class SuiteNames(click.ParamType):
     help=f"One or several, with commas: {', '.join(SUITES)}.",
 )
 @chip_option()
-@click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="What is multiplied.")
-@click.option(
-    "--precision",
-    type=click.Choice(get_args(PrecisionName)),
-    default="default",
-    show_default=True,
-    help="Of float32: one, three or six bfloat16 passes.",
-)
+@dtype_options
 @click.option(
     "--against",
     type=click.Choice(["xla", "nothing"]),
@@ -117,23 +93,13 @@ def bench(
     if saved_file is not None:
         rows, found = _saved(saved_file)
     else:
-        rows = _raced(_cases(suites, dtype, precision, only), chips, against, workers, time_limit, quiet)
+        rows = _raced(cases_of(suites, dtype, precision, only), chips, against, workers, time_limit, quiet)
     result = summary(rows)
     if json_file is not None:
         write_json(json_file, "bench", [dataclasses.asdict(row) for row in rows], dataclasses.asdict(result))
     if json_file != "-":
         show(rows, result, found)
     return 1 if result.timed < result.rows or (strict and result.missed) else 0
-
-
-def _cases(suites: Sequence[str], dtype: str, precision: PrecisionName, only: str) -> list[Case]:
-    if precision != "default" and dtype != "float32":
-        raise click.UsageError(f"--precision {precision} is of float32; {dtype} is multiplied as it is")
-    every = [case for name in suites for case in suite(name, dtype, precision)]
-    chosen = [case for case in every if only.lower() in f"{case.group} {case.name}".lower()]
-    if not chosen:
-        raise click.UsageError(f"--only {only}: no case of {', '.join(suites)} is called so, such as {every[0].name}")
-    return chosen
 
 
 def _raced(

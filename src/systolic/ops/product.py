@@ -193,8 +193,8 @@ def fold(
     return [flat(array) for array in arrays], batch
 
 
-def problem_of(product: Product, arrays: Sequence[Array]) -> MatmulProblem:
-    """Sizes and dtypes of a product of these arrays, as the planner takes them."""
+def problem_of(product: Product, arrays: Sequence[Any]) -> MatmulProblem:
+    """Sizes and dtypes of a product of these arrays, or shapes, as the planner takes them."""
     lhs, rhs, *extras = arrays
     m, k = lhs.shape[-2:][:: -1 if product.transpose_lhs else 1]
     n = rhs.shape[-2 if product.transpose_rhs else -1]
@@ -236,8 +236,8 @@ def problem_of(product: Product, arrays: Sequence[Array]) -> MatmulProblem:
     )
 
 
-def _extras(product: Product, arrays: Sequence[Array]) -> dict[Side, list[Array]]:
-    found: dict[Side, list[Array]] = {"lhs": [], "rhs": [], "out": []}
+def _extras(product: Product, arrays: Sequence[Any]) -> dict[Side, list[Any]]:
+    found: dict[Side, list[Any]] = {"lhs": [], "rhs": [], "out": []}
     for side, extra in zip(product.beside, arrays[2:], strict=True):
         found[side].append(extra)
     return found

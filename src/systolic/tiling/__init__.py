@@ -40,7 +40,7 @@ from systolic.tiling.legality import (
     violations,
     vmem_violations,
 )
-from systolic.tiling.model import ModelledTime, blocked_time
+from systolic.tiling.model import ModelledTime, blocked_time, least_time_us
 from systolic.tiling.tiles import Tiles, TilesError
 from systolic.tiling.traffic import hbm_bytes
 
@@ -79,6 +79,7 @@ __all__ = [
     "is_resident",
     "is_split",
     "is_staged",
+    "least_time_us",
     "matmul_buffers",
     "modelled_s",
     "scratch_buffers",

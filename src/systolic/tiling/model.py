@@ -21,7 +21,7 @@ from systolic.tiling.blocking import (
     is_split,
     is_staged,
 )
-from systolic.tiling.copies import Copies
+from systolic.tiling.copies import Copies, blocked_traffic
 from systolic.tiling.tiles import Tiles
 
 
@@ -92,8 +92,8 @@ _COLUMN_OPS = 3  # for a column, which is broadcast
 _CAST_OPS = 2
 _SPLIT_OPS = 5
 _ADDING_CYCLES = 1.6  # a register of the sum, from v7x's 2048·512·32768 in steps of 256 along k
-_MADE_SHARE = 0.1  # of it that products do not hide
-_EPILOGUE_SHARE = 0.15  # of an epilogue that nothing hides: seen 0.04 on v5e, 0.16 on v6e, 0.21 on v7x, with gelu and 4096³
+_MADE_SHARE = 0.1  # of what is made on the way, that products do not hide
+_EPILOGUE_SHARE = 0.15  # of an epilogue: 0.04 on v5e, 0.16 on v6e, 0.21 on v7x, for gelu and 4096³
 _SHARPNESS = 32  # of `_longer`: two equal times are 2 % longer than one
 _OTHER_BUNDLES = 500  # the pipeline around the slices
 
@@ -190,6 +190,19 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
         ramp_us=max(0.0, ends_s - step_s) * 1e6,
         bundles=bundles(problem, blocking, chip),
     )
+
+
+def least_time_us(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
+    """A time below which no kernel with this blocking can be: its products or its copies alone, and two latencies."""
+    machine = chip.machine
+    grid_m, grid_n, grid_k = blocking.tiles.grid(problem)
+    steps = -(-problem.batch * grid_m * grid_n * grid_k // chip.cores_per_device)
+    rate = machine.mxu_rows_per_cycle.get(_listing_type(problem.dtype_multiplied), machine.mxu_rows_per_cycle["bf16"])
+    tiles = blocking.tiles
+    weights = math.ceil(tiles.tile_k / machine.mxu_rows) * math.ceil(tiles.tile_n / machine.mxu_columns)
+    products_s = steps * problem.passes * weights * tiles.tile_m / rate / machine.mxu_count / machine.clock_hz
+    copies_s = blocked_traffic(problem, blocking).hbm_bytes / machine.hbm_bytes_per_s
+    return (max(products_s, copies_s) + 2 * machine.dma_latency_cycles / machine.clock_hz) * 1e6
 
 
 def _longer(*times_s: float) -> float:

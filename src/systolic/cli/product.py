@@ -1,0 +1,142 @@
+"""The options that describe products, one or a suite of them, for every command that takes some."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import click
+
+from systolic.bench.cases import Case, Stack, sizes
+from systolic.bench.suites import SUITES, UnknownSuiteError, suite
+from systolic.problem import MatmulProblem, PrecisionName
+
+DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
+
+
+class ProductSizes(click.ParamType):
+    """Three whole numbers M,K,N."""
+
+    name = "M,K,N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int, int]:
+        """Text to sizes."""
+        if not isinstance(value, str):
+            return value
+        parts = value.split(",")
+        if len(parts) != 3 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+            self.fail(f"{value!r}: give three whole numbers M,K,N of at least 1, such as 2048,4096,14336", param, ctx)
+        m, k, n = map(int, parts)
+        return m, k, n
+
+
+class SuiteNames(click.ParamType):
+    """One suite or several with commas."""
+
+    name = "suites"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Text to names, in their order, each once."""
+        if not isinstance(value, str):
+            return value
+        names = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+        for name in names:
+            if name not in SUITES:
+                self.fail(str(UnknownSuiteError(f"suite {name!r} is not known; use {', '.join(SUITES)}")), param, ctx)
+        return names
+
+
+def dtype_options(command: Callable[..., int]) -> Callable[..., int]:
+    """`--dtype` and `--precision`.
+
+    Raises, when the command runs:
+      click.UsageError: a precision of what is not float32.
+    """
+
+    @click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="Of both operands.")
+    @click.option(
+        "--precision",
+        type=click.Choice(get_args(PrecisionName)),
+        default="default",
+        show_default=True,
+        help="Of float32: one, three or six bfloat16 passes.",
+    )
+    @functools.wraps(command)
+    def wrapped(*, dtype: str, precision: PrecisionName, **rest: Any) -> int:
+        if precision != "default" and dtype != "float32":
+            raise click.UsageError(f"--precision {precision} is of float32; {dtype} is multiplied as it is")
+        return command(dtype=dtype, precision=precision, **rest)
+
+    return wrapped
+
+
+def stack_options(command: Callable[..., int]) -> Callable[..., int]:
+    """What is fused into a product, as `stack` and `batch`."""
+
+    @click.option("--out", "dtype_out", type=click.Choice((*DTYPES, "int32")), help="Of the result, if not the usual.")
+    @click.option("--transpose-lhs", is_flag=True, help="lhs is stored as [k, m].")
+    @click.option("--transpose-rhs", is_flag=True, help="rhs is stored as [n, k].")
+    @click.option("--bias", is_flag=True, help="A bias [n] is added.")
+    @click.option("--activation", metavar="NAME", default="", help="relu, gelu, silu, … of the sum.")
+    @click.option("--residual", is_flag=True, help="An array [m, n] is added.")
+    @click.option(
+        "--batch", type=click.IntRange(min=1), default=1, show_default=True, help="So many different products."
+    )
+    @functools.wraps(command)
+    def wrapped(
+        *,
+        dtype_out: str | None,
+        transpose_lhs: bool,
+        transpose_rhs: bool,
+        bias: bool,
+        activation: str,
+        residual: bool,
+        **rest: Any,
+    ) -> int:
+        stack = Stack(
+            bias=bias,
+            activation=activation,
+            residual=residual,
+            transpose_lhs=transpose_lhs,
+            transpose_rhs=transpose_rhs,
+            dtype_out=dtype_out or "",
+        )
+        return command(stack=stack, **rest)
+
+    return wrapped
+
+
+def described(product: tuple[int, int, int], dtype: str, precision: PrecisionName, stack: Stack) -> Case:
+    """The product as a case of no suite."""
+    m, k, n = product
+    return Case(suite="", group="", name=sizes(m, k, n), m=m, k=k, n=n, dtype=dtype, precision=precision, stack=stack)
+
+
+def cases_of(suites: Sequence[str], dtype: str, precision: PrecisionName, only: str) -> list[Case]:
+    """Cases of suites whose name or group contains a text.
+
+    Raises:
+      click.UsageError: none does.
+    """
+    every = [case for name in suites for case in suite(name, dtype, precision)]
+    chosen = [case for case in every if only.lower() in f"{case.group} {case.name}".lower()]
+    if not chosen:
+        raise click.UsageError(f"--only {only}: no case of {', '.join(suites)} is called so, such as {every[0].name}")
+    return chosen
+
+
+def problem_of(case: Case, batch: int = 1) -> MatmulProblem:
+    """What the planner takes for a case.
+
+    Raises:
+      ProblemError: no such activation.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # counts an activation's operations by tracing it
+    from systolic.bench.programs import problem_of as of_case
+    from systolic.ops.epilogue import activation_of
+
+    activation_of(case.stack.activation or None)
+    return dataclasses.replace(of_case(case), batch=batch, batch_lhs=batch, batch_rhs=batch)

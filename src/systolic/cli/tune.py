@@ -1,0 +1,264 @@
+"""`systolic tune`: the best tiles of a product, found without a TPU and kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from systolic.bench.cases import Case, Stack, sizes
+from systolic.chips import Chip
+from systolic.cli.options import chip_option, output_options
+from systolic.cli.output import check_target, console, note, progress_bar, table, versions, write_json
+from systolic.cli.product import (
+    ProductSizes,
+    SuiteNames,
+    cases_of,
+    described,
+    dtype_options,
+    problem_of,
+    stack_options,
+)
+from systolic.compiler import check_available
+from systolic.problem import MatmulProblem, PrecisionName
+
+if TYPE_CHECKING:
+    from systolic.tuning import Trial, TuningResult
+
+_SHOWN = 10
+
+
+@click.command()
+@click.argument("product", metavar="[M,K,N]", type=ProductSizes(), required=False)
+@click.option("--suite", "suites", type=SuiteNames(), help="All products of a suite in place of M,K,N.")
+@click.option("--only", metavar="TEXT", default="", help="Of a suite: cases whose name or group contains this.")
+@chip_option()
+@dtype_options
+@stack_options
+@click.option(
+    "--time-budget",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For one product, after which no trial is begun.",
+)
+@click.option(
+    "--trials",
+    type=click.IntRange(min=1),
+    default=12,
+    show_default=True,
+    help="Blockings to compile for one product at the most; those that the store has count.",
+)
+@click.option("--exhaustive", is_flag=True, help="Try every legal blocking; takes hours.")
+@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Processes that compile.")
+@click.option(
+    "--store",
+    "store_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="SQLite file that keeps every trial, in place of the one in your cache folder.",
+)
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw all trials of the last product as a PNG.",
+)
+@output_options
+def tune(
+    product: tuple[int, int, int] | None,
+    suites: tuple[str, ...] | None,
+    only: str,
+    chips: tuple[Chip, ...],
+    dtype: str,
+    precision: PrecisionName,
+    stack: Stack,
+    batch: int,
+    time_budget: float,
+    trials: int,
+    exhaustive: bool,
+    workers: int,
+    store_file: Path | None,
+    plot_file: Path | None,
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Find the fastest tiles for lhs[M,K] @ rhs[K,N] on a chip that is not there. Times are `simulated`.
+
+    A model ranks every legal blocking; the best are compiled by the TPU compiler and executed on the chip's model.
+    Every trial is kept: the same command goes on where it stopped. Exit code 1: no trial of some product has a time.
+
+    \b
+    Examples:
+      systolic tune 8192,4096,14336 --chip v6e --time-budget 120
+      systolic tune 16,4096,14336 --chip v5e,v7x --bias --activation silu --json tuned.json
+      systolic tune --suite llm --only prefill --chip v6e --store trials.sqlite
+    """
+    check_target(json_file)
+    check_target(plot_file)
+    cases = _cases(product, suites, only, dtype, precision, stack, batch)
+    check_available()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
+    results = []
+    with progress_bar(quiet=quiet) as bar:
+        from systolic.tuning import TrialStore, Watcher  # takes a second, for JAX: the bar is up already
+        from systolic.tuning import tune as searched
+
+        store = TrialStore.at(store_file)
+        for case in cases:
+            problem = problem_of(case, batch)
+            for chip in chips:
+
+                def tried(trial: Trial, best: Trial | None, name: str = f"{chip.name} {case.name}") -> None:
+                    bar.done(f"{name} {best.time_us:,.1f} µs" if best is not None and best.time_us else name)
+
+                results.append(
+                    searched(
+                        problem,
+                        chip,
+                        trials=trials,
+                        time_budget_s=time_budget,
+                        exhaustive=exhaustive,
+                        workers=workers,
+                        store=store,
+                        watcher=Watcher(planned=bar.planned, tried=tried),
+                    )
+                )
+    if plot_file is not None:
+        _plot(results[-1], plot_file)
+        note(f"wrote {plot_file}", quiet=quiet)
+    if json_file is not None:
+        write_json(json_file, "tune", [_record(result) for result in results], _summary(results, store.file))
+    if json_file != "-":
+        _show(results)
+        click.echo(f"\nevery trial is kept in {store.file}")
+    return 0 if all(result.winner for result in results) else 1
+
+
+def _cases(
+    product: tuple[int, int, int] | None,
+    suites: tuple[str, ...] | None,
+    only: str,
+    dtype: str,
+    precision: PrecisionName,
+    stack: Stack,
+    batch: int,
+) -> list[Case]:
+    if (product is None) == (suites is None):
+        raise click.UsageError("give either M,K,N, such as 8192,4096,14336, or --suite")
+    if product is not None:
+        return [described(product, dtype, precision, stack)]
+    if stack != Stack() or batch > 1:
+        raise click.UsageError("a suite says itself what is fused: leave --bias, --activation, … and --batch out")
+    assert suites is not None
+    cases = cases_of(suites, dtype, precision, only)
+    # A function of an operand is not part of a product's description: the fused suite's are left to bench.
+    kept = [case for case in cases if not case.stack.lhs_fn and not case.stack.rhs_fn]
+    if not kept:
+        raise click.UsageError(f"tune cannot build the products that --only {only} names: operands have functions")
+    return kept
+
+
+def _record(result: TuningResult) -> dict[str, Any]:
+    winner = result.winner
+    return {
+        "chip": result.chip,
+        "problem": dataclasses.asdict(result.problem),
+        "computed": dataclasses.asdict(result.computed),
+        "winner": {**_trial(winner), "ratio_to_xla": result.ratio_to_xla} if winner is not None else None,
+        "time_us": winner.time_us if winner is not None else None,
+        "provenance": "simulated",
+        "xla_us": result.xla_us,
+        "ratio_to_xla": result.ratio_to_xla,
+        "xla": _trial(result.xla) if result.xla is not None else None,
+        "trials": [_trial(trial) for trial in result.trials],
+        "considered": result.considered,
+        "compiled": result.compiled,
+        "seconds": result.seconds,
+        "end": result.end,
+    }
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    kernel = "xla" if trial.blocking is None else "streamed" if trial.blocking.pieces else "blocked"
+    named = {"kernel": kernel, "name": str(trial.blocking or "XLA"), "time_us": trial.time_us, "limit": trial.limit}
+    return {**named, **dataclasses.asdict(trial)}
+
+
+def _summary(results: list[TuningResult], store: Path) -> dict[str, Any]:
+    first = results[0]
+    return {
+        "store": str(store),
+        "products": len(results),
+        "winner": _trial(first.winner) if len(results) == 1 and first.winner is not None else None,
+        "ratio_to_xla": first.ratio_to_xla if len(results) == 1 else None,
+        "compiled": sum(result.compiled for result in results),
+    }
+
+
+def _plot(result: TuningResult, path: Path) -> None:
+    from systolic.report.trials_plot import TrialPoint, plot_trials
+
+    points = [
+        TrialPoint(volume=math.prod(dataclasses.astuple(one.blocking.tiles)), time_us=one.time_us, limit=one.limit)
+        for one in result.trials
+        if one.blocking is not None and one.time_us is not None
+    ]
+    if not points:
+        raise click.UsageError(f"nothing to draw into {path}: no trial has a time")
+    problem = result.problem
+    title = f"{sizes(problem.m, problem.k, problem.n)} {problem.dtype_lhs} on {result.chip}: {len(points)} trials"
+    plot_trials(points, path, title=title, provenance="simulated", xla_us=result.xla_us)
+
+
+_ENDS = {
+    "trials": "as many trials as asked for",
+    "time": "the time was over",
+    "bound": "nothing that is left can be faster",
+    "all": "all were tried",
+}
+
+
+def _show(results: list[TuningResult]) -> None:
+    found = versions()
+    click.echo(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
+    for result in results:
+        click.echo("")
+        _show_one(result)
+
+
+def _show_one(result: TuningResult) -> None:
+    problem: MatmulProblem = result.problem
+    what = f"{problem.m} × {problem.k} × {problem.n} (m k n), {problem.dtype_lhs} on {result.chip}"
+    winner = result.winner
+    if winner is None or winner.time_us is None:
+        click.echo(f"{what}: no trial has a time")
+    else:
+        ratio = f", {result.ratio_to_xla:.3f} × XLA" if result.ratio_to_xla is not None else ""
+        click.echo(f"{what}: {winner.time_us:,.1f} µs{ratio} with {winner.blocking}")
+    click.echo(
+        f"{result.compiled} of {result.considered:,} blockings tried now in {result.seconds:.0f} s, "
+        f"{len(result.trials)} in all; {_ENDS[result.end]}"
+    )
+    rows = []
+    for trial in result.trials[:_SHOWN]:
+        time_us = trial.time_us
+        rows.append(
+            [
+                str(trial.blocking),
+                f"{time_us:,.1f}" if time_us is not None else trial.status,
+                f"{trial.modelled_us:,.1f}" if trial.modelled_us is not None else "–",
+                f"{result.xla_us / time_us:.3f}" if time_us is not None and result.xla_us is not None else "–",
+                trial.limit if time_us is not None else trial.reason.splitlines()[0][:60],
+                f"{trial.vmem_bytes / 2**20:.0f}" if trial.vmem_bytes is not None else "–",
+                f"{trial.compile_s:.1f}" if trial.compile_s is not None else "–",
+            ]
+        )
+    columns = ("blocking", "simulated µs", "modelled µs", "× XLA", "limited by", "VMEM MiB", "compile s")
+    console().print(table(columns, rows, left=("blocking", "limited by")))
+    if result.xla is not None and result.xla_us is None:
+        click.echo(f"XLA has no time: {result.xla.reason.splitlines()[0]}")

@@ -1,0 +1,132 @@
+"""The programs that `tune` compares: a product's kernel with any blocking, and XLA's, built from its description."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from systolic.chips import Chip
+from systolic.ops.epilogue import ACTIVATIONS, epilogue_of
+from systolic.ops.orientation import Orientation
+from systolic.ops.product import Product, Where, by_pallas, by_xla, fold, problem_of
+from systolic.problem import MatmulProblem, ProblemError
+from systolic.tiling import Blocking
+
+_AROUND = ("bias", "residual", "scale")  # words of `Fusion.epilogue` besides an activation's name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """What to compile for a product on a chip.
+
+    Attributes:
+      computed: what the kernel computes, whose blockings are searched: with a batch folded into the rows, and operands
+        turned, as `systolic.matmul` does it.
+      arguments: shapes and dtypes of lhs, rhs and what stands beside them.
+    """
+
+    computed: MatmulProblem
+    arguments: tuple[jax.ShapeDtypeStruct, ...]
+    product: Product
+
+    @classmethod
+    def of(cls, problem: MatmulProblem, chip: Chip) -> Programs:
+        """From the names in `problem.fusion.epilogue`.
+
+        Raises:
+          ProblemError: the epilogue is not one of `systolic.matmul`'s with an activation that has a name, or an operand
+            has a function, which a description does not hold.
+        """
+        product = _product(problem, chip)
+        arguments = _arguments(problem)
+        described = problem_of(product, arguments)
+        if described != problem:
+            raise ProblemError(
+                f"this product cannot be built from its description: {_difference(problem, described)}; tune takes a "
+                "bias, an activation by name, a residual and a scale of the columns, in this order"
+            )
+        folded, _ = jax.eval_shape(lambda *arrays: fold(product.transpose_lhs, product.beside, arrays), *arguments)
+        planned = problem_of(product, folded)
+        return cls(computed=Orientation.of(planned).problem(planned), arguments=arguments, product=product)
+
+    def kernel(self, blocking: Blocking) -> Callable[..., Any]:
+        """The Pallas kernel with this blocking."""
+        where = Where(implementation="pallas", chip=self.product.where.chip, tiles=blocking)
+        return functools.partial(_first, by_pallas, _with(self.product, where))
+
+    def xla(self) -> Callable[..., Any]:
+        """The same by XLA."""
+        return functools.partial(_first, by_xla, self.product)
+
+
+def _first(run: Callable[..., tuple[Any, ...]], product: Product, *arrays: Any) -> Any:
+    return run(product, *arrays)[0]
+
+
+def _with(product: Product, where: Where) -> Product:
+    values = {name: getattr(product, name) for name in Product.__dataclass_fields__}
+    return Product(**{**values, "where": where})
+
+
+def _product(problem: MatmulProblem, chip: Chip) -> Product:
+    fusion = problem.fusion
+    words = [word for word in fusion.epilogue.split(", ") if word]
+    names = [word for word in words if word not in _AROUND]
+    unknown = [word for word in names if word not in ACTIVATIONS]
+    if unknown or len(names) > 1:
+        known = ", ".join(ACTIVATIONS)
+        raise ProblemError(f"epilogue {fusion.epilogue!r}: tune can build one activation of {known}")
+    if fusion.lhs_fn is not None or fusion.rhs_fn is not None:
+        raise ProblemError("an operand's function is not part of a product's description; tune without it")
+    if fusion.more_outputs:
+        raise ProblemError("a product with more than one output cannot be built from its description")
+    bias, residual, scale = (word in words for word in _AROUND)
+    return Product(
+        where=Where(implementation="pallas", chip=chip.name, tiles=None),
+        precision=problem.precision,
+        dtypes_out=(problem.dtype_out,),
+        epilogue=_epilogue(bias, names[0] if names else "", residual, scale, problem.dtype_out),
+        epilogue_name=fusion.epilogue,
+        transpose_lhs=problem.transpose_lhs,
+        transpose_rhs=problem.transpose_rhs,
+        beside=tuple(extra.beside for extra in fusion.extras),
+    )
+
+
+@functools.cache
+def _epilogue(bias: bool, activation: str, residual: bool, scale: bool, dtype_out: str) -> Callable[..., Any]:
+    return epilogue_of(
+        bias=bias,
+        activation=ACTIVATIONS[activation] if activation else None,
+        residual=residual,
+        scale=scale,
+        dtype_out=dtype_out,
+        keep_sum=False,
+    )
+
+
+def _arguments(problem: MatmulProblem) -> tuple[jax.ShapeDtypeStruct, ...]:
+    m, k, n = problem.m, problem.k, problem.n
+
+    def array(matrices: int, rows: int, columns: int, dtype: str) -> jax.ShapeDtypeStruct:
+        lead = (matrices,) if problem.batch > 1 else ()
+        return jax.ShapeDtypeStruct((*lead, rows, columns), jnp.dtype(dtype))
+
+    found = [
+        array(problem.batch_lhs, *((k, m) if problem.transpose_lhs else (m, k)), problem.dtype_lhs),
+        array(problem.batch_rhs, *((n, k) if problem.transpose_rhs else (k, n)), problem.dtype_rhs),
+    ]
+    for extra in problem.fusion.extras:
+        rows, columns = m if extra.rows else 1, n if extra.columns else 1
+        found.append(array(problem.batch if extra.rows and extra.columns else 1, rows, columns, extra.dtype))
+    return tuple(found)
+
+
+def _difference(asked: MatmulProblem, made: MatmulProblem) -> str:
+    names = [name for name in MatmulProblem.__dataclass_fields__ if getattr(asked, name) != getattr(made, name)]
+    return "; ".join(f"{name} would be {getattr(made, name)} and not {getattr(asked, name)}" for name in names)

@@ -1,0 +1,82 @@
+"""Which blocking to try next: the model's time, corrected by what was seen of similar ones.
+
+The model is off by the same few percent for blockings that are alike, so each trial says something of its neighbours.
+The correction is the mean of the logarithms of simulated over modelled times, weighted by how near each trial is and
+drawn towards none where no trial is near.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from systolic.tiling import Blocking, Choice
+
+_REACH = 1.0  # in octaves of a tile's side: at this distance a trial counts e^-1/2 of one at none
+_PRIOR = 0.3  # of a trial, by which the model alone counts
+_BUFFERS, _PIPELINE, _OUTER = 1.0, 1.0, 0.5  # distances, in octaves, between kernels that differ in these
+
+
+def features(blocking: Blocking) -> tuple[float, ...]:
+    """Where a blocking stands among others: octaves of its sides, then what else its code depends on."""
+    tiles = blocking.tiles
+    sides = (tiles.tile_m, tiles.tile_k, tiles.tile_n, blocking.slice_m, blocking.slice_n, max(blocking.pieces, 1))
+    return (
+        *map(float, np.log2(sides)),
+        _BUFFERS * (blocking.buffers - 2),
+        _PIPELINE * (blocking.pieces > 0),
+        _OUTER * (blocking.outer == "m"),
+    )
+
+
+class Ranking:
+    """Choices in the order in which to try them.
+
+    Args:
+      choices: with their modelled times.
+    """
+
+    def __init__(self, choices: Sequence[Choice]) -> None:
+        self._choices = list(choices)
+        self._number = {choice.blocking: number for number, choice in enumerate(self._choices)}
+        self._features = np.array([features(choice.blocking) for choice in self._choices])
+        self._modelled = np.array([choice.modelled.time_us for choice in self._choices])
+        self._open = np.ones(len(self._choices), bool)
+        self._weights: Float[np.ndarray, " n"] = np.full(len(self._choices), _PRIOR)
+        self._errors: Float[np.ndarray, " n"] = np.zeros(len(self._choices))
+
+    def predicted_us(self) -> Float[np.ndarray, " n"]:
+        """Times of all choices as they are expected now."""
+        return self._modelled * np.exp(self._errors / self._weights)
+
+    def started(self, blocking: Blocking) -> None:
+        """A trial that is under way, or known to be of no use, is not proposed again."""
+        if blocking in self._number:
+            self._open[self._number[blocking]] = False
+
+    def learn(self, blocking: Blocking, time_us: float) -> None:
+        """A trial ended."""
+        self.started(blocking)
+        number = self._number.get(blocking)
+        if number is None:
+            return
+        distances = np.linalg.norm(self._features - self._features[number], axis=1)
+        weights = np.exp(-((distances / _REACH) ** 2) / 2)
+        self._weights += weights
+        self._errors += weights * np.log(time_us / self._modelled[number])
+
+    def next(self, under_way: Sequence[Blocking] = ()) -> Choice | None:
+        """The most promising that was not started; while others are under way, one that is not their like."""
+        if not self._open.any():
+            return None
+        predicted = np.where(self._open, self.predicted_us(), np.inf)
+        taken = [self._number[blocking] for blocking in under_way if blocking in self._number]
+        if taken:
+            distances = np.min(
+                np.linalg.norm(self._features[:, None] - self._features[taken][None], axis=2), axis=1, initial=np.inf
+            )
+            # Two trials at a time shall teach more than one.
+            predicted = predicted * (1 + 0.01 * np.exp(-((distances / _REACH) ** 2) / 2))
+        return self._choices[int(np.argmin(predicted))]

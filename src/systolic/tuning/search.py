@@ -1,0 +1,298 @@
+"""The search: the model ranks every legal blocking, the compiler and the simulator try the most promising.
+
+What was tried before, by anybody who writes to the same store, is not tried again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+from systolic.chips import Chip, UnsupportedDtypeError
+from systolic.chips import chip as chip_named
+from systolic.compiler import CompilerError, CompilerRefusal, TaskError, WorkerPool
+from systolic.kernels import KERNEL_VERSION
+from systolic.measure import Measurement, submit_simulation
+from systolic.problem import MatmulProblem
+from systolic.simulator import SimulationError
+from systolic.tiling import Blocking, Choice, blockings, least_time_us
+from systolic.tuning.programs import Programs
+from systolic.tuning.ranking import Ranking
+from systolic.tuning.store import TrialStore
+from systolic.tuning.trial import Subject, Trial
+
+End = Literal["trials", "time", "bound", "all"]
+Submit = Callable[[Callable[..., Any], Sequence[Any], Chip, str], Future[Measurement]]
+
+MOST_TRIALS = 12
+_COMPILE_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningResult:
+    """What a search found.
+
+    Attributes:
+      problem: as asked for.
+      computed: what the kernel computes, to which blockings belong.
+      trials: of this search and of those before it, fastest first.
+      xla: XLA's program; None where it was not asked for or has no time.
+      considered: legal blockings that the model ranked.
+      compiled: trials of this search.
+      seconds: it took.
+      end: why it ended: so many trials, the time was over, nothing left could be faster, or all were tried.
+    """
+
+    problem: MatmulProblem
+    computed: MatmulProblem
+    chip: str
+    trials: tuple[Trial, ...]
+    xla: Trial | None
+    considered: int
+    compiled: int
+    seconds: float
+    end: End
+
+    @property
+    def winner(self) -> Trial | None:
+        """The fastest; None where no trial has a time."""
+        return next((trial for trial in self.trials if trial.time_us is not None), None)
+
+    @property
+    def blocking(self) -> Blocking:
+        """The winner's, for `systolic.matmul(tiles=…)` and `systolic.plan(tiles=…)`.
+
+        Raises:
+          LookupError: no trial has a time.
+        """
+        if self.winner is None or self.winner.blocking is None:
+            raise LookupError("no trial has a time; their reasons are in `trials`")
+        return self.winner.blocking
+
+    @property
+    def xla_us(self) -> float | None:
+        """XLA's time in repeated calls, where its copy ahead of the call hides behind the call before."""
+        return None if self.xla is None else repeated_us(self.xla, self.problem, chip_named(self.chip))
+
+    @property
+    def ratio_to_xla(self) -> float | None:
+        """XLA's time over the winner's: above 1 the winner is faster."""
+        best = self.winner.time_us if self.winner is not None else None
+        return None if best is None or self.xla_us is None else self.xla_us / best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watcher:
+    """What a search tells while it runs."""
+
+    planned: Callable[[int], None] = lambda trials: None  # how many it will make at the most
+    tried: Callable[[Trial, Trial | None], None] = lambda trial, best: None  # one ended; the best so far
+
+
+def tune(
+    problem: MatmulProblem,
+    chip: str | Chip = "v5e",
+    *,
+    trials: int = MOST_TRIALS,
+    time_budget_s: float = 120.0,
+    exhaustive: bool = False,
+    against_xla: bool = True,
+    workers: int = 2,
+    store: TrialStore | None = None,
+    submit: Submit | None = None,
+    watcher: Watcher | None = None,
+) -> TuningResult:
+    """The fastest blocking of a product on a chip that is not there, by simulated time.
+
+    Args:
+      problem: with what is fused named in `fusion.epilogue`.
+      chip: v4, v5e, v5p, v6e or v7x.
+      trials: to compile at the most, those counted that the store has already.
+      time_budget_s: seconds after which no trial is begun.
+      exhaustive: try every legal blocking, however many and however long; `trials` and `time_budget_s` do not count.
+      against_xla: compile XLA's program too, which is no trial.
+      workers: processes that compile.
+      store: keeps every trial; None: the user's.
+      submit: compiles and simulates somewhere else; None: in worker processes here.
+      watcher: is told of every trial.
+
+    Raises:
+      ProblemError: what is fused cannot be built from its description.
+      UnknownChipError, UnsupportedDtypeError: no such chip; the chip does not multiply these dtypes.
+      IllegalTilesError: no blocking is legal.
+      StoreError: the store cannot be read or written.
+    """
+    known = chip_named(chip) if isinstance(chip, str) else chip
+    if problem.dtype_multiplied not in known.dtypes:
+        raise UnsupportedDtypeError(
+            f"{known.name} has no matrix multiplication of {problem.dtype_multiplied}; it takes "
+            f"{', '.join(known.dtypes)}"
+        )
+    programs = Programs.of(problem, known)
+    search = _Search(
+        problem=problem,
+        programs=programs,
+        chip=known,
+        choices=blockings(programs.computed, known),
+        store=store or TrialStore.at(),
+        watcher=watcher or Watcher(),
+        most=None if exhaustive else trials,
+        until=float("inf") if exhaustive else time.monotonic() + time_budget_s,
+    )
+    if submit is not None:
+        return search.run(submit, workers, against_xla=against_xla)
+    with WorkerPool(max_workers=workers, time_limit_s=_COMPILE_LIMIT_S) as pool:
+
+        def here(fn: Callable[..., Any], arguments: Sequence[Any], its: Chip, label: str) -> Future[Measurement]:
+            return submit_simulation(pool, fn, arguments, its, label=label)
+
+        return search.run(here, workers, against_xla=against_xla)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    problem: MatmulProblem
+    programs: Programs
+    chip: Chip
+    choices: list[Choice]
+    store: TrialStore
+    watcher: Watcher
+    most: int | None
+    until: float
+    found: dict[Blocking | None, Trial] = field(default_factory=dict)
+    compiled: int = 0
+
+    @property
+    def subject(self) -> Subject:
+        return subject_of(self.programs.computed, self.chip)
+
+    def run(self, submit: Submit, workers: int, *, against_xla: bool) -> TuningResult:
+        begun = time.monotonic()
+        ranking = Ranking(self.choices)
+        for trial in self.store.trials(self.subject):
+            self.found[trial.blocking] = trial
+            self._teach(ranking, trial)
+        planned = len(self.choices) if self.most is None else self.most
+        self.watcher.planned(max(0, planned - self._tried()) + (against_xla and None not in self.found))
+        under_way: dict[Future[Measurement], Choice | None] = {}
+        if against_xla and None not in self.found:
+            under_way[submit(self.programs.xla(), self.programs.arguments, self.chip, "XLA")] = None
+        end: End = "all"
+        while True:
+            while len(under_way) < workers:
+                over = self._over(sum(choice is not None for choice in under_way.values()))
+                choice = ranking.next([one.blocking for one in under_way.values() if one is not None])
+                if over is not None or choice is None:
+                    end = over or end
+                    break
+                ranking.started(choice.blocking)
+                if self._hopeless(choice):
+                    end = "bound"
+                    continue
+                label = f"{choice.blocking} for {self.chip.name}"
+                fn = self.programs.kernel(choice.blocking)
+                under_way[submit(fn, self.programs.arguments, self.chip, label)] = choice
+            if not under_way:
+                break
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                choice = under_way.pop(future)
+                trial = _trial(future, choice)
+                self.compiled += choice is not None
+                self.found[trial.blocking] = trial
+                self.store.keep(self.subject, trial)
+                self._teach(ranking, trial)
+                self.watcher.tried(trial, self._best())
+        kernels = [trial for blocking, trial in self.found.items() if blocking is not None]
+        return TuningResult(
+            problem=self.problem,
+            computed=self.programs.computed,
+            chip=self.chip.name,
+            trials=tuple(sorted(kernels, key=lambda one: (one.time_us is None, one.time_us or 0.0, str(one.blocking)))),
+            xla=self.found.get(None),
+            considered=len(self.choices),
+            compiled=self.compiled,
+            seconds=time.monotonic() - begun,
+            end=end,
+        )
+
+    def _tried(self) -> int:
+        return sum(blocking is not None for blocking in self.found)
+
+    def _over(self, under_way: int) -> End | None:
+        if self.most is not None and self._tried() + under_way >= self.most:
+            return "trials"
+        return "time" if time.monotonic() >= self.until else None
+
+    def _best(self) -> Trial | None:
+        timed = [one for blocking, one in self.found.items() if blocking is not None and one.time_us is not None]
+        return min(timed, key=lambda one: one.time_us or 0.0, default=None)
+
+    def _hopeless(self, choice: Choice) -> bool:
+        best = self._best()
+        if best is None or best.time_us is None:
+            return False
+        return least_time_us(self.programs.computed, choice.blocking, self.chip) >= best.time_us
+
+    @staticmethod
+    def _teach(ranking: Ranking, trial: Trial) -> None:
+        if trial.blocking is None:
+            return
+        ranking.started(trial.blocking)
+        if trial.time_us is not None:
+            ranking.learn(trial.blocking, trial.time_us)
+
+
+def subject_of(computed: MatmulProblem, chip: Chip) -> Subject:
+    """What trials of a kernel's product on a chip are kept under, with the versions that are installed here."""
+    return Subject(
+        problem=computed,
+        chip=chip.name,
+        kernel_version=KERNEL_VERSION,
+        jax=_version("jax"),
+        libtpu=_version("libtpu"),
+    )
+
+
+def repeated_us(xla: Trial, problem: MatmulProblem, chip: Chip) -> float | None:
+    """XLA's time in repeated calls: its copy ahead runs during the call before, as far as HBM has time for it."""
+    if xla.simulated_us is None:
+        return None
+    least_us = problem.least_hbm_bytes / chip.machine.hbm_bytes_per_s * 1e6
+    return max(xla.simulated_us, min(xla.simulated_us + (xla.prefetch_us or 0.0), least_us))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _trial(future: Future[Measurement], choice: Choice | None) -> Trial:
+    blocking = choice.blocking if choice is not None else None
+    modelled_us = choice.modelled.time_us if choice is not None else None
+    try:
+        measurement = future.result()
+    except CompilerRefusal as error:
+        return Trial(blocking=blocking, status="refused", modelled_us=modelled_us, reason=str(error))
+    except (CompilerError, SimulationError, TaskError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        return Trial(blocking=blocking, status="failed", modelled_us=modelled_us, reason=reason)
+    run = measurement.run
+    assert run is not None
+    return Trial(
+        blocking=blocking,
+        status="ok",
+        modelled_us=modelled_us,
+        simulated_us=measurement.time_us,
+        prefetch_us=run.prefetch_us,
+        stalls=dict(run.stalls),
+        vmem_bytes=run.vmem_bytes,
+        hbm_bytes=run.hbm_read_bytes + run.hbm_written_bytes,
+        bundles=run.bundles,
+        compile_s=measurement.compile_s,
+    )

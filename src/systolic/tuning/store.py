@@ -1,0 +1,171 @@
+"""Every trial, in one SQLite file that several processes write to at once and that a kill leaves whole."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from systolic.tuning.trial import Subject, Trial
+
+_BUSY_S = 60.0  # to wait for another writer
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS subjects (
+  key TEXT PRIMARY KEY,
+  chip TEXT NOT NULL,
+  sizes TEXT NOT NULL,
+  subject TEXT NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS trials (
+  subject TEXT NOT NULL REFERENCES subjects (key),
+  blocking TEXT NOT NULL,
+  status TEXT NOT NULL,
+  modelled_us REAL,
+  simulated_us REAL,
+  measured_us REAL,
+  trial TEXT NOT NULL,
+  kept_at REAL NOT NULL,
+  PRIMARY KEY (subject, blocking)
+) STRICT;
+"""
+
+
+class StoreError(RuntimeError):
+    """The file cannot be opened or written: no permission, no room, or made by a newer version."""
+
+
+class StoreWarning(UserWarning):
+    """A damaged file was set aside."""
+
+
+def store_file() -> Path:
+    """Where trials are kept unless somebody says otherwise: in the user's cache folder."""
+    return Path(platformdirs.user_cache_dir("systolic")) / "trials.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStore:
+    """A file of trials. Holds nothing open between calls; picklable.
+
+    A trial is written in a transaction of its own: what was kept is there after a kill at any moment, and the file
+    opens. A file that is damaged is renamed and a new one begun, with a `StoreWarning` that names both.
+    """
+
+    file: Path
+
+    @classmethod
+    def at(cls, file: Path | None = None) -> TrialStore:
+        """The store in this file, or the user's."""
+        return cls(file if file is not None else store_file())
+
+    def keep(self, subject: Subject, trial: Trial) -> None:
+        """Adds a trial, or replaces that of the same blocking.
+
+        Raises:
+          StoreError: it cannot be written.
+        """
+        problem = subject.problem
+        sizes = f"{problem.batch}x{problem.m}x{problem.k}x{problem.n}"
+        with self._opened() as connection, connection:
+            connection.execute(
+                "INSERT INTO subjects VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                (subject.key, subject.chip, sizes, subject.as_json()),
+            )
+            connection.execute(
+                "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    subject.key,
+                    _blocking_text(trial),
+                    trial.status,
+                    trial.modelled_us,
+                    trial.simulated_us,
+                    trial.measured_us,
+                    trial.as_json(),
+                    time.time(),
+                ),
+            )
+
+    def trials(self, subject: Subject) -> list[Trial]:
+        """All of a subject, fastest first, those without a time last.
+
+        Raises:
+          StoreError: the file cannot be read.
+        """
+        if not self.file.exists():
+            return []
+        with self._opened() as connection:
+            rows = connection.execute("SELECT trial FROM trials WHERE subject = ?", (subject.key,)).fetchall()
+        found = [Trial.from_json(text) for (text,) in rows]
+        return sorted(found, key=lambda trial: (trial.time_us is None, trial.time_us or 0.0, str(trial.blocking)))
+
+    def subjects(self) -> list[Subject]:
+        """Everything that trials are of, by chip and sizes.
+
+        Raises:
+          StoreError: the file cannot be read.
+        """
+        if not self.file.exists():
+            return []
+        with self._opened() as connection:
+            rows = connection.execute("SELECT subject FROM subjects ORDER BY chip, sizes, key").fetchall()
+        return [Subject.from_json(text) for (text,) in rows]
+
+    def winner(self, subject: Subject) -> Trial | None:
+        """The fastest kernel of a subject."""
+        return next((one for one in self.trials(subject) if one.blocking is not None and one.time_us is not None), None)
+
+    def nearest(self, subject: Subject) -> tuple[Subject, list[str]] | None:
+        """Of a subject without trials: the one with trials that differs in least, and in what."""
+        others = [(other, subject.differences(other)) for other in self.subjects()]
+        return min(others, key=lambda pair: (len(pair[1]), pair[0].as_json()), default=None)
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        try:
+            try:
+                connection = self._connection()
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                self._set_aside(error)
+                connection = self._connection()
+            with closing(connection):
+                yield connection
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"the trials in {self.file} cannot be read or written: {error}") from error
+
+    def _connection(self) -> sqlite3.Connection:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self.file, timeout=_BUSY_S)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version > _SCHEMA_VERSION:
+                raise StoreError(f"{self.file} was made by a newer version of systolic (schema {version})")
+            if version < _SCHEMA_VERSION:
+                connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {_SCHEMA_VERSION};COMMIT;")
+            connection.execute("SELECT count(*) FROM trials").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        aside = self.file.with_name(f"{self.file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+        for ending in ("-wal", "-shm"):
+            self.file.with_name(self.file.name + ending).unlink(missing_ok=True)
+        self.file.replace(aside)
+        warnings.warn(f"{self.file} is damaged ({error}): kept as {aside}, begun anew", StoreWarning, stacklevel=4)
+
+
+def _blocking_text(trial: Trial) -> str:
+    return "" if trial.blocking is None else json.dumps(json.loads(trial.as_json())["blocking"], sort_keys=True)
