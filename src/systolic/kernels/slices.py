@@ -9,7 +9,7 @@ from typing import Any
 from jax import lax
 from jax.experimental import pallas as pl
 
-from systolic.tiling import STRIP_ROWS, Blocking
+from systolic.tiling import Blocking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,8 @@ class Slice:
         """To index a ref with."""
         return pl.ds(self.column, self.n_columns)
 
-    def strips(self, body: Callable[[Slice], None]) -> None:
-        """`body` for every `STRIP_ROWS` of its rows; for all of them at once where that does not divide them."""
-        rows = STRIP_ROWS if self.n_rows % STRIP_ROWS == 0 else self.n_rows
+    def strips(self, rows: int, body: Callable[[Slice], None]) -> None:
+        """`body` for every so many of its rows, which they divide."""
 
         def strip(number: Any) -> None:
             row = self.row + times(number, rows)

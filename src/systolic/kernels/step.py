@@ -21,6 +21,7 @@ from systolic.tiling import (
     has_accumulator,
     has_last_step,
     is_resident,
+    strip_rows,
 )
 
 Fn = Callable[..., Any]
@@ -136,8 +137,10 @@ def step(
         def _first() -> None:
             first(lhs, rhs, acc_vmem)
             if grid_k == 1:
-                # No product hides this epilogue: strips of a slice are as fast as a slice, and less code.
-                slices(lambda piece: piece.strips(lambda part: finish_last(acc_vmem[part.rows, part.columns], part)))
+                rows = strip_rows(problem, blocking)
+                slices(
+                    lambda piece: piece.strips(rows, lambda part: finish_last(acc_vmem[part.rows, part.columns], part))
+                )
 
         pl.when(jnp.logical_not(is_first))(usual)
     else:

@@ -1,7 +1,6 @@
 """How the work is cut: tiles, the rules they obey, the buffers they need and the traffic they cause."""
 
 from systolic.tiling.blocking import (
-    STRIP_ROWS,
     Blocking,
     Dimension,
     Outer,
@@ -17,6 +16,7 @@ from systolic.tiling.blocking import (
     is_split,
     is_staged,
     scratch_buffers,
+    strip_rows,
 )
 from systolic.tiling.buffers import VmemBuffer, matmul_buffers, total_bytes
 from systolic.tiling.candidates import candidates, modelled_s
@@ -47,7 +47,6 @@ from systolic.tiling.traffic import hbm_bytes
 __all__ = [
     "LANES",
     "MIB",
-    "STRIP_ROWS",
     "Blocking",
     "Choice",
     "Dimension",
@@ -84,6 +83,7 @@ __all__ = [
     "modelled_s",
     "scratch_buffers",
     "size_violations",
+    "strip_rows",
     "sublane_multiple",
     "total_bytes",
     "violations",

@@ -133,9 +133,6 @@ def has_accumulator(problem: MatmulProblem, blocking: Blocking) -> bool:
     return problem.k > blocking.tiles.tile_k or blocking.pieces > 1
 
 
-# Of a slice, that the first step finishes at once where its products came in pieces.
-STRIP_ROWS = 128
-
 # Vector operations an element up to which the epilogue runs in every step over k, though only the last one's counts.
 _CHEAP_EPILOGUE_OPS = 1
 
@@ -143,6 +140,18 @@ _CHEAP_EPILOGUE_OPS = 1
 def has_last_step(problem: MatmulProblem, tiles: Tiles) -> bool:
     """Whether the last step over k has code of its own, because an epilogue in every step would cost too much."""
     return problem.k > tiles.tile_k and problem.fusion.epilogue_ops > _CHEAP_EPILOGUE_OPS
+
+
+_STRIP_ROWS = 128
+
+
+def strip_rows(problem: MatmulProblem, blocking: Blocking) -> int:
+    """Rows of a slice that the first step finishes at once, where its products came in pieces and k is one block.
+
+    No product hides that epilogue: of a dear one strips are as fast as a slice, and less code.
+    """
+    dear = problem.fusion.epilogue_ops > _CHEAP_EPILOGUE_OPS
+    return _STRIP_ROWS if dear and blocking.slice_m % _STRIP_ROWS == 0 else blocking.slice_m
 
 
 def blocked_buffers(problem: MatmulProblem, blocking: Blocking) -> tuple[VmemBuffer, ...]:

@@ -13,13 +13,13 @@ from systolic.chips import Chip
 from systolic.problem import MatmulProblem, Side
 from systolic.tiling.blocking import (
     SIDES,
-    STRIP_ROWS,
     Blocking,
     block_shape,
     has_last_step,
     is_made,
     is_split,
     is_staged,
+    strip_rows,
 )
 from systolic.tiling.copies import Copies, blocked_traffic
 from systolic.tiling.tiles import Tiles
@@ -130,7 +130,7 @@ def bundles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
     epilogue = registers * problem.fusion.epilogue_ops / _VECTOR_SLOTS
     finishing = max(straight, epilogue) + 0.2 * min(straight, epilogue)
     if blocking.pieces > 1:
-        strip = min(1.0, STRIP_ROWS / blocking.slice_m) * epilogue
+        strip = strip_rows(problem, blocking) / blocking.slice_m * epilogue
         finishing += products / blocking.pieces + (strip if blocking.tiles.tile_k >= problem.k else 0)
     return finishing + (straight if has_last_step(problem, blocking.tiles) else 0) + _OTHER_BUNDLES
 
