@@ -8,10 +8,10 @@ from systolic.ops import Plan, plan
 from systolic.problem import MatmulProblem
 from systolic.simulator import SimulatedRun
 from systolic.tiling import Tiles
+from systolic.tuning import TuningResult, tune
 
 if TYPE_CHECKING:
     from systolic.ops.matmul import matmul
-    from systolic.tuning import TuningResult, tune
 
 __version__ = "0.3.0"
 
@@ -37,8 +37,4 @@ def __getattr__(name: str) -> object:
         from systolic.ops.matmul import matmul
 
         return matmul
-    if name in ("tune", "TuningResult"):
-        from systolic import tuning
-
-        return getattr(tuning, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,12 +24,15 @@ from systolic.cli.validate import validate
 from systolic.compiler import CompilerMissing, NamedFunctionError
 from systolic.problem import ProblemError
 from systolic.tiling import TilesError
+from systolic.tuning import ClusterError, StoreError
 
 # Exit codes. 0: fine. 1: the question was answered "no", or this machine lacks what it takes. 2: the call was wrong.
 _WRONG_CALL = (
+    ClusterError,
     ConstantsError,
     NamedFunctionError,
     ProblemError,
+    StoreError,
     PublishedFileError,
     TilesError,
     TooFewProgramsError,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -25,9 +26,8 @@ from systolic.cli.product import (
 )
 from systolic.compiler import check_available
 from systolic.problem import MatmulProblem, PrecisionName
-
-if TYPE_CHECKING:
-    from systolic.tuning import Trial, TuningResult
+from systolic.tuning import Trial, TrialStore, TuningResult, Watcher, cluster
+from systolic.tuning import tune as searched
 
 _SHOWN = 10
 
@@ -57,6 +57,11 @@ _SHOWN = 10
 @click.option("--exhaustive", is_flag=True, help="Try every legal blocking; takes hours.")
 @click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Processes that compile.")
 @click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="Of a Dask cluster that compiles and simulates, such as tcp://host:8786; --workers does not count then.",
+)
+@click.option(
     "--store",
     "store_file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -82,6 +87,7 @@ def tune(
     trials: int,
     exhaustive: bool,
     workers: int,
+    scheduler: str | None,
     store_file: Path | None,
     plot_file: Path | None,
     json_file: str | None,
@@ -97,6 +103,7 @@ def tune(
       systolic tune 8192,4096,14336 --chip v6e --time-budget 120
       systolic tune 16,4096,14336 --chip v5e,v7x --bias --activation silu --json tuned.json
       systolic tune --suite llm --only prefill --chip v6e --store trials.sqlite
+      systolic tune --suite square --chip v5e,v6e --scheduler tcp://host:8786
     """
     check_target(json_file)
     check_target(plot_file)
@@ -104,11 +111,9 @@ def tune(
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
     results = []
-    with progress_bar(quiet=quiet) as bar:
-        from systolic.tuning import TrialStore, Watcher  # takes a second, for JAX: the bar is up already
-        from systolic.tuning import tune as searched
-
-        store = TrialStore.at(store_file)
+    store = TrialStore.at(store_file)
+    somewhere = cluster(scheduler) if scheduler is not None else nullcontext((None, workers))
+    with progress_bar(quiet=quiet) as bar, somewhere as (submit, at_once):
         for case in cases:
             problem = problem_of(case, batch)
             for chip in chips:
@@ -123,7 +128,8 @@ def tune(
                         trials=trials,
                         time_budget_s=time_budget,
                         exhaustive=exhaustive,
-                        workers=workers,
+                        workers=at_once,
+                        submit=submit,
                         store=store,
                         watcher=Watcher(planned=bar.planned, tried=tried),
                     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ class Programs:
         product = _product(problem, chip)
         arguments = _arguments(problem)
         described = problem_of(product, arguments)
+        # How many operations an epilogue takes is counted, whatever the description says.
+        counted = dataclasses.replace(problem.fusion, epilogue_ops=described.fusion.epilogue_ops)
+        problem = dataclasses.replace(problem, fusion=counted)
         if described != problem:
             raise ProblemError(
                 f"this product cannot be built from its description: {_difference(problem, described)}; tune takes a "
@@ -57,7 +61,7 @@ class Programs:
     def kernel(self, blocking: Blocking) -> Callable[..., Any]:
         """The Pallas kernel with this blocking."""
         where = Where(implementation="pallas", chip=self.product.where.chip, tiles=blocking)
-        return functools.partial(_first, by_pallas, _with(self.product, where))
+        return functools.partial(_first, by_pallas, dataclasses.replace(self.product, where=where))
 
     def xla(self) -> Callable[..., Any]:
         """The same by XLA."""
@@ -66,11 +70,6 @@ class Programs:
 
 def _first(run: Callable[..., tuple[Any, ...]], product: Product, *arrays: Any) -> Any:
     return run(product, *arrays)[0]
-
-
-def _with(product: Product, where: Where) -> Product:
-    values = {name: getattr(product, name) for name in Product.__dataclass_fields__}
-    return Product(**{**values, "where": where})
 
 
 def _product(problem: MatmulProblem, chip: Chip) -> Product:

@@ -10,26 +10,28 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
-from systolic.compiler import CompilerError, CompilerRefusal, TaskError, WorkerPool
+from systolic.compiler import CompilerError, CompilerMissing, CompilerRefusal, TaskError, WorkerPool
 from systolic.kernels import KERNEL_VERSION
 from systolic.measure import Measurement, submit_simulation
 from systolic.problem import MatmulProblem
 from systolic.simulator import SimulationError
 from systolic.tiling import Blocking, Choice, blockings, least_time_us
-from systolic.tuning.programs import Programs
 from systolic.tuning.ranking import Ranking
 from systolic.tuning.store import TrialStore
 from systolic.tuning.trial import Subject, Trial
+
+if TYPE_CHECKING:
+    from systolic.tuning.programs import Programs
 
 End = Literal["trials", "time", "bound", "all"]
 Submit = Callable[[Callable[..., Any], Sequence[Any], Chip, str], Future[Measurement]]
 
 MOST_TRIALS = 12
-_COMPILE_LIMIT_S = 120.0
+COMPILE_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,8 @@ def tune(
             f"{known.name} has no matrix multiplication of {problem.dtype_multiplied}; it takes "
             f"{', '.join(known.dtypes)}"
         )
+    from systolic.tuning.programs import Programs  # needs JAX, which `import systolic` does not import
+
     programs = Programs.of(problem, known)
     search = _Search(
         problem=problem,
@@ -145,7 +149,7 @@ def tune(
     )
     if submit is not None:
         return search.run(submit, workers, against_xla=against_xla)
-    with WorkerPool(max_workers=workers, time_limit_s=_COMPILE_LIMIT_S) as pool:
+    with WorkerPool(max_workers=workers, time_limit_s=COMPILE_LIMIT_S) as pool:
 
         def here(fn: Callable[..., Any], arguments: Sequence[Any], its: Chip, label: str) -> Future[Measurement]:
             return submit_simulation(pool, fn, arguments, its, label=label)
@@ -279,6 +283,8 @@ def _trial(future: Future[Measurement], choice: Choice | None) -> Trial:
         measurement = future.result()
     except CompilerRefusal as error:
         return Trial(blocking=blocking, status="refused", modelled_us=modelled_us, reason=str(error))
+    except CompilerMissing:
+        raise
     except (CompilerError, SimulationError, TaskError) as error:
         reason = f"{type(error).__name__}: {error}"
         return Trial(blocking=blocking, status="failed", modelled_us=modelled_us, reason=reason)

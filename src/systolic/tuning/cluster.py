@@ -1,0 +1,63 @@
+"""The same search on more than one machine: trials run on a Dask cluster, which retries what a dead worker had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from systolic.chips import Chip
+from systolic.compiler import WorkerPool
+from systolic.measure import Measurement, submit_simulation
+from systolic.tuning.search import COMPILE_LIMIT_S, Submit
+
+_RETRIES = 3
+_CONNECT_S = 20
+
+
+class ClusterError(RuntimeError):
+    """There is no Dask scheduler at that address, or Dask is not installed."""
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[tuple[Submit, int]]:
+    """Where `tune` sends its trials, and how many run at once: one for each thread of each Dask worker.
+
+    A Dask worker compiles in a process of its own, as a search on one machine does: a crash of the compiler is a trial
+    that failed, and not the worker's. Workers need `systolic[tpu]`; nothing is written there but the cache of programs.
+
+    Args:
+      address: such as "tcp://host:8786".
+
+    Raises:
+      ClusterError: nobody answers there, or there are no workers.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise ClusterError("a scheduler needs Dask: pip install 'systolic[cluster]'") from error
+    try:
+        client = Client(address, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"no Dask scheduler answers at {address}: {error}") from error
+    with client:
+        at_once = sum(client.nthreads().values())
+        if at_once < 1:
+            raise ClusterError(
+                f"the Dask scheduler at {address} has no workers; start some with `dask worker {address}`"
+            )
+        # Not pure: the same trial sent twice is run twice, as here. Whoever dies with a trial costs that trial's retry.
+        executor = client.get_executor(pure=False, retries=_RETRIES)
+
+        def submit(fn: Callable[..., Any], arguments: Sequence[Any], chip: Chip, label: str) -> Future[Measurement]:
+            return executor.submit(simulated_alone, fn, tuple(arguments), chip, label)
+
+        yield submit, at_once
+        executor.shutdown(wait=False)
+
+
+def simulated_alone(fn: Callable[..., Any], arguments: Sequence[Any], chip: Chip, label: str) -> Measurement:
+    """Compiles and simulates in a process of its own, on the machine where this is called."""
+    with WorkerPool(max_workers=1, time_limit_s=COMPILE_LIMIT_S) as pool:
+        return submit_simulation(pool, fn, arguments, chip, label=label).result()

@@ -1,0 +1,135 @@
+"""The store of trials: several writers, kills at any moment, damaged files, keys that name what they miss."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from systolic.problem import MatmulProblem
+from systolic.tiling import Blocking, Tiles
+from systolic.tuning import StoreError, StoreWarning, Subject, Trial, TrialStore
+
+SUBJECT = Subject(
+    problem=MatmulProblem.of(512, 1024, 2048, "bfloat16"), chip="v6e", kernel_version=1, jax="0.10.2", libtpu="0.0.42"
+)
+
+
+def blocking(tile_m: int = 128, **changes: int) -> Blocking:
+    tiles = Tiles(tile_m=tile_m, tile_k=256, tile_n=512)
+    return replace(Blocking(tiles=tiles, slice_m=tile_m, slice_n=512), **changes)
+
+
+def trial(number: int = 128, time_us: float | None = 10.0) -> Trial:
+    status = "ok" if time_us is not None else "refused"
+    return Trial(blocking=blocking(number), status=status, modelled_us=9.5, simulated_us=time_us, stalls={"copy": 0.3})
+
+
+def test_what_is_kept_comes_back_fastest_first(tmp_path: Path) -> None:
+    store = TrialStore(tmp_path / "folder" / "trials.sqlite")
+    assert (store.trials(SUBJECT), store.winner(SUBJECT), store.subjects()) == ([], None, [])
+    kept = [trial(128, 30.0), trial(256, 10.0), trial(384, None), Trial(blocking=None, status="ok", simulated_us=5.0)]
+    for one in kept:
+        store.keep(SUBJECT, one)
+    assert store.trials(SUBJECT) == [kept[3], kept[1], kept[0], kept[2]]
+    assert store.winner(SUBJECT) == kept[1]  # XLA's program is no kernel
+    store.keep(SUBJECT, trial(256, 40.0))  # tried again
+    assert store.winner(SUBJECT) == kept[0]
+    assert store.subjects() == [SUBJECT]
+    other = replace(SUBJECT, chip="v5e")
+    assert store.trials(other) == []
+
+
+def test_a_key_that_misses_says_which_part(tmp_path: Path) -> None:
+    store = TrialStore(tmp_path / "trials.sqlite")
+    assert store.nearest(SUBJECT) is None
+    store.keep(replace(SUBJECT, chip="v5e", jax="0.9"), trial())
+    store.keep(replace(SUBJECT, libtpu="0.0.41"), trial())
+    found = store.nearest(SUBJECT)
+    assert found is not None
+    assert found[0].libtpu == "0.0.41"
+    assert found[1] == ["libtpu: 0.0.41 in place of 0.0.42"]
+
+
+def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
+    file = tmp_path / "trials.sqlite"
+    damaged = b"no database at all" * 1000
+    file.write_bytes(damaged)
+    store = TrialStore(file)
+    with pytest.warns(StoreWarning, match="is damaged"):
+        assert store.trials(SUBJECT) == []
+    (aside,) = tmp_path.glob("trials.sqlite.damaged-*")
+    assert aside.read_bytes() == damaged
+    store.keep(SUBJECT, trial())
+    assert store.trials(SUBJECT) == [trial()]
+
+
+def test_a_file_that_cannot_be_used_is_an_error_and_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "trials.sqlite"
+    folder.mkdir()
+    with pytest.raises(StoreError, match=r"trials\.sqlite"):
+        TrialStore(folder).keep(SUBJECT, trial())
+    newer = TrialStore(tmp_path / "newer.sqlite")
+    newer.keep(SUBJECT, trial())
+    with closing(sqlite3.connect(newer.file)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreError, match="newer version"):
+        newer.trials(SUBJECT)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+from test_trial_store import SUBJECT, trial
+from systolic.tuning import TrialStore
+store, writer = TrialStore(Path(sys.argv[1])), int(sys.argv[2])
+number = int(sys.argv[3])
+while True:
+    store.keep(SUBJECT, trial(16 * (writer + 4 * number)))
+    print(writer + 4 * number, flush=True)
+    number += 1
+"""
+
+
+def test_kills_lose_nothing_that_was_kept(tmp_path: Path) -> None:
+    """Twenty kills at random moments, four writers at once: the file opens, and every trial that ended is in it."""
+    store = TrialStore(tmp_path / "trials.sqlite")
+    choose = random.Random(0)
+    script = WRITER.format(folder=str(Path(__file__).parent))
+    kept: set[int] = set()
+    starts = [1] * 4
+    for _ in range(5):
+        writers = [
+            subprocess.Popen(
+                [sys.executable, "-c", script, str(store.file), str(writer), str(starts[writer])],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for writer in range(4)
+        ]
+        for writer in writers:  # all are at work
+            assert writer.stdout is not None
+            kept.add(int(writer.stdout.readline()))
+        for writer in choose.sample(writers, 4):
+            time.sleep(choose.random() / 20)
+            os.kill(writer.pid, signal.SIGKILL)
+        for number, writer in enumerate(writers):
+            assert writer.stdout is not None
+            said = [int(line) for line in writer.stdout.read().split("\n")[:-1]]
+            writer.wait()
+            kept.update(said)
+            starts[number] = max([starts[number], *(one // 4 for one in said)]) + 1
+            writer.stdout.close()
+    found = {one.blocking.tiles.tile_m // 16 for one in store.trials(SUBJECT) if one.blocking is not None}
+    assert kept <= found
+    assert len(found) <= len(kept) + 20  # each kill may hide one that was kept and not yet told
