@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.problem import Extra, MatmulProblem, Side
+from systolic.problem import Extra, MatmulProblem, Side, dtype_bytes
 from systolic.tiling.buffers import VmemBuffer
 from systolic.tiling.tiles import Tiles, TilesError
 
@@ -120,6 +120,16 @@ def is_staged(problem: MatmulProblem, tiles: Tiles, side: Literal["lhs", "rhs"])
 def is_split(problem: MatmulProblem) -> bool:
     """Whether float32 operands are multiplied as two bfloat16 parts each (`Precision.HIGH`)."""
     return problem.precision == "high" and problem.dtype_multiplied == "float32"
+
+
+def made_bytes(problem: MatmulProblem, blocking: Blocking) -> int:
+    """VMEM in which the compiler keeps what a slice multiplies of operands that are made on the way."""
+    found = 0
+    for side, across in zip(SIDES, (blocking.slice_m, blocking.slice_n), strict=True):
+        if is_made(problem, side) and not is_staged(problem, blocking.tiles, side):
+            halves = (2, "bfloat16") if is_split(problem) else (1, problem.dtype_multiplied)
+            found += across * blocking.tiles.tile_k * halves[0] * dtype_bytes(halves[1])
+    return found
 
 
 def can_stream(problem: MatmulProblem, tiles: Tiles) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem
-from systolic.tiling.blocking import Blocking, Outer, blocked_buffers, can_stream
+from systolic.tiling.blocking import Blocking, Outer, blocked_buffers, can_stream, made_bytes
 from systolic.tiling.buffers import total_bytes
 from systolic.tiling.legality import (
     LANES,
@@ -45,7 +45,7 @@ class Choice:
 
 def vmem_limit(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> int:
     """Bytes of VMEM to ask the compiler for: the buffers and its own need, at least what it gives by default."""
-    needed = total_bytes(blocked_buffers(problem, blocking)) * (1 + _compiler_share(problem)) + 2 * 2**20
+    needed = _vmem_bytes(problem, blocking) * (1 + _compiler_share(problem)) + 2 * 2**20
     return min(max(int(needed), chip.scoped_vmem_bytes), chip.vmem_bytes_per_core)
 
 
@@ -123,7 +123,11 @@ def chosen(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Choice:
 
 
 def _fits(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> bool:
-    return total_bytes(blocked_buffers(problem, blocking)) <= _usable_vmem(problem, chip)
+    return _vmem_bytes(problem, blocking) <= _usable_vmem(problem, chip)
+
+
+def _vmem_bytes(problem: MatmulProblem, blocking: Blocking) -> int:
+    return total_bytes(blocked_buffers(problem, blocking)) + made_bytes(problem, blocking)
 
 
 def _pieces(problem: MatmulProblem, tiles: Tiles, chip: Chip) -> list[int]:

@@ -81,7 +81,7 @@ _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled with
 _MOST_SUMMED_ROWS = 1024  # that v7x' matrix units sum up along k themselves; of more the vector unit adds parts
 _UNSUMMED_BUNDLES = 1.65
-_HIGHEST_BUNDLES = 1.6  # code of six passes over that of six products
+_HIGHEST_BUNDLES = 1.85  # code of six passes over that of six products
 _PIECE_CYCLES = 0.7  # to add a register of a piece's sum to that of the pieces before
 # What it takes to make an operand on the way, in operations a register besides its function. The first from int8
 # weights and 16 rows on v7x (1.1 cycles for three operations), the others from v6e's 2048·4096·14336 with a mask (9.2
@@ -227,7 +227,7 @@ def _made(problem: MatmulProblem, blocking: Blocking) -> tuple[float, float]:
     for side, across in zip(SIDES, (blocking.slice_m, blocking.slice_n), strict=True):
         if is_made(problem, side) and not is_staged(problem, blocking.tiles, side):
             its = across * blocking.tiles.tile_k / _VECTOR_ELEMENTS
-            registers += its
+            registers += its * (2 if is_split(problem) else 1)  # two halves
             cycles += its * (_made_ops(problem, side) + _MADE_OPS) / _VECTOR_SLOTS
     return registers, cycles
 
