@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -86,7 +85,9 @@ def test_so_many_trials_and_xla(tmp_path: Path) -> None:
     least_us = PROBLEM.least_hbm_bytes / V6E.machine.hbm_bytes_per_s * 1e6
     assert result.xla_us == pytest.approx(max(7.0, min(8.0, least_us)))
     assert result.winner is not None
-    assert result.ratio_to_xla == pytest.approx(result.xla_us / (result.winner.time_us or math.nan))
+    assert result.winner.time_us is not None
+    assert result.xla_us is not None
+    assert result.ratio_to_xla == pytest.approx(result.xla_us / result.winner.time_us)
 
 
 def test_a_search_goes_on_where_one_stopped(tmp_path: Path) -> None:
@@ -160,8 +161,16 @@ def test_what_cannot_be_tuned_says_so(tmp_path: Path) -> None:
     with pytest.raises(ProblemError, match="relu"):
         Programs.of(MatmulProblem(**{**as_arguments(PROBLEM), "fusion": unknown}), V6E)
     out_of_order = Fusion(extras=(Extra(beside="lhs", rows=True, columns=True, dtype="int8"),))
-    with pytest.raises(ProblemError, match="cannot be built from its description"):
+    with pytest.raises(ProblemError, match="in this order"):
         Programs.of(MatmulProblem(**{**as_arguments(PROBLEM), "fusion": out_of_order}), V6E)
+    too_short = Extra(beside="out", rows=True, columns=False, dtype="float32")
+    with pytest.raises(ProblemError, match="cannot be built from its description: batch_lhs would be 1 and not 2"):
+        Programs.of(MatmulProblem(**{**as_arguments(PROBLEM), "batch_lhs": 2}), V6E)
+    column = Fusion(epilogue="bias", extras=(too_short,))
+    assert Programs.of(MatmulProblem(**{**as_arguments(PROBLEM), "fusion": column}), V6E).arguments[2].shape == (
+        1024,
+        1,
+    )
 
 
 def as_arguments(problem: MatmulProblem) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def cluster(address: str) -> Iterator[tuple[Submit, int]]:
     except (OSError, ValueError) as error:
         raise ClusterError(f"no Dask scheduler answers at {address}: {error}") from error
     with client:
-        at_once = sum(client.nthreads().values())
+        threads: Any = client.nthreads()  # a coroutine only of an asynchronous client
+        at_once = sum(threads.values())
         if at_once < 1:
             raise ClusterError(
                 f"the Dask scheduler at {address} has no workers; start some with `dask worker {address}`"

@@ -50,10 +50,7 @@ class Programs:
         counted = dataclasses.replace(problem.fusion, epilogue_ops=described.fusion.epilogue_ops)
         problem = dataclasses.replace(problem, fusion=counted)
         if described != problem:
-            raise ProblemError(
-                f"this product cannot be built from its description: {_difference(problem, described)}; tune takes a "
-                "bias, an activation by name, a residual and a scale of the columns, in this order"
-            )
+            raise ProblemError(f"this product cannot be built from its description: {_difference(problem, described)}")
         folded, _ = jax.eval_shape(lambda *arrays: fold(product.transpose_lhs, product.beside, arrays), *arguments)
         planned = problem_of(product, folded)
         return cls(computed=Orientation.of(planned).problem(planned), arguments=arguments, product=product)
@@ -82,6 +79,12 @@ def _product(problem: MatmulProblem, chip: Chip) -> Product:
         raise ProblemError(f"epilogue {fusion.epilogue!r}: tune can build one activation of {known}")
     if fusion.lhs_fn is not None or fusion.rhs_fn is not None:
         raise ProblemError("an operand's function is not part of a product's description; tune without it")
+    order = [word for word in ("bias", *names, "residual", "scale") if word in words]
+    if words != order or [one.beside for one in fusion.extras] != ["out"] * (len(words) - len(names)):
+        raise ProblemError(
+            f"epilogue {fusion.epilogue!r} with {len(fusion.extras)} arrays beside the product: tune can build a bias, "
+            "an activation, a residual and a scale, in this order, with an array for each but the activation"
+        )
     if fusion.more_outputs:
         raise ProblemError("a product with more than one output cannot be built from its description")
     bias, residual, scale = (word in words for word in _AROUND)
