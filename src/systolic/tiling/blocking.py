@@ -123,8 +123,11 @@ def is_split(problem: MatmulProblem) -> bool:
 
 
 def made_bytes(problem: MatmulProblem, blocking: Blocking) -> int:
-    """VMEM in which the compiler keeps what a slice multiplies of operands that are made on the way."""
-    found = 0
+    """VMEM in which the compiler keeps what a slice multiplies of operands that are made on the way.
+
+    Of halves also the sums of two of their three products.
+    """
+    found = 2 * blocking.slice_m * blocking.slice_n * dtype_bytes("float32") if is_split(problem) else 0
     for side, across in zip(SIDES, (blocking.slice_m, blocking.slice_n), strict=True):
         if is_made(problem, side) and not is_staged(problem, blocking.tiles, side):
             halves = (2, "bfloat16") if is_split(problem) else (1, problem.dtype_multiplied)

@@ -37,6 +37,7 @@ class SliceCost:
     bundles_per_cycle: float  # of straight code, for each cycle that its products keep the matrix units busy
     bundles_per_register: float  # and for each register of the slice's output
     bundles_per_made_register: float  # and for each register of an operand that is made on the way
+    highest_bundles: float  # code of six passes over float32, over that of six products
 
 
 # Fitted to simulated times and code sizes of 96 bfloat16 kernels a chip (`benchmarks/blocked_model.py`, the products
@@ -51,6 +52,7 @@ _V5E = SliceCost(
     bundles_per_cycle=0.86,
     bundles_per_register=0.02,
     bundles_per_made_register=0.2,
+    highest_bundles=1.15,
 )
 _SLICE_COSTS = {
     "v4": _V5E,
@@ -64,7 +66,8 @@ _SLICE_COSTS = {
         weight_gap_cycles=7.2,
         bundles_per_cycle=1.0,
         bundles_per_register=0.0,
-        bundles_per_made_register=0.6,
+        bundles_per_made_register=0.4,
+        highest_bundles=1.2,
     ),
     "v7x": SliceCost(
         fill_cycles=75,
@@ -75,13 +78,13 @@ _SLICE_COSTS = {
         bundles_per_cycle=0.46,
         bundles_per_register=0.7,
         bundles_per_made_register=1.8,
+        highest_bundles=2.2,
     ),
 }
 _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled with
 _MOST_SUMMED_ROWS = 1024  # that v7x' matrix units sum up along k themselves; of more the vector unit adds parts
 _UNSUMMED_BUNDLES = 1.65
-_HIGHEST_BUNDLES = 1.85  # code of six passes over that of six products
 _PIECE_CYCLES = 0.7  # to add a register of a piece's sum to that of the pieces before
 # What it takes to make an operand on the way, in operations a register besides its function. The first from int8
 # weights and 16 rows on v7x (1.1 cycles for three operations), the others from v6e's 2048·4096·14336 with a mask (9.2
@@ -122,7 +125,7 @@ def bundles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
         products *= _UNSUMMED_BUNDLES
     registers = blocking.slice_m * blocking.slice_n / _VECTOR_ELEMENTS
     # Each pass over float32 also takes the operands apart.
-    products *= _HIGHEST_BUNDLES if problem.passes > 3 else 1
+    products *= cost.highest_bundles if problem.passes > 3 else 1
     made_registers, made_cycles = _made(problem, blocking)
     straight = max(products, made_cycles) + made_registers * cost.bundles_per_made_register
     straight += registers * cost.bundles_per_register
@@ -146,7 +149,8 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
 
     fill_cycles = cost.fill_cycles + cost.drain_cycles_per_row * blocking.slice_m
     made = _made(problem, blocking)[1]
-    adding = _ADDING_CYCLES * blocking.slice_m * blocking.slice_n / _VECTOR_ELEMENTS if grid_k > 1 else 0.0
+    sums = (grid_k > 1) + 2 * is_split(problem)
+    adding = sums * _ADDING_CYCLES * blocking.slice_m * blocking.slice_n / _VECTOR_ELEMENTS
     busy_cycles = max(_slice_cycles(problem, blocking, chip), made, adding)
     slice_cycles = busy_cycles + _MADE_SHARE * made + fill_cycles
     step_cycles = blocking.slices * slice_cycles + cost.step_cycles + _vector_cycles(problem, tiles)
