@@ -40,8 +40,8 @@ class SliceCost:
     highest_bundles: float  # code of six passes over float32, over that of six products
 
 
-# Fitted to simulated times and code sizes of 96 bfloat16 kernels a chip (`benchmarks/blocked_model.py`, the products
-# and blockings that it draws by default); v6e's 134 cycles to 8192³ in slices of 256, 512 and 2048 rows. v4 and v5p
+# Times: fitted to 98 simulated bfloat16 kernels a chip, of the products that `benchmarks/blocked_model.py` calls
+# fitted, by their mean error in per cent. Code: set by hand beside those kernels and the ones of the suites. v4 and v5p
 # have v5e's matrix units, and take its numbers.
 _V5E = SliceCost(
     fill_cycles=93,
