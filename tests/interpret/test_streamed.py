@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.kernels import streamed
 from systolic.kernels.step import Functions
 from systolic.kernels.streamed import streamed_matmul
-from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn
+from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn, Side
 from systolic.tiling import Blocking, Tiles, can_stream
 
+Fn = Callable[..., Any]
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 M, K, N = 384, 512, 384
 
@@ -42,6 +44,8 @@ def check(
     epilogue_ops: int = 0,
     more_outputs: tuple[str, ...] = (),
     expected: Callable[[np.ndarray], Sequence[np.ndarray]] = lambda total: [total],
+    fns: tuple[Fn | None, Fn | None] = (None, None),
+    multiplied: Callable[[np.ndarray, np.ndarray], np.ndarray] = np.matmul,
     interpret: pltpu.InterpretParams = CAREFUL,
 ) -> None:
     """Runs the kernel on seeded normal operands and compares every output with float64."""
@@ -57,7 +61,13 @@ def check(
         dtype_out="float32",
         transpose_lhs=transposes[0],
         transpose_rhs=transposes[1],
-        fusion=Fusion(extras=tuple(extra for extra, _ in extras), epilogue_ops=epilogue_ops, more_outputs=more_outputs),
+        fusion=Fusion(
+            extras=tuple(extra for extra, _ in extras),
+            epilogue_ops=epilogue_ops,
+            more_outputs=more_outputs,
+            lhs_fn=OperandFn(dtype=dtype) if fns[0] else None,
+            rhs_fn=OperandFn(dtype=dtype) if fns[1] else None,
+        ),
     )
     assert can_stream(problem, how.tiles)
     given = [lhs.T if transposes[0] else lhs, rhs.T if transposes[1] else rhs, *(array for _, array in extras)]
@@ -67,13 +77,13 @@ def check(
             rhs,
             beside,
             problem=problem,
-            functions=Functions(epilogue=epilogue),
+            functions=Functions(epilogue=epilogue, lhs_fn=fns[0], rhs_fn=fns[1]),
             blocking=how,
             vmem_limit_bytes=2**24,
             interpret=interpret,
         )
     )(*map(jnp.asarray, given))
-    wanted = expected(lhs.astype(np.float64) @ rhs.astype(np.float64))
+    wanted = expected(multiplied(lhs.astype(np.float64), rhs.astype(np.float64)))
     assert len(outs) == len(wanted) == 1 + len(more_outputs)
     for out, exact in zip(outs, wanted, strict=True):
         # Sums of 512 products of deviation √512 in float32: 1e-3 is ten times what they are off by, and a hundredth of
@@ -121,16 +131,28 @@ def beside(rows: bool, columns: bool) -> Extra:
     return Extra(beside="out", rows=rows, columns=columns, dtype="float32")
 
 
-@pytest.mark.parametrize("outer", ["m", "n"])
-@pytest.mark.parametrize("tile_k", [256, 512])
+@pytest.mark.parametrize(
+    "how",
+    [
+        blocking((128, 256, 128), (64, 128), pieces=2, buffers=3, outer="n"),
+        blocking((128, 512, 128), (128, 128), pieces=1, buffers=2),
+        blocking((384, 512, 128), (384, 128), pieces=4, buffers=3),
+        blocking((384, 512, 384), (192, 128), pieces=2),  # one step
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("epilogue_ops", [1, 5])
-def test_arrays_beside_the_output_and_two_outputs(outer: Any, tile_k: int, epilogue_ops: int) -> None:
-    """A row that stays, a column and a matrix that come by blocks, an element; both ways of finishing a sum."""
+@pytest.mark.parametrize("small", [0, 1024])
+def test_arrays_beside_the_output_and_two_outputs(
+    how: Blocking, epilogue_ops: int, small: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A row, a column and a matrix by blocks, an element; both ways of finishing a sum, and of small arrays."""
+    monkeypatch.setattr(streamed, "SMALL_ELEMENTS", small)
     random = np.random.default_rng(1)
     row, column = random.standard_normal((1, N), np.float32), random.standard_normal((M, 1), np.float32)
     matrix, one = random.standard_normal((M, N), np.float32), np.full((1, 1), 0.5, np.float32)
     check(
-        blocking((128, tile_k, 128), (64, 128), pieces=2, buffers=3, outer=outer),
+        how,
         extras=[
             (beside(False, True), row),
             (beside(True, True), matrix),
@@ -142,6 +164,46 @@ def test_arrays_beside_the_output_and_two_outputs(outer: Any, tile_k: int, epilo
         more_outputs=("float32",),
         expected=lambda total: [np.maximum(total + row, 0) * 0.5 + matrix * column, total + row],
     )
+    assert "race" not in capfd.readouterr().out.lower()
+
+
+@pytest.mark.parametrize("small", [0, 1024])
+@pytest.mark.parametrize("how", ORDERS, ids=str)
+def test_functions_of_operands_on_the_way(
+    how: Blocking, small: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A matrix, a column and a row beside lhs, a column and a row beside rhs: each slice takes its own part."""
+    monkeypatch.setattr(streamed, "SMALL_ELEMENTS", small)
+    random = np.random.default_rng(2)
+    arrays = {
+        "mask": (random.random((M, K)) < 0.7).astype(np.float32),
+        "rows": random.standard_normal((M, 1), np.float32),
+        "along_k": random.standard_normal((1, K), np.float32),
+        "scale": random.standard_normal((K, 1), np.float32),
+        "columns": random.standard_normal((1, N), np.float32),
+    }
+    sides: dict[str, Side] = {"mask": "lhs", "rows": "lhs", "along_k": "lhs", "scale": "rhs", "columns": "rhs"}
+    extras = [
+        (Extra(beside=sides[name], rows=array.shape[0] > 1, columns=array.shape[1] > 1, dtype="float32"), array)
+        for name, array in arrays.items()
+    ]
+
+    def of_lhs(block: Any, mask: Any, rows: Any, along_k: Any) -> Any:
+        return block * mask * rows + along_k
+
+    def of_rhs(block: Any, scale: Any, columns: Any) -> Any:
+        return block * columns + scale
+
+    check(
+        how,
+        extras=extras,
+        fns=(of_lhs, of_rhs),
+        multiplied=lambda lhs, rhs: (
+            of_lhs(lhs, arrays["mask"], arrays["rows"], arrays["along_k"])
+            @ of_rhs(rhs, arrays["scale"], arrays["columns"])
+        ),
+    )
+    assert "race" not in capfd.readouterr().out.lower()
 
 
 def test_what_it_does_not_take() -> None:

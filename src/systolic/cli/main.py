@@ -19,6 +19,7 @@ from systolic.cli.ladder import ladder
 from systolic.cli.lessons import lessons
 from systolic.cli.plan import plan
 from systolic.cli.simulate import simulate
+from systolic.cli.trial_table import trial_table
 from systolic.cli.tune import tune
 from systolic.cli.validate import validate
 from systolic.compiler import CompilerMissing, NamedFunctionError
@@ -58,6 +59,7 @@ def cli() -> None:
 cli.add_command(bench)
 cli.add_command(plan)
 cli.add_command(tune)
+cli.add_command(trial_table)
 cli.add_command(ladder)
 cli.add_command(simulate)
 cli.add_command(lessons)

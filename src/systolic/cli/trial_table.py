@@ -1,0 +1,175 @@
+"""`systolic table`: what `systolic tune` has kept, shown, compared, and carried from one store to another."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from systolic.bench.cases import sizes
+from systolic.chips import Chip
+from systolic.cli.options import chip_option, output_options
+from systolic.cli.output import check_target, console, note, write_json
+from systolic.cli.output import table as text_table
+from systolic.tuning import Subject, Trial, TrialStore
+
+_STORE = click.option(
+    "--store",
+    "store_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="SQLite file of trials, in place of the one in your cache folder.",
+)
+
+
+@click.group(name="table")
+def trial_table() -> None:
+    """Show, compare, export and import what systolic tune has kept.
+
+    \b
+    Examples:
+      systolic table show --chip v6e
+      systolic table export winners.json
+      systolic table import winners.json --store shared.sqlite
+      systolic table diff old.sqlite new.sqlite
+    """
+
+
+@trial_table.command()
+@_STORE
+@chip_option("v4,v5e,v5p,v6e,v7x")
+@output_options
+def show(store_file: Path | None, chips: tuple[Chip, ...], json_file: str | None, quiet: bool) -> int:
+    """Show the winner of every product in the store, and how many trials it is the best of."""
+    check_target(json_file)
+    store = TrialStore.at(store_file)
+    names = {chip.name for chip in chips}
+    rows = [(subject, store.trials(subject)) for subject in store.subjects() if subject.chip in names]
+    if json_file is not None:
+        records = [_record(subject, trials, whole=False) for subject, trials in rows]
+        write_json(json_file, "table show", records, {"store": str(store.file), "products": len(rows)})
+    if json_file == "-":
+        return 0
+    if not rows:
+        click.echo(f"no trials in {store.file}: systolic tune M,K,N makes some")
+        return 0
+    cells = []
+    for subject, trials in rows:
+        winner = _winner(trials)
+        found = [str(winner.blocking), f"{winner.time_us:,.1f}"] if winner is not None else ["–", "–"]
+        cells.append([*_named(subject), *found, str(sum(one.blocking is not None for one in trials))])
+    columns = ("chip", "product", "dtype", "fused", "versions", "blocking", "simulated µs", "trials")
+    console().print(text_table(columns, cells, left=columns[:6]))
+    click.echo(f"\n{len(rows)} products in {store.file}")
+    return 0
+
+
+@trial_table.command()
+@click.argument("target", metavar="FILE")
+@_STORE
+@click.option("--quiet", "-q", is_flag=True, help="No notes on standard error.")
+def export(target: str, store_file: Path | None, quiet: bool) -> int:
+    """Write every trial of the store to FILE as JSON; - is standard output."""
+    check_target(target)
+    store = TrialStore.at(store_file)
+    records = [_record(subject, store.trials(subject), whole=True) for subject in store.subjects()]
+    write_json(target, "table export", records, {"products": len(records)})
+    note(f"{len(records)} products of {store.file}", quiet=quiet)
+    return 0
+
+
+@trial_table.command(name="import")
+@click.argument("source", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_STORE
+@click.option("--quiet", "-q", is_flag=True, help="No notes on standard error.")
+def import_(source: Path, store_file: Path | None, quiet: bool) -> int:
+    """Add every trial of FILE, which export wrote, to the store. The same blocking's trial is replaced."""
+    store = TrialStore.at(store_file)
+    read = _read(source)
+    for subject, trials in read:
+        for trial in trials:
+            store.keep(subject, trial)
+    note(f"{sum(len(trials) for _, trials in read)} trials of {len(read)} products into {store.file}", quiet=quiet)
+    return 0
+
+
+@trial_table.command()
+@click.argument("before", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("after", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@output_options
+def diff(before: Path, after: Path, json_file: str | None, quiet: bool) -> int:
+    """Compare the winners of two stores, or of files that export wrote. Exit code 1: one of AFTER is slower."""
+    check_target(json_file)
+    old, new = ({subject: _winner(trials) for subject, trials in _read(file)} for file in (before, after))
+    rows = []
+    for subject in sorted({*old, *new}, key=lambda one: (one.chip, one.as_json())):
+        first, second = old.get(subject), new.get(subject)
+        if first != second:
+            rows.append((subject, first, second))
+    if json_file is not None:
+        records = [{**_key(subject), "before": _kept(first), "after": _kept(second)} for subject, first, second in rows]
+        write_json(json_file, "table diff", records, {"differ": len(rows), "same": len({*old, *new}) - len(rows)})
+    if json_file != "-":
+        cells = [[*_named(subject)[:4], *_cells(first), *_cells(second)] for subject, first, second in rows]
+        columns = ("chip", "product", "dtype", "fused", "before", "µs", "after", "µs")
+        if cells:
+            console().print(text_table(columns, cells, left=(*columns[:5], "after")))
+        click.echo(f"{len(rows)} winners differ, {len({*old, *new}) - len(rows)} are the same")
+    slower = [1 for _, first, second in rows if first and second and (second.time_us or 0) > (first.time_us or 0)]
+    return 1 if slower else 0
+
+
+def _winner(trials: list[Trial]) -> Trial | None:
+    timed = [one for one in trials if one.blocking is not None and one.time_us is not None]
+    return min(timed, key=lambda one: one.time_us or 0.0, default=None)
+
+
+def _named(subject: Subject) -> list[str]:
+    problem = subject.problem
+    batch = f"{problem.batch} × " if problem.batch > 1 else ""
+    turned = " ".join(name for name in ("transpose_lhs", "transpose_rhs") if getattr(problem, name))
+    fused = ", ".join(filter(None, (problem.fusion.epilogue, turned)))
+    dtypes = f"{problem.dtype_lhs} × {problem.dtype_rhs} → {problem.dtype_out}"
+    made = f"kernel {subject.kernel_version}, jax {subject.jax}, libtpu {subject.libtpu}"
+    return [subject.chip, batch + sizes(problem.m, problem.k, problem.n), dtypes, fused or "–", made]
+
+
+def _cells(trial: Trial | None) -> list[str]:
+    return ["–", "–"] if trial is None else [str(trial.blocking), f"{trial.time_us:,.1f}"]
+
+
+def _key(subject: Subject) -> dict[str, Any]:
+    return {"subject": dataclasses.asdict(subject)}
+
+
+def _kept(trial: Trial | None) -> dict[str, Any] | None:
+    return None if trial is None else dataclasses.asdict(trial)
+
+
+def _record(subject: Subject, trials: list[Trial], *, whole: bool) -> dict[str, Any]:
+    shown = {"trials": [_kept(trial) for trial in trials]} if whole else {"winner": _kept(_winner(trials))}
+    return {**_key(subject), **shown}
+
+
+def _read(file: Path) -> list[tuple[Subject, list[Trial]]]:
+    """What a store or an exported file holds."""
+    with file.open("rb") as opened:
+        is_store = opened.read(16).startswith(b"SQLite format 3")
+    if is_store:
+        store = TrialStore(file)
+        return [(subject, store.trials(subject)) for subject in store.subjects()]
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        if document["command"] != "table export":
+            raise ValueError(f"made by {document['command']}")
+        return [
+            (
+                Subject.from_json(json.dumps(row["subject"])),
+                [Trial.from_json(json.dumps(trial)) for trial in row["trials"]],
+            )
+            for row in document["rows"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise click.UsageError(f"{file} is no store, and nothing that systolic table export wrote: {error}") from error
