@@ -98,6 +98,7 @@ _ADDING_CYCLES = 1.6  # a register of the sum, from v7x's 2048·512·32768 in st
 _MADE_SHARE = 0.1  # of what is made on the way, that products do not hide
 _EPILOGUE_SHARE = 0.15  # of an epilogue: 0.04 on v5e, 0.16 on v6e, 0.21 on v7x, for gelu and 4096³
 _SHARPNESS = 32  # of `_longer`: two equal times are 2 % longer than one
+_EMULATED_BUNDLES = 3  # a register that the compiler converts ahead of the matrix units: float8_e4m3fn on v6e
 _OTHER_BUNDLES = 500  # the pipeline around the slices
 
 
@@ -129,6 +130,9 @@ def bundles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
     made_registers, made_cycles = _made(problem, blocking)
     straight = max(products, made_cycles) + made_registers * cost.bundles_per_made_register
     straight += registers * cost.bundles_per_register
+    if problem.dtype_multiplied in chip.emulated_dtypes:
+        both = blocking.slice_m + blocking.slice_n
+        straight += _EMULATED_BUNDLES * both * blocking.tiles.tile_k / _VECTOR_ELEMENTS
     # The epilogue fills slots beside the products of its slice; only what is too much for them is code of its own.
     epilogue = registers * problem.fusion.epilogue_ops / _VECTOR_SLOTS
     finishing = max(straight, epilogue) + 0.2 * min(straight, epilogue)
