@@ -73,6 +73,21 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     assert store.trials(SUBJECT) == [trial()]
 
 
+def test_damage_in_the_middle_is_found_too(tmp_path: Path) -> None:
+    store = TrialStore(tmp_path / "trials.sqlite")
+    for number in range(1, 60):
+        store.keep(SUBJECT, trial(16 * number))
+    with closing(sqlite3.connect(store.file)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    held = bytearray(store.file.read_bytes())
+    held[4096 * 3 : 4096 * 5] = b"x" * 8192
+    store.file.write_bytes(held)
+    with pytest.warns(StoreWarning, match="is damaged"):
+        store.keep(SUBJECT, trial())
+    assert store.trials(SUBJECT) == [trial()]
+    assert len(list(tmp_path.glob("trials.sqlite.damaged-*"))) == 1
+
+
 def test_a_file_that_cannot_be_used_is_an_error_and_stays(tmp_path: Path) -> None:
     folder = tmp_path / "trials.sqlite"
     folder.mkdir()

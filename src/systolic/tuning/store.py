@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sqlite3
 import time
 import warnings
@@ -133,10 +135,9 @@ class TrialStore:
             try:
                 connection = self._connection()
             except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError):
+                if type(error) is not sqlite3.DatabaseError:  # busy, no room, no permission: not what the file holds
                     raise
-                self._set_aside(error)
-                connection = self._connection()
+                connection = self._begun_anew()
             with closing(connection):
                 yield connection
         except (sqlite3.Error, OSError) as error:
@@ -153,18 +154,28 @@ class TrialStore:
                 raise StoreError(f"{self.file} was made by a newer version of systolic (schema {version})")
             if version < _SCHEMA_VERSION:
                 connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {_SCHEMA_VERSION};COMMIT;")
-            connection.execute("SELECT count(*) FROM trials").fetchone()
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
-        aside = self.file.with_name(f"{self.file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
-        for ending in ("-wal", "-shm"):
-            self.file.with_name(self.file.name + ending).unlink(missing_ok=True)
-        self.file.replace(aside)
-        warnings.warn(f"{self.file} is damaged ({error}): kept as {aside}, begun anew", StoreWarning, stacklevel=4)
+    def _begun_anew(self) -> sqlite3.Connection:
+        with self.file.with_name(f"{self.file.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                return self._connection()  # somebody else was first
+            except sqlite3.DatabaseError as error:
+                aside = self.file.with_name(f"{self.file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+                for ending in ("-wal", "-shm"):
+                    self.file.with_name(self.file.name + ending).unlink(missing_ok=True)
+                self.file.replace(aside)
+                warnings.warn(
+                    f"{self.file} is damaged ({error}): kept as {aside}, begun anew", StoreWarning, stacklevel=5
+                )
+            return self._connection()
 
 
 def _blocking_text(trial: Trial) -> str:
