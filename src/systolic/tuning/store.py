@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sqlite3
@@ -163,6 +162,8 @@ class TrialStore:
         return connection
 
     def _begun_anew(self) -> sqlite3.Connection:
+        import fcntl  # Linux and macOS; nothing else here needs it
+
         with self.file.with_name(f"{self.file.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
