@@ -96,6 +96,21 @@ def test_any_plan_is_legal(name: str, start: int) -> None:
         assert plan.time_us == pytest.approx(blockings(plan.computed, chip(name))[0].modelled.time_us)
 
 
+@pytest.mark.parametrize("name", ["v5e", "v6e", "v7x"])
+@pytest.mark.parametrize("sides", [(2048, 1024, 2048), (1024, 2048, 2048), (2048, 2048, 2048), (4096, 4096, 4096)])
+def test_given_tiles_have_a_plan_or_a_reason(name: str, sides: tuple[int, int, int]) -> None:
+    """Also where operands are made on the way, whose slices take VMEM of their own."""
+    tiles = Tiles(tile_m=sides[0], tile_k=sides[1], tile_n=sides[2])
+    problem = dataclasses.replace(MatmulProblem.of(4096, 4096, 4096, "float32"), precision="high")
+    try:
+        plan = systolic.plan(problem, name, tiles=tiles)
+    except IllegalTilesError as error:
+        assert error.violations  # noqa: PT017 -- either is right, as long as it says why
+        return
+    assert plan.blocking.tiles == tiles
+    assert systolic.plan(problem, name, tiles=plan.blocking).blocking == plan.blocking
+
+
 def test_the_same_in_every_process() -> None:
     script = (
         "import systolic\n"

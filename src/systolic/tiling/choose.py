@@ -84,7 +84,8 @@ def blockings(problem: MatmulProblem, chip: Chip, tiles: Tiles | None = None) ->
         # In the other order nothing changes where there is one row or one column of blocks.
         outers: tuple[Outer, ...] = ("m", "n") if min(one.grid(problem)[:2]) > 1 else ("m",)
         for buffers in (2, 3) if chip.cores_per_device == 1 and one.steps(problem) > 2 else (2,):
-            if not _fits(problem, replace(whole, buffers=buffers), chip):
+            # Without what depends on slices: no need to go through them where this alone is too much.
+            if total_bytes(blocked_buffers(problem, replace(whole, buffers=buffers))) > _usable_vmem(problem, chip):
                 continue
             for slice_m, slice_n in _slices(problem, one):
                 cut = Blocking(tiles=one, slice_m=slice_m, slice_n=slice_n, buffers=buffers)
@@ -92,13 +93,22 @@ def blockings(problem: MatmulProblem, chip: Chip, tiles: Tiles | None = None) ->
                     continue
                 for pieces, outer in itertools.product(_pieces(problem, one, chip), outers):
                     blocking = replace(cut, outer=outer, pieces=pieces)
-                    if pieces and not _fits(problem, blocking, chip):
+                    if not _fits(problem, blocking, chip):
                         continue
                     time = blocked_time(problem, blocking, chip)
                     if time.bundles <= MOST_BUNDLES:
                         found.append(Choice(blocking=blocking, modelled=time))
     assert refused is not None
     broken = blocked_violations(problem, refused, chip) if tiles is not None or not found else []
+    if not found and not broken:
+        broken = [
+            Violation(
+                rule="slices",
+                value=f"no slice of tiles {refused.tiles} leaves VMEM for operands that are made on the way",
+                limit=f"or each has code of more than {MOST_BUNDLES} bundles",
+                fix="use smaller tiles",
+            )
+        ]
     if broken:
         raise IllegalTilesError(f"tiles {refused.tiles}", broken)
     return sorted(found, key=lambda choice: (choice.modelled.time_us, choice.modelled.bundles))
@@ -111,6 +121,10 @@ def chosen(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Choice:
       IllegalTilesError: it breaks rules; the message has each of them.
     """
     broken = blocked_violations(problem, blocking, chip)
+    if not broken and not _fits(problem, blocking, chip):
+        value = f"{_vmem_bytes(problem, blocking):,} bytes with what a slice makes of operands"
+        limit = f"of {_usable_vmem(problem, chip):,}"
+        broken.append(Violation(rule="VMEM", value=value, limit=limit, fix="use smaller slices"))
     if chip.cores_per_device > 1 and (blocking.buffers > 2 or blocking.pieces):
         fix = "use 2 buffers and pieces=0"
         broken.append(Violation(rule="pipeline", value=str(blocking), limit="it would leave a core idle", fix=fix))
