@@ -60,17 +60,54 @@ def test_a_key_that_misses_says_which_part(tmp_path: Path) -> None:
     assert found[1] == ["libtpu: 0.0.41 in place of 0.0.42"]
 
 
-def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [0, 100])
+def test_a_damaged_file_is_set_aside(tmp_path: Path, kept: int) -> None:
     file = tmp_path / "trials.sqlite"
-    damaged = b"no database at all" * 1000
-    file.write_bytes(damaged)
     store = TrialStore(file)
+    store.keep(SUBJECT, trial())
+    damaged = file.read_bytes()[:kept] + b"no database at all" * 1000
+    file.write_bytes(damaged)
     with pytest.warns(StoreWarning, match="is damaged"):
         assert store.trials(SUBJECT) == []
     (aside,) = tmp_path.glob("trials.sqlite.damaged-*")
     assert aside.read_bytes() == damaged
     store.keep(SUBJECT, trial())
     assert store.trials(SUBJECT) == [trial()]
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"x" * 5000])
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "mine.json"
+    file.write_bytes(content)
+    for act in (TrialStore(file).subjects, lambda: TrialStore(file).keep(SUBJECT, trial())):
+        with pytest.raises(StoreError, match="no store of trials"):
+            act()
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as other:
+        other.execute("CREATE TABLE things (name TEXT)")
+        other.commit()
+    before = (tmp_path / "other.sqlite").read_bytes()
+    with pytest.raises(StoreError, match="no store of trials"):
+        TrialStore(tmp_path / "other.sqlite").keep(SUBJECT, trial())
+    assert (file.read_bytes(), (tmp_path / "other.sqlite").read_bytes()) == (content, before)
+
+
+def test_a_failure_takes_no_times_place(tmp_path: Path) -> None:
+    store = TrialStore(tmp_path / "trials.sqlite")
+    store.keep(SUBJECT, trial(128, None))
+    store.keep(SUBJECT, trial(128, 10.0))
+    store.keep(SUBJECT, trial(128, None))
+    assert store.trials(SUBJECT) == [trial(128, 10.0)]
+
+
+def test_many_begin_a_store_at_once(tmp_path: Path) -> None:
+    script = WRITER.format(folder=str(Path(__file__).parent)).replace("while True:", "for _ in range(3):")
+    for turn in range(3):
+        file = tmp_path / f"{turn}.sqlite"
+        arguments = [[sys.executable, "-c", script, str(file), str(writer), "1"] for writer in range(4)]
+        writers = [subprocess.Popen(one, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for one in arguments]
+        said = [writer.communicate()[1] for writer in writers]
+        assert [writer.returncode for writer in writers] == [0] * 4, said
+        assert len(TrialStore(file).trials(SUBJECT)) == 12
 
 
 def test_damage_in_the_middle_is_found_too(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import time
 import warnings
@@ -18,6 +17,14 @@ from systolic.tuning.trial import Subject, Trial
 
 _BUSY_S = 60.0  # to wait for another writer
 _SCHEMA_VERSION = 1
+_APPLICATION = 0x73797374  # "syst", which SQLite keeps in the head of the file
+_APPLICATION_AT = 68
+_SQLITE = b"SQLite format 3\0"
+_ENDINGS = {
+    ".sqlite",
+    ".sqlite3",
+    ".db",
+}  # such a name is a database's: without its head it is damaged, not a stranger's
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS subjects (
   key TEXT PRIMARY KEY,
@@ -41,6 +48,10 @@ CREATE TABLE IF NOT EXISTS trials (
 
 class StoreError(RuntimeError):
     """The file cannot be opened or written: no permission, no room, or made by a newer version."""
+
+
+class _NotOursError(StoreError):
+    pass
 
 
 class StoreWarning(UserWarning):
@@ -68,7 +79,7 @@ class TrialStore:
         return cls(file if file is not None else store_file())
 
     def keep(self, subject: Subject, trial: Trial) -> None:
-        """Adds a trial, or replaces that of the same blocking.
+        """Adds a trial, or replaces that of the same blocking, unless that has a time and this one has none.
 
         Raises:
           StoreError: it cannot be written.
@@ -81,7 +92,11 @@ class TrialStore:
                 (subject.key, subject.chip, sizes, subject.as_json()),
             )
             connection.execute(
-                "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                # A failure may be this machine's: it takes no time's place.
+                "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (subject, blocking) DO UPDATE SET "
+                "status = excluded.status, modelled_us = excluded.modelled_us, simulated_us = excluded.simulated_us, "
+                "measured_us = excluded.measured_us, trial = excluded.trial, kept_at = excluded.kept_at "
+                "WHERE excluded.status = 'ok' OR trials.status <> 'ok'",
                 (
                     subject.key,
                     _blocking_text(trial),
@@ -100,7 +115,7 @@ class TrialStore:
         Raises:
           StoreError: the file cannot be read.
         """
-        if not self.file.exists():
+        if not self._there():
             return []
         with self._opened() as connection:
             rows = connection.execute("SELECT trial FROM trials WHERE subject = ?", (subject.key,)).fetchall()
@@ -113,7 +128,7 @@ class TrialStore:
         Raises:
           StoreError: the file cannot be read.
         """
-        if not self.file.exists():
+        if not self._there():
             return []
         with self._opened() as connection:
             rows = connection.execute("SELECT subject FROM subjects ORDER BY chip, sizes, key").fetchall()
@@ -131,28 +146,62 @@ class TrialStore:
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
         try:
-            try:
-                connection = self._connection()
-            except sqlite3.DatabaseError as error:
-                if type(error) is not sqlite3.DatabaseError:  # busy, no room, no permission: not what the file holds
-                    raise
-                connection = self._begun_anew()
-            with closing(connection):
+            with closing(self._ready()) as connection:
                 yield connection
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"the trials in {self.file} cannot be read or written: {error}") from error
 
-    def _connection(self) -> sqlite3.Connection:
+    def _ready(self) -> sqlite3.Connection:
+        """A connection to a store that is whole: as it is, made, or begun anew in place of a damaged one."""
+        if self._exists():
+            try:
+                return self._connection()
+            except _NotOursError:
+                pass  # or somebody is just making it
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+        # SQLite lets two processes neither make a file nor replace one at once: they take turns.
+        import fcntl  # Linux and macOS; nothing else here needs it
+
         self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.with_name(f"{self.file.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                return self._connection()
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+                self._set_aside(error)
+            return self._connection()
+
+    def _there(self) -> bool:
+        try:
+            return self._exists()
+        except OSError as error:
+            raise StoreError(f"the trials in {self.file} cannot be read: {error}") from error
+
+    def _exists(self) -> bool:
+        try:
+            return self.file.stat().st_size > 0
+        except FileNotFoundError:
+            return False
+
+    def _connection(self) -> sqlite3.Connection:
+        self._check_ours()
         connection = sqlite3.connect(self.file, timeout=_BUSY_S)
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:  # new, and so under the lock
+                # Only then the journal of several writers: the head of the file has to say whose it is.
+                connection.executescript(
+                    f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA application_id = {_APPLICATION};"
+                    f"PRAGMA user_version = {_SCHEMA_VERSION};COMMIT;"
+                )
+                connection.execute("PRAGMA journal_mode = WAL")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version > _SCHEMA_VERSION:
                 raise StoreError(f"{self.file} was made by a newer version of systolic (schema {version})")
-            if version < _SCHEMA_VERSION:
-                connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {_SCHEMA_VERSION};COMMIT;")
+            connection.execute("PRAGMA synchronous = FULL")
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
@@ -161,22 +210,33 @@ class TrialStore:
             raise
         return connection
 
-    def _begun_anew(self) -> sqlite3.Connection:
-        import fcntl  # Linux and macOS; nothing else here needs it
+    def _check_ours(self) -> None:
+        """A file of something else is neither written to nor set aside, whatever is wrong with it."""
+        half_made = self.file.with_name(f"{self.file.name}-journal").exists()  # SQLite takes that back
+        if not self._exists() or half_made:
+            return
+        with self.file.open("rb") as opened:
+            head = opened.read(_APPLICATION_AT + 4)
+        if not head.startswith(_SQLITE) and self.file.suffix in _ENDINGS:
+            raise sqlite3.DatabaseError("its beginning is not SQLite's")
+        if head[_APPLICATION_AT:] != _APPLICATION.to_bytes(4, "big"):
+            raise _NotOursError(f"{self.file} is no store of trials; name another file")
 
-        with self.file.with_name(f"{self.file.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                return self._connection()  # somebody else was first
-            except sqlite3.DatabaseError as error:
-                aside = self.file.with_name(f"{self.file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-                for ending in ("-wal", "-shm"):
-                    self.file.with_name(self.file.name + ending).unlink(missing_ok=True)
-                self.file.replace(aside)
-                warnings.warn(
-                    f"{self.file} is damaged ({error}): kept as {aside}, begun anew", StoreWarning, stacklevel=5
-                )
-            return self._connection()
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        aside = self.file.with_name(
+            f"{self.file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9}"
+        )
+        self.file.replace(aside)
+        for ending in ("-wal", "-shm"):  # what a killed writer had kept is there
+            beside = self.file.with_name(self.file.name + ending)
+            if beside.exists():
+                beside.replace(aside.with_name(aside.name + ending))
+        warnings.warn(f"{self.file} is damaged ({error}): kept as {aside}, begun anew", StoreWarning, stacklevel=6)
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether it is what the file holds; busy, no room and no permission are other classes."""
+    return type(error) is sqlite3.DatabaseError
 
 
 def _blocking_text(trial: Trial) -> str:

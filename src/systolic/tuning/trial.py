@@ -125,7 +125,7 @@ _WAITS = {"copy": "copies", "overhead": "starting copies", "semaphore": "the oth
 def _structured(text: str, kind: type) -> Any:
     try:
         return _CONVERTER.structure(json.loads(text), kind)
-    except (cattrs.BaseValidationError, TypeError, KeyError) as error:
+    except (cattrs.BaseValidationError, AttributeError, TypeError, KeyError) as error:
         raise ValueError(f"not a {kind.__name__}: {text[:100]}") from error
 
 
