@@ -18,7 +18,8 @@ import pytest
 
 import systolic
 from systolic.cli import main
-from systolic.tuning import TrialStore, cluster, tune
+from systolic.trials import TrialStore
+from systolic.tuning import cluster, tune
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"

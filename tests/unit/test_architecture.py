@@ -18,6 +18,7 @@ ROOMS = [
     "chips",
     "tiling",
     "kernels",
+    "trials",
     "ops",
     "compiler",
     "simulator",

@@ -10,7 +10,7 @@ import pytest
 from test_trial_store import SUBJECT, trial
 
 from systolic.cli import main
-from systolic.tuning import Trial, TrialStore
+from systolic.trials import Trial, TrialStore
 
 
 @pytest.fixture

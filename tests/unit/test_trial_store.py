@@ -17,7 +17,7 @@ import pytest
 
 from systolic.problem import MatmulProblem
 from systolic.tiling import Blocking, Tiles
-from systolic.tuning import StoreError, StoreWarning, Subject, Trial, TrialStore
+from systolic.trials import StoreError, StoreWarning, Subject, Trial, TrialStore
 
 SUBJECT = Subject(
     problem=MatmulProblem.of(512, 1024, 2048, "bfloat16"), chip="v6e", kernel_version=1, jax="0.10.2", libtpu="0.0.42"
@@ -143,7 +143,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {folder!r})
 from test_trial_store import SUBJECT, trial
-from systolic.tuning import TrialStore
+from systolic.trials import TrialStore
 store, writer = TrialStore(Path(sys.argv[1])), int(sys.argv[2])
 number = int(sys.argv[3])
 while True:

@@ -19,7 +19,8 @@ from systolic.ops.product import by_xla
 from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn, ProblemError
 from systolic.simulator import SimulatedRun
 from systolic.tiling import Blocking, blockings, chosen, least_time_us
-from systolic.tuning import Ranking, Trial, TrialStore, TuningResult, Watcher, tune
+from systolic.trials import Trial, TrialStore
+from systolic.tuning import Ranking, TuningResult, Watcher, tune
 from systolic.tuning.programs import Programs
 
 PROBLEM = MatmulProblem.of(1024, 1024, 1024, "bfloat16")

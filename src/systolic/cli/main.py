@@ -25,7 +25,8 @@ from systolic.cli.validate import validate
 from systolic.compiler import CompilerMissing, NamedFunctionError
 from systolic.problem import ProblemError
 from systolic.tiling import TilesError
-from systolic.tuning import ClusterError, StoreError
+from systolic.trials import StoreError
+from systolic.tuning import ClusterError
 
 # Exit codes. 0: fine. 1: the question was answered "no", or this machine lacks what it takes. 2: the call was wrong.
 _WRONG_CALL = (

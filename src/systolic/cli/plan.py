@@ -37,7 +37,7 @@ def plan(
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Say how systolic.matmul would compute lhs[M,K] @ rhs[K,N] on a chip. Nothing is compiled: times are `modelled`.
+    """Say how systolic.matmul would compute lhs[M,K] @ rhs[K,N] on a chip. Nothing is compiled now.
 
     Exit code 2: the chip does not multiply this dtype, or --tiles break rules, of which each is named.
 
@@ -51,10 +51,19 @@ def plan(
     problem = problem_of(described(product, dtype, precision, stack), batch)
     plans = [planned(problem, chip, tiles=tiles) for chip in chips]
     if json_file is not None:
-        write_json(json_file, "plan", [_record(each) for each in plans], {"provenance": "modelled"})
+        known = ", ".join(sorted({each.known for each in plans}))
+        write_json(json_file, "plan", [_record(each) for each in plans], {"provenance": known})
     if json_file != "-":
         _show(plans)
     return 0
+
+
+_KNOWN = {
+    "measured": "on a device, by systolic tune",
+    "simulated": "compiled and executed on the chip's model, by systolic tune",
+    "profiled": "arithmetic, from simulated steps of this tile; nothing was compiled now",
+    "modelled": "arithmetic; nothing was compiled",
+}
 
 
 def _vmem_bytes(made: Plan) -> int:
@@ -70,7 +79,7 @@ def _record(made: Plan) -> dict[str, Any]:
         "grid": made.grid,
         "reason": made.reason,
         "considered": made.considered,
-        "provenance": "modelled",
+        "provenance": made.known,
         "time_us": made.time_us,
         "mxu_us": made.mxu_us,
         "hbm_us": made.hbm_us,
@@ -94,4 +103,6 @@ def _show(plans: Sequence[Plan]) -> None:
         )
         least = made.hbm_bytes / made.problem.least_hbm_bytes
         click.echo(f"HBM      {made.hbm_bytes / 1e6:,.1f} MB, {least:.2f} × the least")
-    click.echo(f"\nall times are modelled: arithmetic, nothing was compiled (jax {versions()['jax']})")
+    click.echo("")
+    for known in dict.fromkeys(made.known for made in plans):
+        click.echo(f"{known}: {_KNOWN[known]} (jax {versions()['jax']})")

@@ -14,7 +14,8 @@ from systolic.chips import Chip
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, note, write_json
 from systolic.cli.output import table as text_table
-from systolic.tuning import Subject, Trial, TrialStore
+from systolic.cli.tile_profiles import profile
+from systolic.trials import Subject, Trial, TrialStore
 
 _STORE = click.option(
     "--store",
@@ -35,6 +36,9 @@ def trial_table() -> None:
       systolic table import winners.json --store shared.sqlite
       systolic table diff old.sqlite new.sqlite
     """
+
+
+trial_table.add_command(profile)
 
 
 @trial_table.command()

@@ -26,7 +26,8 @@ from systolic.cli.product import (
 )
 from systolic.compiler import check_available
 from systolic.problem import MatmulProblem, PrecisionName
-from systolic.tuning import Trial, TrialStore, TuningResult, Watcher, cluster
+from systolic.trials import Trial, TrialStore
+from systolic.tuning import TuningResult, Watcher, cluster
 from systolic.tuning import tune as searched
 
 _SHOWN = 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,10 +20,20 @@ from systolic.tiling import (
     blocked_traffic,
     blockings,
     chosen,
+    profiled_choice,
+    profiled_choices,
     vmem_limit,
 )
+from systolic.trials import StoreError, StoreWarning, Subject, Trial, TrialStore
 
 Kernel = Literal["blocked", "streamed"]
+# Of this product, on a device or compiled and simulated; or by arithmetic, from simulated steps of its tile or a model.
+Knowledge = Literal["measured", "simulated", "profiled", "modelled"]
+
+# Profiled tiles that divide the sizes, of which the best is taken to be as good as any.
+_ENOUGH = 10
+# By how much the model has to promise more than a profile: so far it may be wrong, and the best of many it flatters.
+_DOUBT = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +46,15 @@ class Plan:
     chip: str
     kernel: Kernel
     blocking: Blocking
-    modelled: ModelledTime
+    time_us: float
+    known: Knowledge
+    modelled: ModelledTime  # what the time is made of by arithmetic, from the tile's profile where it has one
     mxu_us: float  # at the chip's peak
     hbm_us: float  # least traffic at the published bandwidth
     hbm_bytes: int  # that the kernel moves
     vmem_limit_bytes: int
     considered: int
     reason: str
-
-    @property
-    def time_us(self) -> float:
-        """Modelled: arithmetic, nothing was compiled."""
-        return self.modelled.time_us
 
     @property
     def grid(self) -> tuple[int, int, int, int]:
@@ -61,13 +69,17 @@ class Plan:
             f"{batch}{problem.m} × {problem.k} × {problem.n} (m k n), {dtypes} on {self.chip}\n"
             f"kernel   {self.kernel}: {self.blocking}\n"
             f"why      {self.reason}\n"
-            f"time     {self.time_us:,.1f} µs modelled; at peak {self.mxu_us:,.1f}, "
+            f"time     {self.time_us:,.1f} µs {self.known}; at peak {self.mxu_us:,.1f}, "
             f"least HBM traffic {self.hbm_us:,.1f}"
         )
 
 
 def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | Blocking | None = None) -> Plan:
     """What `systolic.matmul` does for a product on a chip, without compiling anything.
+
+    The winner that `systolic.tune` has found for it, if it is in your store; else the best of the tiles whose steps
+    have been simulated, which takes milliseconds; else, where few of these divide the sizes or something is fused, the
+    best of every legal blocking by a model, which takes up to a second. `Plan.known` says which.
 
     Args:
       problem: sizes, dtypes, transposes, what is fused.
@@ -95,14 +107,23 @@ def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | Blocking | None) ->
         )
     orientation = Orientation.of(problem)
     computed = orientation.problem(problem)
+    winner = _winner(computed, chip) if tiles is None else None
+    known: Knowledge | None = None
     try:
-        if isinstance(tiles, Blocking):
-            choices = [chosen(computed, tiles, chip)]
-        else:
+        if winner is not None and winner.blocking is not None:
+            choices, considered = [chosen(computed, winner.blocking, chip)], 1
+            known = "measured" if winner.measured_us is not None else "simulated"
+        elif isinstance(tiles, Blocking):
+            choices, considered = [profiled_choice(computed, tiles, chip) or chosen(computed, tiles, chip)], 1
+        elif tiles is not None:
             choices = blockings(computed, chip, orientation.tiles(tiles))
+            considered = len(choices)
+        else:
+            choices, considered = _ranked(computed, chip)
     except IllegalTilesError as error:
         raise orientation.refusal(error) from None
     best = choices[0]
+    time_us = winner.time_us if winner is not None else None
     traffic = blocked_traffic(computed, best.blocking)
     return Plan(
         problem=problem,
@@ -111,14 +132,42 @@ def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | Blocking | None) ->
         chip=chip.name,
         kernel="streamed" if best.blocking.pieces else "blocked",
         blocking=best.blocking,
+        time_us=time_us if time_us is not None else best.modelled.time_us,
+        known=known or best.known,
         modelled=best.modelled,
         mxu_us=mxu_us(problem, chip),
         hbm_us=problem.least_hbm_bytes / chip.hbm_bytes_per_s * 1e6,
         hbm_bytes=traffic.hbm_bytes,
         vmem_limit_bytes=vmem_limit(computed, best.blocking, chip),
-        considered=len(choices),
-        reason=_reason(computed, orientation, best, chip, len(choices), given=tiles is not None),
+        considered=considered,
+        reason=_reason(computed, orientation, best, chip, considered, known or best.known, given=tiles is not None),
     )
+
+
+def _ranked(problem: MatmulProblem, chip: Chip) -> tuple[list[Choice], int]:
+    """Best first, and how many were looked at: profiled tiles, and all others by the model where these are few."""
+    profiled = profiled_choices(problem, chip)
+    if profiled.choices and profiled.considered >= _ENOUGH:
+        return profiled.choices, profiled.considered
+    modelled = blockings(problem, chip)
+    best = profiled.choices[:1]
+    if best and best[0].modelled.time_us * (1 - _DOUBT) <= modelled[0].modelled.time_us:
+        return [*best, *modelled], len(modelled) + profiled.considered
+    return modelled, len(modelled) + profiled.considered
+
+
+def _winner(problem: MatmulProblem, chip: Chip) -> Trial | None:
+    """What `systolic tune` has found for this product; nothing where the store cannot be read."""
+    try:
+        return TrialStore.at().looked_up(Subject.here(problem, chip.name))
+    except StoreError as error:
+        warnings.warn(f"no winners of systolic tune: {error}", StoreWarning, stacklevel=5)
+        return None
+
+
+def forget_plans() -> None:
+    """Plans are kept for as long as the process runs: to be called when the store has a new winner."""
+    _plan.cache_clear()
 
 
 def mxu_us(problem: MatmulProblem, chip: Chip) -> float:
@@ -127,10 +176,23 @@ def mxu_us(problem: MatmulProblem, chip: Chip) -> float:
 
 
 def _reason(
-    problem: MatmulProblem, orientation: Orientation, best: Choice, chip: Chip, considered: int, *, given: bool
+    problem: MatmulProblem,
+    orientation: Orientation,
+    best: Choice,
+    chip: Chip,
+    considered: int,
+    known: Knowledge,
+    *,
+    given: bool,
 ) -> str:
     blocking, time = best.blocking, best.modelled
-    first = "tiles as given" if given else f"the fastest of {considered} blockings by the model"
+    first = {
+        "measured": "the winner that systolic tune has measured",
+        "simulated": "the winner of systolic tune",
+        "profiled": f"the fastest of {considered} by profiles of their tiles",
+        "modelled": f"the fastest of {considered} blockings by the model",
+    }[known]
+    first = "tiles as given" if given else first
     parts = [f"{first}, limited by {time.limit}"]
     parts.append(f"{time.ramp_us:.1f} µs go to the first blocks and the last store")
     over = blocked_traffic(problem, blocking).hbm_bytes / problem.least_hbm_bytes

@@ -41,8 +41,11 @@ from systolic.tiling.legality import (
     vmem_violations,
 )
 from systolic.tiling.model import ModelledTime, blocked_time, least_time_us
+from systolic.tiling.profile import Kind, Profile, ProfiledTile, Profiles, StepCost, shipped_profiles
+from systolic.tiling.profiled import profiled_choice, profiled_choices
 from systolic.tiling.tiles import Tiles, TilesError
 from systolic.tiling.traffic import hbm_bytes
+from systolic.tiling.walk import walked_time
 
 __all__ = [
     "LANES",
@@ -51,8 +54,13 @@ __all__ = [
     "Choice",
     "Dimension",
     "IllegalTilesError",
+    "Kind",
     "ModelledTime",
     "Outer",
+    "Profile",
+    "ProfiledTile",
+    "Profiles",
+    "StepCost",
     "Tiles",
     "TilesError",
     "Traffic",
@@ -81,7 +89,10 @@ __all__ = [
     "least_time_us",
     "matmul_buffers",
     "modelled_s",
+    "profiled_choice",
+    "profiled_choices",
     "scratch_buffers",
+    "shipped_profiles",
     "size_violations",
     "strip_rows",
     "sublane_multiple",
@@ -89,4 +100,5 @@ __all__ = [
     "violations",
     "vmem_limit",
     "vmem_violations",
+    "walked_time",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem
@@ -37,10 +38,11 @@ _THIN_ROWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A blocking and its modelled time."""
+    """A blocking and its time by arithmetic, with steps' costs from the model or from a profile of its tile."""
 
     blocking: Blocking
     modelled: ModelledTime
+    known: Literal["modelled", "profiled"] = "modelled"
 
 
 def vmem_limit(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> int:
@@ -112,6 +114,11 @@ def blockings(problem: MatmulProblem, chip: Chip, tiles: Tiles | None = None) ->
     if broken:
         raise IllegalTilesError(f"tiles {refused.tiles}", broken)
     return sorted(found, key=lambda choice: (choice.modelled.time_us, choice.modelled.bundles))
+
+
+def can_use(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> bool:
+    """Whether tiles that divide the sizes obey the other rules."""
+    return _fits(problem, blocking, chip) and not blocked_violations(problem, blocking, chip)
 
 
 def chosen(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Choice:

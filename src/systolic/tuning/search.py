@@ -9,20 +9,18 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Literal
 
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
 from systolic.compiler import CompilerError, CompilerMissing, CompilerRefusal, TaskError, WorkerPool
-from systolic.kernels import KERNEL_VERSION
 from systolic.measure import Measurement, submit_simulation
+from systolic.ops.planning import forget_plans
 from systolic.problem import MatmulProblem
 from systolic.simulator import SimulationError
-from systolic.tiling import Blocking, Choice, blockings, least_time_us
+from systolic.tiling import Blocking, Choice, blockings, least_time_us, profiled_choices
+from systolic.trials import Subject, Trial, TrialStore
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.store import TrialStore
-from systolic.tuning.trial import Subject, Trial
 
 if TYPE_CHECKING:
     from systolic.tuning.programs import Programs
@@ -141,7 +139,7 @@ def tune(
         problem=problem,
         programs=programs,
         chip=known,
-        choices=blockings(programs.computed, known),
+        choices=_candidates(programs.computed, known),
         store=store or TrialStore.at(),
         watcher=watcher or Watcher(),
         most=None if exhaustive else trials,
@@ -172,7 +170,7 @@ class _Search:
 
     @property
     def subject(self) -> Subject:
-        return subject_of(self.programs.computed, self.chip)
+        return Subject.here(self.programs.computed, self.chip.name)
 
     def run(self, submit: Submit, workers: int, *, against_xla: bool) -> TuningResult:
         begun = time.monotonic()
@@ -210,6 +208,7 @@ class _Search:
                 self.store.keep(self.subject, trial)
                 self._teach(ranking, trial)
                 self.watcher.tried(trial, self._best())
+        forget_plans()  # which may have been made without these trials
         kernels = [trial for blocking, trial in self.found.items() if blocking is not None]
         return TuningResult(
             problem=self.problem,
@@ -250,15 +249,10 @@ class _Search:
             ranking.learn(trial.blocking, trial.time_us)
 
 
-def subject_of(computed: MatmulProblem, chip: Chip) -> Subject:
-    """What trials of a kernel's product on a chip are kept under, with the versions that are installed here."""
-    return Subject(
-        problem=computed,
-        chip=chip.name,
-        kernel_version=KERNEL_VERSION,
-        jax=_version("jax"),
-        libtpu=_version("libtpu"),
-    )
+def _candidates(computed: MatmulProblem, chip: Chip) -> list[Choice]:
+    """Every legal blocking with its modelled time, but the most promising of the profiled tiles with theirs."""
+    profiled = {choice.blocking: choice for choice in profiled_choices(computed, chip, MOST_TRIALS).choices}
+    return [*profiled.values(), *(one for one in blockings(computed, chip) if one.blocking not in profiled)]
 
 
 def repeated_us(xla: Trial, problem: MatmulProblem, chip: Chip) -> float | None:
@@ -267,13 +261,6 @@ def repeated_us(xla: Trial, problem: MatmulProblem, chip: Chip) -> float | None:
         return None
     least_us = problem.least_hbm_bytes / chip.machine.hbm_bytes_per_s * 1e6
     return max(xla.simulated_us, min(xla.simulated_us + (xla.prefetch_us or 0.0), least_us))
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _trial(future: Future[Measurement], choice: Choice | None) -> Trial:

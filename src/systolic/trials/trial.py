@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, Literal
 
 import cattrs
 
+from systolic.kernels import KERNEL_VERSION
 from systolic.problem import MatmulProblem
 from systolic.tiling import Blocking
 
@@ -33,6 +36,12 @@ class Subject:
     kernel_version: int
     jax: str
     libtpu: str
+
+    @classmethod
+    def here(cls, problem: MatmulProblem, chip_name: str) -> Subject:
+        """With the versions that are installed here."""
+        jax, libtpu = _versions()
+        return cls(problem=problem, chip=chip_name, kernel_version=KERNEL_VERSION, jax=jax, libtpu=libtpu)
 
     @property
     def key(self) -> str:
@@ -120,6 +129,17 @@ class Trial:
 
 _MINOR_SHARE = 0.1
 _WAITS = {"copy": "copies", "overhead": "starting copies", "semaphore": "the other core"}
+
+
+@functools.cache
+def _versions() -> tuple[str, str]:
+    found = []
+    for package in ("jax", "libtpu"):
+        try:
+            found.append(metadata.version(package))
+        except metadata.PackageNotFoundError:
+            found.append("")
+    return found[0], found[1]
 
 
 def _structured(text: str, kind: type) -> Any:

@@ -1,0 +1,183 @@
+"""How near to the best of sixty tiles does the search of `systolic tune` come in twelve compiles?
+
+    python benchmarks/exhaustive_sweep.py sweep     # sixty tiles for each of sixteen products; an hour on two cores
+    python benchmarks/exhaustive_sweep.py search    # the search against the committed sweep; ten minutes
+    python benchmarks/exhaustive_sweep.py model     # rank correlation and error of the model over all its rows
+
+`sweep` writes `benchmarks/data/exhaustive_sweep.csv`, and goes on where it was stopped. For each product and each
+tile that the planner knows, the blocking with the best modelled time is a candidate; the forty best of these and twenty
+more, drawn with a fixed seed from the others, are compiled and simulated. `search` begins with neither trials nor
+compiled programs. All times are simulated or modelled, none is measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from scipy.stats import rankdata
+
+from systolic.chips import Chip, chip
+from systolic.problem import MatmulProblem
+from systolic.tiling import Blocking, Choice, Tiles, blockings
+
+DATA = Path(__file__).parent / "data" / "exhaustive_sweep.csv"
+CHIPS = ("v5e", "v5p", "v6e", "v7x")
+PROBLEMS = {
+    "square": (4096, 4096, 4096),
+    "prefill": (8192, 4096, 14336),
+    "decode": (32, 8192, 28672),
+    "edge": (3000, 5000, 7000),
+}
+_BEST, _DRAWN = 40, 20
+_FIELDS = ("tile_m", "tile_k", "tile_n", "slice_m", "slice_n", "buffers", "outer", "pieces")
+_COLUMNS: tuple[str, ...] = ("chip", "problem", "m", "k", "n", *_FIELDS, "modelled_us", "simulated_us", "bundles", "reason")
+
+
+def of_each_tile(problem: MatmulProblem, its: Chip) -> list[Choice]:
+    """The best-modelled blocking of every tile, best first."""
+    found: dict[Tiles, Choice] = {}
+    for choice in blockings(problem, its):
+        found.setdefault(choice.blocking.tiles, choice)
+    return list(found.values())
+
+
+def candidates(problem: MatmulProblem, its: Chip) -> list[Choice]:
+    """Forty by the model and twenty by lot."""
+    every = of_each_tile(problem, its)
+    rest = every[_BEST:]
+    return every[:_BEST] + random.Random(f"{problem}{its.name}").sample(rest, min(_DRAWN, len(rest)))
+
+
+def _products() -> Iterator[tuple[Chip, str, MatmulProblem]]:
+    for name in CHIPS:
+        for kind, sizes in PROBLEMS.items():
+            yield chip(name), kind, MatmulProblem.of(*sizes, "bfloat16")
+
+
+def _rows() -> list[dict[str, Any]]:
+    if not DATA.exists():
+        return []
+    with DATA.open(encoding="utf-8", newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def _write(rows: list[dict[str, Any]]) -> None:
+    def order(row: dict[str, Any]) -> tuple[Any, ...]:
+        return (row["chip"], list(PROBLEMS).index(row["problem"]), *(str(row[name]).zfill(6) for name in _FIELDS))
+
+    DATA.parent.mkdir(exist_ok=True)
+    partial = DATA.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.DictWriter(opened, _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(rows, key=order))
+    partial.replace(DATA)
+
+
+def _fields(blocking: Blocking) -> dict[str, Any]:
+    tiles = {name: getattr(blocking.tiles, name) for name in _FIELDS[:3]}
+    return {**tiles, **{name: getattr(blocking, name) for name in _FIELDS[3:]}}
+
+
+def _key(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row[name]) for name in ("chip", "problem", *_FIELDS))
+
+
+@click.group()
+def main() -> None:
+    """An exhaustive sweep, and what it says of the search and of the model."""
+
+
+@main.command()
+def sweep() -> None:
+    """Compile and simulate sixty tiles for each product."""
+    from systolic.compiler import CompilerError, WorkerPool
+    from systolic.measure import submit_simulation
+    from systolic.simulator import SimulationError
+    from systolic.tuning.programs import Programs
+
+    rows = _rows()
+    there = {_key(row) for row in rows}
+    with WorkerPool(max_workers=2, time_limit_s=300) as pool:
+        for its, kind, problem in _products():
+            programs = Programs.of(problem, its)
+            jobs = []
+            for choice in candidates(programs.computed, its):
+                row = {"chip": its.name, "problem": kind, "m": problem.m, "k": problem.k, "n": problem.n}
+                row |= _fields(choice.blocking) | {"modelled_us": f"{choice.modelled.time_us:.2f}"}
+                if _key(row) not in there:
+                    fn = programs.kernel(choice.blocking)
+                    jobs.append((row, submit_simulation(pool, fn, programs.arguments, its, label=str(choice.blocking))))
+            for row, job in jobs:
+                try:
+                    found = job.result()
+                    assert found.run is not None
+                    row |= {"simulated_us": f"{found.time_us:.2f}", "bundles": found.run.bundles, "reason": ""}
+                except (CompilerError, SimulationError) as error:
+                    row |= {"simulated_us": "", "bundles": "", "reason": str(error).splitlines()[0][:100]}
+                rows.append(row)
+                _write(rows)
+            click.echo(f"{its.name} {kind}: {len(jobs)} tried now")
+
+
+@main.command()
+@click.option("--time-budget", default=120.0, show_default=True)
+def search(time_budget: float) -> None:
+    """Search every product anew, in an empty cache, and compare with the sweep's best."""
+    from systolic.trials import TrialStore
+    from systolic.tuning import tune
+
+    regrets = []
+    for its, kind, problem in _products():
+        best = min(float(row["simulated_us"]) for row in _of(its.name, kind) if row["simulated_us"])
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["XDG_CACHE_HOME"] = folder
+            begun = time.monotonic()
+            found = tune(
+                problem, its, time_budget_s=time_budget, against_xla=False, store=TrialStore(Path(folder) / "t.sqlite")
+            )
+        assert found.winner is not None
+        assert found.winner.time_us is not None
+        regrets.append(found.winner.time_us / best - 1)
+        click.echo(
+            f"{its.name} {kind:8} sweep {best:9.1f} µs  search {found.winner.time_us:9.1f} µs  {regrets[-1]:+6.1%}  "
+            f"{found.compiled:2} compiles, {time.monotonic() - begun:4.0f} s, {found.end}"
+        )
+    near = sum(regret <= 0.02 for regret in regrets)
+    click.echo(f"within 2 % of the sweep's best: {near} of {len(regrets)}; at worst {max(regrets):+.1%}")
+
+
+@main.command()
+def model() -> None:
+    """What the planner's arithmetic says of the sweep's rows."""
+    for name in CHIPS:
+        every = [row for row in _of(name) if row["simulated_us"]]
+        error = [float(row["modelled_us"]) / float(row["simulated_us"]) - 1 for row in every]
+        click.echo(
+            f"{name}: {len(every)} kernels, median error {statistics.median(map(abs, error)):.1%}, "
+            f"Spearman {_spearman(every):.3f} over all, of each product "
+            + ", ".join(f"{_spearman([row for row in every if row['problem'] == kind]):.3f}" for kind in PROBLEMS)
+        )
+
+
+def _of(chip_name: str, kind: str | None = None) -> list[dict[str, Any]]:
+    return [row for row in _rows() if row["chip"] == chip_name and kind in (None, row["problem"])]
+
+
+def _spearman(rows: list[dict[str, Any]]) -> float:
+    ranks = [rankdata([float(row[key]) for row in rows]) for key in ("modelled_us", "simulated_us")]
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""`systolic table profile`: the profiles of tiles that come with the package are made by this."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from systolic.chips import Chip
+from systolic.cli.options import chip_option
+from systolic.cli.output import note, progress_bar
+from systolic.compiler import check_available
+from systolic.tuning.profiling import Watcher, profile_tiles
+
+
+@click.command(name="profile")
+@chip_option()
+@click.option("--dtype", default="bfloat16", show_default=True, help="Of both operands.")
+@click.option("--count", type=click.IntRange(min=1), default=160, show_default=True, help="Tiles of each chip.")
+@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Processes that compile.")
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    help="Where to write CHIP_DTYPE.json; those that come with the package lie in systolic/tiling/profiles.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
+def profile(chips: tuple[Chip, ...], dtype: str, count: int, workers: int, folder: Path, quiet: bool) -> int:
+    """Compile and simulate single tiles, to know what their steps cost: from that follows the time of any shape.
+
+    Exit code 1: no tile of some chip has a profile.
+
+    \b
+    Example:
+      systolic table profile --chip v6e --dtype int8 --count 160 --out profiles
+    """
+    for chip in chips:
+        chip.peak_ops_per_s(dtype)  # refuses what it does not multiply
+    check_available()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = 0
+    for chip in chips:
+        with progress_bar(quiet=quiet) as bar:
+            watcher = Watcher(planned=bar.planned, done=lambda tile, name=chip.name: bar.done(f"{name} {tile}"))
+            made, failed = profile_tiles(dtype, chip, count=count, workers=workers, watcher=watcher)
+        for tile, reason in failed.items():
+            note(f"{chip.name}: no profile of {tile.tiles}: {reason.splitlines()[0]}", quiet=quiet)
+        missing += not made.profiles
+        file = folder / made.file_name
+        partial = file.with_name(f"{file.name}.partial")
+        partial.write_text(made.as_json(), encoding="utf-8")
+        partial.replace(file)
+        note(f"{len(made.profiles)} tiles of {chip.name} into {file}", quiet=quiet)
+    return 1 if missing else 0

@@ -1,0 +1,227 @@
+"""Profiles of tiles: each is compiled once, and simulated as if copies took no time, to see what its steps cost.
+
+Which tiles: those that the model ranks high for common sizes, each the more the less is there already for a size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
+from dataclasses import dataclass
+
+import numpy as np
+
+from systolic.chips import Chip
+from systolic.compiler import CompilerError, CompilerMissing, WorkerPool
+from systolic.measure import Measurement, submit_simulation
+from systolic.problem import MatmulProblem
+from systolic.simulator import SimulatedRun, SimulationError
+from systolic.tiling import (
+    Blocking,
+    IllegalTilesError,
+    Kind,
+    Profile,
+    ProfiledTile,
+    Profiles,
+    StepCost,
+    blockings,
+    chosen,
+)
+from systolic.trials import Subject
+from systolic.tuning.search import COMPILE_LIMIT_S
+
+# Steps of the grid that is profiled: two runs of blocks each way on each core, of three steps over k.
+_BLOCKS, _STEPS_K = 2, 3
+_THIN_ROWS = 256
+_PIECES = 4
+_SPANS = 64
+# Of the model's times: a tile that is slower by this much than another one is worth e⁻¹ of it.
+_NEAR = 0.01
+
+# Hidden and intermediate sizes of common models, [k, n], and squares.
+_WEIGHTS = (
+    *((size, size) for size in (512, 1024, 2048, 3072, 4096, 8192, 16384)),
+    (4096, 6144),
+    (4096, 14336),
+    (14336, 4096),
+    (8192, 28672),
+    (28672, 8192),
+    (7168, 1536),
+    (1536, 24576),
+    (512, 32768),
+    (7168, 18432),
+    (18432, 7168),
+    (7168, 2048),
+    (2048, 7168),
+    (3584, 14336),
+    (14336, 3584),
+    (5120, 25600),
+    (2560, 9728),
+    (12288, 49152),
+)
+_ROWS = (8, 16, 32, 64, 128, 256, 512, 2048, 8192)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watcher:
+    """What profiling tells while it runs."""
+
+    planned: Callable[[int], None] = lambda tiles: None
+    done: Callable[[str], None] = lambda tile: None
+
+
+def profile_tiles(
+    dtype: str, chip: Chip, *, count: int, workers: int = 2, watcher: Watcher | None = None
+) -> tuple[Profiles, dict[ProfiledTile, str]]:
+    """Profiles of the tiles that are most worth it, and why others of these have none.
+
+    Args:
+      dtype: of both operands.
+      count: of tiles.
+      workers: processes that compile.
+    """
+    watcher = watcher or Watcher()
+    tiles = worth_profiling(dtype, chip, count)
+    watcher.planned(len(tiles))
+    found: list[Profile] = []
+    failed: dict[ProfiledTile, str] = {}
+    kind = Kind.of(MatmulProblem.of(1, 1, 1, dtype), chip)
+    assert kind is not None
+    with WorkerPool(max_workers=workers, time_limit_s=COMPILE_LIMIT_S) as pool:
+        jobs = {}
+        for tile in tiles:
+            try:
+                jobs[_submit(pool, dtype, chip, tile)] = tile
+            except IllegalTilesError as error:
+                failed[tile] = str(error)
+        for job in as_completed(jobs):
+            tile = jobs[job]
+            watcher.done(str(tile.tiles))
+            try:
+                run = job.result().run
+                assert run is not None
+                found.append(Profile(tile=tile, cost=step_cost(run, tile), bundles=run.bundles))
+            except CompilerMissing:
+                raise
+            except (CompilerError, SimulationError, ValueError) as error:
+                failed[tile] = str(error)
+    made_with = Subject.here(MatmulProblem.of(1, 1, 1, dtype), chip.name)
+    made = Profiles(
+        kind=kind,
+        kernel_version=made_with.kernel_version,
+        jax=made_with.jax,
+        libtpu=made_with.libtpu,
+        command=f"systolic table profile --chip {chip.name} --dtype {dtype} --count {count}",
+        profiles=tuple(sorted(found, key=lambda one: one.tile)),
+    )
+    return made, failed
+
+
+def worth_profiling(dtype: str, chip: Chip, count: int) -> list[ProfiledTile]:
+    """Tiles that are near the best, by the model, for many of the common sizes."""
+    times: list[dict[ProfiledTile, float]] = []
+    for problem in _common(dtype):
+        best: dict[ProfiledTile, float] = {}
+        for choice in blockings(problem, chip):
+            if all(size % tile == 0 for size, tile in _cuts(problem, choice.blocking)):
+                streams = chip.cores_per_device == 1
+                if streams == (choice.blocking.pieces > 0):
+                    best.setdefault(_profiled(problem, choice.blocking), choice.modelled.time_us)
+        if best:
+            times.append(best)
+    every = sorted({tile for best in times for tile in best})
+    number = {tile: at for at, tile in enumerate(every)}
+    worth = np.zeros((len(times), len(every)))
+    for row, best in enumerate(times):
+        least = min(best.values())
+        for tile, time_us in best.items():
+            worth[row, number[tile]] = np.exp(-(time_us / least - 1) / _NEAR)
+    there = np.full((len(times), 1), 1e-3)
+    picked: list[int] = []
+    for _ in range(min(count, len(every))):
+        gain = np.log1p(worth / there).sum(axis=0)
+        gain[picked] = -1
+        picked.append(int(np.argmax(gain)))
+        there += worth[:, picked[-1:]]
+    return [every[at] for at in picked]
+
+
+def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
+    """What the steps cost of a kernel that was simulated without copies, on the grid of `_submit`.
+
+    Raises:
+      ValueError: its steps are not the rounds of one loop.
+    """
+    steps_k = 1 if tile.whole_k else _STEPS_K
+    steps = 2 * _BLOCKS * _BLOCKS * _STEPS_K // 2
+    core = run.later_core
+    rounds = [span.end_cycles - span.begin_cycles for span in core.spans if span.kind == "round"]
+    if not tile.pieces:
+        rounds = rounds[1:]  # the first one only starts copies
+    # The last step may stand behind the loop.
+    if len(rounds) < steps - 1:
+        raise ValueError(f"{len(rounds)} rounds in place of {steps} steps")
+    ends = [one for at, one in enumerate(rounds[: steps - 1]) if at and at % steps_k == steps_k - 1]
+    inner = [one for at, one in enumerate(rounds[: steps - 1]) if at and at % steps_k != steps_k - 1] or ends
+    first, step, end = rounds[0], statistics.median(inner), statistics.median(ends)
+    n_ends = steps // steps_k
+    n_inner = steps - n_ends - (0 if tile.whole_k else 1)
+    n_ends -= 1 if tile.whole_k else 0  # the first step is counted by itself
+    return StepCost(call=core.cycles - first - n_inner * step - n_ends * end, first=first, step=step, end=end)
+
+
+def without_copies(chip: Chip) -> Chip:
+    """The chip, if copies took no time."""
+    machine = dataclasses.replace(
+        chip.machine,
+        hbm_bytes_per_s=1e18,
+        hbm_run_cycles=0.0,
+        dma_latency_cycles=0,
+        dma_issue_cycles=0,
+        dma_wait_cycles=0,
+    )
+    return dataclasses.replace(chip, machine=machine)
+
+
+def _submit(pool: WorkerPool, dtype: str, chip: Chip, tile: ProfiledTile) -> Future[Measurement]:
+    from systolic.tuning.programs import Programs  # needs JAX, which `import systolic` does not import
+
+    tiles, cores = tile.tiles, chip.cores_per_device
+    # 2 × 2 blocks of three steps on each core, or four of a product that has one row of blocks; or 12 of one step.
+    steps_k = 1 if tile.whole_k else _STEPS_K
+    blocks = _BLOCKS * _BLOCKS * (_STEPS_K if tile.whole_k else 1)
+    rows = 1 if tiles.tile_m <= _THIN_ROWS else _BLOCKS * cores
+    columns = blocks * cores // rows
+    problem = MatmulProblem.of(tiles.tile_m * rows, tiles.tile_k * steps_k, tiles.tile_n * columns, dtype)
+    programs = Programs.of(problem, chip)
+    blocking = Blocking(tiles=tiles, slice_m=tile.slice_m, slice_n=tile.slice_n, buffers=2, pieces=tile.pieces)
+    chosen(programs.computed, blocking, chip)
+    return submit_simulation(
+        pool,
+        programs.kernel(blocking),
+        programs.arguments,
+        without_copies(chip),
+        label=f"{blocking} for {chip.name}",
+        spans=_SPANS,
+    )
+
+
+def _common(dtype: str) -> Iterator[MatmulProblem]:
+    for rows, (k, n) in itertools.product(_ROWS, _WEIGHTS):
+        yield MatmulProblem.of(rows if k != n or rows < k else k, k, n, dtype)
+
+
+def _cuts(problem: MatmulProblem, blocking: Blocking) -> Sequence[tuple[int, int]]:
+    tiles = blocking.tiles
+    return (problem.m, tiles.tile_m), (problem.k, tiles.tile_k), (problem.n, tiles.tile_n)
+
+
+def _profiled(problem: MatmulProblem, blocking: Blocking) -> ProfiledTile:
+    """The tile with as many pieces as it is profiled with."""
+    pieces = blocking.pieces
+    if pieces:
+        pieces = next(one for one in (_PIECES, 2, 1) if one == 1 or blocking.tiles.tile_k % (one * 256) == 0)
+    return dataclasses.replace(ProfiledTile.of(problem, blocking), pieces=pieces)
