@@ -40,7 +40,18 @@ PROBLEMS = {
 }
 _BEST, _DRAWN = 40, 20
 _FIELDS = ("tile_m", "tile_k", "tile_n", "slice_m", "slice_n", "buffers", "outer", "pieces")
-_COLUMNS: tuple[str, ...] = ("chip", "problem", "m", "k", "n", *_FIELDS, "modelled_us", "simulated_us", "bundles", "reason")
+_COLUMNS: tuple[str, ...] = (
+    "chip",
+    "problem",
+    "m",
+    "k",
+    "n",
+    *_FIELDS,
+    "modelled_us",
+    "simulated_us",
+    "bundles",
+    "reason",
+)
 
 
 def of_each_tile(problem: MatmulProblem, its: Chip) -> list[Choice]:

@@ -265,7 +265,8 @@ def test_a_chip_of_your_own() -> None:
 @pytest.mark.parametrize(
     ("problem", "name", "said"),
     [
-        (MatmulProblem.of(4096, 4096, 4096, "bfloat16"), "v5e", ("limited by the matrix units", "by profiles of their tiles")),
+        (MatmulProblem.of(4096, 4096, 4096, "bfloat16"), "v5e",
+         ("limited by the matrix units", "by profiles of their tiles")),
         (MatmulProblem.of(4097, 4096, 4096, "bfloat16"), "v5e", ("by the model",)),
         (MatmulProblem.of(8, 8192, 8192, "bfloat16"), "v5e", ("limited by HBM", "HBM traffic is 1.0 × the least")),
         (MatmulProblem.of(512, 512, 512, "float32"), "v6e", ("float32 as one bfloat16 pass",)),

@@ -26,11 +26,12 @@ from systolic.compiler import CompilerMissing, NamedFunctionError
 from systolic.problem import ProblemError
 from systolic.tiling import TilesError
 from systolic.trials import StoreError
-from systolic.tuning import ClusterError
+from systolic.tuning import ClusterError, StalledError
 
 # Exit codes. 0: fine. 1: the question was answered "no", or this machine lacks what it takes. 2: the call was wrong.
 _WRONG_CALL = (
     ClusterError,
+    StalledError,
     ConstantsError,
     NamedFunctionError,
     ProblemError,

@@ -135,14 +135,14 @@ def tune(
                         watcher=Watcher(planned=bar.planned, tried=tried),
                     )
                 )
-    if plot_file is not None:
-        _plot(results[-1], plot_file)
-        note(f"wrote {plot_file}", quiet=quiet)
     if json_file is not None:
         write_json(json_file, "tune", [_record(result) for result in results], _summary(results, store.file))
     if json_file != "-":
         _show(results)
         click.echo(f"\nevery trial is kept in {store.file}")
+    if plot_file is not None:
+        drawn = _plot(results[-1], plot_file)
+        note(f"wrote {plot_file}" if drawn else f"nothing to draw into {plot_file}: no trial has a time", quiet=quiet)
     return 0 if all(result.winner for result in results) else 1
 
 
@@ -207,7 +207,7 @@ def _summary(results: list[TuningResult], store: Path) -> dict[str, Any]:
     }
 
 
-def _plot(result: TuningResult, path: Path) -> None:
+def _plot(result: TuningResult, path: Path) -> bool:
     from systolic.report.trials_plot import TrialPoint, plot_trials
 
     points = [
@@ -216,10 +216,11 @@ def _plot(result: TuningResult, path: Path) -> None:
         if one.blocking is not None and one.time_us is not None
     ]
     if not points:
-        raise click.UsageError(f"nothing to draw into {path}: no trial has a time")
+        return False
     problem = result.problem
     title = f"{sizes(problem.m, problem.k, problem.n)} {problem.dtype_lhs} on {result.chip}: {len(points)} trials"
     plot_trials(points, path, title=title, provenance="simulated", xla_us=result.xla_us)
+    return True
 
 
 _ENDS = {

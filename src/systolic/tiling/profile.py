@@ -182,7 +182,9 @@ def _file_name(kind: Kind) -> str:
 def _row(one: Profile) -> list[float | bool]:
     tile, cost = one.tile, one.cost
     sides = (tile.tiles.tile_m, tile.tiles.tile_k, tile.tiles.tile_n, tile.slice_m, tile.slice_n)
-    return [*sides, tile.whole_k, tile.pieces, *(round(getattr(cost, name), 1) for name in _COSTS), one.bundles]
+    cycles = (getattr(cost, name) for name in _COSTS)  # nearly always whole
+    whole = [int(each) if each == int(each) else round(each, 1) for each in cycles]
+    return [*sides, tile.whole_k, tile.pieces, *whole, one.bundles]
 
 
 def _profile(row: dict[str, Any]) -> Profile:

@@ -22,7 +22,7 @@ from systolic.tiling.profile import Kind, Profile, ProfiledTile, StepCost, shipp
 from systolic.tiling.walk import walked_time
 
 _THIN_ROWS = 256
-_NO_MATTER = 0.001  # of the time: what could be faster by less is not looked at
+_NO_MATTER = 0.003  # of the time: what could be faster by less is not looked at
 
 
 class ProfiledChoices(NamedTuple):
@@ -43,9 +43,13 @@ def profiled_choices(problem: MatmulProblem, chip: Chip, count: int = 1) -> Prof
     for promise in promises:
         if len(found) == count and promise.least_us >= found[-1].modelled.time_us * (1 - _NO_MATTER):
             break
-        found += _walked(problem, chip, promise.profile, promise.outer)
+        choice = _walked(problem, chip, promise.profile, promise.outer, promise.profile.tile.pieces)
+        found += [choice] if choice is not None else []
         found = sorted(found, key=lambda one: one.modelled.time_us)[:count]
-    return ProfiledChoices(found, len(promises))
+    # Whether the first step had better come whole is asked of these only: it decides a few microseconds.
+    whole = [_whole(problem, chip, choice, table) for choice in found] if table is not None else []
+    found = [min(pair, key=lambda one: one.modelled.time_us) for pair in zip(found, whole, strict=True)]
+    return ProfiledChoices(sorted(found, key=lambda one: one.modelled.time_us), len(promises))
 
 
 def profiled_choice(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Choice | None:
@@ -59,18 +63,23 @@ def profiled_choice(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> C
     return Choice(blocking=blocking, modelled=walked_time(problem, blocking, chip, cost), known="profiled")
 
 
-def _walked(problem: MatmulProblem, chip: Chip, profile: Profile, outer: Outer) -> Iterator[Choice]:
-    """The tile with three buffers, or where that is too much two, and with its first step in pieces or whole."""
+def _walked(problem: MatmulProblem, chip: Chip, profile: Profile, outer: Outer, pieces: int) -> Choice | None:
+    """The tile with three buffers, or where that is too much two; None where it breaks rules."""
     tile = profile.tile
-    for pieces, cost in _in_pieces(profile):
-        blocking = Blocking(
-            tiles=tile.tiles, slice_m=tile.slice_m, slice_n=tile.slice_n, buffers=2, outer=outer, pieces=pieces
-        )
-        if pieces and can_use(problem, more := dataclasses.replace(blocking, buffers=3), chip):
-            blocking = more
-        elif not can_use(problem, blocking, chip):
-            continue
-        yield Choice(blocking=blocking, modelled=walked_time(problem, blocking, chip, cost), known="profiled")
+    sides = {"tiles": tile.tiles, "slice_m": tile.slice_m, "slice_n": tile.slice_n}
+    for buffers in (3, 2) if pieces else (2,):
+        blocking = Blocking(**sides, buffers=buffers, outer=outer, pieces=pieces)
+        if can_use(problem, blocking, chip):
+            time = walked_time(problem, blocking, chip, profile.cost)
+            return Choice(blocking=blocking, modelled=time, known="profiled")
+    return None
+
+
+def _whole(problem: MatmulProblem, chip: Chip, choice: Choice, table: _Table) -> Choice:
+    """The same with its first step in one piece, where it has several."""
+    blocking = dataclasses.replace(choice.blocking, pieces=min(choice.blocking.pieces, 1))
+    cost = table.costs[ProfiledTile.of(problem, blocking)]
+    return Choice(blocking=blocking, modelled=walked_time(problem, blocking, chip, cost), known="profiled")
 
 
 def _in_pieces(profile: Profile) -> Iterator[tuple[int, StepCost]]:

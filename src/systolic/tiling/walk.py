@@ -8,6 +8,7 @@ that repeat the one before, and rows of blocks that repeat, are not walked again
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem, dtype_bytes
@@ -16,6 +17,7 @@ from systolic.tiling.copies import strided_runs
 from systolic.tiling.model import ModelledTime, bundles
 from systolic.tiling.profile import StepCost
 
+_LONG_RUN = 8  # steps over k from which on it is asked in each step whether it repeats the one before
 _SAME_CYCLES = 0.01  # by which the state of a pipeline may differ and still repeat itself
 
 
@@ -34,6 +36,15 @@ def walked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip, cost: St
         ramp_us=(pipeline.begun + pipeline.now - pipeline.ended) / clock_hz * 1e6,
         bundles=bundles(problem, blocking, chip),
     )
+
+
+class _Mark(NamedTuple):
+    """Where a period of the pipeline began."""
+
+    step: int
+    state: list[float]
+    time: float
+    copied: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,19 +141,26 @@ class _Pipeline:
         """Goes through all steps."""
         row = self.inner * self.steps_k
         total = self.outer * row
+        # In the last rows nothing is fetched for later ones.
+        last_rows = row * -(-max(stream.ahead for stream in self.streams) // row)
         self._begin(total)
         step = 0
-        runs: tuple[int, list[float], float] | None = None  # step, state and time where a run began
-        rows: tuple[int, list[float], float] | None = None
+        rows: _Mark | None = None
+        runs: _Mark | None = None
+        steps: _Mark | None = None
         while step < total:
             if step % row == 0:
-                step = self._ahead(step, rows, row, total - row)
-                rows = (step, self._state(step), self.now)
-                runs = None
+                step = self._ahead(step, rows, row, total - last_rows)
+                rows, runs = self._mark(step), None
             if step % self.steps_k == 0:
                 # The last run of a row has other blocks ahead of it than those before.
                 step = self._ahead(step, runs, self.steps_k, step - step % row + row - 2 * self.steps_k)
-                runs = (step, self._state(step), self.now)
+                # The first run of a row starts copies for the next row: it is like no other.
+                runs, steps = self._mark(step) if step % row else None, None
+            elif self.steps_k > _LONG_RUN:
+                # And so have the last steps of a run.
+                step = self._ahead(step, steps, 1, step - step % self.steps_k + self.steps_k - 3)
+                steps = self._mark(step)
             self._step(step, total)
             step += 1
         self._end(total)
@@ -210,39 +228,46 @@ class _Pipeline:
     def _start(self, cycles: float) -> float:
         """Starts a copy; returns when it has landed."""
         self.now += self.issue
-        begun = max(self.pipe, self.now)
-        self.pipe = begun + cycles * self.cores
+        if self.cores > 1:
+            # The other core does the same. Both begin at once, with its copies first: so it is ahead by the last of
+            # the first blocks.
+            ahead = self.streams[-1].cycles if self.begun else 0.0
+            self.pipe = max(self.pipe, self.now - ahead) + cycles * (self.cores - 1)
+        self.pipe = max(self.pipe, self.now) + cycles
         self.copied += cycles * self.cores
-        # Cores begin at once, and the one that is behind has its first blocks after the other's. Later they take turns.
-        return (begun + cycles if self.begun else self.pipe) + self.latency
+        return self.pipe + self.latency
 
     def _wait(self, landed: float) -> None:
         self.now = max(self.now, landed) + self.wait_cycles
 
-    def _state(self, step: int) -> list[float]:
+    def _mark(self, step: int) -> _Mark:
+        return _Mark(step, self._state(), self.now, self.copied)
+
+    def _state(self) -> list[float]:
         """What decides how it goes on: how long the pipe and every copy under way still take."""
         times = [self.pipe, *(self.stored[run] for run in sorted(self.stored))]
         for stream in self.streams:
             times += [stream.landed[at] for at in sorted(stream.landed)]
         return [max(0.0, time - self.now) for time in times]
 
-    def _ahead(self, step: int, before: tuple[int, list[float], float] | None, period: int, until: int) -> int:
+    def _ahead(self, step: int, before: _Mark | None, period: int, until: int) -> int:
         """Leaves out periods that are like the one before, of all that begin before `until`; returns the next step."""
-        if before is None or step >= until:
+        if before is None or step >= until or step - before.step != period:
             return step
-        then, state, began = before
-        now_state = self._state(step)
-        if step - then != period or len(state) != len(now_state):
+        state = self._state()
+        if len(state) != len(before.state):
             return step
-        if any(abs(one - other) > _SAME_CYCLES for one, other in zip(state, now_state, strict=True)):
+        if any(abs(one - other) > _SAME_CYCLES for one, other in zip(state, before.state, strict=True)):
             return step
         left_out = (until - step) // period
-        steps, cycles = left_out * period, left_out * (self.now - began)
+        steps, cycles = left_out * period, left_out * (self.now - before.time)
+        runs = steps // self.steps_k
         self.now += cycles
         self.pipe += cycles
-        self.busy += left_out * ((self.steps_k - 1) * self.cost.step + self.cost.end) * (period // self.steps_k)
+        self.copied += left_out * (self.copied - before.copied)
+        self.busy += runs * self.cost.end + (steps - runs) * self.cost.step
         for stream in self.streams:
             if stream.period <= period:  # else its next block is that of a step which is not left out
                 stream.landed = {at + steps: time + cycles for at, time in stream.landed.items()}
-        self.stored = {run + steps // self.steps_k: time + cycles for run, time in self.stored.items()}
+        self.stored = {run + runs: time + cycles for run, time in self.stored.items()}
         return step + steps

@@ -7,14 +7,17 @@ import os
 import sqlite3
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import platformdirs
 
 from systolic.trials.trial import Subject, Trial
+
+_Record = TypeVar("_Record", Subject, Trial)
 
 _BUSY_S = 60.0  # to wait for another writer
 _SCHEMA_VERSION = 1
@@ -56,7 +59,7 @@ class _NotOursError(StoreError):
 
 
 class StoreWarning(UserWarning):
-    """A damaged file was set aside."""
+    """A damaged file was set aside, or a trial in it cannot be read."""
 
 
 def store_file() -> Path:
@@ -121,7 +124,7 @@ class TrialStore:
             return []
         with self._opened() as connection:
             rows = connection.execute("SELECT trial FROM trials WHERE subject = ?", (subject.key,)).fetchall()
-        found = [Trial.from_json(text) for (text,) in rows]
+        found = self._read(rows, Trial.from_json)
         return sorted(found, key=lambda trial: (trial.time_us is None, trial.time_us or 0.0, str(trial.blocking)))
 
     def subjects(self) -> list[Subject]:
@@ -134,7 +137,7 @@ class TrialStore:
             return []
         with self._opened() as connection:
             rows = connection.execute("SELECT subject FROM subjects ORDER BY chip, sizes, key").fetchall()
-        return [Subject.from_json(text) for (text,) in rows]
+        return self._read(rows, Subject.from_json)
 
     def winner(self, subject: Subject) -> Trial | None:
         """The fastest kernel of a subject."""
@@ -163,6 +166,16 @@ class TrialStore:
         """Of a subject without trials: the one with trials that differs in least, and in what."""
         others = [(other, subject.differences(other)) for other in self.subjects()]
         return min(others, key=lambda pair: (len(pair[1]), pair[0].as_json()), default=None)
+
+    def _read(self, rows: Sequence[tuple[str]], reader: Callable[[str], _Record]) -> list[_Record]:
+        """Without those that another version of this package has written with other fields."""
+        found = []
+        for (text,) in rows:
+            try:
+                found.append(reader(text))
+            except ValueError as error:
+                warnings.warn(f"left out of {self.file}: {error}", StoreWarning, stacklevel=4)
+        return found
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:

@@ -2,13 +2,14 @@
 
 from systolic.tuning.cluster import ClusterError, cluster
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.search import MOST_TRIALS, End, Submit, TuningResult, Watcher, repeated_us, tune
+from systolic.tuning.search import MOST_TRIALS, End, StalledError, Submit, TuningResult, Watcher, repeated_us, tune
 
 __all__ = [
     "MOST_TRIALS",
     "ClusterError",
     "End",
     "Ranking",
+    "StalledError",
     "Submit",
     "TuningResult",
     "Watcher",

@@ -1,4 +1,4 @@
-"""The same search on more than one machine: trials run on a Dask cluster, which retries what a dead worker had."""
+"""The same search on more than one machine: trials run on a Dask cluster, which outlives its workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from systolic.compiler import WorkerPool
 from systolic.measure import Measurement, submit_simulation
 from systolic.tuning.search import COMPILE_LIMIT_S, Submit
 
-_RETRIES = 3
 _CONNECT_S = 20
 
 
@@ -48,8 +47,9 @@ def cluster(address: str) -> Iterator[tuple[Submit, int]]:
             raise ClusterError(
                 f"the Dask scheduler at {address} has no workers; start some with `dask worker {address}`"
             )
-        # Not pure: the same trial sent twice is run twice, as here. Whoever dies with a trial costs that trial's retry.
-        executor = client.get_executor(pure=False, retries=_RETRIES)
+        # Not pure: the same trial sent twice is run twice, as here. The scheduler gives what a dead worker had to
+        # another one, as often as its `allowed-failures` says: three times unless it is told otherwise.
+        executor = client.get_executor(pure=False)
 
         def submit(fn: Callable[..., Any], arguments: Sequence[Any], chip: Chip, label: str) -> Future[Measurement]:
             return executor.submit(simulated_alone, fn, tuple(arguments), chip, label)

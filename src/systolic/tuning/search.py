@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
-from systolic.compiler import CompilerError, CompilerMissing, CompilerRefusal, TaskError, WorkerPool
+from systolic.compiler import CompilerError, CompilerMissing, CompilerRefusal, CompilerTimeout, WorkerPool
 from systolic.measure import Measurement, submit_simulation
 from systolic.ops.planning import forget_plans
 from systolic.problem import MatmulProblem
@@ -30,6 +30,11 @@ Submit = Callable[[Callable[..., Any], Sequence[Any], Chip, str], Future[Measure
 
 MOST_TRIALS = 12
 COMPILE_LIMIT_S = 120.0
+_PATIENCE_S = 900.0
+
+
+class StalledError(RuntimeError):
+    """No trial ends: whoever should run them is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +130,7 @@ def tune(
       UnknownChipError, UnsupportedDtypeError: no such chip; the chip does not multiply these dtypes.
       IllegalTilesError: no blocking is legal.
       StoreError: the store cannot be read or written.
+      StalledError: no trial has ended for a quarter of an hour, as when all workers of a cluster are lost.
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
     if problem.dtype_multiplied not in known.dtypes:
@@ -200,12 +206,20 @@ class _Search:
                 under_way[submit(fn, self.programs.arguments, self.chip, label)] = choice
             if not under_way:
                 break
-            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+            ended = wait(under_way, timeout=_PATIENCE_S, return_when=FIRST_COMPLETED).done
+            if not ended:
+                raise StalledError(
+                    f"none of {len(under_way)} trials has ended in {_PATIENCE_S / 60:.0f} minutes, though compiling is "
+                    f"stopped after {COMPILE_LIMIT_S:.0f} s: are there workers left? What had ended is kept in "
+                    f"{self.store.file}; the same command goes on"
+                )
+            for future in ended:
                 choice = under_way.pop(future)
-                trial = _trial(future, choice)
+                trial, lasting = _trial(future, choice)
                 self.compiled += choice is not None
                 self.found[trial.blocking] = trial
-                self.store.keep(self.subject, trial)
+                if lasting:
+                    self.store.keep(self.subject, trial)
                 self._teach(ranking, trial)
                 self.watcher.tried(trial, self._best())
         forget_plans()  # which may have been made without these trials
@@ -263,21 +277,23 @@ def repeated_us(xla: Trial, problem: MatmulProblem, chip: Chip) -> float | None:
     return max(xla.simulated_us, min(xla.simulated_us + (xla.prefetch_us or 0.0), least_us))
 
 
-def _trial(future: Future[Measurement], choice: Choice | None) -> Trial:
+def _trial(future: Future[Measurement], choice: Choice | None) -> tuple[Trial, bool]:
+    """What came of it, and whether that would come of it again: a lost worker or too slow a machine is not kept."""
     blocking = choice.blocking if choice is not None else None
     modelled_us = choice.modelled.time_us if choice is not None else None
     try:
         measurement = future.result()
     except CompilerRefusal as error:
-        return Trial(blocking=blocking, status="refused", modelled_us=modelled_us, reason=str(error))
+        return Trial(blocking=blocking, status="refused", modelled_us=modelled_us, reason=str(error)), True
     except CompilerMissing:
         raise
-    except (CompilerError, SimulationError, TaskError) as error:
+    except Exception as error:  # noqa: BLE001 -- JAX's as it traces, Dask's: one trial's failure ends no search
         reason = f"{type(error).__name__}: {error}"
-        return Trial(blocking=blocking, status="failed", modelled_us=modelled_us, reason=reason)
+        lasting = isinstance(error, (CompilerError, SimulationError)) and not isinstance(error, CompilerTimeout)
+        return Trial(blocking=blocking, status="failed", modelled_us=modelled_us, reason=reason), lasting
     run = measurement.run
     assert run is not None
-    return Trial(
+    trial = Trial(
         blocking=blocking,
         status="ok",
         modelled_us=modelled_us,
@@ -289,3 +305,4 @@ def _trial(future: Future[Measurement], choice: Choice | None) -> Trial:
         bundles=run.bundles,
         compile_s=measurement.compile_s,
     )
+    return trial, True

@@ -1,0 +1,235 @@
+"""How good are times from profiles of tiles, and the tiles that are chosen by them, with no compile at all?
+
+    python benchmarks/tile_profiles.py accuracy [--chip v5e,v5p,v6e,v7x] [--dtype bfloat16]   # 60 shapes each
+    python benchmarks/tile_profiles.py regret [--chip …]    # 40 shapes each: the plan against ten that are simulated
+    python benchmarks/tile_profiles.py others               # tiles that others have published, from a CSV file
+
+None of the shapes is among those for which `tuning/profiling.py` picks tiles, and no profile is made at them. What is
+compiled is kept, so that a second run takes a minute. All times are simulated, profiled or modelled, none is measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from systolic import plan
+from systolic.chips import Chip, chip
+from systolic.cli.options import chip_option
+from systolic.measure import Measurement
+from systolic.problem import MatmulProblem
+from systolic.tiling import Blocking, Choice, Tiles, blockings, profiled_choices
+
+OTHERS = Path(__file__).parent / "data" / "published_tiles.csv"
+
+# Weights, [k, n], of published models: Qwen2.5 7B and 32B, Llama 2 7B and 13B, Phi-3 mini and medium, Gemma 2 27B,
+# Gemma 3 12B, Llama 3.2 1B, Llama 3.1 405B, Command R, DBRX, Grok-1, Mistral Large; and squares.
+WEIGHTS = (
+    (3584, 18944),
+    (18944, 3584),
+    (3584, 4608),
+    (5120, 27648),
+    (27648, 5120),
+    (4096, 11008),
+    (11008, 4096),
+    (5120, 13824),
+    (13824, 5120),
+    (3072, 8192),
+    (8192, 3072),
+    (3072, 9216),
+    (5120, 17920),
+    (17920, 5120),
+    (4608, 36864),
+    (36864, 4608),
+    (3840, 15360),
+    (15360, 3840),
+    (2048, 8192),
+    (8192, 2048),
+    (16384, 53248),
+    (53248, 16384),
+    (8192, 22528),
+    (22528, 8192),
+    (6144, 10752),
+    (10752, 6144),
+    (6144, 32768),
+    (12288, 28672),
+    (28672, 12288),
+    (1536, 1536),
+    (2560, 2560),
+    (5120, 5120),
+    (6144, 6144),
+    (7168, 7168),
+    (10240, 10240),
+    (12288, 12288),
+)
+ROWS = (16, 128, 1024, 4096, 16384)
+_BEST = 10
+
+
+def shapes(count: int) -> list[tuple[int, int, int]]:
+    """So many of the weights with numbers of rows, always the same."""
+    every = [(rows, k, n) for k, n in WEIGHTS for rows in ROWS]
+    return random.Random("shapes").sample(every, count)
+
+
+@contextmanager
+def _simulator() -> Iterator[Any]:
+    """Compiles and simulates a blocking of a product."""
+    from systolic.compiler import WorkerPool
+    from systolic.measure import submit_simulation
+    from systolic.tuning.programs import Programs
+
+    with WorkerPool(max_workers=2, time_limit_s=300) as pool:
+
+        def submit(problem: MatmulProblem, its: Chip, blocking: Blocking) -> Future[Measurement]:
+            programs = Programs.of(problem, its)
+            fn = programs.kernel(blocking)
+            return submit_simulation(pool, fn, programs.arguments, its, label=f"{blocking} for {its.name}")
+
+        yield submit
+
+
+def _time_us(job: Future[Measurement]) -> float | None:
+    from systolic.compiler import CompilerError
+    from systolic.simulator import SimulationError
+
+    try:
+        return job.result().time_us
+    except (CompilerError, SimulationError) as error:
+        click.echo(str(error).splitlines()[0][:150], err=True)
+        return None
+
+
+@click.group()
+def main() -> None:
+    """Profiles of tiles against full simulations."""
+
+
+@main.command()
+@chip_option("v5e,v5p,v6e,v7x")
+@click.option("--dtype", default="bfloat16", show_default=True)
+@click.option("--count", default=60, show_default=True, help="Shapes of each chip.")
+def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
+    """Of each shape, one of the ten best profiled tiles, drawn by lot: its profiled against its simulated time."""
+    with _simulator() as submit:
+        for its in chips:
+            jobs = []
+            seconds = []
+            for m, k, n in shapes(count):
+                problem = MatmulProblem.of(m, k, n, dtype)
+                begun = time.perf_counter()
+                profiled_choices(problem, its)
+                seconds.append(time.perf_counter() - begun)
+                choices = profiled_choices(problem, its, _BEST).choices
+                if choices:
+                    drawn = random.Random(f"{problem}{its.name}").choice(choices)
+                    jobs.append((problem, drawn, submit(problem, its, drawn.blocking)))
+            errors = []
+            for problem, choice, job in jobs:
+                found = _time_us(job)
+                if found is not None:
+                    error = choice.modelled.time_us / found - 1
+                    errors.append(error)
+                    if abs(error) > 0.02:
+                        click.echo(f"  {problem.m},{problem.k},{problem.n} {choice.blocking}: {error:+.1%}")
+            size = [abs(error) for error in errors]
+            click.echo(
+                f"{its.name} {dtype}: {len(size)} of {count} shapes have profiled tiles; error median "
+                f"{statistics.median(size):.2%}, worst {max(size):.1%}, within 2 % {sum(one <= 0.02 for one in size)}; "
+                f"ranking median {statistics.median(seconds[1:]) * 1e3:.1f} ms, longest {max(seconds[1:]) * 1e3:.1f} ms"
+            )
+
+
+@main.command()
+@chip_option("v5e,v5p,v6e,v7x")
+@click.option("--dtype", default="bfloat16", show_default=True)
+@click.option("--count", default=40, show_default=True, help="Shapes of each chip.")
+def regret(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
+    """What the plan takes, against the fastest of ten: the best by profiles and by the model, all simulated."""
+    with _simulator() as submit:
+        for its in chips:
+            jobs = []
+            for m, k, n in shapes(count):
+                problem = MatmulProblem.of(m, k, n, dtype)
+                made = plan(problem, its)
+                best = [made.blocking, *_ten(made.computed, its)]
+                jobs.append((problem, made, [submit(problem, its, one) for one in dict.fromkeys(best)]))
+            regrets = []
+            for problem, made, its_jobs in jobs:
+                times = [_time_us(job) for job in its_jobs]
+                if times[0] is None:
+                    click.echo(f"  {problem}: the plan has no time")
+                    continue
+                lost = times[0] / min(one for one in times if one is not None) - 1
+                regrets.append(lost)
+                if lost > 0.02:
+                    sizes = f"{problem.m},{problem.k},{problem.n}"
+                    click.echo(f"  {sizes} {made.known} {made.time_us:,.1f}, simulated {times[0]:,.1f}: {lost:+.1%}")
+            known = [made.known for _, made, _ in jobs]
+            click.echo(
+                f"{its.name} {dtype}: {len(regrets)} shapes ({known.count('profiled')} from profiles), regret median "
+                f"{statistics.median(regrets):.2%}, worst {max(regrets):.1%}"
+            )
+
+
+def _ten(problem: MatmulProblem, its: Chip) -> Sequence[Blocking]:
+    """The best by profiles and the best by the model of other tiles, five each where there are so many."""
+    profiled: list[Choice] = profiled_choices(problem, its, _BEST // 2).choices
+    there = {choice.blocking.tiles for choice in profiled}
+    modelled: dict[Tiles, Choice] = {}
+    for choice in blockings(problem, its):
+        if choice.blocking.tiles not in there:
+            modelled.setdefault(choice.blocking.tiles, choice)
+    others = list(modelled.values())[: _BEST - len(profiled)]
+    return [choice.blocking for choice in (*profiled, *others)]
+
+
+@main.command()
+def others() -> None:
+    """The plan against the tiles that others have published for the same product, in this project's kernel."""
+    with OTHERS.open(encoding="utf-8", newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    with _simulator() as submit:
+        jobs = []
+        for row in rows:
+            its = chip(row["chip"])
+            m, k, n = (int(row[name]) for name in "mkn")
+            problem = MatmulProblem.of(m, k, n, row["dtype"])
+            theirs = Tiles(**{name: int(row[name]) for name in ("tile_m", "tile_k", "tile_n")})
+            try:
+                # With the slices, buffers and order that suit their tiles best.
+                their_blocking = plan(problem, its, tiles=theirs).blocking
+            except ValueError as error:
+                click.echo(f"  {row['chip']} {m},{k},{n}: {str(error).splitlines()[0]}")
+                continue
+            ours = plan(problem, its).blocking
+            jobs.append((row, submit(problem, its, their_blocking), submit(problem, its, ours)))
+        ratios = []
+        for row, their_job, our_job in jobs:
+            times = _time_us(their_job), _time_us(our_job)
+            if times[0] is None or times[1] is None:
+                continue
+            ratios.append(times[0] / times[1])
+            sizes = ",".join(row[name] for name in "mkn")
+            click.echo(
+                f"{row['chip']} {row['dtype']:14} {sizes:18} theirs {row['tile_m']}/{row['tile_k']}/{row['tile_n']} "
+                f"{times[0]:9.1f} µs  ours {times[1]:9.1f} µs  {ratios[-1]:.3f}  {row['source']}"
+            )
+    near = sum(ratio >= 0.995 for ratio in ratios)
+    click.echo(
+        f"{len(ratios)} tiles of others: ours as fast (to 0.5 %) or faster on {near}, "
+        f"geometric mean {statistics.geometric_mean(ratios):.3f}, worst {min(ratios):.3f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
