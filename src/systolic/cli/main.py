@@ -23,6 +23,7 @@ from systolic.cli.trial_table import trial_table
 from systolic.cli.tune import tune
 from systolic.cli.validate import validate
 from systolic.compiler import CompilerMissing, NamedFunctionError
+from systolic.measure import NoDeviceError
 from systolic.problem import ProblemError
 from systolic.tiling import TilesError
 from systolic.trials import StoreError
@@ -31,6 +32,7 @@ from systolic.tuning import ClusterError, StalledError
 # Exit codes. 0: fine. 1: the question was answered "no", or this machine lacks what it takes. 2: the call was wrong.
 _WRONG_CALL = (
     ClusterError,
+    NoDeviceError,
     StalledError,
     ConstantsError,
     NamedFunctionError,

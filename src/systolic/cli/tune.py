@@ -69,6 +69,14 @@ _SHOWN = 10
     help="SQLite file that keeps every trial, in place of the one in your cache folder.",
 )
 @click.option(
+    "--measure",
+    "measured",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of the best, run so many on the TPU that is attached, by its own clock.",
+)
+@click.option(
     "--plot",
     "plot_file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -90,6 +98,7 @@ def tune(
     workers: int,
     scheduler: str | None,
     store_file: Path | None,
+    measured: int,
     plot_file: Path | None,
     json_file: str | None,
     quiet: bool,
@@ -110,7 +119,8 @@ def tune(
     check_target(plot_file)
     cases = _cases(product, suites, only, dtype, precision, stack, batch)
     check_available()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
+    if not measured:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
     results = []
     store = TrialStore.at(store_file)
     somewhere = cluster(scheduler) if scheduler is not None else nullcontext((None, workers))
@@ -131,6 +141,7 @@ def tune(
                         exhaustive=exhaustive,
                         workers=at_once,
                         submit=submit,
+                        measured=measured,
                         store=store,
                         watcher=Watcher(planned=bar.planned, tried=tried),
                     )
@@ -178,7 +189,7 @@ def _record(result: TuningResult) -> dict[str, Any]:
         "computed": dataclasses.asdict(result.computed),
         "winner": {**_trial(winner), "ratio_to_xla": result.ratio_to_xla} if winner is not None else None,
         "time_us": winner.time_us if winner is not None else None,
-        "provenance": "simulated",
+        "provenance": _provenance(winner),
         "xla_us": result.xla_us,
         "ratio_to_xla": result.ratio_to_xla,
         "xla": _trial(result.xla) if result.xla is not None else None,
@@ -188,6 +199,10 @@ def _record(result: TuningResult) -> dict[str, Any]:
         "seconds": result.seconds,
         "end": result.end,
     }
+
+
+def _provenance(trial: Trial | None) -> str:
+    return "measured" if trial is not None and trial.measured_us is not None else "simulated"
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
@@ -247,7 +262,7 @@ def _show_one(result: TuningResult) -> None:
         click.echo(f"{what}: no trial has a time")
     else:
         ratio = f", {result.ratio_to_xla:.3f} × XLA" if result.ratio_to_xla is not None else ""
-        click.echo(f"{what}: {winner.time_us:,.1f} µs{ratio} with {winner.blocking}")
+        click.echo(f"{what}: {winner.time_us:,.1f} µs {_provenance(winner)}{ratio} with {winner.blocking}")
     click.echo(
         f"{result.compiled} of {result.considered:,} blockings tried now in {result.seconds:.0f} s, "
         f"{len(result.trials)} in all; {_ENDS[result.end]}"
@@ -258,7 +273,8 @@ def _show_one(result: TuningResult) -> None:
         rows.append(
             [
                 str(trial.blocking),
-                f"{time_us:,.1f}" if time_us is not None else trial.status,
+                f"{trial.simulated_us:,.1f}" if trial.simulated_us is not None else trial.status,
+                f"{trial.measured_us:,.1f}" if trial.measured_us is not None else "–",
                 f"{trial.modelled_us:,.1f}" if trial.modelled_us is not None else "–",
                 f"{result.xla_us / time_us:.3f}" if time_us is not None and result.xla_us is not None else "–",
                 trial.limit if time_us is not None else trial.reason.splitlines()[0][:60],
@@ -266,7 +282,10 @@ def _show_one(result: TuningResult) -> None:
                 f"{trial.compile_s:.1f}" if trial.compile_s is not None else "–",
             ]
         )
-    columns = ("blocking", "simulated µs", "modelled µs", "× XLA", "limited by", "VMEM MiB", "compile s")
+    columns = ["blocking", "simulated µs", "measured µs", "modelled µs", "× XLA", "limited by", "VMEM MiB", "compile s"]
+    if not any(trial.measured_us for trial in result.trials):
+        at = columns.index("measured µs")
+        columns, rows = [*columns[:at], *columns[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows]
     console().print(table(columns, rows, left=("blocking", "limited by")))
     if result.xla is not None and result.xla_us is None:
         click.echo(f"XLA has no time: {result.xla.reason.splitlines()[0]}")

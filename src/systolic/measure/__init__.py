@@ -1,5 +1,6 @@
 """How long does this function take on this chip: modelled, simulated or measured, and every answer says which."""
 
+from systolic.measure.measured import NoDeviceError, device_of, measure
 from systolic.measure.measurement import Measurement, Provenance
 from systolic.measure.modelled import roofline
 from systolic.measure.simulated import (
@@ -13,7 +14,10 @@ from systolic.measure.simulated import (
 
 __all__ = [
     "Measurement",
+    "NoDeviceError",
     "Provenance",
+    "device_of",
+    "measure",
     "prepare_program",
     "roofline",
     "simulate",

@@ -2,7 +2,8 @@
 
 from systolic.tuning.cluster import ClusterError, cluster
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.search import MOST_TRIALS, End, StalledError, Submit, TuningResult, Watcher, repeated_us, tune
+from systolic.tuning.result import End, TuningResult, repeated_us
+from systolic.tuning.search import MOST_TRIALS, StalledError, Submit, Watcher, tune
 
 __all__ = [
     "MOST_TRIALS",

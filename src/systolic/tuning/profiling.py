@@ -94,7 +94,7 @@ def profile_tiles(
         jobs = {}
         for tile in tiles:
             try:
-                jobs[_submit(pool, dtype, chip, tile)] = tile
+                jobs[submit_profile(pool, dtype, chip, tile)] = tile
             except IllegalTilesError as error:
                 failed[tile] = str(error)
         for job in as_completed(jobs):
@@ -150,7 +150,7 @@ def worth_profiling(dtype: str, chip: Chip, count: int) -> list[ProfiledTile]:
 
 
 def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
-    """What the steps cost of a kernel that was simulated without copies, on the grid of `_submit`.
+    """What the steps cost of a kernel that was simulated without copies, on the grid of `submit_profile`.
 
     Raises:
       ValueError: its steps are not the rounds of one loop.
@@ -186,7 +186,12 @@ def without_copies(chip: Chip) -> Chip:
     return dataclasses.replace(chip, machine=machine)
 
 
-def _submit(pool: WorkerPool, dtype: str, chip: Chip, tile: ProfiledTile) -> Future[Measurement]:
+def submit_profile(pool: WorkerPool, dtype: str, chip: Chip, tile: ProfiledTile) -> Future[Measurement]:
+    """Has a worker compile a tile's kernel for a grid of twelve steps a core, and simulate it without copies.
+
+    Raises:
+      IllegalTilesError: the tile breaks rules.
+    """
     from systolic.tuning.programs import Programs  # needs JAX, which `import systolic` does not import
 
     tiles, cores = tile.tiles, chip.cores_per_device

@@ -5,27 +5,28 @@ What was tried before, by anybody who writes to the same store, is not tried aga
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
 from systolic.compiler import CompilerError, CompilerMissing, CompilerRefusal, CompilerTimeout, WorkerPool
-from systolic.measure import Measurement, submit_simulation
+from systolic.measure import Measurement, device_of, measure, submit_simulation
 from systolic.ops.planning import forget_plans
 from systolic.problem import MatmulProblem
 from systolic.simulator import SimulationError
 from systolic.tiling import Blocking, Choice, blockings, least_time_us, profiled_choices
 from systolic.trials import Subject, Trial, TrialStore
 from systolic.tuning.ranking import Ranking
+from systolic.tuning.result import End, TuningResult, best_first
 
 if TYPE_CHECKING:
     from systolic.tuning.programs import Programs
 
-End = Literal["trials", "time", "bound", "all"]
 Submit = Callable[[Callable[..., Any], Sequence[Any], Chip, str], Future[Measurement]]
 
 MOST_TRIALS = 12
@@ -35,59 +36,6 @@ _PATIENCE_S = 900.0
 
 class StalledError(RuntimeError):
     """No trial ends: whoever should run them is gone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuningResult:
-    """What a search found.
-
-    Attributes:
-      problem: as asked for.
-      computed: what the kernel computes, to which blockings belong.
-      trials: of this search and of those before it, fastest first.
-      xla: XLA's program; None where it was not asked for or has no time.
-      considered: legal blockings that the model ranked.
-      compiled: trials of this search.
-      seconds: it took.
-      end: why it ended: so many trials, the time was over, nothing left could be faster, or all were tried.
-    """
-
-    problem: MatmulProblem
-    computed: MatmulProblem
-    chip: str
-    trials: tuple[Trial, ...]
-    xla: Trial | None
-    considered: int
-    compiled: int
-    seconds: float
-    end: End
-
-    @property
-    def winner(self) -> Trial | None:
-        """The fastest; None where no trial has a time."""
-        return next((trial for trial in self.trials if trial.time_us is not None), None)
-
-    @property
-    def blocking(self) -> Blocking:
-        """The winner's, for `systolic.matmul(tiles=…)` and `systolic.plan(tiles=…)`.
-
-        Raises:
-          LookupError: no trial has a time.
-        """
-        if self.winner is None or self.winner.blocking is None:
-            raise LookupError("no trial has a time; their reasons are in `trials`")
-        return self.winner.blocking
-
-    @property
-    def xla_us(self) -> float | None:
-        """XLA's time in repeated calls, where its copy ahead of the call hides behind the call before."""
-        return None if self.xla is None else repeated_us(self.xla, self.problem, chip_named(self.chip))
-
-    @property
-    def ratio_to_xla(self) -> float | None:
-        """XLA's time over the winner's: above 1 the winner is faster."""
-        best = self.winner.time_us if self.winner is not None else None
-        return None if best is None or self.xla_us is None else self.xla_us / best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +57,7 @@ def tune(
     workers: int = 2,
     store: TrialStore | None = None,
     submit: Submit | None = None,
+    measured: int = 0,
     watcher: Watcher | None = None,
 ) -> TuningResult:
     """The fastest blocking of a product on a chip that is not there, by simulated time.
@@ -123,6 +72,8 @@ def tune(
       workers: processes that compile.
       store: keeps every trial; None: the user's.
       submit: compiles and simulates somewhere else; None: in worker processes here.
+      measured: so many of the best, and XLA's program, are run at the end on the TPU that is attached; the winner is
+        then the best of these, by the device's own clock.
       watcher: is told of every trial.
 
     Raises:
@@ -130,6 +81,7 @@ def tune(
       UnknownChipError, UnsupportedDtypeError: no such chip; the chip does not multiply these dtypes.
       IllegalTilesError: no blocking is legal.
       StoreError: the store cannot be read or written.
+      NoDeviceError: `measured` is asked for, and no such chip is attached.
       StalledError: no trial has ended for a quarter of an hour, as when all workers of a cluster are lost.
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
@@ -138,6 +90,8 @@ def tune(
             f"{known.name} has no matrix multiplication of {problem.dtype_multiplied}; it takes "
             f"{', '.join(known.dtypes)}"
         )
+    if measured:
+        device_of(known)  # before the work, not after it
     from systolic.tuning.programs import Programs  # needs JAX, which `import systolic` does not import
 
     programs = Programs.of(problem, known)
@@ -149,6 +103,7 @@ def tune(
         store=store or TrialStore.at(),
         watcher=watcher or Watcher(),
         most=None if exhaustive else trials,
+        measured=measured,
         until=float("inf") if exhaustive else time.monotonic() + time_budget_s,
     )
     if submit is not None:
@@ -170,6 +125,7 @@ class _Search:
     store: TrialStore
     watcher: Watcher
     most: int | None
+    measured: int
     until: float
     found: dict[Blocking | None, Trial] = field(default_factory=dict)
     compiled: int = 0
@@ -222,19 +178,32 @@ class _Search:
                     self.store.keep(self.subject, trial)
                 self._teach(ranking, trial)
                 self.watcher.tried(trial, self._best())
+        self._measure()
         forget_plans()  # which may have been made without these trials
         kernels = [trial for blocking, trial in self.found.items() if blocking is not None]
         return TuningResult(
             problem=self.problem,
             computed=self.programs.computed,
             chip=self.chip.name,
-            trials=tuple(sorted(kernels, key=lambda one: (one.time_us is None, one.time_us or 0.0, str(one.blocking)))),
+            trials=tuple(best_first(kernels)),
             xla=self.found.get(None),
             considered=len(self.choices),
             compiled=self.compiled,
             seconds=time.monotonic() - begun,
             end=end,
         )
+
+    def _measure(self) -> None:
+        """The best few, and XLA's program, on the device; what was measured before is not measured again."""
+        kernels = best_first(trial for blocking, trial in self.found.items() if blocking is not None)
+        xla = [self.found[None]] if None in self.found else []
+        for trial in [*kernels[: self.measured], *(xla if self.measured else [])]:
+            if trial.simulated_us is None or trial.measured_us is not None:
+                continue
+            fn = self.programs.xla() if trial.blocking is None else self.programs.kernel(trial.blocking)
+            time_us = measure(fn, self.programs.arguments, self.chip).time_us
+            self.found[trial.blocking] = dataclasses.replace(trial, measured_us=time_us)
+            self.store.keep(self.subject, self.found[trial.blocking])
 
     def _tried(self) -> int:
         return sum(blocking is not None for blocking in self.found)
@@ -267,14 +236,6 @@ def _candidates(computed: MatmulProblem, chip: Chip) -> list[Choice]:
     """Every legal blocking with its modelled time, but the most promising of the profiled tiles with theirs."""
     profiled = {choice.blocking: choice for choice in profiled_choices(computed, chip, MOST_TRIALS).choices}
     return [*profiled.values(), *(one for one in blockings(computed, chip) if one.blocking not in profiled)]
-
-
-def repeated_us(xla: Trial, problem: MatmulProblem, chip: Chip) -> float | None:
-    """XLA's time in repeated calls: its copy ahead runs during the call before, as far as HBM has time for it."""
-    if xla.simulated_us is None:
-        return None
-    least_us = problem.least_hbm_bytes / chip.machine.hbm_bytes_per_s * 1e6
-    return max(xla.simulated_us, min(xla.simulated_us + (xla.prefetch_us or 0.0), least_us))
 
 
 def _trial(future: Future[Measurement], choice: Choice | None) -> tuple[Trial, bool]:

@@ -1,0 +1,91 @@
+"""What a search for tiles found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from systolic.chips import Chip
+from systolic.chips import chip as chip_named
+from systolic.problem import MatmulProblem
+from systolic.tiling import Blocking
+from systolic.trials import Trial
+
+End = Literal["trials", "time", "bound", "all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningResult:
+    """What a search found.
+
+    Attributes:
+      problem: as asked for.
+      computed: what the kernel computes, to which blockings belong.
+      trials: of this search and of those before it, fastest first.
+      xla: XLA's program; None where it was not asked for or has no time.
+      considered: legal blockings that the model ranked.
+      compiled: trials of this search.
+      seconds: it took.
+      end: why it ended: so many trials, the time was over, nothing left could be faster, or all were tried.
+    """
+
+    problem: MatmulProblem
+    computed: MatmulProblem
+    chip: str
+    trials: tuple[Trial, ...]
+    xla: Trial | None
+    considered: int
+    compiled: int
+    seconds: float
+    end: End
+
+    @property
+    def winner(self) -> Trial | None:
+        """The fastest; None where no trial has a time."""
+        return next((trial for trial in self.trials if trial.time_us is not None), None)
+
+    @property
+    def blocking(self) -> Blocking:
+        """The winner's, for `systolic.matmul(tiles=…)` and `systolic.plan(tiles=…)`.
+
+        Raises:
+          LookupError: no trial has a time.
+        """
+        if self.winner is None or self.winner.blocking is None:
+            raise LookupError("no trial has a time; their reasons are in `trials`")
+        return self.winner.blocking
+
+    @property
+    def xla_us(self) -> float | None:
+        """XLA's time in repeated calls, where its copy ahead of the call hides behind the call before."""
+        return None if self.xla is None else repeated_us(self.xla, self.problem, chip_named(self.chip))
+
+    @property
+    def ratio_to_xla(self) -> float | None:
+        """XLA's time over the winner's: above 1 the winner is faster."""
+        winner, xla = self.winner, self.xla
+        if winner is None or winner.time_us is None or xla is None or self.xla_us is None:
+            return None
+        if (winner.measured_us is None) != (xla.measured_us is None):
+            return None  # a measured time over a simulated one says nothing
+        return self.xla_us / winner.time_us
+
+
+def repeated_us(xla: Trial, problem: MatmulProblem, chip: Chip) -> float | None:
+    """XLA's time in repeated calls: its copy ahead runs during the call before, as far as HBM has time for it."""
+    if xla.measured_us is not None:
+        return xla.measured_us
+    if xla.simulated_us is None:
+        return None
+    least_us = problem.least_hbm_bytes / chip.machine.hbm_bytes_per_s * 1e6
+    return max(xla.simulated_us, min(xla.simulated_us + (xla.prefetch_us or 0.0), least_us))
+
+
+def best_first(trials: Iterable[Trial]) -> list[Trial]:
+    """Those with a measured time, fastest first, then those with a simulated one, then the others."""
+
+    def order(trial: Trial) -> tuple[bool, bool, float, str]:
+        return trial.measured_us is None, trial.time_us is None, trial.time_us or 0.0, str(trial.blocking)
+
+    return sorted(trials, key=order)

@@ -1,0 +1,66 @@
+"""Profiles of tiles against the compiler and the simulator that they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from systolic.chips import chip
+from systolic.cli.main import main
+from systolic.compiler import WorkerPool
+from systolic.measure import submit_simulation
+from systolic.problem import MatmulProblem
+from systolic.tiling import Kind, ProfiledTile, Profiles, Tiles, profiled_choices, shipped_profiles
+from systolic.trials import Subject
+from systolic.tuning import profiling
+from systolic.tuning.profiling import step_cost, submit_profile
+from systolic.tuning.programs import Programs
+
+CHIPS = ("v5e", "v5p", "v6e", "v7x")
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_a_shipped_profile_can_be_made_again(name: str) -> None:
+    its = chip(name)
+    kind = Kind.of(MatmulProblem.of(512, 512, 512, "bfloat16"), its)
+    assert kind is not None
+    shipped = shipped_profiles(kind)
+    assert shipped is not None
+    here = Subject.here(MatmulProblem.of(512, 512, 512, "bfloat16"), name)
+    if (shipped.jax, shipped.libtpu) != (here.jax, here.libtpu):
+        pytest.skip(f"made with jax {shipped.jax}, libtpu {shipped.libtpu}; here are {here.jax} and {here.libtpu}")
+    short = min(shipped.profiles, key=lambda one: (one.bundles, one.tile))
+    with WorkerPool(max_workers=1) as pool:
+        run = submit_profile(pool, "bfloat16", its, short.tile).result().run
+    assert run is not None
+    assert step_cost(run, short.tile) == short.cost
+    assert run.bundles == short.bundles
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_the_time_of_a_shape_that_was_not_profiled(name: str) -> None:
+    its, problem = chip(name), MatmulProblem.of(1024, 3072, 1536, "bfloat16")
+    choice = profiled_choices(problem, its).choices[0]
+    programs = Programs.of(problem, its)
+    fn = programs.kernel(choice.blocking)
+    with WorkerPool(max_workers=1) as pool:
+        simulated_us = submit_simulation(pool, fn, programs.arguments, its, label=name).result().time_us
+    assert choice.modelled.time_us == pytest.approx(simulated_us, rel=0.02)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def tile(k: int, n: int) -> ProfiledTile:
+        tiles = Tiles(tile_m=128, tile_k=k, tile_n=n)
+        return ProfiledTile(tiles=tiles, slice_m=128, slice_n=256, whole_k=False, pieces=1)
+
+    tiles = [tile(256, 256), tile(256, 512)]
+    monkeypatch.setattr(profiling, "worth_profiling", lambda *_: [*tiles, tile(8192, 32768)])
+    assert main(["table", "profile", "--chip", "v6e", "--dtype", "bfloat16", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert "no profile of 128/8192/32768" in said
+    assert "2 tiles of v6e" in said
+    made = Profiles.from_json((tmp_path / "v6e_bfloat16.json").read_text())
+    assert [one.tile for one in made.profiles] == tiles
+    assert made.profiles[0].cost.step < made.profiles[1].cost.step
+    assert main(["table", "profile", "--chip", "v7x", "--dtype", "int4", "--out", str(tmp_path)]) == 2
