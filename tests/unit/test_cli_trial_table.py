@@ -68,3 +68,21 @@ def test_a_file_of_something_else(store: TrialStore, tmp_path: Path, capsys: pyt
         assert main(["table", "import", str(wrong), "--store", str(store.file)]) == 2
         assert "no store, and nothing that systolic table export wrote" in capsys.readouterr().err
     assert len(store.subjects()) == 2
+
+
+def test_plan_says_by_what_the_store_misses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from systolic.ops.planning import forget_plans
+    from systolic.trials import Subject
+
+    monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
+    forget_plans()
+    here = Subject.here(replace(SUBJECT.problem, m=384), "v6e")
+    TrialStore.at().keep(here, trial(128, 9.5))
+    sizes = [str(getattr(here.problem, letter)) for letter in "mkn"]
+    assert main(["plan", ",".join(sizes), "--chip", "v6e", "--dtype", here.problem.dtype_lhs]) == 0
+    assert "9.5 µs simulated" in capsys.readouterr().out
+    assert main(["plan", ",".join([*sizes[:2], "4096"]), "--chip", "v6e", "--dtype", here.problem.dtype_lhs]) == 0
+    assert f"the nearest in the store differs by problem.n: {sizes[2]} in place of 4096" in capsys.readouterr().out
+    forget_plans()

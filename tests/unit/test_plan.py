@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import random
 import subprocess
@@ -14,6 +15,7 @@ import systolic
 from systolic.chips import UnknownChipError, UnsupportedDtypeError, chip
 from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn
 from systolic.tiling import (
+    Blocking,
     IllegalTilesError,
     Tiles,
     blocked_buffers,
@@ -304,3 +306,38 @@ def test_a_plan_in_words() -> None:
     assert str(plan.blocking.tiles) in kernel
     assert why == f"why      {plan.reason}"
     assert time.startswith(f"time     {plan.time_us:,.1f} µs modelled; at peak {plan.mxu_us:,.1f}")
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_traffic_is_that_of_going_through_all_steps(number: int) -> None:
+    choose = random.Random(number)
+    grid = {name: choose.choice([1, 2, 3]) for name in ("batch", "m", "n", "k")}
+    tiles = Tiles(tile_m=128, tile_k=256, tile_n=384)
+    shared = choose.choice([True, False])
+    extras = [
+        Extra(beside="out", rows=True, columns=True, dtype="float32"),
+        Extra(beside="out", rows=True, columns=False, dtype="float32"),
+        Extra(beside="lhs", rows=True, columns=False, dtype="float32"),
+    ]
+    extra = choose.choice(extras)
+    problem = MatmulProblem(
+        m=128 * grid["m"], k=256 * grid["k"], n=384 * grid["n"], dtype_lhs="bfloat16", dtype_rhs="bfloat16",
+        dtype_out="bfloat16", batch=grid["batch"], batch_lhs=grid["batch"], batch_rhs=1 if shared else grid["batch"],
+        fusion=Fusion(extras=(extra,)),
+    )  # fmt: skip
+    outer = choose.choice(["m", "n"])
+    blocking = Blocking(tiles=tiles, slice_m=128, slice_n=384, outer=outer)  # type: ignore[arg-type]
+    loops = ["batch", outer, "n" if outer == "m" else "m", "k"]
+    along = {"lhs": ["batch", "m", "k"], "rhs": ["k", "n"] if shared else ["batch", "k", "n"]}
+    along["extra"] = (["batch", "m", "n"] if extra.columns else ["m"]) if extra.beside == "out" else ["m"]
+    fetched, before = dict.fromkeys(along, 0), dict.fromkeys(along, None)
+    for step in itertools.product(*(range(grid[name]) for name in loops)):
+        at = dict(zip(loops, step, strict=True))
+        for name, dimensions in along.items():
+            block = tuple(at[dimension] for dimension in dimensions)
+            fetched[name] += block != before[name]
+            before[name] = block  # type: ignore[assignment]
+    found = blocked_traffic(problem, blocking)
+    assert found.lhs_bytes == fetched["lhs"] * 128 * 256 * 2
+    assert found.rhs_bytes == fetched["rhs"] * 256 * 384 * 2
+    assert found.extra_bytes == fetched["extra"] * 128 * (384 if extra.columns else 1) * 4

@@ -17,6 +17,7 @@ from systolic.ops import Plan
 from systolic.ops import plan as planned
 from systolic.problem import PrecisionName
 from systolic.tiling import MIB, Tiles, blocked_buffers, total_bytes
+from systolic.trials import StoreError, Subject, TrialStore
 
 
 @click.command()
@@ -58,6 +59,7 @@ def plan(
     return 0
 
 
+_SHOWN = 4  # differences
 _KNOWN = {
     "measured": "on a device, by systolic tune",
     "simulated": "compiled and executed on the chip's model, by systolic tune",
@@ -80,6 +82,7 @@ def _record(made: Plan) -> dict[str, Any]:
         "reason": made.reason,
         "considered": made.considered,
         "provenance": made.known,
+        "store_misses_by": _misses(made),
         "time_us": made.time_us,
         "mxu_us": made.mxu_us,
         "hbm_us": made.hbm_us,
@@ -88,6 +91,17 @@ def _record(made: Plan) -> dict[str, Any]:
         "vmem_bytes": _vmem_bytes(made),
         "vmem_limit_bytes": made.vmem_limit_bytes,
     }
+
+
+def _misses(made: Plan) -> list[str] | None:
+    """By what the nearest product in the store differs, where this one is not there."""
+    if made.known in ("measured", "simulated"):
+        return None
+    try:
+        nearest = TrialStore.at().nearest(Subject.here(made.computed, made.chip))
+    except StoreError:
+        return None  # `plan` has warned of it
+    return nearest[1] if nearest is not None else None
 
 
 def _show(plans: Sequence[Plan]) -> None:
@@ -101,6 +115,9 @@ def _show(plans: Sequence[Plan]) -> None:
             f"VMEM     {_vmem_bytes(made) / MIB:.1f} MiB of buffers, under a limit of "
             f"{made.vmem_limit_bytes / MIB:.0f} MiB"
         )
+        if misses := _misses(made):
+            more = f", and {len(misses) - _SHOWN} more" if len(misses) > _SHOWN else ""
+            click.echo(f"tuned    not this; the nearest in the store differs by {'; '.join(misses[:_SHOWN])}{more}")
         least = made.hbm_bytes / made.problem.least_hbm_bytes
         click.echo(f"HBM      {made.hbm_bytes / 1e6:,.1f} MB, {least:.2f} × the least")
     click.echo("")

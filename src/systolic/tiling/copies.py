@@ -26,28 +26,45 @@ class Traffic:
 
 
 def blocked_traffic(problem: MatmulProblem, blocking: Blocking) -> Traffic:
-    """Bytes that the pipeline copies. A block is fetched when its index differs from the step before.
+    """Bytes that the pipeline copies: a block is fetched when its index differs from the step before. Outputs once."""
+    tiles = blocking.tiles
+    grid_m, grid_n, grid_k = tiles.grid(problem)
+    counts: dict[str, int] = {"m": grid_m, "n": grid_n, "k": grid_k}
 
-    With rows outermost: lhs once for each column of blocks, unless all of k is one block; rhs once for each row of
-    blocks, unless it is one block as a whole. With columns outermost the other way round. The output once.
-    """
-    grid_m, grid_n, grid_k = blocking.tiles.grid(problem)
-    inner, outer = (grid_n, grid_m) if blocking.outer == "m" else (grid_m, grid_n)
-    kept = inner if grid_k > 1 else 1  # reads of the operand whose block stays
-    streamed = outer if grid_k > 1 or inner > 1 else 1
-    lhs_reads, rhs_reads = (kept, streamed) if blocking.outer == "m" else (streamed, kept)
-    lhs_whole = grid_k == 1 and grid_m == 1
-    rhs_whole = grid_k == 1 and grid_n == 1
-    lhs = problem.lhs_bytes // problem.batch_lhs * (problem.batch_lhs if lhs_whole else problem.batch)
-    rhs = problem.rhs_bytes // problem.batch_rhs * (problem.batch_rhs if rhs_whole else problem.batch)
+    def moved(along: set[str], matrix_bytes: int, matrices: int) -> int:
+        blocks = math.prod(counts[dimension] for dimension in along)
+        return _fetches(problem, blocking, along, matrices) * matrix_bytes // blocks
+
     extra = 0
     for one in problem.fusion.extras:
-        reads = {"lhs": lhs_reads, "rhs": rhs_reads, "out": 1}[one.beside]
-        rows, columns = extra_block(problem, blocking.tiles, one)
-        blocks = {"lhs": grid_m * grid_k, "rhs": grid_k * grid_n, "out": grid_m * grid_n}[one.beside]
-        times = 1 if is_resident(problem, blocking.tiles, one) else problem.batch * blocks * reads
-        extra += times * rows * columns * dtype_bytes(one.dtype)
-    return Traffic(lhs_bytes=lhs * lhs_reads, rhs_bytes=rhs * rhs_reads, extra_bytes=extra, out_bytes=problem.out_bytes)
+        rows, columns = extra_block(problem, tiles, one)
+        block_bytes = rows * columns * dtype_bytes(one.dtype)
+        if is_resident(problem, tiles, one):
+            extra += block_bytes
+            continue
+        names = dimensions(problem, one.beside)
+        along: set[str] = {name for name, there in zip(names, (one.rows, one.columns), strict=True) if there}
+        of_each = {"lhs": problem.batch_lhs, "rhs": problem.batch_rhs, "out": problem.batch}[one.beside]
+        extra += block_bytes * _fetches(problem, blocking, along, of_each if one.rows and one.columns else 1)
+    return Traffic(
+        lhs_bytes=moved({"m", "k"}, problem.lhs_bytes // problem.batch_lhs, problem.batch_lhs),
+        rhs_bytes=moved({"k", "n"}, problem.rhs_bytes // problem.batch_rhs, problem.batch_rhs),
+        extra_bytes=extra,
+        out_bytes=problem.out_bytes,
+    )
+
+
+def _fetches(problem: MatmulProblem, blocking: Blocking, along: set[str], matrices: int) -> int:
+    """How often a block is fetched of an array that lies along these dimensions: once for each round of the loops.
+
+    From the outermost to the innermost one that changes its index; those inside that leave the block as it is.
+    """
+    grid_m, grid_n, grid_k = blocking.tiles.grid(problem)
+    m, n = ("m", grid_m), ("n", grid_n)
+    loops = [("batch", problem.batch), *((m, n) if blocking.outer == "m" else (n, m)), ("k", grid_k)]
+    changing = along | ({"batch"} if matrices > 1 else set())
+    depth = max((at + 1 for at, (name, count) in enumerate(loops) if name in changing and count > 1), default=0)
+    return math.prod(count for _, count in loops[:depth])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

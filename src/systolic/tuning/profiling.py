@@ -69,8 +69,8 @@ _ROWS = (8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 class Watcher:
     """What profiling tells while it runs."""
 
-    planned: Callable[[int], None] = lambda tiles: None
-    done: Callable[[str], None] = lambda tile: None
+    planned: Callable[[int], None] = lambda more: None  # sizes to rank tiles for, then tiles to compile
+    done: Callable[[str], None] = lambda what: None
 
 
 def profile_tiles(
@@ -84,7 +84,7 @@ def profile_tiles(
       workers: processes that compile.
     """
     watcher = watcher or Watcher()
-    tiles = worth_profiling(dtype, chip, count)
+    tiles = worth_profiling(dtype, chip, count, watcher)
     watcher.planned(len(tiles))
     found: list[Profile] = []
     failed: dict[ProfiledTile, str] = {}
@@ -120,10 +120,13 @@ def profile_tiles(
     return made, failed
 
 
-def worth_profiling(dtype: str, chip: Chip, count: int) -> list[ProfiledTile]:
+def worth_profiling(dtype: str, chip: Chip, count: int, watcher: Watcher | None = None) -> list[ProfiledTile]:
     """Tiles that are near the best, by the model, for many of the common sizes."""
+    watcher = watcher or Watcher()
     times: list[dict[ProfiledTile, float]] = []
-    for problem in _common(dtype):
+    common = list(_common(dtype))
+    watcher.planned(len(common))
+    for problem in common:
         best: dict[ProfiledTile, float] = {}
         for choice in blockings(problem, chip):
             if all(size % tile == 0 for size, tile in _cuts(problem, choice.blocking)):
@@ -132,6 +135,7 @@ def worth_profiling(dtype: str, chip: Chip, count: int) -> list[ProfiledTile]:
                     best.setdefault(_profiled(problem, choice.blocking), choice.modelled.time_us)
         if best:
             times.append(best)
+        watcher.done(f"model of {problem.m} × {problem.k} × {problem.n}")
     every = sorted({tile for best in times for tile in best})
     number = {tile: at for at, tile in enumerate(every)}
     worth = np.zeros((len(times), len(every)))
@@ -216,7 +220,7 @@ def submit_profile(pool: WorkerPool, dtype: str, chip: Chip, tile: ProfiledTile)
 
 def _common(dtype: str) -> Iterator[MatmulProblem]:
     for rows, (k, n) in itertools.product(_ROWS, _WEIGHTS):
-        yield MatmulProblem.of(rows if k != n or rows < k else k, k, n, dtype)
+        yield MatmulProblem.of(rows if k != n else min(rows, k), k, n, dtype)
 
 
 def _cuts(problem: MatmulProblem, blocking: Blocking) -> Sequence[tuple[int, int]]:
