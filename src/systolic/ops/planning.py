@@ -30,8 +30,10 @@ Kernel = Literal["blocked", "streamed"]
 # Of this product, on a device or compiled and simulated; or by arithmetic, from simulated steps of its tile or a model.
 Knowledge = Literal["measured", "simulated", "profiled", "modelled"]
 
-# Profiled tiles that divide the sizes, of which the best is taken to be as good as any.
-_ENOUGH = 10
+# So near to the least time that there is, the best profiled tile is taken without asking the model: that takes a
+# second. The first blocks and the last store take some microseconds of any tile.
+_NEAR = 1.04
+_ENDS_US = 4.0
 # By how much the model has to promise more than a profile: so far it may be wrong, and the best of many it flatters.
 _DOUBT = 0.02
 
@@ -78,8 +80,8 @@ def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | Blo
     """What `systolic.matmul` does for a product on a chip, without compiling anything.
 
     The winner that `systolic.tune` has found for it, if it is in your store; else the best of the tiles whose steps
-    have been simulated, which takes milliseconds; else, where few of these divide the sizes or something is fused, the
-    best of every legal blocking by a model, which takes up to a second. `Plan.known` says which.
+    have been simulated, which takes milliseconds; else, where none of these is near the least time, or something is
+    fused, the best of every legal blocking by a model, which takes up to a second. `Plan.known` says which.
 
     Args:
       problem: sizes, dtypes, transposes, what is fused.
@@ -145,12 +147,12 @@ def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | Blocking | None) ->
 
 
 def _ranked(problem: MatmulProblem, chip: Chip) -> tuple[list[Choice], int]:
-    """Best first, and how many were looked at: profiled tiles, and all others by the model where these are few."""
+    """Best first, and how many were looked at: profiled tiles, and where none of these is near the model's too."""
     profiled = profiled_choices(problem, chip)
-    if profiled.choices and profiled.considered >= _ENOUGH:
+    best = profiled.choices[:1]
+    if best and best[0].modelled.time_us <= profiled.least_us * _NEAR + _ENDS_US:
         return profiled.choices, profiled.considered
     modelled = blockings(problem, chip)
-    best = profiled.choices[:1]
     if best and best[0].modelled.time_us * (1 - _DOUBT) <= modelled[0].modelled.time_us:
         return [*best, *modelled], len(modelled) + profiled.considered
     return modelled, len(modelled) + profiled.considered

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem, dtype_bytes
 from systolic.tiling.blocking import Blocking, Outer
-from systolic.tiling.choose import Choice, can_use
+from systolic.tiling.choose import LONGEST_CODE, Choice, can_use
 from systolic.tiling.profile import Kind, Profile, ProfiledTile, StepCost, shipped_profiles
 from systolic.tiling.walk import walked_time
 
@@ -26,10 +26,15 @@ _NO_MATTER = 0.003  # of the time: what could be faster by less is not looked at
 
 
 class ProfiledChoices(NamedTuple):
-    """Blockings of profiled tiles, best first, and of how many tiles and orders they are the best."""
+    """Blockings of profiled tiles, best first, and of how many tiles and orders they are the best.
+
+    `least_us` is what a tile would take that divides the sizes, multiplies as fast as any profiled one and wastes
+    nothing at the ends; or the least HBM traffic.
+    """
 
     choices: list[Choice]
     considered: int
+    least_us: float
 
 
 def profiled_choices(problem: MatmulProblem, chip: Chip, count: int = 1) -> ProfiledChoices:
@@ -49,7 +54,8 @@ def profiled_choices(problem: MatmulProblem, chip: Chip, count: int = 1) -> Prof
     # Whether the first step had better come whole is asked of these only: it decides a few microseconds.
     whole = [_whole(problem, chip, choice, table) for choice in found] if table is not None else []
     found = [min(pair, key=lambda one: one.modelled.time_us) for pair in zip(found, whole, strict=True)]
-    return ProfiledChoices(sorted(found, key=lambda one: one.modelled.time_us), len(promises))
+    least_us = table.least_us(problem, chip) if table is not None else 0.0
+    return ProfiledChoices(sorted(found, key=lambda one: one.modelled.time_us), len(promises), least_us)
 
 
 def profiled_choice(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Choice | None:
@@ -93,7 +99,9 @@ def _in_pieces(profile: Profile) -> Iterator[tuple[int, StepCost]]:
 @functools.cache
 def _table(kind: Kind | None) -> _Table | None:
     profiles = shipped_profiles(kind) if kind is not None else None
-    return None if profiles is None else _Table.of(profiles.profiles)
+    if profiles is None:
+        return None
+    return _Table.of(tuple(one for one in profiles.profiles if one.bundles <= LONGEST_CODE))
 
 
 class _Promise(NamedTuple):
@@ -135,6 +143,13 @@ class _Table:
             step=np.array([one.cost.step for one in profiles]),
             end=np.array([one.cost.end for one in profiles]),
         )
+
+    def least_us(self, problem: MatmulProblem, chip: Chip) -> float:
+        """See `ProfiledChoices`."""
+        machine = chip.machine
+        each = float(np.min(self.end / (self.m * self.k * self.n)))
+        compute_s = each * problem.m * problem.k * problem.n / chip.cores_per_device / machine.clock_hz
+        return max(compute_s, problem.least_hbm_bytes / machine.hbm_bytes_per_s) * 1e6
 
     def promising(self, problem: MatmulProblem, chip: Chip) -> list[_Promise]:
         """Tiles that divide the sizes, in both orders, the least bound first."""
