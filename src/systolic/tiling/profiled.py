@@ -22,7 +22,7 @@ from systolic.tiling.profile import Kind, Profile, ProfiledTile, StepCost, shipp
 from systolic.tiling.walk import walked_time
 
 _THIN_ROWS = 256
-_NO_MATTER = 0.003  # of the time: what could be faster by less is not looked at
+_NO_MATTER = 0.001  # of the time: what could be faster by less is not looked at
 
 
 class ProfiledChoices(NamedTuple):
