@@ -15,9 +15,8 @@ from systolic.measure import NoDeviceError, measure
 from systolic.measure.measured import module_times_us
 from systolic.problem import MatmulProblem
 from systolic.tiling import Blocking, Tiles
-from systolic.trials import Trial
+from systolic.trials import Trial, best_first
 from systolic.tuning import TuningResult, tune
-from systolic.tuning.result import best_first
 
 
 def line(name: str, *durations_ns: float) -> SimpleNamespace:

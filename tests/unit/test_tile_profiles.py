@@ -20,6 +20,7 @@ from systolic.simulator.model.timeline import Span
 from systolic.simulator.records import CoreRun
 from systolic.tiling import (
     Blocking,
+    IllegalTilesError,
     Kind,
     ProfiledTile,
     Profiles,
@@ -94,11 +95,13 @@ SIZES = st.sampled_from([1, 2, 3, 5, 8, 13, 40])
     outer=st.sampled_from(["m", "n"]),
     buffers=st.sampled_from([2, 3]),
     pieces=st.sampled_from([0, 1, 2]),
-    name=st.sampled_from(["v5e", "v6e", "v7x"]),
+    name=st.sampled_from(["v4", "v5e", "v5p", "v6e", "v7x"]),
 )
 def test_what_repeats_is_not_walked_again_and_changes_nothing(
     grid: tuple[int, int, int], step: float, outer: str, buffers: int, pieces: int, name: str
 ) -> None:
+    if chip(name).cores_per_device > 1:
+        pieces = 0
     if pieces == 0:
         buffers = 2
     tiles = Tiles(tile_m=256, tile_k=512, tile_n=512)
@@ -113,7 +116,7 @@ def test_what_repeats_is_not_walked_again_and_changes_nothing(
     assert short.compute_us == pytest.approx(whole.compute_us, rel=1e-9)
     assert short.copy_us == pytest.approx(whole.copy_us, rel=1e-9)
     steps = grid[0] * grid[1] * grid[2]
-    cycles = step * (steps - 1)
+    cycles = step * (steps - 1) / chip(name).cores_per_device
     assert short.time_us >= cycles / chip(name).machine.clock_hz * 1e6
     assert short.time_us >= least_time_us(problem, blocking, chip(name)) - 1e-6 or step < 4000
 
@@ -165,6 +168,13 @@ def test_a_winner_in_the_store_comes_first(tmp_path: Path, monkeypatch: pytest.M
     assert (made.blocking, made.time_us, made.known) == (blocking, 123.4, "simulated")
     assert "winner of systolic tune" in made.reason
     assert systolic.plan(SQUARE, "v5e").known == "profiled"
+    illegal = dataclasses.replace(blocking, tiles=Tiles(tile_m=4096, tile_k=4096, tile_n=4096), slice_m=4096)
+    store.keep(subject, Trial(blocking=illegal, status="ok", simulated_us=1.0))
+    forget_plans()
+    with pytest.warns(StoreWarning, match="no winners of systolic tune.*VMEM"):
+        assert systolic.plan(SQUARE, "v6e") == before
+    changed = dataclasses.replace(chip("v6e"), vmem_bytes_per_core=64 * 2**20)
+    assert systolic.plan(SQUARE, changed).known != "simulated", "tuned for another chip"
     (tmp_path / "trials.sqlite").write_bytes(b"SQLite format 3\0" + b"?" * 5000)
     forget_plans()
     with pytest.warns(StoreWarning, match="no winners"):
@@ -212,3 +222,39 @@ def test_rows_are_one_tile_a_line() -> None:
     lines = SHIPPED[0].read_text().splitlines()
     rows = [line for line in lines if line.startswith("  [")]
     assert len(rows) == len(json.loads(SHIPPED[0].read_text())["rows"])
+
+
+def test_a_blocking_with_a_profile_still_has_to_be_legal() -> None:
+    tiles = Tiles(tile_m=64, tile_k=512, tile_n=32768)
+    too_much = Blocking(tiles=tiles, slice_m=64, slice_n=8192, buffers=3, pieces=2)
+    with pytest.raises(IllegalTilesError, match="VMEM"):
+        systolic.plan(MatmulProblem.of(128, 512, 65536, "bfloat16"), "v6e", tiles=too_much)
+    best = profiled_choices(SQUARE, chip("v5p")).choices[0].blocking
+    with pytest.raises(IllegalTilesError, match="leave a core idle"):
+        systolic.plan(SQUARE, "v5p", tiles=dataclasses.replace(best, buffers=3))
+
+
+def test_what_is_traced_after_tuning_takes_the_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    from systolic.ops.planning import forget_plans
+
+    monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
+    forget_plans()
+    x = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16)
+
+    def traced() -> str:
+        def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+            return systolic.matmul(lhs, rhs, implementation="pallas", chip="v6e")
+
+        return str(jax.make_jaxpr(product)(x, x))
+
+    before = traced()
+    problem = MatmulProblem.of(2048, 2048, 2048, "bfloat16")
+    blocking = Blocking(tiles=Tiles(tile_m=512, tile_k=512, tile_n=512), slice_m=512, slice_n=512, pieces=1)
+    TrialStore.at().keep(Subject.here(problem, "v6e"), Trial(blocking=blocking, status="ok", simulated_us=9.0))
+    assert traced() == before
+    forget_plans()
+    assert traced() != before
+    forget_plans()

@@ -185,3 +185,23 @@ def test_kills_lose_nothing_that_was_kept(tmp_path: Path) -> None:
     found = {one.blocking.tiles.tile_m // 16 for one in store.trials(SUBJECT) if one.blocking is not None}
     assert kept <= found
     assert len(found) <= len(kept) + 20  # each kill may hide one that was kept and not yet told
+
+
+def test_what_was_measured_comes_first_and_is_not_lost(tmp_path: Path) -> None:
+    store = TrialStore(tmp_path / "trials.sqlite")
+    measured = replace(trial(128, 30.0), measured_us=36.0)
+    for one in (measured, trial(256, 32.0), trial(128, 30.0)):
+        store.keep(SUBJECT, one)
+    assert store.trials(SUBJECT) == [measured, trial(256, 32.0)]
+    assert store.winner(SUBJECT) == store.looked_up(SUBJECT) == measured
+
+
+def test_a_row_with_other_fields_hides_no_other(tmp_path: Path) -> None:
+    store = TrialStore(tmp_path / "trials.sqlite")
+    store.keep(SUBJECT, trial(128, 30.0))
+    store.keep(SUBJECT, trial(256, 20.0))
+    with closing(sqlite3.connect(store.file)) as connection, connection:
+        connection.execute('UPDATE trials SET trial = \'{"of": "another version"}\' WHERE simulated_us = 20')
+    for read in (store.looked_up, store.winner):
+        with pytest.warns(StoreWarning, match="left out of"):
+            assert read(SUBJECT) == trial(128, 30.0)

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from systolic.chips import Chip, UnsupportedDtypeError, chip
-from systolic.compiler import CompilerCrash, CompilerRefusal
+from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
 from systolic.measure import Measurement
 from systolic.ops.product import by_xla
 from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn, ProblemError
 from systolic.simulator import SimulatedRun
 from systolic.tiling import Blocking, blockings, chosen, least_time_us
 from systolic.trials import Trial, TrialStore
-from systolic.tuning import Ranking, TuningResult, Watcher, tune
+from systolic.tuning import Ranking, StalledError, TuningResult, Watcher, tune
 from systolic.tuning.programs import Programs
 
 PROBLEM = MatmulProblem.of(1024, 1024, 1024, "bfloat16")
@@ -217,3 +217,62 @@ def test_a_ranking_proposes_each_once_and_the_best_first(seed: int) -> None:
     assert len(proposed) == len(set(proposed)) == 300
     predicted = ranking.predicted_us() / [one.modelled.time_us for one in choices]
     assert 0.9 <= predicted.min() <= predicted.max() <= 1.1
+
+
+def test_what_may_be_this_machines_fault_is_tried_again_next_time(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.raises = {
+        1: CompilerTimeout(label="XLA", limit_s=120.0),
+        2: RuntimeError("KilledWorker"),
+        3: CompilerTimeout(label="x", limit_s=120.0),
+    }
+    result = searched(tmp_path, machine, trials=4)
+    assert [one.status for one in result.trials] == ["ok", "ok", "failed", "failed"]
+    assert "KilledWorker" in "".join(one.reason for one in result.trials)
+    assert result.xla is not None
+    assert result.xla.status == "failed"
+    again = Machine()
+    result = searched(tmp_path, again, trials=4)
+    assert set(again.asked) == set(machine.asked[:3])
+    assert result.ratio_to_xla is not None
+
+
+def test_a_search_that_nobody_works_for_stops_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("systolic.tuning.search._PATIENCE_S", 0.1)
+    waiting: list[Future[Measurement]] = []
+
+    def lost(*_: Any) -> Future[Measurement]:
+        waiting.append(Future())
+        return waiting[-1]
+
+    with pytest.raises(StalledError, match="are there workers left"):
+        tune(PROBLEM, "v6e", store=TrialStore(tmp_path / "t.sqlite"), submit=lost)
+    assert len(waiting) == 2
+
+
+def test_the_best_by_simulation_are_measured_once_and_a_failure_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def measured(fn: Any, arguments: Any, its: Chip) -> Measurement:
+        asked.append(fn.args[1].where.tiles if fn.args[0] is not by_xla else None)
+        if len(asked) == 1:
+            raise RuntimeError("RESOURCE_EXHAUSTED")
+        return Measurement(chip=its.name, provenance="measured", time_us=100.0 + len(asked))
+
+    monkeypatch.setattr("systolic.tuning.search.device_of", lambda its: None)
+    monkeypatch.setattr("systolic.tuning.search.measure", measured)
+    result = searched(tmp_path, Machine(), trials=4, measured=2)
+    assert len(asked) == 3
+    assert asked[2] is None
+    assert result.winner is not None
+    assert (result.winner.blocking, result.winner.measured_us) == (asked[1], 102.0)
+    assert result.ratio_to_xla == pytest.approx(103 / 102)
+    assert "not measured: RuntimeError: RESOURCE_EXHAUSTED" in next(
+        one.reason for one in result.trials if one.blocking == asked[0]
+    )
+    again = searched(tmp_path, Machine(), trials=4, measured=3)
+    assert len(asked) == 5, "the one that failed and a third"
+    assert again.winner is not None
+    assert again.winner.measured_us == 102.0

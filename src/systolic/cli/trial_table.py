@@ -15,7 +15,7 @@ from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, note, write_json
 from systolic.cli.output import table as text_table
 from systolic.cli.tile_profiles import profile
-from systolic.trials import Subject, Trial, TrialStore
+from systolic.trials import Subject, Trial, TrialStore, best_first
 
 _STORE = click.option(
     "--store",
@@ -63,8 +63,9 @@ def show(store_file: Path | None, chips: tuple[Chip, ...], json_file: str | None
     for subject, trials in rows:
         winner = _winner(trials)
         found = [str(winner.blocking), f"{winner.time_us:,.1f}"] if winner is not None else ["–", "–"]
+        found.append("–" if winner is None else "simulated" if winner.measured_us is None else "measured")
         cells.append([*_named(subject), *found, str(sum(one.blocking is not None for one in trials))])
-    columns = ("chip", "product", "dtype", "fused", "versions", "blocking", "simulated µs", "trials")
+    columns = ("chip", "product", "dtype", "fused", "versions", "blocking", "µs", "known", "trials")
     console().print(text_table(columns, cells, left=columns[:6]))
     click.echo(f"\n{len(rows)} products in {store.file}")
     return 0
@@ -126,8 +127,7 @@ def diff(before: Path, after: Path, json_file: str | None, quiet: bool) -> int:
 
 
 def _winner(trials: list[Trial]) -> Trial | None:
-    timed = [one for one in trials if one.blocking is not None and one.time_us is not None]
-    return min(timed, key=lambda one: one.time_us or 0.0, default=None)
+    return next(iter(best_first(one for one in trials if one.blocking is not None and one.time_us is not None)), None)
 
 
 def _said(winner: Trial | None) -> tuple[Any, ...] | None:

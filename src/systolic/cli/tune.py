@@ -234,7 +234,7 @@ def _plot(result: TuningResult, path: Path) -> bool:
         return False
     problem = result.problem
     title = f"{sizes(problem.m, problem.k, problem.n)} {problem.dtype_lhs} on {result.chip}: {len(points)} trials"
-    plot_trials(points, path, title=title, provenance="simulated", xla_us=result.xla_us)
+    plot_trials(points, path, title=title, provenance=_provenance(result.winner), xla_us=result.xla_us)
     return True
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
@@ -31,9 +32,10 @@ Kernel = Literal["blocked", "streamed"]
 Knowledge = Literal["measured", "simulated", "profiled", "modelled"]
 
 # So near to the least time that there is, the best profiled tile is taken without asking the model: that takes a
-# second. The first blocks and the last store take some microseconds of any tile.
+# second. The first blocks and the last store take some microseconds of any tile, of a small product less.
 _NEAR = 1.04
 _ENDS_US = 4.0
+_ENDS_SHARE = 0.1
 # By how much the model has to promise more than a profile: so far it may be wrong, and the best of many it flatters.
 _DOUBT = 0.02
 
@@ -112,11 +114,12 @@ def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | Blocking | None) ->
     winner = _winner(computed, chip) if tiles is None else None
     known: Knowledge | None = None
     try:
-        if winner is not None and winner.blocking is not None:
-            choices, considered = [chosen(computed, winner.blocking, chip)], 1
-            known = "measured" if winner.measured_us is not None else "simulated"
+        if winner is not None:
+            choices, considered = [winner.choice], 1
+            known = "measured" if winner.trial.measured_us is not None else "simulated"
         elif isinstance(tiles, Blocking):
-            choices, considered = [profiled_choice(computed, tiles, chip) or chosen(computed, tiles, chip)], 1
+            legal = chosen(computed, tiles, chip)  # raises where it is not
+            choices, considered = [profiled_choice(computed, tiles, chip) or legal], 1
         elif tiles is not None:
             choices = blockings(computed, chip, orientation.tiles(tiles))
             considered = len(choices)
@@ -125,7 +128,7 @@ def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | Blocking | None) ->
     except IllegalTilesError as error:
         raise orientation.refusal(error) from None
     best = choices[0]
-    time_us = winner.time_us if winner is not None else None
+    time_us = winner.trial.time_us if winner is not None else None
     traffic = blocked_traffic(computed, best.blocking)
     return Plan(
         problem=problem,
@@ -150,7 +153,8 @@ def _ranked(problem: MatmulProblem, chip: Chip) -> tuple[list[Choice], int]:
     """Best first, and how many were looked at: profiled tiles, and where none of these is near the model's too."""
     profiled = profiled_choices(problem, chip)
     best = profiled.choices[:1]
-    if best and best[0].modelled.time_us <= profiled.least_us * _NEAR + _ENDS_US:
+    near_us = profiled.least_us * _NEAR + min(_ENDS_US, profiled.least_us * _ENDS_SHARE)
+    if best and best[0].modelled.time_us <= near_us:
         return profiled.choices, profiled.considered
     modelled = blockings(problem, chip)
     if best and best[0].modelled.time_us * (1 - _DOUBT) <= modelled[0].modelled.time_us:
@@ -158,18 +162,34 @@ def _ranked(problem: MatmulProblem, chip: Chip) -> tuple[list[Choice], int]:
     return modelled, len(modelled) + profiled.considered
 
 
-def _winner(problem: MatmulProblem, chip: Chip) -> Trial | None:
-    """What `systolic tune` has found for this product; nothing where the store cannot be read."""
+class _Winner(NamedTuple):
+    trial: Trial
+    choice: Choice
+
+
+def _winner(problem: MatmulProblem, chip: Chip) -> _Winner | None:
+    """What `systolic tune` has found for this product; nothing where the store cannot be read, or it breaks rules."""
+    if chip != chip_named(chip.name):
+        return None  # a chip that somebody has changed
     try:
-        return TrialStore.at().looked_up(Subject.here(problem, chip.name))
-    except StoreError as error:
+        trial = TrialStore.at().looked_up(Subject.here(problem, chip.name))
+        if trial is None or trial.blocking is None:
+            return None
+        return _Winner(trial, chosen(problem, trial.blocking, chip))
+    except (StoreError, IllegalTilesError) as error:
         warnings.warn(f"no winners of systolic tune: {error}", StoreWarning, stacklevel=5)
         return None
 
 
 def forget_plans() -> None:
-    """Plans are kept for as long as the process runs: to be called when the store has a new winner."""
+    """Plans are kept for as long as the process runs, and so are kernels: to be called when there is a new winner.
+
+    A function that was compiled by `jax.jit` before keeps its kernels.
+    """
     _plan.cache_clear()
+    traced = sys.modules.get("systolic.ops.product")  # which needs JAX, and is not there where nothing was traced
+    if traced is not None:
+        traced.by_pallas.clear_cache()
 
 
 def mxu_us(problem: MatmulProblem, chip: Chip) -> float:

@@ -93,20 +93,25 @@ class Copies:
             rows, columns = block_shape(problem, tiles, side)
             along = dimensions(problem, side)[1]
             width = getattr(problem, along)
-            block_bytes = rows * columns * dtype_bytes(problem.dtype_lhs if side == "lhs" else problem.dtype_rhs)
-            block_s = block_bytes / bytes_per_s + strided_runs(rows, columns, width) * run_s
+            dtype = problem.dtype_lhs if side == "lhs" else problem.dtype_rhs
+            block_bytes = rows * columns * dtype_bytes(dtype)
+            block_s = block_bytes / bytes_per_s + strided_runs(rows, columns, width, dtype) * run_s
             blocks = total_bytes / block_bytes
             # The first block comes in pieces along k, which cut its rows apart where those lie along k.
             parts = max(1, blocking.pieces) if along == "k" else 1
-            first_block_s = block_bytes / bytes_per_s + parts * strided_runs(rows, columns / parts, width) * run_s
+            first_block_s = (
+                block_bytes / bytes_per_s + parts * strided_runs(rows, columns / parts, width, dtype) * run_s
+            )
             first_s += first_block_s
             count += blocks / steps
             total_s += block_s * (blocks - 1) + first_block_s
         out_bytes = traffic.out_bytes / (problem.batch * grid_m * grid_n)
-        tile_s = out_bytes / bytes_per_s + strided_runs(tiles.tile_m, tiles.tile_n, problem.n) * run_s
+        tile_s = (
+            out_bytes / bytes_per_s + strided_runs(tiles.tile_m, tiles.tile_n, problem.n, problem.dtype_out) * run_s
+        )
         slice_s = (
             out_bytes / blocking.slices / bytes_per_s
-            + strided_runs(blocking.slice_m, blocking.slice_n, problem.n) * run_s
+            + strided_runs(blocking.slice_m, blocking.slice_n, problem.n, problem.dtype_out) * run_s
         )
         return cls(
             count=count,
@@ -118,6 +123,6 @@ class Copies:
         )
 
 
-def strided_runs(rows: int, columns: float, width: int) -> int:
-    """Contiguous runs of a block in HBM, where matrices of every dtype lie in tiles of eight rows."""
-    return 1 if columns >= width else math.ceil(rows / 8)
+def strided_runs(rows: int, columns: float, width: int, dtype: str) -> int:
+    """Contiguous runs of a block in HBM, where matrices lie in tiles of eight rows, those of 8 bits of 32."""
+    return 1 if columns >= width else math.ceil(rows / (32 if dtype_bytes(dtype) == 1 else 8))

@@ -166,8 +166,9 @@ class Profiles:
 @functools.cache
 def shipped_profiles(kind: Kind) -> Profiles | None:
     """Those that come with the package; None where there are none of this kind."""
-    file = resources.files("systolic.tiling") / "profiles" / _file_name(kind)
-    if not file.is_file():
+    names = {file.name: file for file in (resources.files("systolic.tiling") / "profiles").iterdir()}
+    file = names.get(_file_name(kind))
+    if file is None:
         return None
     found = Profiles.from_json(file.read_text(encoding="utf-8"))
     return found if found.kind == kind else None

@@ -123,6 +123,7 @@ class _Table:
     n: Int[np.ndarray, " tiles"]
     whole_k: Bool[np.ndarray, " tiles"]
     pieces: Int[np.ndarray, " tiles"]
+    first: Float[np.ndarray, " tiles"]
     step: Float[np.ndarray, " tiles"]
     end: Float[np.ndarray, " tiles"]
 
@@ -140,6 +141,7 @@ class _Table:
             n=np.array([one.tile.tiles.tile_n for one in profiles]),
             whole_k=np.array([one.tile.whole_k for one in profiles], bool),
             pieces=np.array([max(1, one.tile.pieces) for one in profiles]),
+            first=np.array([one.cost.first for one in profiles]),
             step=np.array([one.cost.step for one in profiles]),
             end=np.array([one.cost.end for one in profiles]),
         )
@@ -162,6 +164,7 @@ class _Table:
         grid_m, grid_k, grid_n = problem.m // tile_m, problem.k // tile_k, problem.n // tile_n
         runs = -(-grid_m * grid_n // chip.cores_per_device)
         cycles = runs * ((grid_k - 1) * self.step[at] + self.end[at])
+        cycles -= np.maximum(0.0, np.where(grid_k > 1, self.step[at], self.end[at]) - self.first[at])
         # Nothing is multiplied before a piece of either block is there, nor stored before it is multiplied.
         lhs_bytes, rhs_bytes = dtype_bytes(problem.dtype_lhs), dtype_bytes(problem.dtype_rhs)
         first_s = tile_k * (tile_m * lhs_bytes + tile_n * rhs_bytes) / self.pieces[at] / machine.hbm_bytes_per_s

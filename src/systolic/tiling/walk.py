@@ -95,7 +95,7 @@ class _Pipeline:
         bytes_per_cycle = machine.hbm_bytes_per_s / machine.clock_hz
 
         def cycles(rows: int, columns: int, width: int, dtype: str) -> float:
-            runs = 0 if columns >= width else strided_runs(rows, columns, width)
+            runs = 0 if columns >= width else strided_runs(rows, columns, width, dtype)
             return rows * columns * dtype_bytes(dtype) / bytes_per_cycle + runs * machine.hbm_run_cycles
 
         streams = []
@@ -142,7 +142,7 @@ class _Pipeline:
         row = self.inner * self.steps_k
         total = self.outer * row
         # In the last rows nothing is fetched for later ones.
-        last_rows = row * -(-max(stream.ahead for stream in self.streams) // row)
+        last_rows = row * -(-max((one.ahead for one in self.streams if one.period < total), default=1) // row)
         self._begin(total)
         step = 0
         rows: _Mark | None = None
@@ -245,10 +245,12 @@ class _Pipeline:
 
     def _state(self) -> list[float]:
         """What decides how it goes on: how long the pipe and every copy under way still take."""
-        times = [self.pipe, *(self.stored[run] for run in sorted(self.stored))]
+        times = [self.stored[run] for run in sorted(self.stored)]
         for stream in self.streams:
             times += [stream.landed[at] for at in sorted(stream.landed)]
-        return [max(0.0, time - self.now) for time in times]
+        # The copies of another core may have begun before now, in a pipe that has been free for so long.
+        free_for = self.streams[-1].cycles if self.cores > 1 else 0.0
+        return [max(-free_for, self.pipe - self.now), *(max(0.0, time - self.now) for time in times)]
 
     def _ahead(self, step: int, before: _Mark | None, period: int, until: int) -> int:
         """Leaves out periods that are like the one before, of all that begin before `until`; returns the next step."""

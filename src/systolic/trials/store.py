@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import platformdirs
 
-from systolic.trials.trial import Subject, Trial
+from systolic.trials.trial import Subject, Trial, best_first
 
 _Record = TypeVar("_Record", Subject, Trial)
 
@@ -84,7 +84,7 @@ class TrialStore:
         return cls(file if file is not None else store_file())
 
     def keep(self, subject: Subject, trial: Trial) -> None:
-        """Adds a trial, or replaces that of the same blocking, unless that has a time and this one has none.
+        """Adds a trial, or replaces that of the same blocking, unless that knows more: a time, or a measured one.
 
         Raises:
           StoreError: it cannot be written.
@@ -101,7 +101,8 @@ class TrialStore:
                 "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (subject, blocking) DO UPDATE SET "
                 "status = excluded.status, modelled_us = excluded.modelled_us, simulated_us = excluded.simulated_us, "
                 "measured_us = excluded.measured_us, trial = excluded.trial, kept_at = excluded.kept_at "
-                "WHERE excluded.status = 'ok' OR trials.status <> 'ok'",
+                "WHERE (excluded.status = 'ok' OR trials.status <> 'ok') "
+                "AND (excluded.measured_us IS NOT NULL OR trials.measured_us IS NULL)",
                 (
                     subject.key,
                     _blocking_text(trial),
@@ -115,7 +116,7 @@ class TrialStore:
             )
 
     def trials(self, subject: Subject) -> list[Trial]:
-        """All of a subject, fastest first, those without a time last.
+        """All of a subject, as `best_first` sorts them.
 
         Raises:
           StoreError: the file cannot be read.
@@ -124,8 +125,7 @@ class TrialStore:
             return []
         with self._opened() as connection:
             rows = connection.execute("SELECT trial FROM trials WHERE subject = ?", (subject.key,)).fetchall()
-        found = self._read(rows, Trial.from_json)
-        return sorted(found, key=lambda trial: (trial.time_us is None, trial.time_us or 0.0, str(trial.blocking)))
+        return best_first(self._read(rows, Trial.from_json))
 
     def subjects(self) -> list[Subject]:
         """Everything that trials are of, by chip and sizes.
@@ -140,7 +140,7 @@ class TrialStore:
         return self._read(rows, Subject.from_json)
 
     def winner(self, subject: Subject) -> Trial | None:
-        """The fastest kernel of a subject."""
+        """The best kernel of a subject: the fastest that was measured, else the fastest."""
         return next((one for one in self.trials(subject) if one.blocking is not None and one.time_us is not None), None)
 
     def looked_up(self, subject: Subject) -> Trial | None:
@@ -151,16 +151,21 @@ class TrialStore:
         """
         if not self._there():
             return None
+        # A folder where nothing may be written has no place for what readers of a journal share; but then the file does
+        # not change either.
+        shared = os.access(self.file.parent, os.W_OK) or self.file.with_name(f"{self.file.name}-wal").exists()
+        mode = "mode=ro" if shared else "immutable=1"
         try:
-            with closing(sqlite3.connect(f"{self.file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-                found = connection.execute(
+            with closing(sqlite3.connect(f"{self.file.absolute().as_uri()}?{mode}", uri=True)) as connection:
+                rows = connection.execute(
                     "SELECT trial FROM trials WHERE subject = ? AND status = 'ok' AND blocking <> '' "
-                    "ORDER BY coalesce(measured_us, simulated_us), blocking LIMIT 1",
+                    "AND coalesce(measured_us, simulated_us) IS NOT NULL "
+                    "ORDER BY measured_us IS NULL, coalesce(measured_us, simulated_us), blocking LIMIT 9",
                     (subject.key,),
-                ).fetchone()
-            return None if found is None else Trial.from_json(found[0])
-        except (sqlite3.Error, ValueError) as error:
+                ).fetchall()
+        except sqlite3.Error as error:
             raise StoreError(f"the trials in {self.file} cannot be read: {error}") from error
+        return next(iter(self._read(rows, Trial.from_json)), None)
 
     def nearest(self, subject: Subject) -> tuple[Subject, list[str]] | None:
         """Of a subject without trials: the one with trials that differs in least, and in what."""

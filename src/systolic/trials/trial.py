@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Literal
@@ -41,9 +42,8 @@ class Subject:
     def here(cls, problem: MatmulProblem, chip_name: str) -> Subject:
         """With the versions that are installed here."""
         jax, libtpu = _versions()
-        if not problem.fusion.epilogue:
-            # How many operations the cast to the output's dtype takes is counted of a program, not of a description.
-            problem = dataclasses.replace(problem, fusion=dataclasses.replace(problem.fusion, epilogue_ops=0))
+        # How many operations an epilogue takes is counted of a program, and not part of what a description says.
+        problem = dataclasses.replace(problem, fusion=dataclasses.replace(problem.fusion, epilogue_ops=0))
         return cls(problem=problem, chip=chip_name, kernel_version=KERNEL_VERSION, jax=jax, libtpu=libtpu)
 
     @property
@@ -128,6 +128,15 @@ class Trial:
           ValueError: it is none.
         """
         return _structured(text, cls)
+
+
+def best_first(trials: Iterable[Trial]) -> list[Trial]:
+    """Those with a measured time, fastest first, then those with a simulated one, then the others."""
+
+    def order(trial: Trial) -> tuple[bool, bool, float, str]:
+        return trial.measured_us is None, trial.time_us is None, trial.time_us or 0.0, str(trial.blocking)
+
+    return sorted(trials, key=order)
 
 
 _MINOR_SHARE = 0.1

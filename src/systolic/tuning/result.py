@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,12 +79,3 @@ def repeated_us(xla: Trial, problem: MatmulProblem, chip: Chip) -> float | None:
         return None
     least_us = problem.least_hbm_bytes / chip.machine.hbm_bytes_per_s * 1e6
     return max(xla.simulated_us, min(xla.simulated_us + (xla.prefetch_us or 0.0), least_us))
-
-
-def best_first(trials: Iterable[Trial]) -> list[Trial]:
-    """Those with a measured time, fastest first, then those with a simulated one, then the others."""
-
-    def order(trial: Trial) -> tuple[bool, bool, float, str]:
-        return trial.measured_us is None, trial.time_us is None, trial.time_us or 0.0, str(trial.blocking)
-
-    return sorted(trials, key=order)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
 from systolic.compiler import CompilerError, CompilerMissing, CompilerRefusal, CompilerTimeout, WorkerPool
-from systolic.measure import Measurement, device_of, measure, submit_simulation
+from systolic.measure import Measurement, NoDeviceError, device_of, measure, submit_simulation
 from systolic.ops.planning import forget_plans
 from systolic.problem import MatmulProblem
 from systolic.simulator import SimulationError
 from systolic.tiling import Blocking, Choice, blockings, least_time_us, profiled_choices
-from systolic.trials import Subject, Trial, TrialStore
+from systolic.trials import Subject, Trial, TrialStore, best_first
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.result import End, TuningResult, best_first
+from systolic.tuning.result import End, TuningResult
 
 if TYPE_CHECKING:
     from systolic.tuning.programs import Programs
@@ -178,8 +178,10 @@ class _Search:
                     self.store.keep(self.subject, trial)
                 self._teach(ranking, trial)
                 self.watcher.tried(trial, self._best())
-        self._measure()
-        forget_plans()  # which may have been made without these trials
+        try:
+            self._measure()
+        finally:
+            forget_plans()  # which may have been made without these trials
         kernels = [trial for blocking, trial in self.found.items() if blocking is not None]
         return TuningResult(
             problem=self.problem,
@@ -194,14 +196,22 @@ class _Search:
         )
 
     def _measure(self) -> None:
-        """The best few, and XLA's program, on the device; what was measured before is not measured again."""
-        kernels = best_first(trial for blocking, trial in self.found.items() if blocking is not None)
-        xla = [self.found[None]] if None in self.found else []
+        """The best few by simulated time, and XLA's program, on the device; what was measured before is not again."""
+        timed = [one for one in self.found.values() if one.simulated_us is not None]
+        kernels = sorted((one for one in timed if one.blocking is not None), key=lambda one: one.simulated_us or 0.0)
+        xla = [one for one in timed if one.blocking is None]
         for trial in [*kernels[: self.measured], *(xla if self.measured else [])]:
-            if trial.simulated_us is None or trial.measured_us is not None:
+            if trial.measured_us is not None:
                 continue
             fn = self.programs.xla() if trial.blocking is None else self.programs.kernel(trial.blocking)
-            time_us = measure(fn, self.programs.arguments, self.chip).time_us
+            try:
+                time_us = measure(fn, self.programs.arguments, self.chip).time_us
+            except NoDeviceError:
+                raise
+            except Exception as error:  # noqa: BLE001 -- the device's: one trial's failure ends no search
+                reason = f"not measured: {type(error).__name__}: {error}"
+                self.found[trial.blocking] = dataclasses.replace(trial, reason=reason)
+                continue
             self.found[trial.blocking] = dataclasses.replace(trial, measured_us=time_us)
             self.store.keep(self.subject, self.found[trial.blocking])
 
@@ -214,22 +224,23 @@ class _Search:
         return "time" if time.monotonic() >= self.until else None
 
     def _best(self) -> Trial | None:
-        timed = [one for blocking, one in self.found.items() if blocking is not None and one.time_us is not None]
-        return min(timed, key=lambda one: one.time_us or 0.0, default=None)
+        """By simulated time, which all have; what is measured comes at the end."""
+        timed = [one for blocking, one in self.found.items() if blocking is not None and one.simulated_us is not None]
+        return min(timed, key=lambda one: one.simulated_us or 0.0, default=None)
 
     def _hopeless(self, choice: Choice) -> bool:
         best = self._best()
-        if best is None or best.time_us is None:
+        if best is None or best.simulated_us is None:
             return False
-        return least_time_us(self.programs.computed, choice.blocking, self.chip) >= best.time_us
+        return least_time_us(self.programs.computed, choice.blocking, self.chip) >= best.simulated_us
 
     @staticmethod
     def _teach(ranking: Ranking, trial: Trial) -> None:
         if trial.blocking is None:
             return
         ranking.started(trial.blocking)
-        if trial.time_us is not None:
-            ranking.learn(trial.blocking, trial.time_us)
+        if trial.simulated_us is not None:
+            ranking.learn(trial.blocking, trial.simulated_us)
 
 
 def _candidates(computed: MatmulProblem, chip: Chip) -> list[Choice]:
