@@ -19,7 +19,7 @@ from systolic.measure import Measurement, NoDeviceError, device_of, measure, sub
 from systolic.ops.planning import forget_plans
 from systolic.problem import MatmulProblem
 from systolic.simulator import SimulationError
-from systolic.tiling import Blocking, Choice, blockings, least_time_us, profiled_choices
+from systolic.tiling import Blocking, Choice, blockings, chosen, least_time_us, profiled_choices
 from systolic.trials import Subject, Trial, TrialStore, best_first
 from systolic.tuning.ranking import Ranking
 from systolic.tuning.result import End, TuningResult
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Submit = Callable[[Callable[..., Any], Sequence[Any], Chip, str], Future[Measurement]]
 
 MOST_TRIALS = 12
+_PROFILED_FIRST = 2
 COMPILE_LIMIT_S = 120.0
 _PATIENCE_S = 900.0
 
@@ -95,11 +96,13 @@ def tune(
     from systolic.tuning.programs import Programs  # needs JAX, which `import systolic` does not import
 
     programs = Programs.of(problem, known)
+    first, choices = _candidates(programs.computed, known)
     search = _Search(
         problem=problem,
         programs=programs,
         chip=known,
-        choices=_candidates(programs.computed, known),
+        first=first,
+        choices=choices,
         store=store or TrialStore.at(),
         watcher=watcher or Watcher(),
         most=None if exhaustive else trials,
@@ -121,6 +124,7 @@ class _Search:
     problem: MatmulProblem
     programs: Programs
     chip: Chip
+    first: list[Choice]
     choices: list[Choice]
     store: TrialStore
     watcher: Watcher
@@ -149,7 +153,7 @@ class _Search:
         while True:
             while len(under_way) < workers:
                 over = self._over(sum(choice is not None for choice in under_way.values()))
-                choice = ranking.next([one.blocking for one in under_way.values() if one is not None])
+                choice = self._next(ranking, [one.blocking for one in under_way.values() if one is not None])
                 if over is not None or choice is None:
                     end = over or end
                     break
@@ -194,6 +198,13 @@ class _Search:
             seconds=time.monotonic() - begun,
             end=end,
         )
+
+    def _next(self, ranking: Ranking, under_way: Sequence[Blocking]) -> Choice | None:
+        while self.first:
+            choice = self.first.pop(0)
+            if choice.blocking not in self.found:
+                return choice
+        return ranking.next(under_way)
 
     def _measure(self) -> None:
         """The best few by simulated time, and XLA's program, on the device; what was measured before is not again."""
@@ -243,10 +254,15 @@ class _Search:
             ranking.learn(trial.blocking, trial.simulated_us)
 
 
-def _candidates(computed: MatmulProblem, chip: Chip) -> list[Choice]:
-    """Every legal blocking with its modelled time, but the most promising of the profiled tiles with theirs."""
-    profiled = {choice.blocking: choice for choice in profiled_choices(computed, chip, MOST_TRIALS).choices}
-    return [*profiled.values(), *(one for one in blockings(computed, chip) if one.blocking not in profiled)]
+def _candidates(computed: MatmulProblem, chip: Chip) -> tuple[list[Choice], list[Choice]]:
+    """The best profiled tiles, which are tried first, and every legal blocking; all with the model's time.
+
+    Not with the profile's: it teaches nothing of where the model is wrong.
+    """
+    every = {choice.blocking: choice for choice in blockings(computed, chip)}
+    found = [choice.blocking for choice in profiled_choices(computed, chip, _PROFILED_FIRST).choices]
+    first = [every.get(blocking) or chosen(computed, blocking, chip) for blocking in found]
+    return first, [*every.values(), *(choice for choice in first if choice.blocking not in every)]
 
 
 def _trial(future: Future[Measurement], choice: Choice | None) -> tuple[Trial, bool]:
