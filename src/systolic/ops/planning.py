@@ -172,7 +172,7 @@ def _winner(problem: MatmulProblem, chip: Chip) -> _Winner | None:
     if chip != chip_named(chip.name):
         return None  # a chip that somebody has changed
     try:
-        trial = TrialStore.at().looked_up(Subject.here(problem, chip.name))
+        trial = TrialStore.at().winner(Subject.here(problem, chip.name))
         if trial is None or trial.blocking is None:
             return None
         return _Winner(trial, chosen(problem, trial.blocking, chip))

@@ -21,6 +21,7 @@ from systolic.tiling.blocking import (
 from systolic.tiling.buffers import VmemBuffer, matmul_buffers, total_bytes
 from systolic.tiling.candidates import candidates, modelled_s
 from systolic.tiling.choose import (
+    THIN_ROWS,
     Choice,
     blocked_violations,
     blockings,
@@ -50,6 +51,7 @@ from systolic.tiling.walk import walked_time
 __all__ = [
     "LANES",
     "MIB",
+    "THIN_ROWS",
     "Blocking",
     "Choice",
     "Dimension",

@@ -35,7 +35,7 @@ _COMPILER_SHARE_HIGHEST = 0.65
 _SIDES = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _LONGEST_K = 8192
 _LONGEST_ROW = 32768
-_THIN_ROWS = 256
+THIN_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,7 @@ def _pieces(problem: MatmulProblem, tiles: Tiles, chip: Chip) -> list[int]:
 
 def _tiles(problem: MatmulProblem) -> Iterator[Tiles]:
     multiples = alignment(problem)
-    thin = problem.m <= _THIN_ROWS
+    thin = problem.m <= THIN_ROWS
     sides = {letter: _sides(getattr(problem, letter), multiples[letter], letter, thin=thin) for letter in "mkn"}
     for tile_m, tile_k, tile_n in itertools.product(sides["m"], sides["k"], sides["n"]):
         yield Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)

@@ -17,11 +17,10 @@ from jaxtyping import Bool, Float, Int
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem, dtype_bytes
 from systolic.tiling.blocking import Blocking, Outer
-from systolic.tiling.choose import LONGEST_CODE, Choice, can_use
+from systolic.tiling.choose import LONGEST_CODE, THIN_ROWS, Choice, can_use
 from systolic.tiling.profile import Kind, Profile, ProfiledTile, StepCost, shipped_profiles
 from systolic.tiling.walk import walked_time
 
-_THIN_ROWS = 256
 _NO_MATTER = 0.001  # of the time: what could be faster by less is not looked at
 
 
@@ -83,7 +82,9 @@ def _walked(problem: MatmulProblem, chip: Chip, profile: Profile, outer: Outer, 
 
 def _whole(problem: MatmulProblem, chip: Chip, choice: Choice, table: _Table) -> Choice:
     """The same with its first step in one piece, where it has several."""
-    blocking = dataclasses.replace(choice.blocking, pieces=min(choice.blocking.pieces, 1))
+    if choice.blocking.pieces <= 1:
+        return choice
+    blocking = dataclasses.replace(choice.blocking, pieces=1)
     cost = table.costs[ProfiledTile.of(problem, blocking)]
     return Choice(blocking=blocking, modelled=walked_time(problem, blocking, chip, cost), known="profiled")
 
@@ -157,7 +158,7 @@ class _Table:
         """Tiles that divide the sizes, in both orders, the least bound first."""
         machine = chip.machine
         fits = (problem.m % self.m == 0) & (problem.k % self.k == 0) & (problem.n % self.n == 0)
-        if problem.m <= _THIN_ROWS:  # more than one row of blocks would read all of rhs again
+        if problem.m <= THIN_ROWS:  # more than one row of blocks would read all of rhs again
             fits &= self.m == problem.m
         (at,) = np.nonzero(fits & (self.whole_k == (self.k == problem.k)))
         tile_m, tile_k, tile_n = self.m[at], self.k[at], self.n[at]

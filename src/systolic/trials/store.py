@@ -24,11 +24,8 @@ _SCHEMA_VERSION = 1
 _APPLICATION = 0x73797374  # "syst", which SQLite keeps in the head of the file
 _APPLICATION_AT = 68
 _SQLITE = b"SQLite format 3\0"
-_ENDINGS = {
-    ".sqlite",
-    ".sqlite3",
-    ".db",
-}  # such a name is a database's: without its head it is damaged, not a stranger's
+# Such a name is a database's: a file without SQLite's head is a damaged one, and not a stranger's.
+_ENDINGS = {".sqlite", ".sqlite3", ".db"}
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS subjects (
   key TEXT PRIMARY KEY,
@@ -140,11 +137,9 @@ class TrialStore:
         return self._read(rows, Subject.from_json)
 
     def winner(self, subject: Subject) -> Trial | None:
-        """The best kernel of a subject: the fastest that was measured, else the fastest."""
-        return next((one for one in self.trials(subject) if one.blocking is not None and one.time_us is not None), None)
+        """The best kernel of a subject: the fastest that was measured, else the fastest.
 
-    def looked_up(self, subject: Subject) -> Trial | None:
-        """As `winner`, in a millisecond: the file is neither checked nor made, nor anything in it set right.
+        It takes a millisecond: the file is neither checked nor made, nor anything in it set right.
 
         Raises:
           StoreError: the file cannot be read.

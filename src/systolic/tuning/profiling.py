@@ -20,6 +20,7 @@ from systolic.measure import Measurement, submit_simulation
 from systolic.problem import MatmulProblem
 from systolic.simulator import SimulatedRun, SimulationError
 from systolic.tiling import (
+    THIN_ROWS,
     Blocking,
     IllegalTilesError,
     Kind,
@@ -35,7 +36,6 @@ from systolic.tuning.search import COMPILE_LIMIT_S
 
 # Steps of the grid that is profiled: two runs of blocks each way on each core, of three steps over k.
 _BLOCKS, _STEPS_K = 2, 3
-_THIN_ROWS = 256
 _PIECES = 4
 _SPANS = 64
 # Of the model's times: a tile that is slower by this much than another one is worth e⁻¹ of it.
@@ -202,7 +202,7 @@ def submit_profile(pool: WorkerPool, dtype: str, chip: Chip, tile: ProfiledTile)
     # 2 × 2 blocks of three steps on each core, or four of a product that has one row of blocks; or 12 of one step.
     steps_k = 1 if tile.whole_k else _STEPS_K
     blocks = _BLOCKS * _BLOCKS * (_STEPS_K if tile.whole_k else 1)
-    rows = 1 if tiles.tile_m <= _THIN_ROWS else _BLOCKS * cores
+    rows = 1 if tiles.tile_m <= THIN_ROWS else _BLOCKS * cores
     columns = blocks * cores // rows
     problem = MatmulProblem.of(tiles.tile_m * rows, tiles.tile_k * steps_k, tiles.tile_n * columns, dtype)
     programs = Programs.of(problem, chip)
