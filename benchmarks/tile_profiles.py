@@ -142,10 +142,11 @@ def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
                     if abs(error) > 0.02:
                         click.echo(f"  {problem.m},{problem.k},{problem.n} {choice.blocking}: {error:+.1%}")
             size = [abs(error) for error in errors]
+            took_ms = [one * 1e3 for one in seconds[1:]]  # the first one reads the profiles
             click.echo(
                 f"{its.name} {dtype}: {len(size)} of {count} shapes have profiled tiles; error median "
                 f"{statistics.median(size):.2%}, worst {max(size):.1%}, within 2 % {sum(one <= 0.02 for one in size)}; "
-                f"ranking median {statistics.median(seconds[1:]) * 1e3:.1f} ms of a core, longest {max(seconds[1:]) * 1e3:.1f}"
+                f"ranking takes a core {statistics.median(took_ms):.1f} ms (median), {max(took_ms):.1f} at the longest"
             )
 
 
