@@ -23,6 +23,8 @@ ROOMS = [
     "compiler",
     "simulator",
     "measure",
+    "checking",
+    "explaining",
     "tuning",
     "bench",
     "report",

@@ -7,8 +7,9 @@ The compiler runs in worker processes, which may crash without harm:
 """
 
 from systolic.compiler.arguments import abstract_arguments, argument_values
+from systolic.compiler.blame import source_line, written_at
 from systolic.compiler.cache import CacheWarning, ProgramCache, cache_folder
-from systolic.compiler.contents import Deferred, Missing, PallasOperands, pallas_operands
+from systolic.compiler.contents import Deferred, Missing, PallasOperands, inner_jaxprs, pallas_operands
 from systolic.compiler.driver import compile_function, traced_jaxpr
 from systolic.compiler.errors import (
     CompilerCrash,
@@ -49,9 +50,12 @@ __all__ = [
     "check_available",
     "check_function_name",
     "compile_function",
+    "inner_jaxprs",
     "named_argument",
     "pallas_operands",
+    "source_line",
     "submit_compilation",
     "traced_jaxpr",
     "tracing_settings",
+    "written_at",
 ]

@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 _LOCATION = re.compile(r'"(?P<name>[^"]*)"\("(?P<file>[^"]+)":(?P<line>\d+):\d+')
 
@@ -30,6 +31,21 @@ def source_line(error: BaseException) -> str | None:
         if Path(found["file"]).is_file() and not _is_foreign(found["file"]):
             return f"{found['file']}:{found['line']} in {found['name']}"
     return None
+
+
+def written_at(equation: Any) -> str:
+    """The innermost line of the user's source that an equation of a jaxpr comes from, "file.py:12 in name", or "".
+
+    A kernel that comes with JAX counts as the user's where nothing else does: its line says more than none.
+    """
+    traceback_of = getattr(equation.source_info, "traceback", None)
+    frames = traceback_of.frames if traceback_of is not None else ()
+    named = [frame for frame in frames if Path(frame.file_name).is_file()]
+    own = [frame for frame in named if not _is_foreign(frame.file_name)]
+    kernels = [frame for frame in named if "/pallas/ops/" in frame.file_name]
+    for frame in (*kernels, *own):
+        return f"{frame.file_name}:{frame.line_num} in {frame.function_name}"
+    return ""
 
 
 def _is_foreign(file: str) -> bool:

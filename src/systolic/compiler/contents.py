@@ -71,11 +71,13 @@ class PallasOperands:
 
     Attributes:
         site: which call in the function's text it is an execution of; a loop executes the same one many times.
+        equation: of that call.
         shapes: of the operands, in the order of the compiled operation's.
         operands: their contents: arrays, or `Missing`.
     """
 
     site: tuple[int, ...]
+    equation: Any
     shapes: tuple[tuple[int, ...], ...]
     operands: tuple[Deferred, ...]
 
@@ -138,7 +140,7 @@ class _Walk:
         name = equation.primitive.name
         if name == _PALLAS:
             return self._pallas(equation, inputs, path)
-        if not any(map(_holds_pallas, _inner(equation.params))):
+        if not any(map(_holds_pallas, inner_jaxprs(equation.params))):
             return _evaluated(jaxpr, equation, inputs)
         if name == "scan":
             return self._scan(equation, inputs, path)
@@ -146,7 +148,7 @@ class _Walk:
             return self._while(equation, inputs, path)
         if name == "cond":
             return self._cond(equation, inputs, path)
-        inner = [closed for closed in _inner(equation.params) if _holds_pallas(closed)]
+        inner = [closed for closed in inner_jaxprs(equation.params) if _holds_pallas(closed)]
         if len(inner[0].jaxpr.invars) != len(inputs):
             return _missing(equation, f"a {name} around a kernel")
         consts = [Deferred.known(const) for const in inner[0].consts]
@@ -158,6 +160,7 @@ class _Walk:
         self.found.append(
             PallasOperands(
                 site=path,
+                equation=equation,
                 shapes=tuple(tuple(atom.aval.shape) for atom in equation.invars),
                 operands=tuple(inputs),
             )
@@ -228,7 +231,8 @@ def _wanted(jaxpr: Any, used: Sequence[bool] | None) -> dict[int, list[bool]]:
     return wanted
 
 
-def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
+def inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
+    """The jaxprs among an equation's parameters, each with `jaxpr` and `consts`."""
     for value in params.values():
         for each in value if isinstance(value, (tuple, list)) else (value,):
             if hasattr(each, "jaxpr") and hasattr(each, "consts"):
@@ -239,7 +243,7 @@ def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
 
 def _holds_pallas(closed: Any) -> bool:
     return any(
-        equation.primitive.name == _PALLAS or any(map(_holds_pallas, _inner(equation.params)))
+        equation.primitive.name == _PALLAS or any(map(_holds_pallas, inner_jaxprs(equation.params)))
         for equation in closed.jaxpr.eqns
     )
 

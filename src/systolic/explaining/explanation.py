@@ -1,0 +1,221 @@
+"""What an explanation holds: plain records, which serialise to JSON and back. `report` draws them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import cattrs
+
+from systolic.simulator import SimulatedRun
+
+# `this`: the function that is explained. `xla`: what XLA makes of the same result without Pallas. `other`: a function
+# that the user gave to compare with. `change`: this function with one parameter changed.
+ProgramRole = Literal["this", "xla", "other", "change"]
+
+FORMAT = 1  # of the JSON; raised when a field changes its meaning
+
+
+class ExplanationError(ValueError):
+    """A text is no explanation that this version reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One program that was compiled and simulated, or was to be.
+
+    Attributes:
+      label: for tables and plots: "this kernel", "XLA", "vmem_limit_bytes=67108864".
+      time_us: simulated; None where there is none, and `reason` says why.
+      flops: useful operations of the result; 0 where they are not known.
+      hbm_bytes: read and written by all cores.
+      run: everything that the simulator says of it; None for changes, and where there is none.
+    """
+
+    label: str
+    role: ProgramRole
+    time_us: float | None
+    reason: str = ""
+    flops: float = 0.0
+    hbm_bytes: int = 0
+    run: SimulatedRun | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """The chip's limits, of one device, and of the simulator's model of it."""
+
+    dtype: str  # whose peak it is
+    peak_flops_per_s: float
+    hbm_bytes_per_s: float  # as published
+    simulated_hbm_bytes_per_s: float  # what the simulator's copies reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A stretch of the timeline worth looking at: the ramp, one steady step, the end."""
+
+    title: str
+    begin_us: float
+    end_us: float
+    words: str  # what happens in it, in a sentence or two
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperandTraffic:
+    """What one operand of one kernel costs in HBM traffic. Worked out from its blocks and index map."""
+
+    kernel: str
+    operand: str
+    role: str  # "input", "output"
+    shape: tuple[int, ...]
+    dtype: str
+    block: tuple[int, ...]
+    block_bytes: int
+    fetches: int | None  # blocks copied in or out; None where they depend on values that are not known
+    moved_bytes: int | None
+    least_bytes: int  # every element that is touched, once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmemPart:
+    """One buffer in VMEM, by the compiler's report."""
+
+    op: str
+    name: str
+    kind: Literal["window", "scratch", "temporary", "spill"]
+    size_bytes: int  # all copies together
+    copies: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmemMap:
+    """VMEM against its limits, of one core."""
+
+    parts: tuple[VmemPart, ...]
+    limit_bytes: int  # that the kernel may use
+    capacity_bytes: int  # that the core has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """One stretch of straight code of a kernel, over all its executions.
+
+    Attributes:
+      name: "grid step", "when 1", "loop 2": in the order of the program.
+      executions: how often it ran.
+      cycles: in all executions, stalls included.
+      issued: instructions by unit.
+    """
+
+    op: str
+    name: str
+    bundles: int
+    executions: int
+    cycles: int
+    matrix_stall_cycles: int
+    issued: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineWork:
+    """What one line of the kernel's source asks for in one execution. Modelled from the traced program."""
+
+    kernel: str
+    where: str  # "file.py:12 in kernel"
+    text: str  # the line itself; "" where the file is not there
+    operations: str  # "dot_general, add"
+    executions: int | None  # over the whole grid; None where it depends on values
+    matrix_flops: float  # of one execution
+    vector_elements: int  # elements that elementwise operations work out in one execution
+    loaded_bytes: int  # from VMEM, in one execution
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """One finding: what costs time, and what changing it brings.
+
+    Attributes:
+      title: one line: "tiles 1024/2048/1024".
+      why: what in the run says so, with numbers.
+      change: the flag or line to change, as the user would write it.
+      time_us: after the change; None where it was not tried or refused, and `reason` says why.
+      saving: share of this function's time that the change saves; negative: it costs; None: not known.
+      provenance: how `saving` is known.
+    """
+
+    title: str
+    why: str
+    change: str
+    time_us: float | None
+    saving: float | None
+    provenance: Literal["simulated", "modelled"]
+    reason: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Everything that `systolic explain` found of one function on one chip.
+
+    Attributes:
+      function: as it was named.
+      arguments: as they were given.
+      verdict: one line.
+      programs: the function itself first.
+      windows: of the function's own timeline, whose spans are in `programs[0].run`.
+      savings: the most worthwhile first.
+      notes: what could not be worked out, and assumptions.
+    """
+
+    function: str
+    arguments: tuple[str, ...]
+    chip: str
+    chip_title: str
+    versions: Mapping[str, str | None]
+    verdict: str
+    programs: tuple[Program, ...]
+    roofline: Roofline
+    windows: tuple[Window, ...] = ()
+    traffic: tuple[OperandTraffic, ...] = ()
+    vmem: VmemMap | None = None
+    regions: tuple[Region, ...] = ()
+    lines: tuple[LineWork, ...] = ()
+    savings: tuple[Saving, ...] = ()
+    notes: tuple[str, ...] = ()
+    format: int = field(default=FORMAT)
+
+    @property
+    def run(self) -> SimulatedRun:
+        """Of the function itself."""
+        run = self.programs[0].run
+        assert run is not None
+        return run
+
+    @property
+    def time_us(self) -> float:
+        """Simulated time of the function itself."""
+        return self.run.time_us
+
+    def to_json(self) -> str:
+        """As JSON text, which `from_json` reads."""
+        return json.dumps(cattrs.unstructure(self), allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> Explanation:
+        """The explanation that `to_json` wrote.
+
+        Raises:
+          ExplanationError: the text is no explanation, or one of another version's format.
+        """
+        try:
+            document = json.loads(text)
+            if not isinstance(document, dict) or document.get("format") != FORMAT:
+                found = document.get("format") if isinstance(document, dict) else type(document).__name__
+                raise ExplanationError(f"this is no explanation of format {FORMAT}, but of {found}")
+            return cattrs.structure(document, Explanation)
+        except (json.JSONDecodeError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
+            raise ExplanationError(f"this is no explanation: {error}") from error
