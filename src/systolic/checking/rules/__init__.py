@@ -1,0 +1,1 @@
+"""The rules, by what they look at. Each returns every finding, and none executes or compiles the kernel."""

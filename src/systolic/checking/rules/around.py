@@ -1,0 +1,120 @@
+"""Rules on what stands around a Pallas call: copies that an index map would save, and what the compiler is not told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from systolic.checking.calls import KernelCall
+from systolic.checking.finding import Finding
+from systolic.chips import Chip
+from systolic.compiler import inner_jaxprs, written_at
+from systolic.problem import dtype_bytes
+
+# Below this a copy is not worth a word: a microsecond at an HBM's speed is about a MB.
+_WORTH_BYTES = 1 << 20
+
+# Operations that are a pass over HBM by themselves in front of a kernel, whose operands XLA can't fuse into.
+_COPIES = {
+    "transpose": (
+        "transposed-operand",
+        "leave the array as it lies: swap the indices in its index map and contract the other dimension in "
+        "lax.dot_general",
+    ),
+    "pad": ("padded-operand", "let the grid end in an edge block (pl.cdiv) and mask what is summed over"),
+    "convert_element_type": ("cast-operand", "pass it as it is and cast the block inside of the kernel"),
+}
+
+
+def around_findings(closed_jaxpr: Any, calls: list[KernelCall], chip: Chip) -> list[Finding]:
+    """Findings about the function around the calls, and about what each launcher leaves out."""
+    by_equation = {id(call.equation): call for call in calls}
+    findings = []
+    for equation, sources in _operands(closed_jaxpr.jaxpr, {}):
+        call = by_equation.get(id(equation))
+        if call is not None:
+            findings += [found for source in sources if (found := _copy(call, source)) is not None]
+    for call in calls:
+        findings += _untold(call, chip)
+    return findings
+
+
+def _operands(jaxpr: Any, made: dict[Any, Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """Each Pallas call with the equations that made its operands. `made`: of what comes from outside of `jaxpr`."""
+    made = dict(made)
+    for equation in jaxpr.eqns:
+        inputs = [None if hasattr(atom, "val") else made.get(atom) for atom in equation.invars]
+        if equation.primitive.name == "pallas_call":
+            yield equation, [source for source in inputs if source is not None]
+            continue
+        inner = list(inner_jaxprs(equation.params))
+        for closed in inner:
+            same = len(closed.jaxpr.invars) == len(inputs)
+            outside = dict(zip(closed.jaxpr.invars, inputs, strict=True)) if same else {}
+            yield from _operands(closed.jaxpr, {name: source for name, source in outside.items() if source is not None})
+        made.update(_results(equation, inner))
+
+
+def _results(equation: Any, inner: list[Any]) -> dict[Any, Any]:
+    """What made each result of an equation: the equation, or the one inside of a function that it calls."""
+    if not inner:
+        return dict.fromkeys(equation.outvars, equation)
+    results = inner[0].jaxpr.outvars
+    if len(inner) > 1 or len(results) != len(equation.outvars):
+        return {}
+    produced = {name: each for each in inner[0].jaxpr.eqns for name in each.outvars}
+    pairs = zip(equation.outvars, results, strict=True)
+    return {out: produced[name] for out, name in pairs if not hasattr(name, "val") and name in produced}
+
+
+def _copy(call: KernelCall, source: Any) -> Finding | None:
+    known = _COPIES.get(source.primitive.name)
+    if known is None or getattr(source.invars[0].aval, "ndim", 0) < 2:
+        return None
+    made = source.outvars[0].aval
+    moved = 2 * math.prod(made.shape) * dtype_bytes(str(made.dtype))
+    if moved < _WORTH_BYTES:
+        return None
+    rule, fix = known
+    size = f"{made.dtype}[{','.join(map(str, made.shape))}]"
+    return Finding(
+        rule=rule,
+        grade="warning",
+        value=f"{source.primitive.name} in front of the kernel makes {size}: {moved / 1e6:,.1f} MB through HBM",
+        limit="XLA does not fuse it into a Pallas call: it is a copy of its own, before every call",
+        fix=fix,
+        kernel=call.name,
+        where=written_at(source),
+    )
+
+
+def _untold(call: KernelCall, chip: Chip) -> list[Finding]:
+    findings = []
+    if not call.has_cost_estimate:
+        findings.append(
+            Finding(
+                rule="cost-estimate",
+                grade="note",
+                value="the call has no cost_estimate",
+                limit="XLA takes a kernel without one for a small one, and schedules copies around it badly",
+                fix="pass cost_estimate=pl.CostEstimate(flops=…, bytes_accessed=…, transcendentals=…)",
+                kernel=call.name,
+                where=call.where,
+            )
+        )
+    splits = any(each in ("parallel", "core_parallel") for each in call.semantics)
+    if chip.cores_per_device > 1 and not splits and any(size is None or size > 1 for size in call.grid):
+        findings.append(
+            Finding(
+                rule="one-core",
+                grade="warning",
+                value=f"no grid axis is parallel: one of the {chip.cores_per_device} cores of a {chip.name} idles",
+                limit="only a parallel axis is shared out among cores",
+                fix='dimension_semantics=("parallel", …) on axes whose steps write different output blocks',
+                kernel=call.name,
+                where=call.where,
+                chip=chip.name,
+            )
+        )
+    return findings
