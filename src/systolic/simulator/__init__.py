@@ -6,7 +6,7 @@ from systolic.simulator.model.memory import Words
 from systolic.simulator.model.timeline import Span
 from systolic.simulator.model.values import Unknown
 from systolic.simulator.reading.hlo import HloParameter, HloShape, TopLevelHlo, parse_hlo
-from systolic.simulator.records import CopySize, CoreRun, OpRun, SimulatedRun, VmemBuffer
+from systolic.simulator.records import CopySize, CoreRun, OpRun, RegionRun, SimulatedRun, VmemBuffer
 from systolic.simulator.run import PreparedProgram, prepare_listings, simulate_listings
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "HloShape",
     "OpRun",
     "PreparedProgram",
+    "RegionRun",
     "SimulatedRun",
     "SimulationError",
     "Span",

@@ -18,7 +18,7 @@ from systolic.simulator.model.values import COMPUTED, Unknown
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
-from systolic.simulator.records import CopySize, CoreRun, OpRun
+from systolic.simulator.records import CopySize, CoreRun, OpRun, RegionRun
 from systolic.simulator.translating.names import parameter_address
 from systolic.simulator.translating.translate import Translation
 
@@ -234,6 +234,25 @@ class Core:
             copies=copies,
             issued=use.total(tally.counts) if use is not None else {},
             loop=tally.loop,
+            regions=self._regions(name, tally.counts),
+        )
+
+    def _regions(self, name: str, counts: Sequence[int]) -> tuple[RegionRun, ...]:
+        use = self._setup.uses.get(name)
+        stalls = self._units[name].stalls_by_block()
+        blocks = self._setup.translations[name].blocks
+        return tuple(
+            RegionRun(
+                first_bundle=block.first,
+                bundles=block.last - block.first + 1,
+                depth=block.depth,
+                executions=count,
+                cycles=count * block.cycles + stalls.get(number, 0),
+                matrix_stall_cycles=stalls.get(number, 0),
+                issued={} if use is None else use.of_block(number, count),
+            )
+            for number, (block, count) in enumerate(zip(blocks, counts, strict=False))
+            if count
         )
 
 

@@ -13,6 +13,19 @@ from systolic.simulator.model.timeline import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegionRun:
+    """One basic block of an operation, straight code, over all its executions. Waits for copies are not among it."""
+
+    first_bundle: int
+    bundles: int
+    depth: int  # of loops around it
+    executions: int
+    cycles: int  # matrix stalls included
+    matrix_stall_cycles: int
+    issued: Mapping[str, int] = field(default_factory=dict)  # by unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpRun:
     """One operation of the program on one core, over all its calls. Cycles count from the program's start.
 
@@ -35,6 +48,7 @@ class OpRun:
     copies: int = 0
     issued: Mapping[str, int] = field(default_factory=dict)
     loop: LoopTime | None = None
+    regions: tuple[RegionRun, ...] = ()  # those that ran, in the order of the program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

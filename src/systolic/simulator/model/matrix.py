@@ -92,6 +92,7 @@ class Segment:
 
     cycles: int
     ops: tuple[MatrixOp, ...]
+    block: int = 0  # the basic block that it is part of
 
 
 # State of the units relative to the present: cycles until free; cycles until each queued result; (place, cycles) pairs.
@@ -123,8 +124,20 @@ class MatrixUnits:
         self._memo: dict[tuple[int, tuple[bool, ...], _Relative], tuple[int, _Relative, int]] = {}
         self._at = 0  # the time to which `_state` is relative
         self._state: _Relative = ((0,) * self._units, ((),) * self._units, ((),) * self._units)
-        self.stall_cycles = 0
+        self.stalls = [0] * len(segments)  # cycles, by segment
         self.busy_cycles = 0
+
+    @property
+    def stall_cycles(self) -> int:
+        """Cycles in which the core waited for the units or their results."""
+        return sum(self.stalls)
+
+    def stalls_by_block(self) -> dict[int, int]:
+        """The same by basic block."""
+        found: dict[int, int] = {}
+        for segment, stall in zip(self._segments, self.stalls, strict=True):
+            found[segment.block] = found.get(segment.block, 0) + stall
+        return found
 
     def advance(self, segment: int, time: int, conditions: tuple[bool, ...] = ()) -> int:
         """Runs a segment from `time`; returns when it is over."""
@@ -137,7 +150,7 @@ class MatrixUnits:
         cycles, self._state, busy = known
         self._at = time + cycles
         stall = cycles - self._segments[segment].cycles
-        self.stall_cycles += stall
+        self.stalls[segment] += stall
         self.busy_cycles += busy
         if self._timeline is not None:
             self._timeline.add("matrix", time, self._at, f"{stall} cycles stalled" if stall else "", busy)

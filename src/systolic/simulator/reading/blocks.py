@@ -23,6 +23,12 @@ class Block:
     taken: int | None  # block that the branch leads to; None for a branch out of the program
     following: int | None  # block that comes next without a branch; None at the end of the program
     last_cycles: int  # cycles of the last bundle: above one where it stands for several empty delay slots
+    depth: int = 0  # of loops around it
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of one execution without stalls."""
+        return self.last - self.first + self.last_cycles
 
 
 def branch_of(bundle: Bundle) -> Instruction | None:
@@ -60,14 +66,15 @@ def split_blocks(program: Program, delay_slots: int) -> tuple[Block, ...]:
         branches = [index for index in range(start, end) if index in shadows]
         following = number.get(end)
         if not branches:
-            blocks.append(Block(start, end - 1, None, None, following, 1))
+            blocks.append(Block(start, end - 1, None, None, following, 1, bundles[start].depth))
             continue
         index = branches[0]
         last, cycles, target = shadows[index]
         if len(branches) > 1 or last != end - 1:
             line = bundles[branches[-1]].line
             raise SimulationError(f"{program.name}, line {line}: a branch or its target in the shadow of a branch")
-        blocks.append(Block(start, last, index, None if target is None else number[target], following, cycles))
+        to = None if target is None else number[target]
+        blocks.append(Block(start, last, index, to, following, cycles, bundles[start].depth))
     return tuple(blocks)
 
 

@@ -133,7 +133,7 @@ class _Translator:
             offset = index - block.first
             try:
                 if events := self.code.events(bundle):
-                    self._close(gathered, offset - last_start, code)
+                    self._close(number, gathered, offset - last_start, code)
                     last_start = offset
                     code += _marked(events, bundle.line)
                 for instruction in filter(is_matrix, bundle.instructions):
@@ -144,8 +144,7 @@ class _Translator:
             except (LookupError, ValueError) as error:  # fewer operands, or others, than the opcode has
                 text = "  ;;  ".join(instruction.text for instruction in bundle.instructions)
                 raise SimulationError(f"{self.program.name}, line {bundle.line}: not understood: {text}") from error
-        length = block.last - block.first + block.last_cycles
-        self._close(gathered, length - last_start, code)
+        self._close(number, gathered, block.cycles - last_start, code)
         return code + self._leave(number, block)
 
     def _leave(self, number: int, block: Block) -> list[str]:
@@ -167,13 +166,13 @@ class _Translator:
         taken, following = ([f"    {line}" for line in to(target)] for target in (block.taken, block.following))
         return ["if jump:", *taken, "else:", *following]
 
-    def _close(self, gathered: _Gathered, cycles: int, code: list[str]) -> None:
+    def _close(self, block: int, gathered: _Gathered, cycles: int, code: list[str]) -> None:
         """Lets the time of the straight code since the last event pass."""
         if not gathered.ops:
             if cycles:
                 code.append(f"t += {cycles}")
             return
-        self.segments.append(Segment(cycles, tuple(gathered.ops)))
+        self.segments.append(Segment(cycles, tuple(gathered.ops), block))
         conditions = "".join(f"{name}, " for name in gathered.conditions)
         code.append(f"t = seg({len(self.segments) - 1}, t" + (f", ({conditions}))" if conditions else ")"))
         gathered.clear()
