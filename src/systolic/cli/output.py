@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-_PACKAGES = ("systolic", "jax", "jaxlib", "libtpu")
+from systolic.compiler import versions
+
+__all__ = [
+    "Bar",
+    "check_target",
+    "console",
+    "make_folder",
+    "note",
+    "progress_bar",
+    "table",
+    "versions",
+    "write_json",
+    "write_text",
+]
+
 # A table that goes to a file or a pipe is not cut to a terminal's width.
 _WIDTH_OF_A_FILE = 200
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of what a result depends on; None for what is not installed."""
-    found: dict[str, str | None] = {"python": sys.version.split()[0]}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
 
 
 def console() -> Console:

@@ -25,6 +25,7 @@ from systolic.compiler.named import NamedFunction, NamedFunctionError, check_fun
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target
 from systolic.compiler.submit import submit_compilation, tracing_settings
+from systolic.compiler.versions import versions
 
 __all__ = [
     "CacheWarning",
@@ -57,5 +58,6 @@ __all__ = [
     "submit_compilation",
     "traced_jaxpr",
     "tracing_settings",
+    "versions",
     "written_at",
 ]

@@ -17,6 +17,7 @@ from systolic.compiler.blame import source_line
 from systolic.compiler.cache import ProgramCache
 from systolic.compiler.dump import Dump, empty_dump, read_dump
 from systolic.compiler.errors import CompilerError, CompilerRefusal, RefusalKind, check_available
+from systolic.compiler.named import NamedFunction
 from systolic.compiler.program import CompiledProgram, Target
 from systolic.compiler.worker import DUMP_VARIABLE
 
@@ -32,7 +33,7 @@ _COMPILER_OPTIONS = {f"xla_tpu_enable_offloading_{work}_to_sparsecore": "false" 
 
 
 def compile_function(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | NamedFunction,
     args: Sequence[Any],
     target: Target,
     *,
@@ -93,7 +94,11 @@ def compile_function(
 
 
 def traced_jaxpr(
-    fn: Callable[..., Any], args: Sequence[Any], target: Target, *, settings: Mapping[str, Any] | None = None
+    fn: Callable[..., Any] | NamedFunction,
+    args: Sequence[Any],
+    target: Target,
+    *,
+    settings: Mapping[str, Any] | None = None,
 ) -> Any:
     """The closed jaxpr that `compile_function` would lower, for the same arguments."""
     with _configured(settings or {}), _device_context(target):
@@ -128,8 +133,11 @@ def _device_context(target: Target) -> Iterator[None]:
         yield
 
 
-def _trace(fn: Callable[..., Any], args: Sequence[Any], device: Any) -> Any:
+def _trace(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], device: Any) -> Any:
     import jax
+
+    if isinstance(fn, NamedFunction):
+        fn = fn.load()
 
     sharding = jax.sharding.SingleDeviceSharding(device)
     placed = jax.tree.map(

@@ -7,8 +7,8 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,15 @@ class NamedFunctionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NamedFunction:
-    """A function by its name, which only the worker looks up: the user's code is not imported anywhere else."""
+    """A function by its name, which only the worker looks up: the user's code is not imported anywhere else.
+
+    Attributes:
+        text: its name.
+        parameters: static keyword arguments to bind.
+    """
 
     text: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def __name__(self) -> str:  # type: ignore[override]
@@ -35,8 +41,9 @@ class NamedFunction:
         return self.text
 
     def load(self) -> Callable[..., Any]:
-        """The function; see `named_function`."""
-        return named_function(self.text)
+        """The function, with its parameters bound; see `named_function`."""
+        found = named_function(self.text)
+        return functools.partial(found, **self.parameters) if self.parameters else found
 
 
 def check_function_name(text: str) -> None:

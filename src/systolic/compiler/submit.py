@@ -10,6 +10,7 @@ from typing import Any
 from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.cache import ProgramCache
 from systolic.compiler.driver import compile_function
+from systolic.compiler.named import NamedFunction
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target
 
@@ -34,7 +35,7 @@ def tracing_settings() -> dict[str, Any]:
 
 def submit_compilation(
     pool: WorkerPool,
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | NamedFunction,
     args: Sequence[Any],
     target: Target,
     *,

@@ -61,8 +61,6 @@ def simulate_in_worker(
       CompilerRefusal: the compiler said no.
       SimulationError: the program holds something that the simulator does not understand.
     """
-    if isinstance(fn, NamedFunction):
-        fn = fn.load()
     target = target_of(chip)
     program = compile_function(fn, args, target, cache=ProgramCache() if cached else None, settings=settings)
     prepared = prepare_program(program, chip)

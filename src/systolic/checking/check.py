@@ -1,0 +1,239 @@
+"""`systolic.check`: is this kernel legal, right, free of races, and accepted by the compiler?"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from systolic.checking.finding import Finding
+from systolic.checking.report import CheckReport, RunSummary, in_order
+from systolic.checking.running import RunOutcome, run_in_worker
+from systolic.checking.static import StaticResult, read_kernels
+from systolic.checking.verdict import Verdict, reconciled, refused
+from systolic.chips import Chip
+from systolic.chips import chip as chip_named
+from systolic.compiler import (
+    CompiledProgram,
+    CompilerError,
+    CompilerMissing,
+    CompilerRefusal,
+    CompilerTimeout,
+    NamedFunction,
+    NamedFunctionError,
+    ProgramCache,
+    WorkerPool,
+    abstract_arguments,
+    argument_values,
+    check_available,
+    submit_compilation,
+    tracing_settings,
+    versions,
+)
+from systolic.measure import target_of, vmem_buffers
+
+Function = Callable[..., Any] | NamedFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingCheck:
+    """A check whose jobs are under way; `result` waits for them."""
+
+    function: str
+    arguments: tuple[str, ...]
+    chips: tuple[Chip, ...]
+    static: tuple[Future[StaticResult], ...]
+    compiled: tuple[Future[CompiledProgram], ...]
+    ran: Future[RunOutcome] | None
+
+    @property
+    def jobs(self) -> tuple[Future[Any], ...]:
+        """All of them."""
+        return (*self.static, *self.compiled, *(() if self.ran is None else (self.ran,)))
+
+    def result(self) -> CheckReport:
+        """The report, when all jobs have ended.
+
+        Raises:
+          NamedFunctionError: there is no such function.
+        """
+        findings: list[Finding] = []
+        kernels, verdicts = [], []
+        for chip, static, compiled in zip(self.chips, self.static, self.compiled, strict=True):
+            read = _static(static, chip)
+            verdict, refusal = _verdict(compiled, chip, [kernel.name for kernel in read.kernels])
+            findings += reconciled(read.findings, verdict, refusal)
+            kernels += read.kernels
+            verdicts.append(verdict)
+        run, found = _ran(self.ran)
+        return CheckReport(
+            function=self.function,
+            arguments=self.arguments,
+            chips=tuple(chip.name for chip in self.chips),
+            versions=versions(),
+            findings=in_order([*findings, *found]),
+            kernels=tuple(kernels),
+            verdicts=tuple(verdicts),
+            run=run,
+        )
+
+
+def submit_check(
+    pool: WorkerPool,
+    fn: Function,
+    args: Sequence[Any],
+    chips: Sequence[Chip],
+    *,
+    reference: Function | None = None,
+    run: bool = True,
+    seeds: Sequence[int] = (0, 1, 2),
+    cached: bool = True,
+) -> PendingCheck:
+    """Has workers trace, compile and run `fn(*args)`; see `check`."""
+    shapes, values, settings = abstract_arguments(args), argument_values(args), tracing_settings()
+    name = getattr(fn, "__name__", type(fn).__name__)
+    cache = ProgramCache() if cached else None
+    static, compiled = [], []
+    for chip in chips:
+        label = f"{name} for {chip.name}"
+        static.append(pool.submit(read_kernels, fn, shapes, values, chip, settings, label=f"reading {label}"))
+        compiled.append(submit_compilation(pool, fn, args, target_of(chip), cache=cache, label=label))
+    ran = None
+    if run:
+        job = functools.partial(run_in_worker, reference=reference, seeds=tuple(seeds), settings=settings)
+        ran = pool.submit(job, fn, shapes, values, chips[0], label=f"running {name}")
+    return PendingCheck(
+        function=name,
+        arguments=tuple(_described(args)),
+        chips=tuple(chips),
+        static=tuple(static),
+        compiled=tuple(compiled),
+        ran=ran,
+    )
+
+
+def check(
+    fn: Callable[..., Any],
+    *args: Any,
+    chip: str | Chip | Sequence[str | Chip] = "v5e",
+    reference: Callable[..., Any] | None = None,
+    run: bool = True,
+    seeds: Sequence[int] = (0, 1, 2),
+    cached: bool = True,
+    time_limit_s: float = 300,
+) -> CheckReport:
+    """Whether the Pallas kernels of `fn(*args)` are legal, right, free of races and accepted by the compiler.
+
+    Reads the Pallas calls out of the traced function and applies the rules of docs/check.md; asks the TPU compiler for
+    each chip; and runs the function in TPU interpret mode, on smaller arguments where these are large, with race
+    detection, NaN in uninitialised memory and several orders of copies.
+
+        systolic.check(fn, lhs, rhs, chip="v5e").raise_on_error()
+
+    Args:
+      fn: any function that `jax.jit` takes. Bind what is static with `functools.partial`.
+      args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them. Contents matter where a kernel prefetches scalars.
+      chip: one or several of v4, v5e, v5p, v6e, v7x.
+      reference: a function of the same arguments without kernels, run in float64 for comparison.
+      run: whether to run it at all.
+      seeds: of the runs: inputs and order of copies.
+      cached: use programs compiled before, and keep this one.
+      time_limit_s: seconds for each of the jobs.
+
+    Returns:
+      Findings, the kernels' operands with their traffic, and the compiler's verdicts.
+
+    Raises:
+      UnknownChipError: no such chip.
+      CompilerMissing: there is no TPU compiler on this machine.
+    """
+    several = [chip] if isinstance(chip, str | Chip) else list(chip)
+    chips = [chip_named(each) if isinstance(each, str) else each for each in several]
+    check_available()
+    with WorkerPool(max_workers=2, time_limit_s=time_limit_s) as pool:
+        return submit_check(pool, fn, args, chips, reference=reference, run=run, seeds=seeds, cached=cached).result()
+
+
+def _described(args: Sequence[Any]) -> list[str]:
+    import jax
+
+    leaves = jax.tree.leaves(abstract_arguments(args))
+    return [f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for leaf in leaves]
+
+
+def _static(job: Future[StaticResult], chip: Chip) -> StaticResult:
+    try:
+        return job.result()
+    except (NamedFunctionError, CompilerMissing):
+        raise
+    except Exception as error:  # noqa: BLE001 -- the user's module may raise anything while it is imported
+        found = Finding(
+            rule="trace",
+            grade="error",
+            value=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
+            limit="the function could not be read",
+            fix="see the text below",
+            chip=chip.name,
+            detail=str(error),
+        )
+        return StaticResult(findings=(found,), kernels=())
+
+
+def _verdict(job: Future[CompiledProgram], chip: Chip, kernels: list[str]) -> tuple[Verdict, Finding | None]:
+    try:
+        program = job.result()
+    except CompilerRefusal as refusal:
+        found = refused(refusal, chip.name, kernels)
+        return Verdict(chip=chip.name, accepted=False, text=refusal.message, where=refusal.where or ""), found
+    except CompilerError as error:
+        slow = isinstance(error, CompilerTimeout)
+        found = Finding(
+            rule="compiler-timeout" if slow else "compiler-crash",
+            grade="warning" if slow else "error",
+            value=str(error).splitlines()[0],
+            limit="the compiler came to no answer",
+            fix="raise --time-limit, or take smaller tiles" if slow else "reduce the kernel: it breaks the compiler",
+            chip=chip.name,
+            detail=str(error),
+        )
+        return Verdict(chip=chip.name, accepted=None, text=str(error)), found
+    except NamedFunctionError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- tracing raised; reading the function has found the same
+        return Verdict(chip=chip.name, accepted=None, text=f"{type(error).__name__}: {error}"), None
+    buffers = vmem_buffers(program.vmem_report)
+    totals: dict[str, int] = {}
+    for buffer in buffers:
+        totals[buffer.op] = totals.get(buffer.op, 0) + buffer.size_bytes
+    most = max(totals, key=lambda op: totals[op], default="")
+    spills = sum(buffer.size_bytes for buffer in buffers if buffer.is_spill and buffer.op == most)
+    verdict = Verdict(
+        chip=chip.name,
+        accepted=True,
+        compile_s=program.compile_s,
+        vmem_bytes=totals.get(most, 0),
+        spill_bytes=spills,
+    )
+    return verdict, None
+
+
+def _ran(job: Future[RunOutcome] | None) -> tuple[RunSummary, tuple[Finding, ...]]:
+    if job is None:
+        return RunSummary(ran=False), ()
+    try:
+        outcome = job.result()
+    except NamedFunctionError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- whatever the user's function does when it runs
+        found = Finding(
+            rule="run",
+            grade="error",
+            value=f"running it ends in {type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}",
+            limit="nothing could be said of its results",
+            fix="see the text below",
+            detail=str(error),
+        )
+        return RunSummary(ran=False), (found,)
+    return outcome.summary, outcome.findings

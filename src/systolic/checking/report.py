@@ -1,0 +1,159 @@
+"""What a check holds: plain records, which serialise to JSON and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import cattrs
+
+from systolic.checking.finding import GRADES, Finding, Grade
+from systolic.checking.verdict import Verdict
+
+FORMAT = 1  # of the JSON; raised when a field changes its meaning
+
+
+class CheckFailedError(ValueError):
+    """A kernel has findings of grade error; `report` holds all of them, and so does the message."""
+
+    def __init__(self, report: CheckReport) -> None:
+        errors = "\n".join(f"  {found}" for found in report.findings if found.grade == "error")
+        super().__init__(f"{report.function} on {', '.join(report.chips)}:\n{errors}")
+        self.report = report
+
+
+class CheckReportError(ValueError):
+    """A text is no report of a check that this version reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperandUse:
+    """One operand of a kernel: its blocks, how often they are fetched, what that moves and what it takes of VMEM.
+
+    Attributes:
+      fetches: blocks copied in or out; None where that depends on values that were not given.
+      moved_bytes: of these copies.
+      least_bytes: every block that is visited, once.
+      vmem_bytes: all buffers of it together; 0 outside of VMEM.
+    """
+
+    name: str
+    role: str
+    memory: str
+    shape: tuple[int, ...]
+    dtype: str
+    block: tuple[int, ...]
+    fetches: int | None
+    moved_bytes: int | None
+    least_bytes: int | None
+    vmem_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelUse:
+    """One Pallas call. `vmem_bytes` is an estimate; `Verdict.vmem_bytes` is the compiler's account."""
+
+    name: str
+    where: str
+    chip: str
+    grid: tuple[int | None, ...]
+    semantics: tuple[str, ...]
+    operands: tuple[OperandUse, ...]
+    vmem_bytes: int
+    vmem_limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """The runs in TPU interpret mode.
+
+    Attributes:
+      ran: whether any did.
+      sizes: what they ran with: "bf16[1024,1024] for bf16[4096,4096]".
+      seeds: of inputs and of the order of copies.
+      compared: with what the results were compared; "" with nothing.
+      error: the largest absolute one; None where nothing was compared.
+      tolerance: at that place.
+      seconds: that they took.
+    """
+
+    ran: bool
+    sizes: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    compared: str = ""
+    error: float | None = None
+    tolerance: float | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """Everything that `systolic check` found of one function."""
+
+    function: str
+    arguments: tuple[str, ...]
+    chips: tuple[str, ...]
+    versions: Mapping[str, str | None]
+    findings: tuple[Finding, ...]
+    kernels: tuple[KernelUse, ...]
+    verdicts: tuple[Verdict, ...]
+    run: RunSummary
+    format: int = field(default=FORMAT)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no finding of grade error."""
+        return not any(found.grade == "error" for found in self.findings)
+
+    def count(self, grade: Grade) -> int:
+        """Findings of a grade."""
+        return sum(found.grade == grade for found in self.findings)
+
+    def raise_on_error(self) -> CheckReport:
+        """This report, if it has no finding of grade error.
+
+        Raises:
+          CheckFailedError: it has; the message holds all of them.
+        """
+        if not self.ok:
+            raise CheckFailedError(self)
+        return self
+
+    def to_json(self) -> str:
+        """As JSON text, which `from_json` reads."""
+        return json.dumps(cattrs.unstructure(self))
+
+    @staticmethod
+    def from_json(text: str) -> CheckReport:
+        """The report that `to_json` wrote.
+
+        Raises:
+          CheckReportError: the text is no report, or one of another version's format.
+        """
+        try:
+            document = json.loads(text)
+            if not isinstance(document, dict) or document.get("format") != FORMAT:
+                raise CheckReportError(f"this is no report of a check in format {FORMAT}")
+            return cattrs.structure(document, CheckReport)
+        except (json.JSONDecodeError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
+            raise CheckReportError(f"this is no report of a check: {error}") from error
+
+
+def in_order(findings: list[Finding]) -> tuple[Finding, ...]:
+    """Without repetitions, what several chips have alike stated once, errors first."""
+    merged: dict[tuple[str, ...], Finding] = {}
+    chips: dict[tuple[str, ...], list[str]] = {}
+    for found in findings:
+        key = (found.rule, found.grade, found.value, found.limit, found.fix, found.kernel, found.where, found.detail)
+        merged.setdefault(key, found)
+        chips.setdefault(key, []).append(found.chip)
+    joined = [_with_chips(found, chips[key]) for key, found in merged.items()]
+    return tuple(sorted(joined, key=lambda found: GRADES.index(found.grade)))
+
+
+def _with_chips(found: Finding, chips: list[str]) -> Finding:
+    named = list(dict.fromkeys(chip for each in chips for chip in each.split(", ") if chip))
+    if "" in chips or ", ".join(named) == found.chip:
+        return found
+    return replace(found, chip=", ".join(named))

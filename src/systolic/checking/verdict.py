@@ -1,0 +1,91 @@
+"""The compiler's answer, and which rule it is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from systolic.checking.finding import Finding
+from systolic.compiler import CompilerRefusal
+
+# What the compiler says, and the rule that it means. The first that is found counts.
+_MEANINGS = {
+    "smem": r"memory space smem|space=smem|smem.*(?:exceed|exhaust)",
+    "block-alignment": r"last two dimensions of your block shape|E2002|block shape.*divisible|unaligned|not aligned",
+    "buffering": r"buffer_count|buffered\(|buffering",
+    "precision": r"Precision|fp32 contract precision|Bad (?:lhs|rhs) type",
+    "dot-dtype": r"E2001|Bad acc type|(?:matmul|dot).*(?:unsupported|not supported)",
+    "parallel-axis": r"dimension.semantics|core_parallel|parallel dimension",
+}
+
+# Rules whose breach the compiler itself refuses: of these its word counts, not ours.
+REFUSED_BY_COMPILER = frozenset({"vmem", *_MEANINGS})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the compiler said on one chip.
+
+    Attributes:
+      accepted: None if it came to no answer.
+      text: its words, verbatim, or why there is no answer; "" if it accepted.
+      where: the line that it refuses; "" where it does not say.
+      vmem_bytes: that the program takes, by its own account; None if there is no program.
+      spill_bytes: of it for registers that did not fit.
+    """
+
+    chip: str
+    accepted: bool | None
+    text: str = ""
+    where: str = ""
+    compile_s: float = 0.0
+    vmem_bytes: int | None = None
+    spill_bytes: int = 0
+
+
+def rule_of(refusal: CompilerRefusal) -> str:
+    """The rule that a refusal is about; "compiler" if it is none that is known."""
+    if refusal.kind == "vmem":
+        return "vmem"
+    text = refusal.message
+    found = (rule for rule, words in _MEANINGS.items() if re.search(words, text, re.IGNORECASE | re.DOTALL))
+    return next(found, "compiler")
+
+
+def refused(refusal: CompilerRefusal, chip: str, kernels: Sequence[str]) -> Finding:
+    """A refusal as a finding."""
+    return Finding(
+        rule=rule_of(refusal),
+        grade="error",
+        value=f"the compiler refuses it: {refusal.summary}",
+        limit=f"there is no program for a {chip}",
+        fix="see the compiler's own words",
+        kernel=kernels[0] if len(kernels) == 1 else "",
+        where=refusal.where or "",
+        chip=chip,
+        detail=refusal.message,
+    )
+
+
+def reconciled(findings: Sequence[Finding], verdict: Verdict, refusal: Finding | None) -> list[Finding]:
+    """Our findings on one chip, corrected by the compiler's answer.
+
+    A refusal is put to the finding that foresaw it, or added. Where the compiler accepts what a rule says it refuses,
+    the rule is mistaken: the finding stays as a warning and says so.
+    """
+    ours = list(findings)
+    foreseen = [found for found in ours if found.grade == "error" and found.rule in REFUSED_BY_COMPILER]
+    if verdict.accepted:
+        return [
+            replace(found, grade="warning", limit=f"{found.limit} (but the compiler accepts it)")
+            if found in foreseen
+            else found
+            for found in ours
+        ]
+    if refusal is None:
+        return ours
+    same = [found for found in foreseen if found.rule == refusal.rule]
+    if not same:
+        return [refusal, *ours]
+    return [replace(found, detail=refusal.detail) if found is same[0] else found for found in ours]

@@ -1,0 +1,79 @@
+"""`systolic check`: is this kernel legal, right, free of races, and accepted by the compiler?"""
+
+from __future__ import annotations
+
+import os
+
+import cattrs
+import click
+
+from systolic.chips import Chip
+from systolic.cli.check_tables import show_check
+from systolic.cli.function import function_options, named
+from systolic.cli.options import chip_option, output_options
+from systolic.cli.output import check_target, console, progress_bar, write_json
+from systolic.compiler import WorkerPool, check_available, check_function_name
+
+
+@click.command()
+@function_options
+@chip_option("v5e")
+@click.option("--reference", metavar="FILE.py:REF", help="A function of the same arguments, run in float64.")
+@click.option("--run/--no-run", default=True, show_default=True, help="Run it in TPU interpret mode.")
+@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs, each in another order.")
+@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes.")
+@click.option("--time-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds for one job.")
+@output_options
+def check(
+    function: str,
+    arguments: tuple[str, ...],
+    parameters: tuple[tuple[str, object], ...],
+    chips: tuple[Chip, ...],
+    reference: str | None,
+    run: bool,
+    seeds: int,
+    workers: int,
+    time_limit: float,
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Say what is wrong with a function's Pallas kernels: rules, the compiler's verdict, and a run on the CPU.
+
+    FUNCTION is anything that jax.jit takes, from a file or as package.module:FUNCTION. It runs in TPU interpret mode,
+    on smaller arguments where these are large, with race detection, NaN in memory that nobody wrote and several orders
+    of copies. Exit code 1: there is a finding of grade error.
+
+    \b
+    Examples:
+      systolic check kernel.py:mine --arg "bf16[4096,4096]" --arg "bf16[4096,4096]" --chip v5e,v6e,v7x
+      systolic check kernel.py:mine --reference kernel.py:plain --arg "f32[1000,512]" --param tile_m=256
+      systolic check examples/planted_faults.py:dropped_tail --arg "bf16[1024,1000]" --arg "bf16[1000,1024]" --json -
+    """
+    check_target(json_file)
+    if reference is not None:
+        check_function_name(reference)
+    check_available()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
+    with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+        from systolic.checking.check import submit_check
+        from systolic.compiler import named_argument
+
+        pending = submit_check(
+            pool,
+            named(function, parameters),
+            [named_argument(text) for text in arguments],
+            chips,
+            reference=named(reference, ()) if reference is not None else None,
+            run=run,
+            seeds=range(seeds),
+        )
+        bar.planned(len(pending.jobs))
+        for job in pending.jobs:
+            job.add_done_callback(lambda _: bar.done(function))
+        report = pending.result()
+    if json_file is not None:
+        summary = {grade: report.count(grade) for grade in ("error", "warning", "note")}
+        write_json(json_file, "check", [cattrs.unstructure(report)], {"ok": report.ok, **summary})
+    if json_file != "-":
+        show_check(console(), report)
+    return 0 if report.ok else 1

@@ -1,0 +1,111 @@
+"""A check's report in the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+
+from systolic.checking.finding import GRADES, Finding
+from systolic.checking.report import CheckReport, KernelUse, OperandUse
+from systolic.cli.output import table
+from systolic.tiling import MIB
+
+_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
+
+
+def show_check(out: Console, report: CheckReport) -> None:
+    """Prints a verdict, what each kernel moves and takes, the compiler's and the run's word, and the findings."""
+    packages = report.versions
+    out.print(
+        f"[bold]{', '.join(report.chips)}[/] · jax {packages['jax']}, libtpu {packages['libtpu']} · rules on the "
+        "traced program, the TPU compiler's verdict, a run in TPU interpret mode on the CPU"
+    )
+    out.print(f"[bold]{escape(report.function)}[/]({escape(', '.join(report.arguments))}): {_verdict(report)}")
+    for kernel in _each_once(report.kernels):
+        out.print("")
+        _show_kernel(out, kernel)
+    out.print("")
+    for line in _verdicts(report):
+        out.print(line, markup=False)
+    out.print(_run(report), markup=False)
+    for found in report.findings:
+        out.print("")
+        _show_finding(out, found)
+
+
+def _verdict(report: CheckReport) -> str:
+    counts = [f"{report.count(grade)} {grade}{'s' * (report.count(grade) != 1)}" for grade in GRADES]
+    return ("[bold green]ok[/], " if report.ok else "[bold red]not ok[/], ") + ", ".join(counts)
+
+
+def _each_once(kernels: tuple[KernelUse, ...]) -> list[KernelUse]:
+    """The kernels of the first chip, and of others where they are cut otherwise."""
+    seen: dict[tuple[object, ...], KernelUse] = {}
+    for kernel in kernels:
+        seen.setdefault((kernel.name, kernel.where, kernel.grid, kernel.operands), kernel)
+    return list(seen.values())
+
+
+def _show_kernel(out: Console, kernel: KernelUse) -> None:
+    grid = " × ".join("?" if size is None else f"{size:,}" for size in kernel.grid) or "none"
+    semantics = f" ({', '.join(kernel.semantics)})" if kernel.semantics else ""
+    out.print(f"[bold]{escape(kernel.name)}[/] · grid {grid}{semantics} · {escape(kernel.where)}")
+    columns = ("operand", "role", "array", "block", "copies", "MB moved", "× least", "VMEM MiB")
+    out.print(table(columns, [_operand(each) for each in kernel.operands], left=("operand", "role", "array", "block")))
+    share = kernel.vmem_bytes / kernel.vmem_limit_bytes
+    out.print(
+        f"VMEM: about {kernel.vmem_bytes / MIB:.2f} MiB of {kernel.vmem_limit_bytes / MIB:.2f} MiB ({share:.0%}) on "
+        f"{kernel.chip}, by estimate"
+    )
+
+
+def _operand(operand: OperandUse) -> tuple[str, ...]:
+    known = operand.moved_bytes is not None and operand.least_bytes is not None
+    return (
+        escape(operand.name),
+        operand.role if operand.memory == "vmem" else f"{operand.role} in {operand.memory}",
+        f"{operand.dtype}\\[{','.join(map(str, operand.shape))}]",
+        "×".join(map(str, operand.block)),
+        "–" if operand.fetches is None else f"{operand.fetches:,}",
+        "–" if operand.moved_bytes is None else f"{operand.moved_bytes / 1e6:,.2f}",
+        f"{operand.moved_bytes / operand.least_bytes:.2f}" if known and operand.least_bytes else "–",
+        f"{operand.vmem_bytes / MIB:.2f}" if operand.vmem_bytes else "–",
+    )
+
+
+def _verdicts(report: CheckReport) -> list[str]:
+    lines = []
+    for verdict in report.verdicts:
+        if verdict.accepted:
+            spills = f", {verdict.spill_bytes / MIB:.2f} MiB of it spilled registers" if verdict.spill_bytes else ""
+            vmem = (verdict.vmem_bytes or 0) / MIB
+            lines.append(f"{verdict.chip}: the compiler accepts it ({vmem:.2f} MiB of VMEM{spills})")
+        elif verdict.accepted is None:
+            lines.append(f"{verdict.chip}: no answer of the compiler: {verdict.text.splitlines()[0]}")
+        else:
+            lines.append(f"{verdict.chip}: the compiler refuses it")
+    return lines
+
+
+def _run(report: CheckReport) -> str:
+    run = report.run
+    if not run.ran:
+        return "not run"
+    text = f"ran with seeds {', '.join(map(str, run.seeds))} on {', '.join(run.sizes)} in {run.seconds:.1f} s"
+    if run.error is None or run.tolerance is None:
+        return f"{text}; compared with nothing: give --reference"
+    return f"{text}; error {run.error:.2g} where {run.tolerance:.2g} is allowed, against {run.compared} in float64"
+
+
+def _show_finding(out: Console, found: Finding) -> None:
+    place = f" · {escape(found.where)}" if found.where else ""
+    on = f" on {found.chip}" if found.chip else ""
+    out.print(f"[{_STYLES[found.grade]}]{found.grade}[/] [bold]{found.rule}[/]{on}{place}")
+    out.print(f"  {escape(found.value)}")
+    out.print(f"  [dim]rule[/] {escape(found.limit)}")
+    out.print(f"  [dim]fix[/]  {escape(found.fix)}")
+    lines = found.detail.strip().splitlines()
+    for line in lines[:12]:
+        out.print(f"  [dim]│[/] {escape(line)}")
+    if len(lines) > 12:
+        out.print(f"  [dim]│[/] … {len(lines) - 12} more lines; --json has them")

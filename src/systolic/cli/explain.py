@@ -1,0 +1,98 @@
+"""`systolic explain`: why does this function take so long, and what would change it?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import cattrs
+import click
+
+from systolic.chips import Chip
+from systolic.cli.explanation_tables import show_explanation
+from systolic.cli.function import function_options, named
+from systolic.cli.options import chip_option, output_options
+from systolic.cli.output import check_target, console, note, progress_bar, write_json, write_text
+from systolic.compiler import CompilerError, WorkerPool, check_available
+from systolic.explaining.explanation import Explanation
+from systolic.simulator import SimulationError
+
+
+@click.command()
+@function_options
+@chip_option("v6e")
+@click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
+@click.option(
+    "--out",
+    "page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write one HTML page that needs no network. Several chips: the chip's name is added.",
+)
+@click.option("--tries", type=click.IntRange(min=0), default=12, show_default=True, help="Changes to simulate.")
+@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes.")
+@click.option(
+    "--time-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds for one compilation."
+)
+@output_options
+def explain(
+    function: str,
+    arguments: tuple[str, ...],
+    parameters: tuple[tuple[str, object], ...],
+    chips: tuple[Chip, ...],
+    against: str | None,
+    page: Path | None,
+    tries: int,
+    workers: int,
+    time_limit: float,
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Say what a function's time on a TPU goes into, and what would save some, by simulating each change.
+
+    FUNCTION is anything that jax.jit takes, from a file or as package.module:FUNCTION. Keyword arguments that are sizes
+    of blocks are tried with other values, and so are the order of the grid, the VMEM limit, buffers and cores. Keep
+    --json FILE to compare with later: systolic compare. Exit code 1: the compiler refused, or the program does
+    something that is not understood.
+
+    \b
+    Examples:
+      systolic explain kernel.py:mine --arg "bf16[4096,4096]" --arg "bf16[4096,4096]" --chip v6e --out report.html
+      systolic explain kernel.py:mine --param tile_m=256 --against kernel.py:other --arg "f32[2048,2048]" --json -
+    """
+    check_target(json_file)
+    if page is not None:
+        check_target(page)
+    fn = named(function, parameters)
+    other = named(against, ()) if against is not None else None
+    check_available()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
+    found: list[Explanation] = []
+    failed: dict[str, str] = {}
+    with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+        from systolic.compiler import named_argument
+        from systolic.explaining.explain import Question, explained
+
+        values = [named_argument(text) for text in arguments]
+        for chip in chips:
+            question = Question(fn=fn, args=values, arguments=arguments, chip=chip, against=other, tries=tries)
+            try:
+                found.append(explained(pool, question, planned=bar.planned, done=bar.done))
+            except (CompilerError, SimulationError) as error:
+                failed[chip.name] = f"{type(error).__name__}: {error}"
+    if json_file is not None:
+        summary = {"provenance": "simulated", "failed": failed}
+        write_json(json_file, "explain", [cattrs.unstructure(each) for each in found], summary)
+    if page is not None:
+        from systolic.report import explanation_page
+
+        for each in found:
+            target = page.with_stem(f"{page.stem}_{each.chip}") if len(chips) > 1 else page
+            write_text(target, explanation_page(each))
+            note(f"page {target}", quiet=quiet)
+    if json_file != "-":
+        out = console()
+        for each in found:
+            show_explanation(out, each)
+        for name, reason in failed.items():
+            out.print(f"{name} {function}: {reason}", markup=False)
+    return 1 if failed else 0

@@ -1,0 +1,19 @@
+"""Versions of what a result depends on."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+_PACKAGES = ("systolic", "jax", "jaxlib", "libtpu")
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what a result depends on; None for what is not installed."""
+    found: dict[str, str | None] = {"python": sys.version.split()[0]}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found

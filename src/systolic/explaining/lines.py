@@ -1,0 +1,211 @@
+"""What each line of a kernel's source asks for: products, elementwise work, loads and stores, and how often it runs.
+
+Worked out from the traced kernel. A branch (`pl.when`) counts for the steps that take it: predicates that follow from
+grid indices are worked out for every step; of others it is not known.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from systolic.checking.calls import KernelCall
+from systolic.compiler import inner_jaxprs, written_at
+from systolic.explaining.explanation import LineWork
+from systolic.problem import dtype_bytes
+
+# Operations that move or rename values, and work out none.
+_FREE = {"get", "swap", "addupdate", "broadcast_in_dim", "reshape", "squeeze", "program_id", "num_programs", "iota"}
+_MOST_STEPS = 1_000_000
+
+Taken = np.ndarray | None  # bool[steps]: which steps run something; None: not known
+
+
+@dataclass(slots=True)
+class _Line:
+    operations: dict[str, None] = field(default_factory=dict)
+    executions: int | None = 0
+    flops: float = 0.0
+    elements: int = 0
+    loaded: int = 0
+    stored: int = 0
+    total_flops: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelWork:
+    """The lines of a kernel, and its matrix operations over the whole grid; None where they are not known."""
+
+    lines: tuple[LineWork, ...]
+    flops: float | None
+
+
+def kernel_work(call: KernelCall, grid: Sequence[int] | None) -> KernelWork:
+    """Counts what the body of a call asks for.
+
+    Args:
+      call: the call.
+      grid: its steps along each axis; None if they are not known.
+    """
+    steps = math.prod(grid) if grid is not None else None
+    known = grid is not None and steps is not None and steps <= _MOST_STEPS
+    walk = _Walk(call, grid if known else None)
+    everywhere = np.ones(steps, dtype=bool) if known and steps is not None else None
+    walk.run(call.body, {}, everywhere, 1)
+    lines = tuple(
+        LineWork(
+            kernel=call.name,
+            where=where,
+            text=_source(where),
+            operations=", ".join(line.operations),
+            executions=line.executions,
+            matrix_flops=line.flops,
+            vector_elements=line.elements,
+            loaded_bytes=line.loaded,
+            stored_bytes=line.stored,
+        )
+        for where, line in walk.lines.items()
+        if line.flops or line.elements or line.loaded or line.stored
+    )
+    flops = sum(line.total_flops for line in walk.lines.values())
+    return KernelWork(lines=lines, flops=None if walk.uncounted else flops)
+
+
+class _Walk:
+    def __init__(self, call: KernelCall, grid: Sequence[int] | None) -> None:
+        self.lines: dict[str, _Line] = {}
+        self.uncounted = False  # a product runs an unknown number of times
+        self._call = call
+        self._grid = grid
+        self._ids = None if grid is None else np.indices(grid, dtype=np.int32).reshape(len(grid), math.prod(grid))
+
+    def run(self, jaxpr: Any, values: dict[Any, np.ndarray], taken: Taken, rounds: int | None) -> list[Any]:
+        """Goes through a jaxpr that the steps in `taken` execute, `rounds` times each. Returns its known results."""
+        for equation in jaxpr.eqns:
+            name = equation.primitive.name
+            if name == "cond":
+                self._cond(equation, values, taken, rounds)
+            elif name == "scan":
+                self._inside(equation, values, taken, None if rounds is None else rounds * equation.params["length"])
+            elif name == "while":
+                self._inside(equation, values, taken, None)
+            elif inner := list(inner_jaxprs(equation.params)):
+                self._called(equation, inner[0], values, taken, rounds)
+            else:
+                self._count(equation, taken, rounds)
+                self._evaluate(equation, values)
+        return [self._read(atom, values) for atom in jaxpr.outvars]
+
+    # ---- scalars, for all steps at once ----
+
+    def _read(self, atom: Any, values: dict[Any, np.ndarray]) -> Any:
+        return atom.val if hasattr(atom, "val") else values.get(atom)
+
+    def _evaluate(self, equation: Any, values: dict[Any, np.ndarray]) -> None:
+        scalar = equation.outvars and getattr(equation.outvars[0].aval, "shape", None) == ()
+        if self._ids is None or self._grid is None or not scalar:
+            return
+        name, steps = equation.primitive.name, self._ids.shape[1]
+        if name == "program_id":
+            values[equation.outvars[0]] = self._ids[equation.params["axis"]]
+            return
+        if name == "num_programs":
+            values[equation.outvars[0]] = np.full(steps, self._grid[equation.params["axis"]], np.int32)
+            return
+        inputs = [self._read(atom, values) for atom in equation.invars]
+        if equation.effects or any(value is None for value in inputs):
+            return
+        if any(getattr(atom.aval, "shape", None) != () for atom in equation.invars):
+            return
+        # Operations on scalars go element by element: given one number for each step they work out every step's.
+        typed = zip(inputs, equation.invars, strict=True)
+        spread = [np.broadcast_to(np.asarray(value, atom.aval.dtype), steps) for value, atom in typed]
+        try:
+            found = equation.primitive.bind(*spread, **equation.params)
+        except Exception:  # noqa: BLE001 -- an operation that is no elementwise one: its result is not known
+            return
+        results = found if equation.primitive.multiple_results else [found]
+        values.update(zip(equation.outvars, map(np.asarray, results), strict=True))
+
+    # ---- control flow ----
+
+    def _cond(self, equation: Any, values: dict[Any, np.ndarray], taken: Taken, rounds: int | None) -> None:
+        index = self._read(equation.invars[0], values)
+        for number, branch in enumerate(equation.params["branches"]):
+            known = taken is not None and index is not None
+            here = taken & (np.asarray(index) == number) if known and taken is not None else None
+            self.run(branch.jaxpr, self._arguments(branch, equation.invars[1:], values), here, rounds)
+
+    def _inside(self, equation: Any, values: dict[Any, np.ndarray], taken: Taken, rounds: int | None) -> None:
+        for inner in inner_jaxprs(equation.params):
+            self.run(inner.jaxpr, {}, taken, rounds)
+
+    def _called(
+        self, equation: Any, inner: Any, values: dict[Any, np.ndarray], taken: Taken, rounds: int | None
+    ) -> None:
+        results = self.run(inner.jaxpr, self._arguments(inner, equation.invars, values), taken, rounds)
+        if len(results) == len(equation.outvars):
+            pairs = zip(equation.outvars, results, strict=True)
+            values.update((variable, value) for variable, value in pairs if value is not None)
+
+    def _arguments(self, closed: Any, atoms: Sequence[Any], values: dict[Any, np.ndarray]) -> dict[Any, np.ndarray]:
+        if len(closed.jaxpr.invars) != len(atoms):
+            return {}
+        found = zip(closed.jaxpr.invars, (self._read(atom, values) for atom in atoms), strict=True)
+        return {variable: value for variable, value in found if value is not None}
+
+    # ---- counting ----
+
+    def _count(self, equation: Any, taken: Taken, rounds: int | None) -> None:
+        made = getattr(equation.outvars[0].aval, "shape", ()) if equation.outvars else ()
+        name = equation.primitive.name
+        size = math.prod(made)
+        if not made and name not in ("swap", "addupdate"):
+            return
+        line = self.lines.setdefault(written_at(equation) or self._call.where, _Line())
+        times = None if taken is None or rounds is None else int(taken.sum()) * rounds
+        line.operations[name] = None
+        line.executions = None if times is None or line.executions is None else max(line.executions, times)
+        if name == "dot_general":
+            flops = 2.0 * size * _contracted(equation)
+            line.flops += flops
+            line.total_flops += flops * (times or 0)
+            self.uncounted |= times is None
+        elif name == "get":
+            line.loaded += size * dtype_bytes(str(equation.outvars[0].aval.dtype))
+        elif name in ("swap", "addupdate"):
+            value = equation.invars[1].aval
+            line.stored += math.prod(value.shape) * dtype_bytes(str(value.dtype))
+        elif name not in _FREE:
+            line.elements += size
+
+
+def _contracted(equation: Any) -> int:
+    (axes, _), _ = equation.params["dimension_numbers"]
+    return math.prod(equation.invars[0].aval.shape[axis] for axis in axes)
+
+
+def _source(where: str) -> str:
+    place, _, _ = where.partition(" in ")
+    file, _, line = place.rpartition(":")
+    return linecache.getline(file, int(line)).strip() if line.isdecimal() else ""
+
+
+def matrix_flops(jaxpr: Any) -> float:
+    """Operations of the products of a traced function outside of its kernels; loops count as often as they run."""
+    return sum(_outside(jaxpr))
+
+
+def _outside(jaxpr: Any) -> Iterator[float]:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield 2.0 * math.prod(equation.outvars[0].aval.shape) * _contracted(equation)
+        elif equation.primitive.name != "pallas_call":
+            rounds = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+            for inner in inner_jaxprs(equation.params):
+                yield from (rounds * flops for flops in _outside(inner.jaxpr))

@@ -1,0 +1,162 @@
+"""A function with a parameter of one of its Pallas calls changed, whoever wrote it.
+
+The change is made in the traced program: the function is traced again, the call's parameters are replaced, and the
+result is what is compiled. So a VMEM limit, the buffers of an operand, or the order of the grid can be tried on a
+kernel whose launcher has no argument for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from systolic.compiler import NamedFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallChange:
+    """What to change of one Pallas call; None leaves it.
+
+    Attributes:
+      site: the way to the call; see `KernelCall`.
+      vmem_limit_bytes: what the kernel may use of VMEM.
+      buffers: copies of a block, by the operand's place among the inputs and outputs.
+      order: for each axis of the new grid, the axis that it was.
+      semantics: of each axis of the new grid.
+    """
+
+    site: tuple[int, ...]
+    vmem_limit_bytes: int | None = None
+    buffers: tuple[tuple[int, int], ...] = ()
+    order: tuple[int, ...] | None = None
+    semantics: tuple[str, ...] | None = None
+
+
+class ChangedFunction:
+    """A function whose Pallas calls are changed. May be sent to a worker.
+
+    Args:
+      fn: the function.
+      changes: at most one for each call.
+    """
+
+    def __init__(self, fn: Callable[..., Any] | NamedFunction, changes: Sequence[CallChange]) -> None:
+        self._fn = fn
+        self._changes = {change.site: change for change in changes}
+
+    @property
+    def __name__(self) -> str:  # type: ignore[override]
+        return getattr(self._fn, "__name__", type(self._fn).__name__)
+
+    def __call__(self, *args: Any) -> Any:
+        """Traces the function, changes its calls, and runs the result."""
+        import jax
+        from jax.extend.core import jaxpr_as_fun
+
+        fn = self._fn.load() if isinstance(self._fn, NamedFunction) else self._fn
+        closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        results = jaxpr_as_fun(changed_jaxpr(closed, self._changes))(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+
+def changed_jaxpr(closed: Any, changes: Mapping[tuple[int, ...], CallChange]) -> Any:
+    """A traced function with the calls at these sites changed."""
+    return closed.replace(jaxpr=_changed(closed.jaxpr, changes, ()))
+
+
+def _changed(jaxpr: Any, changes: Mapping[tuple[int, ...], CallChange], path: tuple[int, ...]) -> Any:
+    equations = []
+    for number, equation in enumerate(jaxpr.eqns):
+        here = (*path, number)
+        if equation.primitive.name == "pallas_call":
+            change = changes.get(here)
+            made = equation if change is None else equation.replace(params=_call_params(equation.params, change))
+        elif any(site[: len(here)] == here for site in changes):
+            made = equation.replace(params={name: _inside(v, changes, here) for name, v in equation.params.items()})
+        else:
+            made = equation
+        equations.append(made)
+    return jaxpr.replace(eqns=equations)
+
+
+def _inside(value: Any, changes: Mapping[tuple[int, ...], CallChange], path: tuple[int, ...]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_inside(each, changes, path) for each in value)
+    if hasattr(value, "jaxpr") and hasattr(value, "consts"):
+        return value.replace(jaxpr=_changed(value.jaxpr, changes, path))
+    if hasattr(value, "eqns") and hasattr(value, "constvars"):
+        return _changed(value, changes, path)
+    return value
+
+
+def _call_params(params: Mapping[str, Any], change: CallChange) -> dict[str, Any]:
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    changed = dict(params)
+    options = params["compiler_params"] or pltpu.CompilerParams()
+    mapping = params["grid_mapping"]
+    if change.vmem_limit_bytes is not None:
+        options = dataclasses.replace(options, vmem_limit_bytes=change.vmem_limit_bytes)
+    if change.order is not None:
+        mapping = _reordered(mapping, change.order)
+        changed["jaxpr"] = _axes_renamed(params["jaxpr"], change.order)
+        old = options.dimension_semantics
+        if old is not None:
+            options = dataclasses.replace(options, dimension_semantics=tuple(old[axis] for axis in change.order))
+    if change.semantics is not None:
+        options = dataclasses.replace(options, dimension_semantics=change.semantics)
+    if change.buffers:
+        blocks = list(mapping.block_mappings)
+        for at, count in change.buffers:
+            blocks[at] = dataclasses.replace(blocks[at], pipeline_mode=pl.Buffered(count))
+        mapping = dataclasses.replace(mapping, block_mappings=tuple(blocks))
+    return {**changed, "compiler_params": options, "grid_mapping": mapping}
+
+
+def can_reorder(mapping: Any) -> bool:
+    """Whether the axes of a call's grid can be put in another order: all of known length, none made by `vmap`."""
+    return not mapping.num_dynamic_grid_bounds and not mapping.vmapped_dims and len(mapping.grid) > 1
+
+
+def _reordered(mapping: Any, order: Sequence[int]) -> Any:
+    blocks = []
+    for block in mapping.block_mappings:
+        jaxpr = block.index_map_jaxpr.jaxpr
+        axes, rest = jaxpr.invars[: len(order)], jaxpr.invars[len(order) :]
+        # Names of arguments go with their places; those of the old order would be wrong.
+        described = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+        moved = jaxpr.replace(invars=[*(axes[axis] for axis in order), *rest], debug_info=described)
+        blocks.append(dataclasses.replace(block, index_map_jaxpr=block.index_map_jaxpr.replace(jaxpr=moved)))
+    names = mapping.grid_names
+    return dataclasses.replace(
+        mapping,
+        grid=tuple(mapping.grid[axis] for axis in order),
+        grid_names=None if names is None else tuple(names[axis] for axis in order),
+        block_mappings=tuple(blocks),
+    )
+
+
+def _axes_renamed(jaxpr: Any, order: Sequence[int]) -> Any:
+    """A kernel's body that asks for the grid's axes by their new places."""
+    equations = []
+    for equation in jaxpr.eqns:
+        params = equation.params
+        if equation.primitive.name in ("program_id", "num_programs"):
+            params = {**params, "axis": order.index(params["axis"])}
+        else:
+            params = {name: _renamed_inside(value, order) for name, value in params.items()}
+        equations.append(equation.replace(params=params))
+    return jaxpr.replace(eqns=equations)
+
+
+def _renamed_inside(value: Any, order: Sequence[int]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_renamed_inside(each, order) for each in value)
+    if hasattr(value, "jaxpr") and hasattr(value, "consts"):
+        return value.replace(jaxpr=_axes_renamed(value.jaxpr, order))
+    if hasattr(value, "eqns") and hasattr(value, "constvars"):
+        return _axes_renamed(value, order)
+    return value

@@ -1,0 +1,180 @@
+"""Tries changes of a function: looks at many in the traced program, simulates the most promising."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from systolic.chips import Chip
+from systolic.compiler import (
+    CompilerError,
+    NamedFunction,
+    WorkerPool,
+    abstract_arguments,
+    argument_values,
+    tracing_settings,
+)
+from systolic.explaining.candidates import Candidate, call_candidates, tile_candidate, tile_sizes
+from systolic.explaining.parameters import TileParameter, WithKeywords
+from systolic.explaining.study import Study, study
+from systolic.measure import Measurement, submit_simulation
+from systolic.simulator import SimulationError
+
+Function = Callable[..., Any] | NamedFunction
+Sizes = tuple[tuple[TileParameter, int], ...]
+
+_CHUNK = 8  # candidates that a worker looks at in one go
+_MOST_LOOKED_AT = 160
+_WORTH_COMBINING = 0.005  # share of the time that a change must save to be tried together with others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A candidate that was simulated, or refused."""
+
+    candidate: Candidate
+    time_us: float | None
+    hbm_bytes: int = 0
+    reason: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trying:
+    """Tries changes of `fn(*args)` on one chip.
+
+    Attributes:
+      pool: workers.
+      tries: how many to simulate, at most.
+      done: called when a simulation has ended, with its name.
+      planned: called with the number of simulations that are about to begin.
+    """
+
+    pool: WorkerPool
+    fn: Function
+    args: Sequence[Any]
+    chip: Chip
+    tries: int
+    planned: Callable[[int], None] = lambda count: None
+    done: Callable[[str], None] = lambda label: None
+    tried: list[Tried] = field(default_factory=list)
+
+    def run(self, now: Study, time_us: float) -> list[Tried]:
+        """Everything that was tried, the fastest first.
+
+        Args:
+          now: the function as it is.
+          time_us: that it takes.
+        """
+        calls = call_candidates(now, self.chip)
+        looked_at = self._looked_at(tile_sizes(now.parameters)[:_MOST_LOOKED_AT])
+        promising = sorted(looked_at, key=lambda each: each[1])
+        first = max(1, (self.tries - len(calls)) * 2 // 3) if promising else 0
+        self._simulate([*calls, *(candidate for candidate, _ in promising[:first])])
+        left = self.tries - len(self.tried)
+        best = self._best()
+        if best is not None and best.candidate.sizes and left > 0:
+            near = [each for each, _ in promising[first:] if _distance(each.sizes, best.candidate.sizes) == 1]
+            self._simulate(near[: max(1, left)])
+        self._combine(calls, time_us)
+        return sorted(self.tried, key=lambda each: float("inf") if each.time_us is None else each.time_us)
+
+    def _best(self) -> Tried | None:
+        timed = [each for each in self.tried if each.time_us is not None]
+        return min(timed, key=lambda each: each.time_us or 0.0, default=None)
+
+    def _looked_at(self, sizes: Sequence[Sizes]) -> list[tuple[Candidate, float]]:
+        """Candidates of these sizes that no rule forbids, with their modelled times."""
+        shapes, values, settings = abstract_arguments(self.args), argument_values(self.args), tracing_settings()
+        chunks = [sizes[at : at + _CHUNK] for at in range(0, len(sizes), _CHUNK)]
+        jobs = [
+            self.pool.submit(look_at, self.fn, chunk, shapes, values, self.chip, settings, label="looking at tiles")
+            for chunk in chunks
+        ]
+        found = []
+        for chunk, job in zip(chunks, jobs, strict=True):
+            try:
+                studies = job.result()
+            except CompilerError:  # a worker that died over one of them: the others are not worth dying for
+                continue
+            for each, known in zip(chunk, studies, strict=True):
+                candidate = tile_candidate(each, known, self.chip) if known is not None else None
+                if candidate is not None and known is not None:
+                    found.append((candidate, known.modelled_us))
+        return found
+
+    def _simulate(self, candidates: Sequence[Candidate]) -> None:
+        self.planned(len(candidates))
+        jobs: list[tuple[Candidate, Future[Measurement]]] = []
+        for candidate in candidates:
+            job = submit_simulation(self.pool, candidate.applied(self.fn), self.args, self.chip, label=candidate.title)
+            job.add_done_callback(lambda _, label=candidate.title: self.done(label))
+            jobs.append((candidate, job))
+        self.tried += [_tried(candidate, job) for candidate, job in jobs]
+
+    def _combine(self, calls: Sequence[Candidate], time_us: float) -> None:
+        """The best tiles together with the changes of calls that help by themselves."""
+        helpful = [
+            each.candidate
+            for each in self.tried
+            if each.candidate in calls and each.time_us is not None and each.time_us < time_us * (1 - _WORTH_COMBINING)
+        ]
+        tiles = [each for each in self.tried if each.candidate.sizes and each.time_us is not None]
+        best = min(tiles, key=lambda each: each.time_us or 0.0, default=None)
+        if best is None or best.time_us is None or best.time_us >= time_us or not helpful:
+            return
+        sites = {change.site for change in best.candidate.changes}
+        added = [each for each in helpful if not sites & {change.site for change in each.changes}][:1]
+        for each in added:
+            both = Candidate(
+                title=f"{best.candidate.title}, {each.title}",
+                change=f"{best.candidate.change}, {each.change}",
+                why="both together",
+                sizes=best.candidate.sizes,
+                changes=(*best.candidate.changes, *each.changes),
+                where=each.where,
+            )
+            self._simulate([both])
+
+
+def look_at(
+    fn: Function,
+    sizes: Sequence[Sizes],
+    args: Sequence[Any],
+    values: Sequence[np.ndarray | None],
+    chip: Chip,
+    settings: Mapping[str, Any],
+) -> list[Study | None]:
+    """What the traced program says of each of these tile sizes; None where it does not even trace. For a worker."""
+    found: list[Study | None] = []
+    for each in sizes:
+        try:
+            known = study(WithKeywords(fn, dict(each)), args, values, chip, settings)
+        except Exception:  # noqa: BLE001 -- sizes that the function refuses, each in its own way: no candidate
+            found.append(None)
+            continue
+        forbidden = [error for error in known.errors if error.rule != "vmem"]
+        found.append(None if forbidden else known)
+    return found
+
+
+def _tried(candidate: Candidate, job: Future[Measurement]) -> Tried:
+    try:
+        run = job.result().run
+    except (CompilerError, SimulationError) as error:
+        return Tried(candidate=candidate, time_us=None, reason=str(error).splitlines()[0])
+    except Exception as error:  # noqa: BLE001 -- whatever the user's function raises with these sizes
+        text = (str(error).strip() or "-").splitlines()[0]
+        return Tried(candidate=candidate, time_us=None, reason=f"{type(error).__name__}: {text}")
+    assert run is not None
+    moved = run.hbm_read_bytes + run.hbm_written_bytes
+    return Tried(candidate=candidate, time_us=run.time_us, hbm_bytes=moved)
+
+
+def _distance(sizes: Sizes, others: Sizes) -> int:
+    """In how many parameters two choices differ."""
+    mine, theirs = dict(sizes), dict(others)
+    return sum(mine.get(name) != theirs.get(name) for name in {**mine, **theirs})
