@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from systolic.checking.calls import KernelCall, Operand, kernel_calls
+from systolic.checking.calls import Operand
 from systolic.checking.finding import Finding
 from systolic.checking.report import KernelUse, OperandUse
 from systolic.checking.rules.around import around_findings
@@ -17,9 +17,9 @@ from systolic.checking.rules.body import body_findings
 from systolic.checking.rules.dtypes import dtype_findings
 from systolic.checking.rules.grid import grid_findings
 from systolic.checking.rules.memory import VmemEstimate, memory_findings, vmem_estimate
-from systolic.checking.visits import GridVisits, Visits, grid_visits
+from systolic.checking.visits import CallOnGrid, GridVisits, Visits, calls_on_grids
 from systolic.chips import Chip
-from systolic.compiler import Missing, NamedFunction, PallasOperands, pallas_operands, source_line, traced_jaxpr
+from systolic.compiler import NamedFunction, source_line, traced_jaxpr
 from systolic.measure import target_of
 
 
@@ -29,14 +29,6 @@ class StaticResult:
 
     findings: tuple[Finding, ...]
     kernels: tuple[KernelUse, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CallOnGrid:
-    """A Pallas call, and what its grid visits in its first execution."""
-
-    call: KernelCall
-    visits: GridVisits | Missing
 
 
 def read_kernels(
@@ -80,28 +72,6 @@ def findings_of(jaxpr: Any, calls: Sequence[CallOnGrid], chip: Chip) -> list[Fin
     """Every rule that needs neither compiler nor execution, applied to a traced function."""
     around = around_findings(jaxpr, [each.call for each in calls], chip)
     return [*around, *(found for each in calls for found in _of_call(each, chip))]
-
-
-def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[CallOnGrid]:
-    """Every Pallas call of a traced function, with what the grid of its first execution visits.
-
-    Args:
-      jaxpr: the function, traced.
-      values: what its flat arguments hold; None where only a shape is known.
-    """
-    given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
-    executions: dict[int, PallasOperands] = {}
-    for execution in pallas_operands(jaxpr, given, [str(number) for number in range(len(given))]):
-        executions.setdefault(id(execution.equation), execution)
-    return [CallOnGrid(call, _visits(call, executions.get(id(call.equation)))) for call in kernel_calls(jaxpr)]
-
-
-def _visits(call: KernelCall, execution: PallasOperands | None) -> GridVisits | Missing:
-    if execution is None:
-        return Missing("a call behind a condition or a loop that depends on values that were not given")
-    mapping = call.equation.params["grid_mapping"]
-    scalars = mapping.num_dynamic_grid_bounds + mapping.num_index_operands
-    return grid_visits(call, [operand.get() for operand in execution.operands[:scalars]])
 
 
 def _of_call(each: CallOnGrid, chip: Chip) -> list[Finding]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from systolic.checking.calls import KernelCall, Operand
-from systolic.compiler import Missing
+from systolic.checking.calls import KernelCall, Operand, kernel_calls
+from systolic.compiler import Missing, PallasOperands, pallas_operands
 from systolic.problem import dtype_bytes
 
 # A grid of more steps than this is not gone through: a product of 16384³ in tiles of 128³ has two million.
@@ -82,6 +82,36 @@ class GridVisits:
 
     grid: tuple[int, ...]
     visits: dict[int, Visits]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallOnGrid:
+    """A Pallas call, and what its grid visits in its first execution."""
+
+    call: KernelCall
+    visits: GridVisits | Missing
+
+
+def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[CallOnGrid]:
+    """Every Pallas call of a traced function, with what the grid of its first execution visits.
+
+    Args:
+      jaxpr: the function, traced.
+      values: what its flat arguments hold; None where only a shape is known.
+    """
+    given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
+    executions: dict[int, PallasOperands] = {}
+    for execution in pallas_operands(jaxpr, given, [str(number) for number in range(len(given))]):
+        executions.setdefault(id(execution.equation), execution)
+    return [CallOnGrid(call, _visits(call, executions.get(id(call.equation)))) for call in kernel_calls(jaxpr)]
+
+
+def _visits(call: KernelCall, execution: PallasOperands | None) -> GridVisits | Missing:
+    if execution is None:
+        return Missing("a call behind a condition or a loop that depends on values that were not given")
+    mapping = call.equation.params["grid_mapping"]
+    scalars = mapping.num_dynamic_grid_bounds + mapping.num_index_operands
+    return grid_visits(call, [operand.get() for operand in execution.operands[:scalars]])
 
 
 def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing:

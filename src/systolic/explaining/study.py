@@ -14,8 +14,8 @@ from systolic.checking.calls import KernelCall
 from systolic.checking.finding import Finding
 from systolic.checking.rules.grid import grid_findings
 from systolic.checking.rules.memory import vmem_estimate
-from systolic.checking.static import CallOnGrid, calls_on_grids, findings_of
-from systolic.checking.visits import GridVisits, Visits
+from systolic.checking.static import findings_of
+from systolic.checking.visits import CallOnGrid, GridVisits, Visits, calls_on_grids
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.compiler import NamedFunction, traced_jaxpr
 from systolic.explaining.explanation import LineWork, OperandTraffic
