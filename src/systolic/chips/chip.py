@@ -56,7 +56,9 @@ class Chip:
     hbm_bytes_per_chip: int
     hbm_bytes_per_s_per_chip: float
     vmem_bytes_per_core: int
+    usable_vmem_bytes_per_core: int  # to which `vmem_limit_bytes` can raise what a kernel may use
     scoped_vmem_bytes: int  # what a kernel may use of VMEM unless `vmem_limit_bytes` raises it
+    usable_smem_bytes_per_core: int  # for a kernel's scalars: SMEM less what the program keeps there
     peak_ops_per_s_per_chip: Mapping[str, float]  # by operand dtype
     emulated_dtypes: Mapping[str, str]  # accepted, but converted first: dtype → what it is converted to
     machine: MachineModel

@@ -1,0 +1,78 @@
+"""How an array lies in VMEM: in tiles of eight rows by 128 lanes, packed where an element has fewer than 32 bits.
+
+Seen in the accounts that libtpu 0.0.42.1 gives of copies of 150 arrays of six dtypes on v4, v5e, v6e and v7x, alike on
+all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+
+from systolic.tiling.legality import LANES
+
+SUBLANES = 8  # rows of a vector register of 32-bit elements
+REGISTER_BYTES = SUBLANES * LANES * 4
+_WORD_BITS = 32
+ALLOCATION_BYTES = 1024  # of which every allocation in VMEM is a multiple
+
+
+def element_bits(dtype: str) -> int:
+    """Bits of one element in VMEM. Truth values take a word; so does what has no number of bits, such as a key."""
+    if dtype == "bool":
+        return _WORD_BITS
+    try:
+        known = np.dtype(dtype)
+    except TypeError:
+        return _WORD_BITS
+    if known.itemsize == 1:  # where those of 2 and 4 bits hide
+        return ml_dtypes.iinfo(known).bits if "int" in dtype else ml_dtypes.finfo(known).bits
+    return known.itemsize * 8
+
+
+def packing(dtype: str) -> int:
+    """Elements that share a word."""
+    return max(1, _WORD_BITS // element_bits(dtype))
+
+
+def array_tile_rows(rows: int, dtype: str) -> int:
+    """Rows of the tiles in which an array of `rows` rows is stored, of which a block needs a multiple.
+
+    Eight; arrays of fewer rows have the next power of two. Elements of 8 and 4 bits are stored in tiles of 32 and 64
+    rows where that divides the rows of the array, and only there. 16-bit elements always have eight.
+    """
+    shared = packing(dtype)
+    large = SUBLANES * shared
+    if shared >= 4 and rows % large == 0:
+        return large
+    return min(SUBLANES * max(1, shared // 8), max(shared, 2 ** math.ceil(math.log2(max(1, rows)))))
+
+
+def padded_bytes(shape: Sequence[int], dtype: str, *, tile_rows: int | None = None) -> int:
+    """Bytes that an array or a block takes in VMEM.
+
+    Args:
+      shape: in elements.
+      dtype: of the elements.
+      tile_rows: of the array that a block is cut from; None: as an array of this shape has.
+    """
+    bits = element_bits(dtype)
+    if not shape:
+        return 4
+    if len(shape) == 1:
+        return math.ceil(shape[0] * bits / 8)
+    *outer, rows, columns = shape
+    tile = tile_rows or array_tile_rows(rows, dtype)
+    padded_rows = math.ceil(rows / tile) * tile
+    padded_columns = math.ceil(columns / LANES) * LANES
+    return math.prod(outer) * padded_rows * padded_columns * bits // 8
+
+
+def scalar_bytes(shape: Sequence[int], dtype: str) -> int:
+    """Bytes that an array takes in SMEM, where each row fills whole groups of 128 elements."""
+    if not shape:
+        return 4
+    return math.prod(shape[:-1]) * math.ceil(shape[-1] / LANES) * LANES * element_bits(dtype) // 8
