@@ -134,6 +134,16 @@ def _of_call(call: CallFacts, chip: Chip) -> list[Candidate]:
                 where=call.where,
             )
         )
+    if call.sum_axes:
+        found.append(
+            Candidate(
+                title=f"the sum of {call.name} in scratch memory",
+                change="scratch_shapes=[pltpu.VMEM(block, dtype)]: sum there, copy it to the output at the last step",
+                why="the output block exists twice and is written at each step; scratch memory exists once",
+                changes=(CallChange(site=call.site, sum_axes=call.sum_axes),),
+                where=call.where,
+            )
+        )
     if not call.sets_limit:
         found.append(
             Candidate(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from systolic.compiler import NamedFunction
+from systolic.explaining.accumulator import with_scratch_sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class CallChange:
       buffers: copies of a block, by the operand's place among the inputs and outputs.
       order: for each axis of the new grid, the axis that it was.
       semantics: of each axis of the new grid.
+      sum_axes: move the sum over these axes, of the grid as it was, from the output block to scratch memory.
     """
 
     site: tuple[int, ...]
@@ -32,6 +34,7 @@ class CallChange:
     buffers: tuple[tuple[int, int], ...] = ()
     order: tuple[int, ...] | None = None
     semantics: tuple[str, ...] | None = None
+    sum_axes: tuple[int, ...] = ()
 
 
 class ChangedFunction:
@@ -72,7 +75,7 @@ def _changed(jaxpr: Any, changes: Mapping[tuple[int, ...], CallChange], path: tu
         here = (*path, number)
         if equation.primitive.name == "pallas_call":
             change = changes.get(here)
-            made = equation if change is None else equation.replace(params=_call_params(equation.params, change))
+            made = equation if change is None else equation.replace(params=_call_params(equation, change))
         elif any(site[: len(here)] == here for site in changes):
             made = equation.replace(params={name: _inside(v, changes, here) for name, v in equation.params.items()})
         else:
@@ -91,10 +94,13 @@ def _inside(value: Any, changes: Mapping[tuple[int, ...], CallChange], path: tup
     return value
 
 
-def _call_params(params: Mapping[str, Any], change: CallChange) -> dict[str, Any]:
+def _call_params(equation: Any, change: CallChange) -> dict[str, Any]:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
+    params = equation.params
+    if change.sum_axes:
+        params = with_scratch_sum(params, change.sum_axes, [atom.aval for atom in equation.invars])
     changed = dict(params)
     options = params["compiler_params"] or pltpu.CompilerParams()
     mapping = params["grid_mapping"]

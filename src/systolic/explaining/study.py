@@ -18,6 +18,7 @@ from systolic.checking.static import findings_of
 from systolic.checking.visits import CallOnGrid, GridVisits, Visits, calls_on_grids
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.compiler import NamedFunction, traced_jaxpr
+from systolic.explaining.accumulator import summed_over
 from systolic.explaining.explanation import LineWork, OperandTraffic
 from systolic.explaining.lines import kernel_work, matrix_flops
 from systolic.explaining.parameters import TileParameter, tile_parameters
@@ -48,6 +49,7 @@ class CallFacts:
       independent: for each axis, whether its steps write different output blocks.
       vmem_bytes: estimated.
       single: inputs and outputs, by place, that have one buffer only.
+      sum_axes: axes over which it sums in its output block, where the sum could move to scratch memory.
     """
 
     site: tuple[int, ...]
@@ -62,6 +64,7 @@ class CallFacts:
     vmem_limit_bytes: int
     sets_limit: bool
     single: tuple[int, ...]
+    sum_axes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +169,7 @@ def _facts(each: CallOnGrid, chip: Chip) -> CallFacts:
         vmem_limit_bytes=estimate.limit_bytes,
         sets_limit=call.vmem_limit_bytes is not None,
         single=tuple(at for at, operand in enumerate(blocks) if operand.buffers == 1),
+        sum_axes=summed_over(call, found) if isinstance(found, GridVisits) else (),
     )
 
 

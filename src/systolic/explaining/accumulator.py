@@ -1,0 +1,132 @@
+"""A Pallas call whose sum moves from its output block to scratch memory, whoever wrote it.
+
+The output block exists twice, since it is written back while the next one is filled; a scratch buffer exists once and
+stays where it is. The kernel's body is traced again with the scratch buffer in place of the output, and the last step
+of each output block copies the sum over. Where the output has fewer bits than the sum wants, this does not help: the
+body rounds at each step, and only its author knows where to stop doing so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from systolic.checking.body import body_equations
+from systolic.checking.calls import KernelCall
+from systolic.checking.visits import GridVisits
+
+_SUMS = ("float32", "int32")
+
+
+def summed_over(call: KernelCall, found: GridVisits) -> tuple[int, ...]:
+    """The grid axes over which a call sums in its output block; () if it does not, or not in a way that can move."""
+    params = call.equation.params
+    outputs = [at for at, operand in enumerate(call.operands) if operand.role == "output"]
+    plain = (
+        len(outputs) == 1
+        and call.operands[outputs[0]].dtype in _SUMS
+        and call.operands[outputs[0]].memory == "vmem"
+        and not call.aliases
+        and not params["grid_mapping"].num_dynamic_grid_bounds
+        and not params["grid_mapping"].vmapped_dims
+        and all(operand.memory in ("vmem", "smem") for operand in call.operands)
+    )
+    if not plain or outputs[0] not in found.visits or not _is_read(call.body, outputs[0]):
+        return ()
+    visits = found.visits[outputs[0]]
+    by_axis = visits.starts.reshape(*found.grid, -1)
+    still = [axis for axis in range(len(found.grid)) if (by_axis == by_axis.take([0], axis=axis)).all()]
+    long = [axis for axis, size in enumerate(found.grid) if size > 1]
+    over = [axis for axis in still if axis in long]
+    # Only trailing axes: all steps of an output block follow each other.
+    return tuple(over) if over and over == long[-len(over) :] else ()
+
+
+def _is_read(body: Any, at: int) -> bool:
+    """Whether a kernel reads one of its parameters, itself or in a branch that it is handed on to."""
+    names = {body.invars[at]}
+    for equation in body_equations(body):
+        branches = equation.params.get("branches", ())
+        for branch in branches:
+            handed = zip(branch.jaxpr.invars, equation.invars[1:], strict=False)
+            names |= {inner for inner, outer in handed if not hasattr(outer, "val") and outer in names}
+        if equation.primitive.name in ("get", "addupdate") and equation.invars[0] in names:
+            return True
+    return False
+
+
+def with_scratch_sum(params: Mapping[str, Any], axes: Sequence[int], operands: Sequence[Any]) -> dict[str, Any]:
+    """The parameters of a Pallas call with its sum in scratch memory.
+
+    Args:
+      params: of the call.
+      axes: over which it sums; see `summed_over`.
+      operands: abstract values of the call's operands.
+    """
+    import jax
+
+    traced = jax.make_jaxpr(_launcher(params, axes))(*operands)
+    (equation,) = (each for each in traced.jaxpr.eqns if each.primitive.name == "pallas_call")
+    return dict(equation.params)
+
+
+def _launcher(params: Mapping[str, Any], axes: Sequence[int]) -> Any:
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+    mapping, body = params["grid_mapping"], params["jaxpr"]
+    blocks = [_block_spec(each) for each in mapping.block_mappings]
+    out_at = mapping.num_index_operands + mapping.num_inputs
+    out = body.invars[out_at].aval
+
+    def kernel(*refs: Any) -> None:
+        *given, acc_vmem = refs
+        inner = [acc_vmem if at == out_at else ref for at, ref in enumerate(given)]
+        jaxpr_as_fun(ClosedJaxpr(body, ()))(*inner)
+        last = True
+        for axis in axes:
+            last &= pl.program_id(axis) == pl.num_programs(axis) - 1
+
+        @pl.when(last)
+        def _() -> None:
+            given[out_at][...] = acc_vmem[...]
+
+    scratch = [
+        pltpu.SMEM(aval.shape, aval.dtype) if "smem" in str(aval.memory_space) else pltpu.VMEM(aval.shape, aval.dtype)
+        for aval in mapping.scratch_avals
+    ]
+    return pl.pallas_call(
+        kernel,
+        out_shape=[jax_shape(aval) for aval in params["out_avals"]],
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=mapping.num_index_operands,
+            grid=mapping.grid,
+            in_specs=blocks[: mapping.num_inputs],
+            out_specs=blocks[mapping.num_inputs :],
+            scratch_shapes=[*scratch, pltpu.VMEM(out.shape, out.dtype)],
+        ),
+        compiler_params=params["compiler_params"] or pltpu.CompilerParams(),
+        cost_estimate=params["cost_estimate"],
+        name=params["name"],
+    )
+
+
+def jax_shape(aval: Any) -> Any:
+    """An abstract value as what a launcher takes for an output."""
+    import jax
+
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _block_spec(block: Any) -> Any:
+    from jax.experimental import pallas as pl
+    from jax.extend.core import jaxpr_as_fun
+
+    index_map = jaxpr_as_fun(block.index_map_jaxpr)
+    return pl.BlockSpec(
+        block.block_shape,
+        lambda *ids: tuple(index_map(*ids)),
+        memory_space=block.transformed_block_aval.memory_space,
+        pipeline_mode=block.pipeline_mode,
+    )
