@@ -15,6 +15,7 @@ from systolic.chips.constants import ConstantsError
 from systolic.cli.bench import bench
 from systolic.cli.calibrate import calibrate
 from systolic.cli.chips import chips
+from systolic.cli.compare import compare
 from systolic.cli.ladder import ladder
 from systolic.cli.lessons import lessons
 from systolic.cli.plan import plan
@@ -23,6 +24,7 @@ from systolic.cli.trial_table import trial_table
 from systolic.cli.tune import tune
 from systolic.cli.validate import validate
 from systolic.compiler import CompilerMissing, NamedFunctionError
+from systolic.explaining.explanation import ExplanationError
 from systolic.measure import NoDeviceError
 from systolic.problem import ProblemError
 from systolic.tiling import TilesError
@@ -35,6 +37,7 @@ _WRONG_CALL = (
     NoDeviceError,
     StalledError,
     ConstantsError,
+    ExplanationError,
     NamedFunctionError,
     ProblemError,
     StoreError,
@@ -66,6 +69,7 @@ cli.add_command(tune)
 cli.add_command(trial_table)
 cli.add_command(ladder)
 cli.add_command(simulate)
+cli.add_command(compare)
 cli.add_command(lessons)
 cli.add_command(chips)
 cli.add_command(validate)

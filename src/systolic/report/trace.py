@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from systolic.report.timeline import pack
 from systolic.simulator import SimulatedRun, Span
 
 # Rows of the picture, from above, by what is drawn in them. Copies overlap each other and get as many rows as it takes.
@@ -22,16 +23,12 @@ def chrome_trace(run: SimulatedRun, *, title: str) -> dict[str, Any]:
     for core in run.cores:
         events.append(_named("process_name", core.core, 0, f"{title}, core {core.core} of {run.chip} (simulated)"))
         events += [_named("thread_name", core.core, row, name) for row, name in _NAMES.items()]
-        ends: list[float] = []  # of the last copy in each row
+        copies = [span for span in core.spans if span.kind == "copy"]
+        lanes = dict(zip(map(id, copies), pack(copies), strict=True))
+        names = {_FIRST_COPY_ROW + lane: f"copies {lane}" for lane in sorted(set(lanes.values()))}
+        events += [_named("thread_name", core.core, row, name) for row, name in names.items()]
         for span in core.spans:
-            row = _ROWS.get(span.kind)
-            if row is None:
-                lane = next((at for at, end in enumerate(ends) if end <= span.begin_cycles), len(ends))
-                if lane == len(ends):
-                    ends.append(0)
-                    events.append(_named("thread_name", core.core, _FIRST_COPY_ROW + lane, f"copies {lane}"))
-                ends[lane] = span.end_cycles
-                row = _FIRST_COPY_ROW + lane
+            row = _ROWS[span.kind] if span.kind in _ROWS else _FIRST_COPY_ROW + lanes[id(span)]
             events.append(
                 {
                     "name": _label(span),

@@ -1,0 +1,242 @@
+"""`systolic compare`: what changed from one explanation to another."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from systolic.cli.output import check_target, console, table, write_json
+from systolic.explaining.explanation import Explanation, ExplanationError
+from systolic.report.compared import ComparedRow, Comparison, compare_explanations, compare_runs
+from systolic.simulator import SimulatedRun
+from systolic.tiling import MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """One row of a file: a function on a chip, and what is known of it."""
+
+    function: str
+    chip: str
+    found: Explanation | SimulatedRun | None
+    reason: str = ""  # why there is nothing
+
+
+@click.command()
+@click.argument("before", metavar="A.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("after", metavar="B.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--fail-above",
+    type=click.FloatRange(min=0),
+    metavar="PERCENT",
+    help="Exit code 1 if B takes more than PERCENT longer than A on any chip, or has no time where A has one.",
+)
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE|-",
+    help="Write the results as one JSON object to FILE; - is standard output, in place of the table.",
+)
+def compare(before: Path, after: Path, fail_above: float | None, json_file: str | None) -> int:
+    """Compare what `systolic explain --json` wrote of a function before and after a change.
+
+    Rows are matched by chip, and by the function's name where a file holds several. Files of `systolic simulate --json`
+    can be compared as well: time and waiting. Times are simulated.
+
+    \b
+    Examples:
+      systolic explain kernel.py:mine --arg "bf16[4096,4096]" --chip v5e,v6e --json before.json
+      systolic compare before.json after.json
+      systolic compare before.json after.json --fail-above 2 --json -
+    """
+    check_target(json_file)
+    first, second = _read(before), _read(after)
+    pairs, unmatched = _matched(first, second)
+    comparisons = [_compared(mine, other) for mine, other in pairs if mine.found and other.found]
+    lost = [other for mine, other in pairs if mine.found is not None and other.found is None]
+    if not comparisons and not lost:
+        raise ExplanationError(
+            f"{before} and {after} have no chip in common of which both know the time: "
+            f"{_chips(first)} and {_chips(second)}"
+        )
+    limit = None if fail_above is None else fail_above / 100
+    slower = [each for each in comparisons if limit is not None and each.slower > limit]
+    failed = bool(slower) or (limit is not None and bool(lost))
+    if json_file is not None:
+        summary = {
+            "provenance": "simulated",
+            "fail_above_percent": fail_above,
+            "failed": failed,
+            "slower_percent": {f"{each.chip} {each.after}": each.slower * 100 for each in comparisons},
+            "without_time": [f"{each.chip} {each.function}: {each.reason}" for each in lost],
+            "not_compared": unmatched,
+        }
+        write_json(json_file, "compare", [_record(each) for each in comparisons], summary)
+    if json_file != "-":
+        _show(comparisons, lost, unmatched)
+        if slower and fail_above is not None:
+            names = ", ".join(f"{each.chip} by {each.slower:.1%}" for each in slower)
+            console().print(f"\n[bold]slower by more than {fail_above:g}%[/]: {names}")
+    return 1 if failed else 0
+
+
+def _read(path: Path) -> list[_Answer]:
+    """The answers in a file.
+
+    Raises:
+      ExplanationError: it is none that `explain` or `simulate` wrote.
+    """
+    wanted = "give a file that `systolic explain --json FILE` or `systolic simulate --json FILE` wrote"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ExplanationError(f"{path} is no JSON: {error}; {wanted}") from error
+    if not isinstance(document, dict):
+        raise ExplanationError(f"{path} holds no object but a {type(document).__name__}; {wanted}")
+    rows = document["rows"] if isinstance(document.get("rows"), list) else [document]
+    answers = []
+    for row in rows:
+        try:
+            answer = _read_row(row) if isinstance(row, dict) else None
+        except ValueError as error:
+            raise ExplanationError(f"{path}: {error}; {wanted}") from error
+        if answer is None:
+            command = document.get("command")
+            of = f" but what `systolic {command}` wrote" if isinstance(command, str) else ""
+            raise ExplanationError(f"{path} holds no explanation{of}; {wanted}")
+        answers.append(answer)
+    if not answers:
+        raise ExplanationError(f"{path} holds no rows; {wanted}")
+    return answers
+
+
+def _read_row(row: Mapping[str, Any]) -> _Answer | None:
+    """One row; None where it is of another command."""
+    if "programs" in row:
+        found = Explanation.from_json(json.dumps(row))
+        if not found.programs or found.programs[0].run is None:
+            raise ExplanationError("an explanation without the run of its function")
+        return _Answer(function=found.function, chip=found.chip, found=found)
+    if "clock_hz" in row:
+        run = SimulatedRun.from_json(json.dumps(row))
+        return _Answer(function="", chip=run.chip, found=run)
+    if not isinstance(row.get("function"), str) or not isinstance(row.get("chip"), str):
+        return None
+    if "run" in row:
+        run = SimulatedRun.from_json(json.dumps(row["run"]))
+        return _Answer(function=row["function"], chip=row["chip"], found=run)
+    if "reason" in row:
+        return _Answer(function=row["function"], chip=row["chip"], found=None, reason=str(row["reason"]))
+    return None
+
+
+def _matched(first: list[_Answer], second: list[_Answer]) -> tuple[list[tuple[_Answer, _Answer]], list[str]]:
+    """Answers of the same chip and function; and of the same chip alone, where either has one function left."""
+    pairs, alone, left = [], [], list(second)
+    for mine in first:
+        same = next((other for other in left if (other.chip, other.function) == (mine.chip, mine.function)), None)
+        if same is None:
+            alone.append(mine)
+        else:
+            pairs.append((mine, same))
+            left.remove(same)
+    for mine in list(alone):
+        others = [other for other in left if other.chip == mine.chip]
+        if len(others) == 1 and sum(each.chip == mine.chip for each in alone) == 1:
+            pairs.append((mine, others[0]))
+            alone.remove(mine)
+            left.remove(others[0])
+    unmatched = [f"{each.chip} {each.function} is only in the first file".replace("  ", " ") for each in alone]
+    unmatched += [f"{each.chip} {each.function} is only in the second file".replace("  ", " ") for each in left]
+    return pairs, unmatched
+
+
+def _compared(mine: _Answer, other: _Answer) -> Comparison:
+    before, after = mine.found, other.found
+    if isinstance(before, Explanation) and isinstance(after, Explanation):
+        return compare_explanations(before, after)
+    runs = [found.run if isinstance(found, Explanation) else found for found in (before, after)]
+    assert runs[0] is not None
+    assert runs[1] is not None
+    return compare_runs(runs[0], runs[1], names=(mine.function, other.function))
+
+
+def _chips(answers: Sequence[_Answer]) -> str:
+    return ", ".join(dict.fromkeys(answer.chip for answer in answers))
+
+
+def _record(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "chip": comparison.chip,
+        "before": comparison.before,
+        "after": comparison.after,
+        "before_us": comparison.before_us,
+        "after_us": comparison.after_us,
+        "slower_percent": comparison.slower * 100,
+        "findings_gone": comparison.findings_gone,
+        "findings_new": comparison.findings_new,
+        "quantities": [{**dataclasses.asdict(row), "change": row.change} for row in comparison.rows],
+    }
+
+
+def _show(comparisons: Sequence[Comparison], lost: Sequence[_Answer], unmatched: Sequence[str]) -> None:
+    out = console()
+    for at, comparison in enumerate(comparisons):
+        if at:
+            out.print("")
+        names = dict.fromkeys((comparison.before, comparison.after))
+        out.print(f"[bold]{comparison.chip}[/] {_plain(' → '.join(filter(None, names)))}: {_verdict(comparison)}")
+        lines = [
+            (row.group, row.quantity, _value(row, row.before), _value(row, row.after), _change(row))
+            for row in comparison.rows
+        ]
+        lines = [(_plain(group), _plain(quantity), *rest) for group, quantity, *rest in lines]
+        out.print(table(("of", "quantity", "before", "after", "change"), lines, left=("of", "quantity")))
+        for title in comparison.findings_gone:
+            out.print(f"finding gone: {_plain(title)}")
+        for title in comparison.findings_new:
+            out.print(f"finding new: {_plain(title)}")
+    for answer in lost:
+        out.print(
+            f"[bold]{answer.chip}[/] {_plain(answer.function)}: no time in the second file: {_plain(answer.reason)}"
+        )
+    for text in unmatched:
+        out.print(f"not compared: {_plain(text)}")
+
+
+def _verdict(comparison: Comparison) -> str:
+    times = f"simulated {comparison.before_us:,.2f} → {comparison.after_us:,.2f} µs"
+    if abs(comparison.slower) < 0.0005:
+        return f"[bold]as fast as before[/], {times}"
+    word = "slower" if comparison.slower > 0 else "faster"
+    return f"[bold]{abs(comparison.slower):.1%} {word}[/], {times}"
+
+
+def _value(row: ComparedRow, value: float | None) -> str:
+    if value is None:
+        return "–"
+    if row.unit == "share":
+        return f"{value:.1%}"
+    if row.unit == "bytes":
+        return (
+            f"{value / 1e6:,.2f} MB" if row.group == "traffic" or "HBM" in row.quantity else f"{value / MIB:,.2f} MiB"
+        )
+    return f"{value:,.2f} {row.unit}" if row.unit in ("µs", "Tflop/s") else f"{value:,.0f}"
+
+
+def _change(row: ComparedRow) -> str:
+    if row.change is None:
+        return "–"
+    if abs(row.change) < 0.0005:
+        return "="
+    return f"{row.change * 100:+.1f} points" if row.unit == "share" else f"{row.change:+.1%}"
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")

@@ -1,0 +1,115 @@
+"""An explanation in the terminal: the verdict first, then where the time goes, then what would change it."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from systolic.cli.output import table
+from systolic.explaining.explanation import Explanation
+from systolic.report.explained_tables import (
+    ExplainedTable,
+    lines_table,
+    ops_table,
+    programs_table,
+    regions_table,
+    savings_table,
+    traffic_table,
+    units_table,
+    vmem_table,
+)
+from systolic.report.headline import figures, time_parts
+from systolic.report.timeline import TITLES, busy_lanes
+from systolic.report.written import percent, round_mib
+
+_PIECES = 72
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_NOT_KEPT = "·"
+
+
+def show_explanation(out: Console, explanation: Explanation) -> None:
+    """Prints the verdict, the figures, the findings, then the timeline and the tables behind them."""
+    run = explanation.run
+    versions = ", ".join(f"{name} {version}" for name, version in explanation.versions.items() if version)
+    out.print(f"[bold]{explanation.chip}[/] {_plain(explanation.chip_title)} · {_plain(versions)}")
+    arguments = ", ".join(explanation.arguments) or "none"
+    out.print(f"{_plain(explanation.function)}, arguments: {_plain(arguments)}")
+    out.print("times are simulated: compiled by the real compiler, executed on the chip's model\n")
+    out.print(f"[bold]{_plain(explanation.verdict)}[/]\n")
+    out.print(
+        "; ".join(f"{each.title} {each.value} {each.unit} ({_plain(each.beside)})" for each in figures(explanation))
+    )
+    out.print("time: " + ", ".join(f"{part.title} {percent(part.share)}" for part in time_parts(explanation)))
+    _section(out, "findings", savings_table(explanation), "nothing was found that would save time")
+    _section(out, "programs", programs_table(explanation))
+    _timeline(out, explanation)
+    if explanation.vmem is not None:
+        limit, capacity = round_mib(explanation.vmem.limit_bytes), round_mib(explanation.vmem.capacity_bytes)
+        _section(out, f"VMEM, limit {limit} MiB, capacity {capacity} MiB", vmem_table(explanation))
+    _section(out, f"units; the program has {run.bundles:,} bundles", units_table(run))
+    _section(out, "straight code, over all its executions", regions_table(explanation))
+    _section(out, "lines of the source, in one execution (modelled)", lines_table(explanation))
+    _section(out, "HBM traffic of each operand", traffic_table(explanation))
+    for program in explanation.programs:
+        if program.run is not None:
+            _section(out, f"operations of {program.label}", ops_table(program.run))
+    if explanation.notes or run.assumptions:
+        out.print("")
+    for text in explanation.notes:
+        out.print(f"note: {_plain(text)}")
+    for text in run.assumptions:
+        out.print(f"assumed: {_plain(text)}")
+
+
+def _plain(text: str) -> str:
+    return escape(text)
+
+
+def _section(out: Console, title: str, found: ExplainedTable | None, otherwise: str = "") -> None:
+    if found is None:
+        if otherwise:
+            out.print(f"\n{otherwise}")
+        return
+    out.print(f"\n[bold]{_plain(title)}[/]")
+    out.print(_rich(found))
+    if found.left_out:
+        out.print(f"and {found.left_out:,} more")
+
+
+def _rich(found: ExplainedTable) -> Table:
+    # A column of which every cell is empty says nothing in a terminal, where width is scarce.
+    kept = [at for at, _ in enumerate(found.columns) if any(row[at].text for row in found.rows)] or [0]
+    titles = [found.columns[at].title for at in kept]
+    left = [found.columns[at].title for at in kept if found.columns[at].kind != "number"]
+    made = table(titles, [[_plain(row[at].text) for at in kept] for row in found.rows], left=left)
+    for column in made.columns:
+        column.overflow = "fold"  # a long line of source is not cut
+    return made
+
+
+def _timeline(out: Console, explanation: Explanation) -> None:
+    """The whole run and each window: words, and a line of blocks for each lane, as high as it is busy."""
+    run = explanation.run
+    if not run.later_core.spans:
+        return
+    left_out = run.later_core.spans_left_out
+    gap = f"; {_NOT_KEPT}: not kept, {left_out:,} spans in the middle" if left_out else ""
+    _stretch(out, explanation, "the whole run", 0.0, run.time_us, f"height: how busy{gap}")
+    for window in explanation.windows:
+        _stretch(out, explanation, window.title, window.begin_us, window.end_us, window.words)
+
+
+def _stretch(out: Console, explanation: Explanation, title: str, begin_us: float, end_us: float, words: str) -> None:
+    out.print(f"\n[bold]{_plain(title)}[/], {begin_us:,.2f} to {end_us:,.2f} µs: {_plain(words)}")
+    pieces = max(20, min(_PIECES, out.width - 20))
+    for lane in busy_lanes(explanation.run, begin_us, end_us, pieces):
+        bar = "".join(_NOT_KEPT if share is None else _block(share) for share in lane.shares)
+        if bar.strip():
+            out.print(f"{TITLES[lane.activity]:>14} ▕{bar}▏", markup=False)
+
+
+def _block(share: float) -> str:
+    # Little is not nothing.
+    level = round(share * (len(_LEVELS) - 1))
+    return _LEVELS[max(level, 1 if share > 0.01 else 0)]

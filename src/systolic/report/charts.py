@@ -1,0 +1,211 @@
+"""The page's plots of an explanation, as Vega-Lite specifications.
+
+Colours are the page's own CSS variables, which an SVG understands: the same plot serves light and dark, and paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from systolic.explaining.explanation import OperandTraffic, VmemMap
+from systolic.report.explained_tables import UNITS, times_least
+from systolic.report.written import percent
+from systolic.simulator import SimulatedRun
+from systolic.tiling import MIB
+
+Spec = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyItem:
+    """What a colour means. The page sets keys as text, which wraps; Vega's own do not."""
+
+    tone: str  # a CSS variable of the page
+    title: str
+    form: Literal["box", "dot", "line", "dash"] = "box"
+
+
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+_AXIS = {
+    "labelColor": "var(--ink-soft)",
+    "titleColor": "var(--ink-soft)",
+    "gridColor": "var(--grid)",
+    "domainColor": "var(--line)",
+    "tickColor": "var(--line)",
+    "labelFontSize": 12,
+    "titleFontSize": 12,
+    "titleFontWeight": 500,
+    "titlePadding": 8,
+    "labelPadding": 6,
+}
+CONFIG: Spec = {
+    "background": None,
+    "font": _FONT,
+    "view": {"stroke": None},
+    "axis": _AXIS,
+    "text": {"fill": "var(--ink)", "fontSize": 12},
+}
+_KINDS = {"window": "read", "scratch": "code", "temporary": "xla", "spill": "wait"}
+
+
+def vmem_key(found: VmemMap) -> tuple[KeyItem, ...]:
+    """Of `vmem`."""
+    kinds = [kind for kind in _KINDS if any(part.kind == kind for part in found.parts)]
+    return tuple(KeyItem(tone=_KINDS[kind], title=kind) for kind in kinds)
+
+
+def finished(chart: Any) -> Spec:
+    """A chart as a specification, in the page's style and as wide as the page allows."""
+    spec = chart.properties(width="container").to_dict()
+    spec["config"] = CONFIG
+    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+    return spec
+
+
+def vmem(found: VmemMap) -> Spec | None:
+    """Each operation's buffers end to end, against the limit and, where it is near, the capacity."""
+    import altair as alt
+
+    if not found.parts:
+        return None
+    bars, ends = [], {}
+    for part in sorted(found.parts, key=lambda part: (list(_KINDS).index(part.kind), -part.size_bytes)):
+        begin = ends.get(part.op, 0)
+        ends[part.op] = begin + part.size_bytes
+        bars.append(
+            {
+                "op": part.op,
+                "begin": begin / MIB,
+                "end": ends[part.op] / MIB,
+                "kind": part.kind,
+                "name": part.name,
+                "detail": f"{part.size_bytes / MIB:.2f} MiB" + (f" in {part.copies} copies" * (part.copies > 1)),
+            }
+        )
+    marks = [{"at": found.limit_bytes / MIB, "text": f"limit {found.limit_bytes / MIB:,.0f} MiB"}]
+    most = max(*ends.values(), found.limit_bytes)
+    # Of a capacity that is many times what a kernel may use, the bars would be slivers; the words beside say it.
+    if found.capacity_bytes <= 2 * most:
+        marks.append({"at": found.capacity_bytes / MIB, "text": f"capacity {found.capacity_bytes / MIB:,.0f} MiB"})
+    right = max(most / MIB, *(mark["at"] for mark in marks)) * 1.02
+    scale = alt.Scale(domain=[0, right], nice=False)
+    kinds = [kind for kind in _KINDS if any(bar["kind"] == kind for bar in bars)]
+    ops = alt.Y("op:N", title=None, axis=alt.Axis(labelLimit=110, domain=False, ticks=False))
+    base = alt.Chart(alt.Data(values=bars))
+    boxes = base.mark_bar(height={"band": 0.7}, stroke="var(--paper)", strokeWidth=1.5, cornerRadius=3).encode(
+        x=alt.X("begin:Q", title="VMEM [MiB]", scale=scale, axis=alt.Axis(tickCount=8)),
+        x2="end:Q",
+        y=ops,
+        color=alt.Color(
+            "kind:N",
+            scale=alt.Scale(domain=kinds, range=[f"var(--{_KINDS[kind]})" for kind in kinds]),
+            legend=None,
+        ),
+        tooltip=[
+            alt.Tooltip("name:N", title="buffer"),
+            alt.Tooltip("kind:N", title="kind"),
+            alt.Tooltip("detail:N", title="takes"),
+        ],
+    )
+    wide = "scale('x', datum.end) - scale('x', datum.begin) > 7.2 * length(datum.name) + 10"
+    names = (
+        base.transform_calculate(middle="(datum.begin + datum.end) / 2")
+        .mark_text(color="var(--on-bar)", fontWeight=600)
+        .encode(x="middle:Q", y=ops, text="name:N", opacity=alt.condition(wide, alt.value(1), alt.value(0)))
+    )
+    rules = alt.Chart(alt.Data(values=marks)).mark_rule(color="var(--wait)", strokeWidth=2, strokeDash=[5, 3])
+    words = alt.Chart(alt.Data(values=marks)).mark_text(align="right", dx=-5, baseline="bottom", dy=-2, fontWeight=600)
+    layers = (
+        boxes
+        + names
+        + rules.encode(x="at:Q")
+        + words.encode(x="at:Q", y=alt.value(0), text="text:N", color=alt.value("var(--wait-ink)"))
+    )
+    return finished(layers.properties(height=46 * len(ends) + 18))
+
+
+def units(run: SimulatedRun) -> Spec:
+    """Busy share of every unit."""
+    import altair as alt
+
+    bars = [
+        {"unit": unit, "busy": share, "text": percent(share), "does": UNITS.get(unit, "")}
+        for unit, share in sorted(run.busy.items(), key=lambda item: -item[1])
+    ]
+    base = alt.Chart(alt.Data(values=bars)).encode(
+        y=alt.Y("unit:N", title=None, sort=None, axis=alt.Axis(domain=False, ticks=False))
+    )
+    x = alt.X(
+        "busy:Q",
+        title="busy share of the time, or of issue slots [%]",
+        scale=alt.Scale(domain=[0, 1]),
+        axis=alt.Axis(labelExpr="round(datum.value * 100)", tickCount=5),
+    )
+    rest = base.mark_bar(color="var(--track)", cornerRadius=3, height={"band": 0.62}).encode(
+        x=alt.datum(0), x2=alt.datum(1)
+    )
+    share = base.mark_bar(cornerRadius=3, height={"band": 0.62}).encode(
+        x=x,
+        color=alt.condition(
+            "datum.unit == 'mxu' || datum.unit == 'dma'", alt.value("var(--matrix)"), alt.value("var(--code)")
+        ),
+        tooltip=[
+            alt.Tooltip("unit:N", title="unit"),
+            alt.Tooltip("does:N", title="does"),
+            alt.Tooltip("text:N", title="busy"),
+        ],
+    )
+    words = base.mark_text(align="left", dx=5).encode(x=x, text="text:N")
+    return finished((rest + share + words).properties(height=27 * len(bars)))
+
+
+def traffic(operands: tuple[OperandTraffic, ...]) -> Spec | None:
+    """What each operand moves, over the least that it could."""
+    import altair as alt
+
+    bars = [
+        {
+            "operand": operand.operand,
+            "row": row,
+            "moved": operand.moved_bytes / 1e6,
+            "least": operand.least_bytes / 1e6,
+            "text": times_least(operand),
+            "kernel": operand.kernel,
+        }
+        for row, operand in zip(_rows(operands), operands, strict=True)
+        if operand.moved_bytes is not None
+    ]
+    if not bars:
+        return None
+    base = alt.Chart(alt.Data(values=bars)).encode(
+        y=alt.Y(
+            "row:N",
+            title=None,
+            sort=None,
+            axis=alt.Axis(domain=False, ticks=False, labelLimit=120),
+        ),
+        tooltip=[
+            alt.Tooltip("kernel:N", title="kernel"),
+            alt.Tooltip("operand:N", title="operand"),
+            alt.Tooltip("moved:Q", title="MB moved", format=",.2f"),
+            alt.Tooltip("least:Q", title="MB at least", format=",.2f"),
+        ],
+    )
+    right = max(max(bar["moved"], bar["least"]) for bar in bars) * 1.12 or 1
+    scale = alt.Scale(domain=[0, right], nice=False)
+    x = alt.X("moved:Q", title="HBM traffic [MB]", scale=scale, axis=alt.Axis(tickCount=6))
+    moved = base.mark_bar(cornerRadius=3, color="var(--read)", opacity=0.45, height={"band": 0.68}).encode(x=x)
+    least = base.mark_bar(cornerRadius=2, color="var(--read)", height={"band": 0.3}).encode(x="least:Q")
+    words = base.mark_text(align="left", dx=6, fontWeight=600).encode(x=x, text="text:N")
+    return finished((moved + least + words).properties(height=42 * len(bars)))
+
+
+def _rows(operands: tuple[OperandTraffic, ...]) -> list[str]:
+    """A name for each operand that no other has."""
+    several = len({operand.kernel for operand in operands}) > 1
+    names: list[str] = []
+    for operand in operands:
+        name = f"{operand.kernel} {operand.operand}" if several else operand.operand
+        names.append(name if name not in names else f"{name} ({len(names) + 1})")
+    return names

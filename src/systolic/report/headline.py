@@ -1,0 +1,96 @@
+"""The few figures of an explanation that are read first, and where its time goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from systolic.explaining.explanation import Explanation
+from systolic.report.explained_tables import program, rate_tflops
+from systolic.report.written import mib, percent, round_mib, us
+
+Tone = Literal["matrix", "read", "overhead", "wait", "moved", "track"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure with its unit, and what it is compared with."""
+
+    title: str
+    value: str
+    unit: str
+    beside: str
+    share: float | None = None  # drawn as a bar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePart:
+    """A share of the core's time."""
+
+    title: str
+    share: float
+    tone: Tone
+
+
+def figures(explanation: Explanation) -> tuple[Figure, ...]:
+    """Time, rate, beside XLA, and how far each limit is used."""
+    run = explanation.run
+    found = [
+        Figure(
+            title="simulated time",
+            value=us(run.time_us),
+            unit="µs",
+            beside=f"{run.cycles:,} cycles at {run.clock_hz / 1e9:.2f} GHz"
+            + (f"; a first call {us(run.prefetch_us)} µs longer" if run.prefetch_cycles else ""),
+        )
+    ]
+    rate = rate_tflops(explanation.programs[0])
+    peak = explanation.roofline.peak_flops_per_s / 1e12
+    if rate is not None and peak:
+        beside = f"{percent(rate / peak)} of the {explanation.roofline.dtype} peak of {peak:,.0f}"
+        found.append(Figure(title="rate", value=f"{rate:,.1f}", unit="Tflop/s", beside=beside, share=rate / peak))
+    xla = program(explanation, "xla")
+    if xla is not None and xla.time_us:
+        speed = xla.time_us / run.time_us
+        beside = f"{xla.label} takes {us(xla.time_us)} µs"
+        found.append(Figure(title="speed beside XLA", value=f"{speed:.2f}", unit="×", beside=beside))
+    moved = run.hbm_read_bytes + run.hbm_written_bytes
+    found += [
+        _share(
+            "matrix units busy",
+            run.matrix_busy_share,
+            f"{run.matrix_units} a core" + (f", {len(run.cores)} cores" if len(run.cores) > 1 else ""),
+        ),
+        _share("HBM busy", run.copy_busy_share, f"{moved / 1e6:,.1f} MB moved"),
+        _share("waiting", run.stall_share, "of the core's time"),
+    ]
+    if run.vmem_bytes:
+        limit = explanation.vmem.limit_bytes if explanation.vmem is not None else 0
+        beside = f"of {round_mib(limit)} MiB that it may use" if limit else "at most"
+        if run.spill_bytes:
+            beside += f"; {mib(run.spill_bytes)} MiB of it spilled registers"
+        share = run.vmem_bytes / limit if limit else None
+        found.append(Figure(title="VMEM", value=mib(run.vmem_bytes), unit="MiB", beside=beside, share=share))
+    return tuple(found)
+
+
+def time_parts(explanation: Explanation) -> tuple[TimePart, ...]:
+    """The later core's time: waiting by cause, and the rest, in which it works."""
+    names: dict[str, tuple[str, Tone]] = {
+        "copy": ("waiting for copies", "wait"),
+        "overhead": ("starting copies and looking at their flags", "overhead"),
+        "matrix": ("waiting for matrix units", "moved"),
+        "semaphore": ("waiting for a semaphore", "track"),
+    }
+    stalls = explanation.run.stalls
+    working = TimePart(title="working", share=max(0.0, 1 - sum(stalls.values())), tone="matrix")
+    waits = [
+        TimePart(title=names.get(cause, (cause, "track"))[0], share=share, tone=names.get(cause, ("", "track"))[1])
+        for cause, share in stalls.items()
+        if share >= 0.0005
+    ]
+    return (working, *sorted(waits, key=lambda part: -part.share))
+
+
+def _share(title: str, share: float, beside: str) -> Figure:
+    return Figure(title=title, value=f"{share * 100:.0f}", unit="%", beside=beside, share=share)

@@ -1,0 +1,188 @@
+"""An explanation as one HTML file that asks for nothing from anywhere: what it needs is in it."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from systolic.explaining.explanation import Explanation
+from systolic.report import charts, explained_tables, timeline_charts
+from systolic.report.headline import figures, time_parts
+from systolic.report.roofline_chart import roofline, roofline_key
+from systolic.report.timeline import view
+from systolic.report.written import mib, percent, round_mib
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """One plot of the page.
+
+    Attributes:
+      name: of its elements.
+      title: below it.
+      words: what a reader hears who does not see it.
+    """
+
+    name: str
+    title: str
+    words: str
+    spec: charts.Spec
+    key: tuple[charts.KeyItem, ...] = ()
+    zooms: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPart:
+    """A window of the timeline with its plot; no plot where nothing of it was kept."""
+
+    title: str
+    span: str
+    words: str
+    plot: Plot | None
+    left_out: int
+
+
+def explanation_page(explanation: Explanation) -> str:
+    """The page: HTML of about a megabyte, most of which is the library that draws the plots.
+
+    It loads nothing and sends nothing: its Content-Security-Policy forbids it. Plots can be moved and zoomed; without
+    JavaScript the tables remain.
+    """
+    import jinja2
+
+    folder = files("systolic.report")
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    template = environment.from_string(folder.joinpath("page.html.j2").read_text("utf-8"))
+    windows = _windows(explanation)
+    plots = _plots(explanation)
+    scripts = [_bundle(), folder.joinpath("page.js").read_text("utf-8")]
+    drawn = [*plots.values(), *(window.plot for window in windows if window.plot is not None)]
+    return template.render(
+        it=explanation,
+        run=explanation.run,
+        figures=figures(explanation),
+        time_parts=time_parts(explanation),
+        plots=plots,
+        windows=windows,
+        specs={plot.name: plot.spec for plot in drawn},
+        tables=_tables(explanation),
+        roof=_roof_words(explanation),
+        style=folder.joinpath("page.css").read_text("utf-8"),
+        scripts=scripts,
+        policy=_policy(scripts),
+        mib=mib,
+        round_mib=round_mib,
+        percent=percent,
+    )
+
+
+@functools.cache
+def _bundle() -> str:
+    """Vega, Vega-Lite and Vega-Embed. It takes a second to make."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+
+
+def _policy(scripts: list[str]) -> str:
+    """Only the page's own scripts run, and nothing is fetched. Vega makes functions of expressions: `unsafe-eval`."""
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
+    )
+    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'unsafe-eval' {hashes}"
+
+
+def _plots(explanation: Explanation) -> dict[str, Plot]:
+    """By name; what there is nothing to draw of is not among them."""
+    run = explanation.run
+    found = {
+        "roofline": (
+            roofline(explanation),
+            "The roofline: rate over operations per HBM byte",
+            "A point below the roof's slope waits for HBM at best; one below its flat part could use more of the "
+            "matrix units.",
+        ),
+        "overview": (
+            timeline_charts.overview_plot(run, explanation.windows),
+            "The whole run: how busy each lane is",
+            "Height is the busy share. The numbered bands are the stretches that follow.",
+        ),
+        "vmem": (
+            charts.vmem(explanation.vmem) if explanation.vmem is not None else None,
+            "VMEM: what each operation keeps there",
+            "Buffers end to end, against the limit.",
+        ),
+        "units": (charts.units(run), "Busy share of each unit", "Of issue slots; of mxu and dma, of the time."),
+        "traffic": (
+            charts.traffic(explanation.traffic),
+            "HBM traffic by operand",
+            "Pale: what is moved. Dark: every byte once, the least that there can be.",
+        ),
+    }
+    keys = {"roofline": roofline_key(explanation)}
+    if explanation.vmem is not None:
+        keys["vmem"] = charts.vmem_key(explanation.vmem)
+    return {
+        name: Plot(name=name, title=title, words=words, spec=spec, key=keys.get(name, ()))
+        for name, (spec, title, words) in found.items()
+        if spec is not None
+    }
+
+
+def _windows(explanation: Explanation) -> list[WindowPart]:
+    parts = []
+    for at, window in enumerate(explanation.windows):
+        found = view(explanation.run, window.begin_us, window.end_us)
+        plot = Plot(
+            name=f"window-{at + 1}",
+            title=f"Timeline, {window.title}",
+            words=window.words,
+            spec=timeline_charts.window_plot(found, window.begin_us, window.end_us),
+            zooms=True,
+        )
+        parts.append(
+            WindowPart(
+                title=window.title,
+                span=f"{window.begin_us:,.2f} to {window.end_us:,.2f} µs",
+                words=window.words,
+                plot=plot if found.bars and window.end_us > window.begin_us else None,
+                left_out=found.left_out,
+            )
+        )
+    return parts
+
+
+def _tables(explanation: Explanation) -> dict[str, Any]:
+    tables = explained_tables
+    return {
+        "programs": tables.programs_table(explanation),
+        "vmem": tables.vmem_table(explanation),
+        "units": tables.units_table(explanation.run),
+        "regions": tables.regions_table(explanation),
+        "lines": tables.lines_table(explanation),
+        "traffic": tables.traffic_table(explanation),
+        "savings": tables.savings_table(explanation),
+        "ops": [(found, tables.ops_table(found.run)) for found in explanation.programs if found.run is not None],
+    }
+
+
+def _roof_words(explanation: Explanation) -> str:
+    """How far the function is below the roof, where that is known."""
+    mine, roof = explanation.programs[0], explanation.roofline
+    rate = explained_tables.rate_tflops(mine)
+    if rate is None or not mine.hbm_bytes:
+        return ""
+    slope = mine.flops / mine.hbm_bytes * roof.simulated_hbm_bytes_per_s
+    limit = min(slope, roof.peak_flops_per_s)
+    what = "HBM, as simulated" if slope < roof.peak_flops_per_s else f"the {roof.dtype} peak"
+    return (
+        f"With {mine.flops / mine.hbm_bytes:,.0f} useful operations per HBM byte, the limit is {what}: "
+        f"{limit / 1e12:,.0f} Tflop/s. It reaches {rate:,.0f}, {rate * 1e12 / limit:.0%} of that."
+    )

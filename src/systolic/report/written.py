@@ -1,0 +1,34 @@
+"""How an explanation's numbers are written: memory in MiB, traffic and rates in decimal units."""
+
+from __future__ import annotations
+
+from systolic.tiling import MIB
+
+
+def us(value: float | None) -> str:
+    """A time in µs, without its unit."""
+    if value is None:
+        return "–"
+    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:,.2f}" if abs(value) >= 1 else f"{value:,.3f}"
+
+
+def percent(share: float | None) -> str:
+    """A share in percent."""
+    if share is None:
+        return "–"
+    return f"{share:.1%}" if 0 < abs(share) < 0.0995 else f"{share:.0%}"
+
+
+def mib(size_bytes: int) -> str:
+    """Memory, without its unit MiB."""
+    return f"{size_bytes / MIB:,.2f}"
+
+
+def round_mib(size_bytes: int) -> str:
+    """A limit, without its unit MiB: these are whole numbers as a rule."""
+    return f"{size_bytes / MIB:,.4g}"
+
+
+def megabytes(moved_bytes: int | None) -> str:
+    """Traffic, without its unit MB."""
+    return "–" if moved_bytes is None else f"{moved_bytes / 1e6:,.2f}"
