@@ -172,7 +172,7 @@ def _cut(block_mapping: Any, name: str, role: Role, grid: Sequence[Any]) -> Oper
             squeezed.append(at)
         elif kind in ("Element", "BoundedSlice"):
             by_element.append(at)
-        sizes.append(1 if at in squeezed else int(getattr(block, "block_size", block)))
+        sizes.append(1 if at in squeezed else _size(block))
     memory = _memory(block_mapping.transformed_block_aval)
     mode = block_mapping.pipeline_mode
     return Operand(
@@ -188,6 +188,10 @@ def _cut(block_mapping: Any, name: str, role: Role, grid: Sequence[Any]) -> Oper
         buffers=getattr(mode, "buffer_count", None),
         is_cut=memory in ("vmem", "smem") and len(grid) > 0,
     )
+
+
+def _size(block: Any) -> int:
+    return int(getattr(block, "block_size", block))
 
 
 def _memory(aval: Any) -> Memory:

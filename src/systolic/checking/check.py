@@ -28,6 +28,7 @@ from systolic.compiler import (
     abstract_arguments,
     argument_values,
     check_available,
+    function_name,
     submit_compilation,
     tracing_settings,
     versions,
@@ -93,7 +94,7 @@ def submit_check(
 ) -> PendingCheck:
     """Has workers trace, compile and run `fn(*args)`; see `check`."""
     shapes, values, settings = abstract_arguments(args), argument_values(args), tracing_settings()
-    name = getattr(fn, "__name__", type(fn).__name__)
+    name = function_name(fn)
     cache = ProgramCache() if cached else None
     static, compiled = [], []
     for chip in chips:

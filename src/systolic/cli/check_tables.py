@@ -60,15 +60,15 @@ def _show_kernel(out: Console, kernel: KernelUse) -> None:
 
 
 def _operand(operand: OperandUse) -> tuple[str, ...]:
-    known = operand.moved_bytes is not None and operand.least_bytes is not None
+    moved, least = operand.moved_bytes, operand.least_bytes
     return (
         escape(operand.name),
         operand.role if operand.memory == "vmem" else f"{operand.role} in {operand.memory}",
         f"{operand.dtype}\\[{','.join(map(str, operand.shape))}]",
         "×".join(map(str, operand.block)),
         "–" if operand.fetches is None else f"{operand.fetches:,}",
-        "–" if operand.moved_bytes is None else f"{operand.moved_bytes / 1e6:,.2f}",
-        f"{operand.moved_bytes / operand.least_bytes:.2f}" if known and operand.least_bytes else "–",
+        "–" if moved is None else f"{moved / 1e6:,.2f}",
+        f"{moved / least:.2f}" if moved is not None and least else "–",
         f"{operand.vmem_bytes / MIB:.2f}" if operand.vmem_bytes else "–",
     )
 

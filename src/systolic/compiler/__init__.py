@@ -21,7 +21,13 @@ from systolic.compiler.errors import (
     TaskError,
     check_available,
 )
-from systolic.compiler.named import NamedFunction, NamedFunctionError, check_function_name, named_argument
+from systolic.compiler.named import (
+    NamedFunction,
+    NamedFunctionError,
+    check_function_name,
+    function_name,
+    named_argument,
+)
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target
 from systolic.compiler.submit import submit_compilation, tracing_settings
@@ -51,6 +57,7 @@ __all__ = [
     "check_available",
     "check_function_name",
     "compile_function",
+    "function_name",
     "inner_jaxprs",
     "named_argument",
     "pallas_operands",

@@ -46,6 +46,12 @@ class NamedFunction:
         return functools.partial(found, **self.parameters) if self.parameters else found
 
 
+def function_name(fn: Any) -> str:
+    """What to call a function in messages: its name, or that of the function that it binds arguments of."""
+    inner = fn.func if isinstance(fn, functools.partial) else fn
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
 def check_function_name(text: str) -> None:
     """Whether `text` can name a function: without importing anything, and before any worker starts.
 

@@ -10,7 +10,7 @@ from typing import Any
 from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.cache import ProgramCache
 from systolic.compiler.driver import compile_function
-from systolic.compiler.named import NamedFunction
+from systolic.compiler.named import NamedFunction, function_name
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target
 
@@ -58,5 +58,5 @@ def submit_compilation(
         A future of the program. It raises what `compile_function` and `WorkerPool.submit` say.
     """
     task = functools.partial(compile_function, cache=cache, settings=tracing_settings())
-    name = label or f"{getattr(fn, '__name__', type(fn).__name__)} for {target.name}"
+    name = label or f"{function_name(fn)} for {target.name}"
     return pool.submit(task, fn, abstract_arguments(args), target, time_limit_s=time_limit_s, label=name)

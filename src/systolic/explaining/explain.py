@@ -15,6 +15,7 @@ from systolic.compiler import (
     abstract_arguments,
     argument_values,
     check_available,
+    function_name,
     tracing_settings,
     versions,
 )
@@ -137,7 +138,7 @@ class _Asked:
 
     def __init__(self, pool: WorkerPool, question: Question, planned: Told, done: Done) -> None:
         self._pool, self._question, self._planned, self._done = pool, question, planned, done
-        self.name = getattr(question.fn, "__name__", type(question.fn).__name__)
+        self.name = function_name(question.fn)
 
     def simulated(self, fn: Function, label: str, *, spans: int = 0) -> Future[Measurement]:
         """Compiles and simulates another function of the same arguments."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from systolic.checking.calls import KernelCall
-from systolic.compiler import NamedFunction
+from systolic.compiler import NamedFunction, function_name
 
 _LEAST = 8  # smaller numbers are counts of something more often than tiles
 
@@ -113,7 +113,7 @@ class WithKeywords:
 
     @property
     def __name__(self) -> str:  # type: ignore[override]
-        return getattr(self._fn, "__name__", type(self._fn).__name__)
+        return function_name(self._fn)
 
     def __call__(self, *args: Any) -> Any:
         """Calls the function with these tile sizes."""

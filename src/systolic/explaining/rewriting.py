@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from systolic.compiler import NamedFunction
+from systolic.compiler import NamedFunction, function_name
 from systolic.explaining.accumulator import with_scratch_sum
 
 
@@ -51,7 +51,7 @@ class ChangedFunction:
 
     @property
     def __name__(self) -> str:  # type: ignore[override]
-        return getattr(self._fn, "__name__", type(self._fn).__name__)
+        return function_name(self._fn)
 
     def __call__(self, *args: Any) -> Any:
         """Traces the function, changes its calls, and runs the result."""

@@ -71,14 +71,14 @@ class Trying:
         """
         calls = call_candidates(now, self.chip)
         looked_at = self._looked_at(tile_sizes(now.parameters)[:_MOST_LOOKED_AT])
-        promising = sorted(looked_at, key=lambda each: each[1])
-        first = max(1, (self.tries - len(calls)) * 2 // 3) if promising else 0
-        self._simulate([*calls, *(candidate for candidate, _ in promising[:first])])
+        promising = [candidate for candidate, _ in sorted(looked_at, key=lambda each: each[1])]
+        first = _first(promising, max(1, (self.tries - len(calls)) * 2 // 3))
+        self._simulate([*calls, *first])
         left = self.tries - len(self.tried)
         best = self._best()
         if best is not None and best.candidate.sizes and left > 0:
-            near = [each for each, _ in promising[first:] if _distance(each.sizes, best.candidate.sizes) == 1]
-            self._simulate(near[: max(1, left)])
+            rest = [each for each in promising if each not in first]
+            self._simulate([each for each in rest if _distance(each.sizes, best.candidate.sizes) == 1][:left])
         self._combine(calls, time_us)
         return sorted(self.tried, key=lambda each: float("inf") if each.time_us is None else each.time_us)
 
@@ -138,6 +138,12 @@ class Trying:
                 where=each.where,
             )
             self._simulate([both])
+
+
+def _first(promising: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Those to simulate first: the most promising, and some of them that need no more VMEM than there is by default."""
+    modest = [each for each in promising if not each.changes][: count // 3]
+    return [each for each in promising if each not in modest][: count - len(modest)] + modest
 
 
 def look_at(

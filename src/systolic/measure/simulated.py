@@ -21,6 +21,7 @@ from systolic.compiler import (
     abstract_arguments,
     argument_values,
     compile_function,
+    function_name,
     pallas_operands,
     traced_jaxpr,
     tracing_settings,
@@ -190,7 +191,7 @@ def simulate(
       DeadlockError: the program waits for something that never comes; the message names the wait.
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
-    label = f"{getattr(fn, '__name__', type(fn).__name__)} for {known.name}"
+    label = f"{function_name(fn)} for {known.name}"
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s) as pool:
         run = submit_simulation(pool, fn, args, known, label=label, cached=cached, spans=spans).result().run
     assert run is not None

@@ -39,7 +39,7 @@ def _outside(call: KernelCall, visits: Visits) -> list[Finding]:
     """Blocks that begin outside of the array, and blocks that only end there."""
     operand = visits.operand
     shape, block = np.array(operand.shape), np.array(operand.block)
-    begins = ((visits.starts < 0) | (visits.starts >= shape)).any(axis=1)
+    begins = np.any((visits.starts < 0) | (visits.starts >= shape), axis=1)
     if begins.any():
         step = int(begins.argmax())
         start = tuple(int(each) for each in visits.starts[step])
