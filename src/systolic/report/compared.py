@@ -75,7 +75,8 @@ class Comparison:
 
 def compare_runs(before: SimulatedRun, after: SimulatedRun, *, names: tuple[str, str]) -> Comparison:
     """Time and waiting of two runs, of the functions named."""
-    return Comparison(chip=after.chip, before=names[0], after=names[1], rows=_time_rows(before, after))
+    rows = (*_time_rows(before, after), *_waiting_rows(before, after))
+    return Comparison(chip=after.chip, before=names[0], after=names[1], rows=rows)
 
 
 def compare_explanations(before: Explanation, after: Explanation) -> Comparison:
@@ -86,6 +87,7 @@ def compare_explanations(before: Explanation, after: Explanation) -> Comparison:
         *_time_rows(first, second),
         _row("time", "rate", "Tflop/s", _rate(before), _rate(after)),
         _row("time", "XLA", "µs", _xla_us(before), _xla_us(after)),
+        *_waiting_rows(first, second),
         _row("units", "matrix units busy", "share", first.matrix_busy_share, second.matrix_busy_share),
         _row("units", "HBM busy", "share", first.copy_busy_share, second.copy_busy_share),
         *_units(first, second),
@@ -114,6 +116,11 @@ def _time_rows(before: SimulatedRun, after: SimulatedRun) -> tuple[ComparedRow, 
     return (
         _row("time", "simulated time", "µs", before.time_us, after.time_us),
         _row("time", "cycles", "cycles", before.cycles, after.cycles),
+    )
+
+
+def _waiting_rows(before: SimulatedRun, after: SimulatedRun) -> tuple[ComparedRow, ...]:
+    return (
         _row("waiting", "all causes", "share", before.stall_share, after.stall_share),
         *_each("waiting", "share", before.stalls, after.stalls),
     )

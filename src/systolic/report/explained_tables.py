@@ -152,8 +152,8 @@ def regions_table(explanation: Explanation) -> ExplainedTable | None:
             Cell(f"{region.bundles:,}"),
             Cell(f"{region.cycles:,}"),
             Cell(percent(region.cycles / total), region.cycles / total),
-            Cell(f"{region.matrix_stall_cycles:,}"),
-            *(Cell(f"{region.issued.get(unit, 0):,}") for unit in units),
+            Cell(f"{region.matrix_stall_cycles:,}" if region.matrix_stall_cycles else ""),
+            *(Cell(f"{region.issued[unit]:,}" if region.issued.get(unit) else "") for unit in units),
         ),
         most=_MOST_LINES,
     )

@@ -59,7 +59,7 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
         _share(
             "matrix units busy",
             run.matrix_busy_share,
-            f"{run.matrix_units} a core" + (f", {len(run.cores)} cores" if len(run.cores) > 1 else ""),
+            f"{run.matrix_units} a core" + (f", of all {len(run.cores)} cores" if len(run.cores) > 1 else ""),
         ),
         _share("HBM busy", run.copy_busy_share, f"{moved / 1e6:,.1f} MB moved"),
         _share("waiting", run.stall_share, "of the core's time"),

@@ -30,6 +30,8 @@ def roofline(explanation: Explanation) -> Spec | None:
     if not placed:
         return None
     roof = explanation.roofline
+    # The last is drawn on top: the function itself.
+    placed.sort(key=lambda found: -list(_ROLES).index(found.role))
     points = [_point(found) for found in placed]
     ridge = roof.peak_flops_per_s / roof.hbm_bytes_per_s
     left = min(ridge, *(point["intensity"] for point in points)) / 2

@@ -16,6 +16,8 @@ def percent(share: float | None) -> str:
     """A share in percent."""
     if share is None:
         return "–"
+    if 0 < share < 0.0005:
+        return "<0.1%"
     return f"{share:.1%}" if 0 < abs(share) < 0.0995 else f"{share:.0%}"
 
 
