@@ -34,6 +34,7 @@ from systolic.compiler import (
     versions,
 )
 from systolic.measure import target_of, vmem_buffers
+from systolic.simulator import VmemBuffer
 
 Function = Callable[..., Any] | NamedFunction
 
@@ -204,20 +205,27 @@ def _verdict(job: Future[CompiledProgram], chip: Chip, kernels: list[str]) -> tu
         raise
     except Exception as error:  # noqa: BLE001 -- tracing raised; reading the function has found the same
         return Verdict(chip=chip.name, accepted=None, text=f"{type(error).__name__}: {error}"), None
-    buffers = vmem_buffers(program.vmem_report)
-    totals: dict[str, int] = {}
-    for buffer in buffers:
-        totals[buffer.op] = totals.get(buffer.op, 0) + buffer.size_bytes
-    most = max(totals, key=lambda op: totals[op], default="")
-    spills = sum(buffer.size_bytes for buffer in buffers if buffer.is_spill and buffer.op == most)
-    verdict = Verdict(
-        chip=chip.name,
-        accepted=True,
-        compile_s=program.compile_s,
-        vmem_bytes=totals.get(most, 0),
-        spill_bytes=spills,
+    vmem, spills = _largest(vmem_buffers(program.vmem_report))
+    return (
+        Verdict(chip=chip.name, accepted=True, compile_s=program.compile_s, vmem_bytes=vmem, spill_bytes=spills),
+        None,
     )
-    return verdict, None
+
+
+def _largest(buffers: Sequence[VmemBuffer]) -> tuple[int, int]:
+    """Bytes of VMEM that the largest kernel takes, and how many of them are spilled registers.
+
+    Operations of XLA's own stand in the same report. A kernel is known by the windows of its operands and its scratch.
+    """
+    kernels = {buffer.op for buffer in buffers if "window allocation" in buffer.what or "scratch" in buffer.what}
+    totals: dict[str, list[int]] = {}
+    for buffer in buffers:
+        if buffer.op in kernels or not kernels:
+            total = totals.setdefault(buffer.op, [0, 0])
+            total[0] += buffer.size_bytes
+            total[1] += buffer.size_bytes * buffer.is_spill
+    vmem, spills = max(totals.values(), default=[0, 0])
+    return vmem, spills
 
 
 def _ran(job: Future[RunOutcome] | None) -> tuple[RunSummary, tuple[Finding, ...]]:

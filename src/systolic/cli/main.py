@@ -14,8 +14,10 @@ from systolic.chips import UnknownChipError, UnsupportedDtypeError
 from systolic.chips.constants import ConstantsError
 from systolic.cli.bench import bench
 from systolic.cli.calibrate import calibrate
+from systolic.cli.check import check
 from systolic.cli.chips import chips
 from systolic.cli.compare import compare
+from systolic.cli.explain import explain
 from systolic.cli.ladder import ladder
 from systolic.cli.lessons import lessons
 from systolic.cli.plan import plan
@@ -69,6 +71,8 @@ cli.add_command(tune)
 cli.add_command(trial_table)
 cli.add_command(ladder)
 cli.add_command(simulate)
+cli.add_command(check)
+cli.add_command(explain)
 cli.add_command(compare)
 cli.add_command(lessons)
 cli.add_command(chips)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ _LEAST_TILE = 8
 
 # Of a core's VMEM, what a kernel is offered when it needs more than the default. Something is left for XLA.
 _OFFERED = 0.9
+
+# A kernel that is estimated to take more of its limit than this is offered more: the compiler's own need is uncertain.
+_NEARLY_ALL = 0.85
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +73,20 @@ def _sizes(parameter: TileParameter) -> list[int]:
     return sorted(size for size in sizes if _LEAST_TILE <= size <= most and size != parameter.value)
 
 
-def tile_candidate(sizes: tuple[tuple[TileParameter, int], ...], study: Study, chip: Chip) -> Candidate | None:
+def tile_candidate(
+    sizes: tuple[tuple[TileParameter, int], ...], study: Study, now: Study, chip: Chip
+) -> Candidate | None:
     """Tiles of these sizes, with the VMEM limit that they need; None if a core has not as much.
 
     Args:
       sizes: by parameter.
       study: of the function with these tiles.
+      now: of the function as it is.
       chip: where it is to run.
     """
     changes = []
     for call in study.calls:
-        if call.vmem_bytes <= call.vmem_limit_bytes:
+        if call.vmem_bytes <= _NEARLY_ALL * call.vmem_limit_bytes:
             continue
         if call.vmem_bytes > _OFFERED * chip.vmem_bytes_per_core:
             return None
@@ -89,10 +96,17 @@ def tile_candidate(sizes: tuple[tuple[TileParameter, int], ...], study: Study, c
     return Candidate(
         title=" ".join(words + (["with more VMEM"] if limit else [])),
         change=", ".join(words + limit),
-        why="other blocks: fewer steps, other traffic",
+        why=f"{_work(study)}, in place of {_work(now)}",
         sizes=sizes,
         changes=tuple(changes),
     )
+
+
+def _work(study: Study) -> str:
+    """Steps and traffic of all kernels of a function."""
+    steps = sum(math.prod(call.grid) for call in study.calls if call.grid is not None)
+    moved = sum(call.moved_bytes for call in study.calls if call.moved_bytes is not None)
+    return f"{steps:,} steps and {moved / 1e6:,.1f} MB"
 
 
 def call_candidates(study: Study, chip: Chip) -> list[Candidate]:

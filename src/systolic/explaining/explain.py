@@ -226,7 +226,7 @@ def _put_together(
         regions=regions(run),
         lines=now.lines,
         savings=savings,
-        notes=_notes(run, now, product, question, tried),
+        notes=_notes(run, now, product, question),
     )
 
 
@@ -315,10 +315,10 @@ def _verdict(run: SimulatedRun, now: Study, savings: Sequence[Saving]) -> str:
     return f"simulated {run.time_us:,.1f} µs on {run.chip}: {share}; {limit}; {advice}"
 
 
-def _notes(
-    run: SimulatedRun, now: Study, product: Product | None, question: Question, tried: Sequence[Tried]
-) -> tuple[str, ...]:
-    notes = [f"{found.grade}: {found.rule}: {found.value} ({found.fix})" for found in now.findings if _matters(found)]
+def _notes(run: SimulatedRun, now: Study, product: Product | None, question: Question) -> tuple[str, ...]:
+    notes = [
+        f"{found.grade}: {found.rule}: {found.value} ({found.fix})" for found in now.findings if found.grade != "note"
+    ]
     if product is not None:
         notes.append(f"XLA's program is that of {product.words}, which the shapes and the number of operations suggest")
     elif question.against is None and now.calls:
@@ -329,10 +329,4 @@ def _notes(
         notes.append(f"a first call takes {run.prefetch_us:,.1f} µs longer: an argument is brought into VMEM ahead")
     if now.flops is None and product is None:
         notes.append("operations are not known: a product runs as often as values say")
-    refused = [each for each in tried if each.time_us is None]
-    notes += [f"{each.candidate.title}: no time: {each.reason}" for each in refused]
     return (*notes, *run.assumptions)
-
-
-def _matters(found: Any) -> bool:
-    return found.grade != "note"

@@ -70,7 +70,7 @@ class Trying:
           time_us: that it takes.
         """
         calls = call_candidates(now, self.chip)
-        looked_at = self._looked_at(tile_sizes(now.parameters)[:_MOST_LOOKED_AT])
+        looked_at = self._looked_at(tile_sizes(now.parameters)[:_MOST_LOOKED_AT], now)
         promising = [candidate for candidate, _ in sorted(looked_at, key=lambda each: each[1])]
         first = _first(promising, max(1, (self.tries - len(calls)) * 2 // 3))
         self._simulate([*calls, *first])
@@ -86,7 +86,7 @@ class Trying:
         timed = [each for each in self.tried if each.time_us is not None]
         return min(timed, key=lambda each: each.time_us or 0.0, default=None)
 
-    def _looked_at(self, sizes: Sequence[Sizes]) -> list[tuple[Candidate, float]]:
+    def _looked_at(self, sizes: Sequence[Sizes], now: Study) -> list[tuple[Candidate, float]]:
         """Candidates of these sizes that no rule forbids, with their modelled times."""
         shapes, values, settings = abstract_arguments(self.args), argument_values(self.args), tracing_settings()
         chunks = [sizes[at : at + _CHUNK] for at in range(0, len(sizes), _CHUNK)]
@@ -101,7 +101,7 @@ class Trying:
             except CompilerError:  # a worker that died over one of them: the others are not worth dying for
                 continue
             for each, known in zip(chunk, studies, strict=True):
-                candidate = tile_candidate(each, known, self.chip) if known is not None else None
+                candidate = tile_candidate(each, known, now, self.chip) if known is not None else None
                 if candidate is not None and known is not None:
                     found.append((candidate, known.modelled_us))
         return found
