@@ -2,7 +2,7 @@
 operation for.
 
 Source of the dots: all 121 pairs of eleven dtypes, each with float32, int32 and bfloat16 sums and at both precisions,
-compiled in a 128 × 256 × 128 product for every chip with libtpu 0.0.42.1. Source of the vector operations: 24 of them
+compiled in a 128 × 256 × 128 product for every chip with libtpu 0.0.42.1. Source of the vector operations: 40 of them
 on fourteen dtypes, compiled likewise. `benchmarks/check_configurations.py` goes on checking both.
 """
 
@@ -126,7 +126,17 @@ VECTOR_REFUSALS: Mapping[str, frozenset[str]] = {
     "ge": _ARITHMETIC | {"uint16"},
     "eq": _FLOATS | {"int4"},
     "ne": _FLOATS | {"int4"},
+    "rem": _ARITHMETIC | _SHORTS | {"bfloat16"},
+    "sign": frozenset({"int4", "int8"}),
+    "integer_pow": _ARITHMETIC,
     "shift_left": _BYTES | _SHORTS,
+    "shift_right_arithmetic": _BYTES | _SHORTS,
+    "shift_right_logical": _BYTES | _SHORTS,
+    "exp": _FLOATS,
+    "log": _FLOATS,
+    "logistic": _FLOATS,
+    "sqrt": _FLOATS,
+    "tanh": _FLOATS,
     "reduce_sum": _FLOATS | _UNSIGNED,
     "reduce_max": _ARITHMETIC | _SHORTS | _UNSIGNED | {"bool"},
     "reduce_min": _ARITHMETIC | _SHORTS | _UNSIGNED | {"bool"},

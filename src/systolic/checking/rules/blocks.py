@@ -8,7 +8,7 @@ from __future__ import annotations
 from systolic.checking.calls import KernelCall, Operand
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.layout import SUBLANES, array_tile_rows, element_bits, packing
-from systolic.checking.windows import is_whole
+from systolic.checking.windows import block_mapping_of, index_divisors, is_whole
 from systolic.chips import Chip
 from systolic.tiling.legality import LANES
 
@@ -25,9 +25,11 @@ def block_findings(call: KernelCall, chip: Chip) -> list[Finding]:
     findings = _empty_grid(call)
     for operand in call.of("input", "output"):
         findings += _buffering(call, operand)
+        findings += _lookahead(call, operand)
         findings += _kinds(call, operand)
         findings += _placement(call, operand)
         findings += _alignment(call, operand)
+        findings += _element_indices(call, operand)
     return findings
 
 
@@ -76,8 +78,36 @@ def _is_still_vmem(call: KernelCall, operand: Operand) -> bool:
     return operand.memory == "vmem" and is_whole(call, operand)
 
 
+def _lookahead(call: KernelCall, operand: Operand) -> list[Finding]:
+    mode = block_mapping_of(call, operand).pipeline_mode
+    if not getattr(mode, "use_lookahead", False) or _is_still_vmem(call, operand):
+        return []
+    return [
+        _finding(
+            call,
+            "buffering",
+            "error",
+            value=f"{operand.name}: a pipeline that looks ahead",
+            limit="the pipeline of pallas_call does not",
+            fix="leave use_lookahead out, or use pltpu.emit_pipeline inside of the kernel",
+        )
+    ]
+
+
 def _kinds(call: KernelCall, operand: Operand) -> list[Finding]:
     seen = len(operand.shape) - len(operand.squeezed)
+    paddings = [getattr(block, "padding", (0, 0)) for block in block_mapping_of(call, operand).block_shape]
+    if any(before for before, _ in paddings):
+        return [
+            _finding(
+                call,
+                "block-kind",
+                "error",
+                value=f"{operand.name}: pl.Element with padding {', '.join(map(str, paddings))}",
+                limit="an array can be padded after its end, not before its beginning",
+                fix="pad it in JAX, or give the blocks at the beginning another size by hand",
+            )
+        ]
     if not operand.by_element or len(operand.by_element) == seen:
         return []
     return [
@@ -195,6 +225,29 @@ def _rows(call: KernelCall, operand: Operand) -> list[Finding]:
             limit=f"a register holds {full} rows of {dtype}: some of them are only partly filled",
             fix=f"use a multiple of {full} rows",
         )
+    ]
+
+
+def _element_indices(call: KernelCall, operand: Operand) -> list[Finding]:
+    """Blocks that begin where a tile does not, or for all that the compiler can tell: only in blocks by element."""
+    if not operand.by_element or operand.memory != "vmem":
+        return []
+    if len(operand.shape) == 1:
+        tiles = {0: LANES * packing(operand.dtype)}
+    else:
+        rank = len(operand.shape)
+        tiles = {rank - 2: array_tile_rows(operand.shape[-2], operand.dtype), rank - 1: LANES}
+    divisors = index_divisors(call, operand)
+    return [
+        _misaligned(
+            call,
+            operand,
+            f"of the element that the index map gives along dimension {at} only a multiple of {divisors[at]} is known",
+            f"it has to see a multiple of {tile}: it follows products, and does not add",
+            f"write the index as a product with {tile}, such as (i + 1) * {tile}, or use pl.multiple_of",
+        )
+        for at, tile in tiles.items()
+        if at in operand.by_element and divisors[at] % tile
     ]
 
 

@@ -1,0 +1,267 @@
+"""How often do the static rules of `systolic check` and the TPU compiler say the same of a random kernel?
+
+    python benchmarks/check_configurations.py --count 1000 --seed 1
+    python benchmarks/check_configurations.py --count 200 --seed 7 --chip v5e,v6e --csv build/check.csv --json -
+
+Eight kinds of small kernels (see `check_kernels.py`) with tiles, sizes, dtypes, precisions, buffer counts and memory
+limits drawn from a seed, most of them legal, many not. Each is traced, judged by the rules on blocks, dtypes and memory
+without compiling, then compiled for a chip that is not there. An error of a rule in COMPILER_RULES foretells a refusal.
+What compiles and returns garbage, such as a grid of no steps, is an error of another rule and foretells nothing here.
+
+VMEM is compared with the compiler's own account of the kernel where it was accepted and has at least one step. Arrays
+that XLA holds in VMEM around the call need no window; which these are is read off the program, and their windows are
+left out of the estimate. A configuration of which nothing is left is not compared.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import click
+import jax
+from check_kernels import Configuration, configurations, kernel
+
+from systolic.checking.calls import KernelCall, kernel_calls
+from systolic.checking.finding import Finding
+from systolic.checking.rules.blocks import block_findings
+from systolic.checking.rules.dtypes import dtype_findings
+from systolic.checking.rules.memory import memory_findings, vmem_estimate
+from systolic.chips import CHIPS, Chip
+from systolic.cli.options import chip_option, output_options
+from systolic.cli.output import check_target, console, progress_bar, table, versions, write_json
+from systolic.compiler import (
+    CompiledProgram,
+    CompilerError,
+    CompilerRefusal,
+    ProgramCache,
+    WorkerPool,
+    submit_compilation,
+)
+from systolic.measure import target_of
+
+# Rules whose breach the compiler refuses. The others find what compiles and is wrong, or slow.
+COMPILER_RULES = frozenset(
+    {
+        "array-dtype",
+        "block-alignment",
+        "block-kind",
+        "buffering",
+        "dot-dtype",
+        "hbm-block",
+        "precision",
+        "smem",
+        "trace",
+        "vector-dtype",
+        "vmem",
+    }
+)
+CLOSE = 0.05  # of the compiler's own account
+_CSV = "benchmarks/data/check_configurations.csv"
+_KERNEL_OP = re.compile(r'%(\S+) = [^\n]*custom-call\([^\n]*custom_call_target="tpu_custom_call"')
+_WINDOW = re.compile(r"(input|output) window allocation for operator (?:input|output) (\d+)")
+
+
+def judged(one: Configuration, chip: Chip) -> tuple[KernelCall | None, list[Finding]]:
+    """The kernel as traced, and the errors that foretell a refusal."""
+    fn, args = kernel(one)
+    try:
+        (call,) = kernel_calls(jax.make_jaxpr(fn)(*args))
+    except Exception as error:  # noqa: BLE001 -- what cannot be traced cannot be compiled either
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return None, [Finding(rule="trace", grade="error", value=text, limit="", fix="")]
+    found = [*block_findings(call, chip), *dtype_findings(call, chip), *memory_findings(call, chip)]
+    return call, [each for each in found if each.grade == "error" and each.rule in COMPILER_RULES]
+
+
+def reported(program: CompiledProgram) -> dict[tuple[str, int], int] | None:
+    """The compiler's account of the kernel: bytes by role and number; what is neither window nor scratch is ("", 0)."""
+    named = _KERNEL_OP.search(program.top_level_hlo)
+    breakdowns = json.loads(program.vmem_report) if program.vmem_report else {}
+    if named is None or named[1] not in breakdowns:
+        return None
+    found: dict[tuple[str, int], int] = {}
+    for block in breakdowns[named[1]].get("blocks", []):
+        if block.get("block_type") != "SCOPED":
+            continue
+        for allocation in block.get("allocations", []):
+            tag = str(allocation.get("tag", ""))
+            window = _WINDOW.search(tag)
+            other = ("scratch", 0) if tag == "scratch operand" else ("", 0)
+            key = (window[1], int(window[2])) if window else other
+            found[key] = found.get(key, 0) + int(allocation["size"])
+    return found
+
+
+def vmem_row(call: KernelCall, chip: Chip, program: CompiledProgram) -> dict[str, Any]:
+    """Estimate against account."""
+    account = reported(program)
+    if not account or 0 in call.grid:
+        return {}
+    estimate = vmem_estimate(call, chip)
+    roles = ("input", "output")
+    windows = [(role, number) for role in roles for number, _ in enumerate(call.of(role))]
+    parts = [part for part in estimate.parts if part.kind == "window"]
+    held = [part.size_bytes for key, part in zip(windows, parts, strict=True) if key not in account]
+    return {
+        "vmem_estimate": estimate.total_bytes - sum(held),
+        "vmem_reported": sum(account.values()),
+        "other_estimate": estimate.total_bytes - estimate.buffer_bytes,
+        "other_reported": account.get(("", 0), 0),
+        "held_by_xla": len(held),
+    }
+
+
+def row_of(
+    one: Configuration, call: KernelCall | None, errors: Sequence[Finding], job: Future[CompiledProgram]
+) -> dict[str, Any]:
+    """One line of the result."""
+    row: dict[str, Any] = {
+        **asdict(one),
+        "rules": " ".join(dict.fromkeys(error.rule for error in errors)),
+        "foretold": "refused" if errors else "accepted",
+        "compiler": "accepted",
+        "reason": "",
+        "compile_s": 0.0,
+        "vmem_estimate": "",
+        "vmem_reported": "",
+        "other_estimate": "",
+        "other_reported": "",
+        "held_by_xla": "",
+    }
+    try:
+        program = job.result()
+    except CompilerRefusal as refusal:
+        return {**row, "compiler": "refused", "reason": refusal.summary[:200]}
+    except CompilerError as error:
+        return {**row, "compiler": "no answer", "reason": str(error).splitlines()[0][:200]}
+    except Exception as error:  # noqa: BLE001 -- tracing failed there as it did here
+        return {**row, "compiler": "refused", "reason": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+    vmem = vmem_row(call, CHIPS[one.chip], program) if call is not None else {}
+    return {**row, "compile_s": round(program.compile_s, 2), **vmem}
+
+
+@click.command()
+@click.option("--count", type=click.IntRange(min=1), default=1000, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+@chip_option(",".join(CHIPS))
+@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compilers at once.")
+@click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for one compilation.")
+@click.option("--csv", "csv_file", default=_CSV, show_default=True, help="Where the rows go.")
+@output_options
+def main(
+    count: int,
+    seed: int,
+    chips: tuple[Chip, ...],
+    workers: int,
+    time_limit: float,
+    csv_file: str,
+    json_file: str | None,
+    quiet: bool,
+) -> None:
+    """Judge and compile random kernels, and compare."""
+    check_target(json_file)
+    check_target(csv_file)
+    drawn = list(configurations(seed, count, tuple(chip.name for chip in chips)))
+    with WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool, progress_bar(quiet=quiet) as bar:
+        bar.planned(len(drawn))
+        jobs = []
+        for one in drawn:
+            chip = CHIPS[one.chip]
+            label = f"{one.chip} {one.family} {one.number}"
+            fn, args = kernel(one)
+            job = submit_compilation(pool, fn, args, target_of(chip), cache=ProgramCache(), label=label)
+            job.add_done_callback(lambda _, label=label: bar.done(label))
+            jobs.append((one, *judged(one, chip), job))
+        rows = [row_of(*each) for each in jobs]
+    with Path(csv_file).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    summary = {chip.name: figures([row for row in rows if row["chip"] == chip.name]) for chip in chips}
+    summary["all"] = figures(rows)
+    if json_file is not None:
+        write_json(json_file, "check_configurations", rows, {"seed": seed, **summary})
+    if json_file != "-":
+        show(rows, summary, seed)
+
+
+def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The confusion matrix and the accuracy of VMEM estimates of some rows."""
+    answered = [row for row in rows if row["compiler"] != "no answer"]
+    counts = {
+        (foretold, compiler): sum(row["foretold"] == foretold and row["compiler"] == compiler for row in answered)
+        for foretold in ("accepted", "refused")
+        for compiler in ("accepted", "refused")
+    }
+    errors = [
+        abs(row["vmem_estimate"] - row["vmem_reported"]) / row["vmem_reported"]
+        for row in answered
+        if row["vmem_reported"]
+    ]
+    return {
+        "configurations": len(rows),
+        "no_answer": len(rows) - len(answered),
+        "both_accept": counts["accepted", "accepted"],
+        "both_refuse": counts["refused", "refused"],
+        "legal_but_refused": counts["accepted", "refused"],
+        "refused_but_accepted": counts["refused", "accepted"],
+        "legal_but_refused_share": counts["accepted", "refused"] / len(answered) if answered else None,
+        "refused_but_accepted_share": counts["refused", "accepted"] / len(answered) if answered else None,
+        "vmem_compared": len(errors),
+        "vmem_within_5_percent": sum(error <= CLOSE for error in errors) / len(errors) if errors else None,
+        "vmem_median_error": statistics.median(errors) if errors else None,
+        "vmem_worst_error": max(errors, default=None),
+    }
+
+
+def show(rows: Sequence[dict[str, Any]], summary: dict[str, dict[str, Any]], seed: int) -> None:
+    """Prints the tables, then every disagreement."""
+    out = console()
+    packages = ", ".join(f"{name} {text}" for name, text in versions().items() if text)
+    out.print(f"{Path(sys.argv[0]).name} · seed {seed} · {packages}")
+    verdicts = (
+        "configurations",
+        "both accept",
+        "both refuse",
+        "legal but refused",
+        "refused but accepted",
+        "no answer",
+    )
+    lines = [(name, *(str(found[column.replace(" ", "_")]) for column in verdicts)) for name, found in summary.items()]
+    out.print(table(("chip", *verdicts), lines, left=("chip",)))
+    shares = ("within 5 percent", "median error", "worst error")
+    lines = [
+        (
+            name,
+            str(found["vmem_compared"]),
+            *(f"{found[column]:.1%}" if found[column] is not None else "–" for column in map(_vmem_column, shares)),
+        )
+        for name, found in summary.items()
+    ]
+    out.print(table(("chip", "VMEM compared", *shares), lines, left=("chip",)))
+    for row in rows:
+        if row["compiler"] not in (row["foretold"], "no answer"):
+            told = f"{row['foretold']} foretold ({row['rules'] or 'no rule'}), {row['compiler']} by the compiler"
+            shape = f"{row['m']}×{row['k']}×{row['n']} in {row['tile_m']}×{row['tile_k']}×{row['tile_n']}"
+            what = f"{row['chip']} {row['number']} {row['family']} {row['dtype_lhs']} {row['dtype_rhs']} {shape}"
+            out.print(f"{what}: {told} {row['reason']}", soft_wrap=True, markup=False)
+
+
+def _vmem_column(name: str) -> str:
+    return f"vmem_{name.replace(' ', '_')}"
+
+
+if __name__ == "__main__":
+    main()
