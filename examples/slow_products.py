@@ -33,7 +33,7 @@ def product(
     tile_n: int = 256,
     grid: tuple[int, int, int] | None = None,
     order: str = "mnk",
-    semantics: Sequence[str] | None = None,
+    semantics: Sequence[Any] | None = None,
     buffers: int = 2,
     in_output: bool = False,
     turned: bool = False,

@@ -8,6 +8,7 @@ from rich.markup import escape
 from systolic.checking.finding import GRADES, Finding
 from systolic.checking.report import CheckReport, KernelUse, OperandUse
 from systolic.cli.output import table
+from systolic.compiler import short_place
 from systolic.tiling import MIB
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
@@ -49,7 +50,7 @@ def _each_once(kernels: tuple[KernelUse, ...]) -> list[KernelUse]:
 def _show_kernel(out: Console, kernel: KernelUse) -> None:
     grid = " × ".join("?" if size is None else f"{size:,}" for size in kernel.grid) or "none"
     semantics = f" ({', '.join(kernel.semantics)})" if kernel.semantics else ""
-    out.print(f"[bold]{escape(kernel.name)}[/] · grid {grid}{semantics} · {escape(kernel.where)}")
+    out.print(f"[bold]{escape(kernel.name)}[/] · grid {grid}{semantics} · {escape(short_place(kernel.where))}")
     columns = ("operand", "role", "array", "block", "copies", "MB moved", "× least", "VMEM MiB")
     out.print(table(columns, [_operand(each) for each in kernel.operands], left=("operand", "role", "array", "block")))
     share = kernel.vmem_bytes / kernel.vmem_limit_bytes
@@ -94,11 +95,11 @@ def _run(report: CheckReport) -> str:
     text = f"ran with seeds {', '.join(map(str, run.seeds))} on {', '.join(run.sizes)} in {run.seconds:.1f} s"
     if run.error is None or run.tolerance is None:
         return f"{text}; compared with nothing: give --reference"
-    return f"{text}; error {run.error:.2g} where {run.tolerance:.2g} is allowed, against {run.compared} in float64"
+    return f"{text}; error {run.error:.3g} where {run.tolerance:.3g} is allowed, against {run.compared} in float64"
 
 
 def _show_finding(out: Console, found: Finding) -> None:
-    place = f" · {escape(found.where)}" if found.where else ""
+    place = f" · {escape(short_place(found.where))}" if found.where else ""
     on = f" on {found.chip}" if found.chip else ""
     out.print(f"[{_STYLES[found.grade]}]{found.grade}[/] [bold]{found.rule}[/]{on}{place}")
     out.print(f"  {escape(found.value)}")

@@ -7,7 +7,7 @@ The compiler runs in worker processes, which may crash without harm:
 """
 
 from systolic.compiler.arguments import abstract_arguments, argument_values
-from systolic.compiler.blame import source_line, written_at
+from systolic.compiler.blame import short_place, source_line, written_at
 from systolic.compiler.cache import CacheWarning, ProgramCache, cache_folder
 from systolic.compiler.contents import Deferred, Missing, PallasOperands, inner_jaxprs, pallas_operands
 from systolic.compiler.driver import compile_function, traced_jaxpr
@@ -61,6 +61,7 @@ __all__ = [
     "inner_jaxprs",
     "named_argument",
     "pallas_operands",
+    "short_place",
     "source_line",
     "submit_compilation",
     "traced_jaxpr",

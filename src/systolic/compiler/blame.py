@@ -44,8 +44,21 @@ def written_at(equation: Any) -> str:
     own = [frame for frame in named if not _is_foreign(frame.file_name)]
     kernels = [frame for frame in named if "/pallas/ops/" in frame.file_name]
     for frame in (*kernels, *own):
-        return f"{frame.file_name}:{frame.line_num} in {frame.function_name}"
+        function = frame.function_name.replace(".<locals>", "")
+        return f"{frame.file_name}:{frame.line_num} in {function}"
     return ""
+
+
+def short_place(where: str) -> str:
+    """A place in a file as a person would say it: from the current folder, or from the package that it is in."""
+    file, colon, rest = where.partition(":")
+    path = Path(file)
+    if path.is_relative_to(Path.cwd()) and "site-packages" not in path.parts:
+        return f"{path.relative_to(Path.cwd())}{colon}{rest}"
+    if "site-packages" in path.parts:
+        at = len(path.parts) - path.parts[::-1].index("site-packages")
+        return f"{Path(*path.parts[at:])}{colon}{rest}"
+    return f"{Path(*path.parts[-2:])}{colon}{rest}" if path.is_absolute() else where
 
 
 def _is_foreign(file: str) -> bool:

@@ -308,8 +308,7 @@ def _verdict(run: SimulatedRun, now: Study, savings: Sequence[Saving]) -> str:
         if best is not None and best.saving is not None
         else "nothing that was tried saves more than half a per cent"
     )
-    op = main_op(run)
-    unit = op.matrix_busy_cycles / max(1, op.cycles * run.matrix_units) if op is not None else 0.0
+    unit = run.matrix_busy_share
     share = f"{unit:.0%} of the matrix unit" if unit else f"{run.copy_busy_share:.0%} of HBM's bandwidth"
     limit = limit_of(run, now.lines, now.traffic).words
     return f"simulated {run.time_us:,.1f} µs on {run.chip}: {share}; {limit}; {advice}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from systolic.compiler import short_place
 from systolic.explaining.explanation import Explanation, OperandTraffic, Program
 from systolic.report.written import megabytes, mib, percent, us
 from systolic.simulator import OpRun, SimulatedRun
@@ -183,7 +184,7 @@ def lines_table(explanation: Explanation) -> ExplainedTable | None:
         ),
         lines,
         lambda line: (
-            Cell(line.where),
+            Cell(short_place(line.where)),
             Cell(line.text),
             Cell(line.operations),
             Cell("–" if line.executions is None else f"{line.executions:,}"),
@@ -242,7 +243,7 @@ def savings_table(explanation: Explanation) -> ExplainedTable | None:
         ),
         explanation.savings,
         lambda saving: (
-            Cell(saving.title + (f" ({saving.where})" if saving.where else "")),
+            Cell(saving.title + (f" ({short_place(saving.where)})" if saving.where else "")),
             Cell(saving.why),
             Cell(saving.change),
             Cell(us(saving.time_us)),

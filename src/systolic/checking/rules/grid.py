@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from systolic.checking.calls import KernelCall, Operand
@@ -161,7 +163,7 @@ def _shared(call: KernelCall, grid: tuple[int, ...], visits: Visits, chip: Chip)
     findings = []
     numbers = visits.numbered()
     blocks = int(numbers.max()) + 1
-    ids = np.indices(grid).reshape(len(grid), -1)
+    ids = np.indices(grid).reshape(len(grid), math.prod(grid))
     for axis, semantics in enumerate(call.semantics[-len(grid) :]):
         if semantics not in ("parallel", "core_parallel") or grid[axis] < 2:
             continue
