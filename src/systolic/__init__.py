@@ -2,7 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from systolic.checking import CheckReport, check
 from systolic.chips import Chip, chip
+from systolic.explaining import Explanation, explain
 from systolic.measure import simulate
 from systolic.ops import Plan, plan
 from systolic.problem import MatmulProblem
@@ -16,14 +18,18 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 __all__ = [
+    "CheckReport",
     "Chip",
+    "Explanation",
     "MatmulProblem",
     "Plan",
     "SimulatedRun",
     "Tiles",
     "TuningResult",
     "__version__",
+    "check",
     "chip",
+    "explain",
     "matmul",
     "plan",
     "simulate",

@@ -17,6 +17,7 @@ from systolic.checking.rules.body import body_findings
 from systolic.checking.rules.dtypes import dtype_findings
 from systolic.checking.rules.grid import grid_findings
 from systolic.checking.rules.memory import VmemEstimate, memory_findings, vmem_estimate
+from systolic.checking.rules.steps import step_findings
 from systolic.checking.visits import CallOnGrid, GridVisits, Visits, calls_on_grids
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction, source_line, traced_jaxpr
@@ -83,7 +84,7 @@ def _of_call(each: CallOnGrid, chip: Chip) -> list[Finding]:
         *body_findings(call),
     ]
     if isinstance(each.visits, GridVisits):
-        return findings + grid_findings(call, each.visits, chip)
+        return [*findings, *grid_findings(call, each.visits, chip), *step_findings(call, each.visits, chip)]
     return [
         *findings,
         Finding(

@@ -15,7 +15,7 @@ _MEANINGS = {
     "block-alignment": r"last two dimensions of your block shape|E2002|block shape.*divisible|unaligned|not aligned",
     "buffering": r"buffer_count|buffered\(|buffering",
     "precision": r"Precision|fp32 contract precision|Bad (?:lhs|rhs) type",
-    "dot-dtype": r"E2001|Bad acc type|(?:matmul|dot).*(?:unsupported|not supported)",
+    "dot-dtype": r"E2001|Bad acc type|acc with|Expected \w+ (?:lhs|rhs|acc)|(?:matmul|dot).*not supported",
     "parallel-axis": r"dimension.semantics|core_parallel|parallel dimension",
 }
 
@@ -85,7 +85,8 @@ def reconciled(findings: Sequence[Finding], verdict: Verdict, refusal: Finding |
         ]
     if refusal is None:
         return ours
-    same = [found for found in foreseen if found.rule == refusal.rule]
+    # A refusal in words that are not known is taken for what we foresaw, if we foresaw anything.
+    same = [found for found in foreseen if refusal.rule in (found.rule, "compiler")]
     if not same:
         return [refusal, *ours]
     return [replace(found, detail=refusal.detail) if found is same[0] else found for found in ours]

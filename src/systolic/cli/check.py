@@ -7,6 +7,7 @@ import os
 import cattrs
 import click
 
+from systolic.checking import submit_check
 from systolic.chips import Chip
 from systolic.cli.check_tables import show_check
 from systolic.cli.function import function_options, named
@@ -55,7 +56,6 @@ def check(
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
-        from systolic.checking.check import submit_check
         from systolic.compiler import named_argument
 
         pending = submit_check(

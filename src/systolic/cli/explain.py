@@ -14,7 +14,7 @@ from systolic.cli.function import function_options, named
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, note, progress_bar, write_json, write_text
 from systolic.compiler import CompilerError, WorkerPool, check_available
-from systolic.explaining.explanation import Explanation
+from systolic.explaining import Explanation, Question, explained
 from systolic.simulator import SimulationError
 
 
@@ -70,7 +70,6 @@ def explain(
     failed: dict[str, str] = {}
     with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
         from systolic.compiler import named_argument
-        from systolic.explaining.explain import Question, explained
 
         values = [named_argument(text) for text in arguments]
         for chip in chips:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from systolic.checking.calls import KernelCall
+from systolic.checking.rules.steps import dot_flops
 from systolic.compiler import inner_jaxprs, written_at
 from systolic.explaining.explanation import LineWork
 from systolic.problem import dtype_bytes
@@ -172,7 +173,7 @@ class _Walk:
         line.operations[name] = None
         line.executions = None if times is None or line.executions is None else max(line.executions, times)
         if name == "dot_general":
-            flops = 2.0 * size * _contracted(equation)
+            flops = dot_flops(equation)
             line.flops += flops
             line.total_flops += flops * (times or 0)
             self.uncounted |= times is None
@@ -183,11 +184,6 @@ class _Walk:
             line.stored += math.prod(value.shape) * dtype_bytes(str(value.dtype))
         elif name not in _FREE:
             line.elements += size
-
-
-def _contracted(equation: Any) -> int:
-    (axes, _), _ = equation.params["dimension_numbers"]
-    return math.prod(equation.invars[0].aval.shape[axis] for axis in axes)
 
 
 def _source(where: str) -> str:
@@ -204,7 +200,7 @@ def matrix_flops(jaxpr: Any) -> float:
 def _outside(jaxpr: Any) -> Iterator[float]:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
-            yield 2.0 * math.prod(equation.outvars[0].aval.shape) * _contracted(equation)
+            yield dot_flops(equation)
         elif equation.primitive.name != "pallas_call":
             rounds = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
             for inner in inner_jaxprs(equation.params):

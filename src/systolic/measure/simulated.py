@@ -114,7 +114,7 @@ def parameter_name(prepared: PreparedProgram, number: int) -> str:
 def vmem_buffers(report: str) -> list[VmemBuffer]:
     """The compiler's account of VMEM as records. Entries of another form than is known are left out."""
     found = []
-    for op, breakdown in (json.loads(report) if report else {}).items():
+    for op, breakdown in ((json.loads(report) if report else None) or {}).items():
         if op.startswith("<"):  # the callers of inlined operations, which are listed by themselves
             continue
         for block in breakdown.get("blocks", []):
