@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -48,3 +49,53 @@ def shape_with_mesh_axes(shape: Sequence[int], dtype: Any, inputs: Sequence[Any]
     if not axes:
         return jax.ShapeDtypeStruct(tuple(shape), dtype)
     return jax.ShapeDtypeStruct(tuple(shape), dtype, manual_axis_type=jax.sharding.ManualAxisType(varying=axes))
+
+
+def races_found() -> bool:
+    """Whether the race detector of TPU interpret mode found one in the kernel that ran last."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    races = interpret_pallas_call.races
+    return races is not None and races.races_found
+
+
+def semaphore_waits() -> dict[int, Any]:
+    """The threads in which a kernel in TPU interpret mode waits for a semaphore, and for each what of.
+
+    Returns:
+        By thread, the source of the wait, as an equation of a jaxpr has it; None where that is not known.
+    """
+    import sys
+
+    found = {}
+    for thread, innermost in sys._current_frames().items():
+        frame = innermost
+        while frame is not None and frame.f_code.co_name not in ("dma_wait", "semaphore_wait"):
+            frame = frame.f_back
+        if frame is not None and "interpret" in frame.f_code.co_filename:
+            found[thread] = frame.f_locals.get("source_info")
+    return found
+
+
+def end_semaphore_waits(reason: Exception) -> None:
+    """Makes a kernel in TPU interpret mode that waits for semaphores fail."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    memory = interpret_pallas_call._shared_memory
+    if memory is not None:
+        memory.set_failed(reason, top_level=False)
+
+
+@contextmanager
+def abstract_mesh_in_all_threads(mesh: Any) -> Iterator[None]:
+    """Makes an abstract mesh that of every thread: kernels in TPU interpret mode run in threads of XLA's."""
+    import jax
+    from jax._src import config
+
+    before = config.abstract_mesh_context_manager.get_global()
+    config.abstract_mesh_context_manager.set_global(mesh)
+    try:
+        with jax.sharding.use_abstract_mesh(mesh):
+            yield
+    finally:
+        config.abstract_mesh_context_manager.set_global(before)

@@ -1,0 +1,191 @@
+"""Is a result right? A reference in float64, and a tolerance that follows from it, for any function.
+
+Every element has its own. Let u be the unit roundoff of the accumulator (2^-24, float32), v that of the result's dtype,
+and r the response of the element to rounding: the deviation of the float64 reference when every input is changed by a
+random relative amount of deviation u. For a sum of k products of deviation σ that is r² = 2k·u²σ², since both factors
+of each are changed. What a kernel does that multiplies, and sums one after the other, has the variance
+
+    products      u² · k σ²             = r² / 2
+    the sums      u² · Σ_{j=1..k} j σ²  = r² (k + 1) / 4
+
+together r²(k + 3)/4. So the tolerance is
+
+    v · |reference| + reach · r · √(k + 3) / 2                  reach = √(2 ln(2 · elements / p)), p = 10^-6
+
+where `reach` is how many deviations the largest of so many normal errors stays below, but once in a million checks.
+Sums in blocks, trees or float32 chains of a CPU have less. For what is not a sum of products, r is the condition of the
+function: an algorithm that is backward stable has errors of that order.
+
+A kernel that rounds its running sum, or an intermediate, to the coarser of bfloat16 and the result's dtype (unit w)
+has, in s roundings, the same with w for u and s for k: above the tolerance and below that, it is a loss of precision,
+and no wrong result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+_FALSE_ALARM = 1e-6  # as in bench.accuracy
+_UNIT = 2.0**-24  # of float32, in which TPUs sum
+_UNIT_BFLOAT16 = 2.0**-8
+# Of the inputs, relative: far above float64's rounding, far below where a function of order one bends.
+_CHANGE = 1e-6
+_SAMPLES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The flat results in float64 (integers as they are), and the response of each to a relative change of inputs."""
+
+    values: tuple[np.ndarray, ...]
+    responses: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One result against its reference, element by element.
+
+    Attributes:
+      error: |result − reference|; NaN where only one of them is.
+      tolerance: what rounding explains.
+      coarse: what rounding sums to bfloat16, or to the result's dtype, would explain.
+    """
+
+    error: np.ndarray
+    tolerance: np.ndarray
+    coarse: np.ndarray
+
+    @property
+    def worst(self) -> tuple[float, float] | None:
+        """Error and tolerance where they are farthest apart, NaN left out; None where nothing else is."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(self.error == 0, 0.0, self.error / self.tolerance)
+        if not ratio.size or np.isnan(ratio).all():
+            return None
+        at = int(np.nanargmax(ratio))
+        return float(self.error.flat[at]), float(self.tolerance.flat[at])
+
+
+def evaluated(reference: Callable[..., Any], arguments: Sequence[np.ndarray], seed: int) -> Reference:
+    """`reference(*arguments)` in float64, and its response to changes of the floats among them.
+
+    Floats are widened to float64, integers of fewer than 32 bits to int32: `lhs @ rhs` of 8-bit integers would
+    overflow, and TPUs sum them in int32. Other integers stay: they are sizes and indices.
+
+    Args:
+      reference: takes the flat arguments.
+      arguments: of any dtypes.
+      seed: of the changes.
+
+    Raises:
+      Exception: whatever the reference raises.
+    """
+    import jax
+
+    random = np.random.default_rng((seed, 1))
+    with jax.enable_x64(True):
+        compiled = jax.jit(lambda *given: reference(*given))
+        wide = [_widened(each) for each in arguments]
+
+        def run(given: Sequence[np.ndarray]) -> list[np.ndarray]:
+            return [np.asarray(each) for each in jax.tree.leaves(compiled(*given))]
+
+        values = run(wide)
+        squares = [np.zeros(value.shape) for value in values]
+        for _ in range(_SAMPLES):
+            changed = [
+                each * (1 + _CHANGE * random.standard_normal(each.shape)) if each.dtype.kind in "fc" else each
+                for each in wide
+            ]
+            for total, value, moved in zip(squares, values, run(changed), strict=True):
+                total += np.abs(moved.astype(np.float64) - value.astype(np.float64)) ** 2
+    responses = tuple(np.sqrt(_evened(total / _SAMPLES)) / _CHANGE for total in squares)
+    return Reference(values=tuple(values), responses=responses)
+
+
+def _widened(array: np.ndarray) -> np.ndarray:
+    import jax.numpy as jnp
+
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        return array.astype(np.complex128)
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return array.astype(np.float64)
+    narrow = jnp.issubdtype(array.dtype, jnp.integer) and array.dtype.itemsize < 4
+    return array.astype(np.int32) if narrow else array
+
+
+def _evened(squares: np.ndarray) -> np.ndarray:
+    """Mean squares of few samples, none below what its row and its column have on average.
+
+    A mean of two squares may come out near zero by chance. The variances of a product's elements are those of a row
+    times those of a column, or close to it.
+    """
+    if squares.ndim < 2 or not squares.size:
+        return np.maximum(squares, squares.mean() if squares.size else 0)
+    rows, columns = squares.mean(axis=-1, keepdims=True), squares.mean(axis=-2, keepdims=True)
+    whole = squares.mean(axis=(-2, -1), keepdims=True)
+    return np.maximum(squares, np.divide(rows * columns, whole, out=np.zeros_like(squares), where=whole > 0))
+
+
+def compared(result: np.ndarray, wanted: np.ndarray, response: np.ndarray, *, terms: int, roundings: int) -> Comparison:
+    """A result against its reference; see above for the tolerance. Integers have to be equal.
+
+    Args:
+      result: of the kernel, in its dtype.
+      wanted: in float64 or of an integer dtype, of the same shape.
+      response: of the reference to relative changes of the inputs.
+      terms: that an element sums, k above.
+      roundings: of a running sum on the way, s above.
+    """
+    import jax.numpy as jnp
+
+    if not jnp.issubdtype(result.dtype, jnp.inexact):
+        exact = wanted.dtype.kind in "iub"
+        difference = np.abs(result.astype(np.float64) - wanted.astype(np.float64))
+        # A result that is rounded to an integer at the end may be half of one off; one of integers throughout may not.
+        allowed = np.zeros(difference.shape) if exact else np.full(difference.shape, 0.5) + _reach(result) * response
+        return Comparison(error=difference, tolerance=allowed, coarse=allowed)
+    kind = ml_dtypes.finfo(np.float32 if result.dtype.kind == "c" else result.dtype)
+    unit_out = float(kind.eps) / 2
+    got, right = (each.astype(np.complex128 if each.dtype.kind == "c" else np.float64) for each in (result, wanted))
+    with np.errstate(invalid="ignore"):
+        error = np.abs(got - right)
+    error[(got == right) | (np.isnan(got) & np.isnan(right))] = 0.0  # infinities, and NaN that is right
+    scale = unit_out * np.nan_to_num(np.abs(right)) + float(kind.smallest_subnormal) / 2
+    reach = _reach(result)
+    response = np.nan_to_num(response)
+    return Comparison(
+        error=error,
+        tolerance=scale + reach * _UNIT * response * math.sqrt(terms + 3) / 2,
+        coarse=scale + reach * max(_UNIT_BFLOAT16, unit_out) * response * math.sqrt(roundings + 3) / 2,
+    )
+
+
+def _reach(result: np.ndarray) -> float:
+    return math.sqrt(2 * math.log(2 * max(result.size, 1) / _FALSE_ALARM))
+
+
+def place(wrong: np.ndarray) -> str:
+    """Where the marked elements lie, in words: an edge, some rows, or everywhere."""
+    where = np.argwhere(wrong)
+    total = int(wrong.sum())
+    share = f"{total:,} of {wrong.size:,} elements ({total / wrong.size:.1%})"
+    if wrong.ndim == 0 or not total:
+        return share
+    low, high = where.min(axis=0), where.max(axis=0)
+    names = [f"dimension {at}" for at in range(wrong.ndim)]
+    names[-1] = "columns"
+    if wrong.ndim > 1:
+        names[-2] = "rows"
+    parts = [
+        f"{name} {first}..{last} of {size}"
+        for name, first, last, size in zip(names, low, high, wrong.shape, strict=True)
+        if last - first + 1 < size
+    ]
+    return f"{share}, in {', '.join(parts)}" if parts else f"{share}, all over it"

@@ -1,0 +1,130 @@
+"""What it means that a run in interpret mode ends in an exception: the interpreter's words, as findings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from systolic.checking.calls import KernelCall
+from systolic.checking.finding import Finding, Grade
+from systolic.checking.interpreting import FIRST_BUFFER, DeadlockError
+from systolic.compiler import source_line
+
+_BLOCK_OUTSIDE = re.compile(
+    r'Out-of-bounds block index (\(.*?\)) for (\w+) "(.*?)" in iteration (\(.*?\)) .*? has shape (\(.*?\))'
+)
+_OUTSIDE = re.compile(
+    r"Out-of-bounds (?:masked )?(\w+) of \(\d+ \d+ (\w+) (\d+)\): ?\w+ \[\((.*)\)\] but buffer has shape\s+(\(.*?\))"
+)
+_REVISITED = re.compile(r"Revisited block .*")
+_SLICE = re.compile(r"slice\((\d+), (\d+), 1\)")
+_RAISED = re.compile(r"^\w*(?:Error|Exception): .*", re.MULTILINE)
+
+
+def failure(error: Exception, calls: Sequence[KernelCall], conditions: str) -> Finding:
+    """What a run says that ended in an exception.
+
+    Args:
+      error: of the interpreter, or of the function.
+      calls: the Pallas calls that were run.
+      conditions: of the run, in words.
+    """
+    text = str(error)
+    where = getattr(error, "where", "") or source_line(error) or ""
+    if isinstance(error, DeadlockError):
+        return about(
+            calls,
+            "deadlock",
+            value="it waits for a semaphore that nobody signals",
+            limit=f"it never ends ({conditions})",
+            fix="start a copy for every wait, with the same semaphore and as many bytes",
+            where=where,
+        )
+    if found := _BLOCK_OUTSIDE.search(text):
+        block, kind, name, step, shape = found.groups()
+        return about(
+            calls,
+            "out-of-bounds",
+            value=f"{name}: at step {step} the index map gives block {block} of an {kind} of shape {shape}",
+            limit="there is no such block: what is there is read or overwritten",
+            fix="mend the index map or the grid; an index map gives blocks, not elements",
+            where=where,
+        )
+    if found := _OUTSIDE.search(text):
+        what, memory, buffer, part, shape = found.groups()
+        part = _SLICE.sub(r"\1:\2", part)
+        name = buffer_name(calls, int(buffer) - FIRST_BUFFER) or f"a buffer in {memory}"
+        return about(
+            calls,
+            "out-of-bounds",
+            value=f"{name}: a {what} of [{part}] in a buffer of shape {shape}",
+            limit="past its end lies another buffer, or nothing",
+            fix="make the slice end inside: clip its start, or use a buffer of whole tiles",
+            where=where,
+        )
+    if found := _REVISITED.search(text):
+        return about(
+            calls,
+            "revisited-output",
+            value=f"a block of an output is left and visited again: {found.group()}",
+            limit="it was written back meanwhile, and comes with other contents",
+            fix="make all steps of an output block consecutive: the axis that sums goes last",
+            where=where,
+        )
+    return _failed(error, calls, where)
+
+
+def _failed(error: Exception, calls: Sequence[KernelCall], where: str) -> Finding:
+    text = str(error)
+    said = (_RAISED.findall(text) or [f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"])[-1].strip()
+    lacking = isinstance(error, NotImplementedError) or re.search(
+        r"NotImplementedError|UNIMPLEMENTED|[Nn]ot implemented|not supported on CPU|MLIR translation rule", text
+    )
+    return about(
+        calls,
+        "run",
+        grade="note" if lacking else "error",
+        value=f"{'interpret mode cannot run it' if lacking else 'running it raises'}: {said[:300]}",
+        limit="nothing could be said of its results",
+        fix="try it on a TPU" if lacking else "see the text below",
+        where=where,
+        detail=text[-4000:],
+    )
+
+
+def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
+    """What one of the interpreter's buffers is for, by its number from 0; "" where that is not known."""
+    if len(calls) != 1:
+        return ""
+    call = calls[0]
+    aliased = {out for _, out in call.aliases}
+    outputs = [each for at, each in enumerate(call.of("output")) if at not in aliased]
+    # It makes one of each array in HBM, then one of each of the kernel's parameters that has another memory.
+    names = [f"{each.name} in HBM" for each in (*call.of("input"), *outputs)]
+    names += [each.name for each in call.operands if each.memory not in ("hbm", "semaphore")]
+    return names[number] if 0 <= number < len(names) else ""
+
+
+def about(
+    calls: Sequence[KernelCall],
+    rule: str,
+    grade: Grade = "error",
+    *,
+    value: str,
+    limit: str,
+    fix: str,
+    where: str = "",
+    detail: str = "",
+) -> Finding:
+    """A finding about the kernels that were run; where there is one, it has its name and place."""
+    only = calls[0] if len(calls) == 1 else None
+    return Finding(
+        rule=rule,
+        grade=grade,
+        value=value,
+        limit=limit,
+        fix=fix,
+        kernel=only.name if only else "",
+        where=where or (only.where if only else ""),
+        detail=detail,
+    )

@@ -1,0 +1,231 @@
+"""One run of anybody's function in TPU interpret mode on the CPU, and what the interpreter noticed.
+
+`pallas_call(interpret=…)` is the launcher's own argument, so it is forced from outside, while the function is traced.
+It is traced as for a chip: what asks for the device then, as `emit_pipeline` does, gets an answer. The interpreter's
+memory goes on to whole registers, as the chip's does: a copy of an edge's registers is no fault there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from systolic.chips import Chip
+from systolic.compat import abstract_mesh_in_all_threads, end_semaphore_waits, races_found, semaphore_waits
+from systolic.compiler import written_at
+
+_ACCESS = r"(read|write) of \('(\w+)', (\d+), \d+, \d+\)\[.*?\] from -?\d+, -?\d+,? ([^\n]*)"
+_RACE = re.compile(rf"RACE DETECTED\n\s+{_ACCESS}\n.*?\n\s+{_ACCESS}\n")
+_PLACE = re.compile(r"(?P<file>[^\n]*?):(?P<line>\d+)(?::\d+)? \((?P<name>.*)\)")
+_SEMAPHORE = re.compile(r"Semaphore \d+ has non-zero count[^\n]*: (-?\d+)")
+FIRST_BUFFER = 100  # the interpreter counts the buffers of a kernel from here
+
+_POLL_S = 0.1
+# Nothing but another of the kernel's threads can end a wait, and these are at most two: when all wait, they wait for
+# ever. A copy that another thread is just doing takes far less than this.
+_DEADLOCK_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What a kernel's result must not depend on.
+
+    Attributes:
+      order: the seed of the order of steps along parallel axes.
+      copies: "eager": a copy is done when it is started; "on_wait": when it is waited for.
+      memory: what is in memory that nobody has written: NaN and the largest integers, or zeros.
+      cores: that share the steps along parallel axes.
+    """
+
+    order: int = 0
+    copies: Literal["eager", "on_wait"] = "on_wait"
+    memory: Literal["nan", "zero"] = "nan"
+    cores: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Race:
+    """Two accesses to one buffer, one of them a write, that nothing puts in order.
+
+    Attributes:
+      accesses: "read" or "write", each with its place in the source: "file.py:12 in name"; "" outside of the kernel.
+      memory: of the buffer.
+      buffer: its number among the interpreter's, from 0.
+    """
+
+    accesses: tuple[tuple[str, str], tuple[str, str]]
+    memory: str
+    buffer: int
+
+
+class DeadlockError(RuntimeError):
+    """A kernel waits for a semaphore that nobody signals; `where` says where: "file.py:12 in name", or ""."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__("the kernel waits for a semaphore that nobody signals")
+        self.where = where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreted:
+    """What came of a run.
+
+    Attributes:
+      outputs: the flat results.
+      races: that were found; `raced` without any of them: one that is not understood.
+      semaphore_left: what a semaphore held when a kernel ended, which should be nothing; 0.
+    """
+
+    outputs: tuple[np.ndarray, ...]
+    races: tuple[Race, ...]
+    raced: bool
+    semaphore_left: int
+
+
+@contextlib.contextmanager
+def traced_as_on(chip: Chip) -> Iterator[None]:
+    """Tracing and running as if the device were one of this chip, in every thread."""
+    from jax.sharding import AbstractDevice, AbstractMesh
+
+    device = AbstractDevice(device_kind=chip.device_kind, num_cores=chip.cores_per_device, platform="tpu")
+    with abstract_mesh_in_all_threads(AbstractMesh((), (), abstract_device=device)):
+        yield
+
+
+class Interpreter:
+    """Runs one function; what it compiles for some conditions is used again.
+
+    Args:
+      fn: takes the flat arguments.
+      chip: whose device it is traced for.
+    """
+
+    def __init__(self, fn: Callable[..., Any], chip: Chip) -> None:
+        self._fn = fn
+        self._chip = chip
+        self._compiled: dict[Conditions, Callable[..., Any]] = {}
+
+    def run(self, arguments: Sequence[np.ndarray], conditions: Conditions) -> Interpreted:
+        """Runs it.
+
+        Raises:
+          DeadlockError: it waits for ever.
+          Exception: whatever the function raises while it is traced, and the interpreter when it runs.
+        """
+        import jax
+        from jax.experimental.pallas import tpu as pltpu
+
+        printed = io.StringIO()
+        log = logging.getLogger("jax._src.callback")
+        level = log.level
+        log.setLevel(logging.CRITICAL)  # it would show the traceback of what is raised anyway
+        try:
+            with traced_as_on(self._chip), contextlib.redirect_stdout(printed):
+                call = self._compiled.get(conditions) or self._compile(arguments, conditions)
+                outputs = _waited_for(lambda: [np.asarray(each) for each in jax.tree.leaves(call(*arguments))])
+                raced = races_found()
+        except BaseException:
+            pltpu.reset_tpu_interpret_mode_state()
+            raise
+        finally:
+            log.setLevel(level)
+        text = printed.getvalue()
+        left = _SEMAPHORE.search(text)
+        return Interpreted(
+            outputs=tuple(outputs),
+            races=tuple(dict.fromkeys(_races(text))),
+            raced=raced or "RACE DETECTED" in text,
+            semaphore_left=int(left[1]) if left else 0,
+        )
+
+    def _compile(self, arguments: Sequence[np.ndarray], conditions: Conditions) -> Callable[..., Any]:
+        import jax
+        from jax.experimental.pallas import tpu as pltpu
+
+        params = pltpu.InterpretParams(
+            detect_races=True,
+            out_of_bounds_reads="raise",
+            uninitialized_memory=conditions.memory,
+            dma_execution_mode=conditions.copies,
+            num_cores_or_threads=conditions.cores,
+            random_seed=conditions.order,
+            buffer_bounds="padded",
+        )
+        fn = self._fn
+        with pltpu.force_tpu_interpret_mode(params):
+            # A function of its own each time: none that was traced under other conditions is taken for it.
+            compiled = jax.jit(lambda *given: fn(*given)).lower(*arguments).compile()
+        self._compiled[conditions] = compiled
+        return compiled
+
+
+def _waited_for(run: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:
+    """What `run` returns, in a thread of its own, so that it can be given up.
+
+    Raises:
+      DeadlockError: it waits for a semaphore, and has for so long that nobody will signal it.
+    """
+    outcome: list[Any] = []
+
+    def target() -> None:
+        try:
+            outcome.append(run())
+        except BaseException as error:  # noqa: BLE001 -- raised again below, in the caller's thread
+            outcome.append(error)
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    waiting_since: dict[int, float] = {}
+    while True:
+        thread.join(_POLL_S)
+        if not thread.is_alive():
+            break
+        waits = semaphore_waits()
+        now = time.monotonic()
+        waiting_since = {each: waiting_since.get(each, now) for each in waits}
+        if waits and min(now - since for since in waiting_since.values()) > _DEADLOCK_S:
+            source = next((each for each in waits.values() if each is not None), None)
+            error = DeadlockError(written_at(_At(source)) if source is not None else "")
+            end_semaphore_waits(error)
+            thread.join()
+            raise error
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """A place in the source in the form in which an equation has one."""
+
+    source_info: Any
+
+
+def _races(text: str) -> Iterator[Race]:
+    for found in _RACE.finditer(text):
+        kind, memory, buffer, place, other_kind, _, _, other_place = found.groups()
+        accesses = ((kind, _place(place)), (other_kind, _place(other_place)))
+        yield Race(accesses=accesses, memory=memory, buffer=int(buffer) - FIRST_BUFFER)
+
+
+def _place(text: str) -> str:
+    found = _PLACE.fullmatch(text.strip())
+    if found is None:
+        return ""
+    name = found["name"].split(".")[-1]
+    return f"{found['file']}:{found['line']} in {name}"
+
+
+def words(conditions: Conditions) -> str:
+    """How copies are done, and in which order steps."""
+    done = "done when they are started" if conditions.copies == "eager" else "done when they are waited for"
+    return f"{done}, order {conditions.order}"

@@ -1,0 +1,302 @@
+"""Smaller arguments for a run on the CPU, with which a kernel keeps its character.
+
+A size S that the kernel cuts into blocks of P becomes S' = q·P + S mod P: a tail stays the same tail, and every axis of
+the grid that had several steps has two or three. Equal sizes change together, as nobody says which of them are one.
+Whether the function takes the result is found out by tracing it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from systolic.checking.body import body_equations, work_of
+from systolic.checking.calls import KernelCall, kernel_calls
+from systolic.compiler import Missing, PallasOperands, pallas_operands
+
+Trace = Callable[[Sequence[Any]], Any]  # flat arguments, as shapes, to a closed jaxpr
+
+# Steps that an axis of several keeps, in the order in which they are tried; the first is the best: with three, a first
+# step, one in the middle and a last one differ.
+_STEPS = (3, 2, 4, 8, 16)
+_SHARES = (2, 4, 8, 16)  # of a size, for kernels that choose their own blocks
+_WHOLE = 256  # the period of a size that is not cut: the side of the largest matrix unit
+_LARGEST_KEPT = 512  # a whole size up to here stays: the depth of a head, a vocabulary of vectors
+_LANES = 128
+_PATIENCE = 5.0  # so many times the budget may be spent before an axis of the grid is given up
+
+# Of one run in interpret mode on one core of a CPU: the largest of several measurements, by products of both kinds of
+# operands in blocks of 128² to 1024². Only for choosing sizes.
+_STEP_S = 4e-3
+_ELEMENT_S = 4e-9
+_FLOP_S = 4e-11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledArguments:
+    """Arguments to run with.
+
+    Attributes:
+      leaves: flat, as shapes.
+      values: of the same; None: only the shape is known.
+      calls: the Pallas calls that the function makes of them.
+      changes: in words: "4096 → 1024".
+      seconds: that one run may take, an estimate.
+      keeps_grid: whether every axis of the grids with several steps still has several.
+    """
+
+    leaves: tuple[Any, ...]
+    values: tuple[np.ndarray | None, ...]
+    calls: tuple[KernelCall, ...]
+    changes: tuple[str, ...]
+    seconds: float
+    keeps_grid: bool = True
+
+
+def scaled_arguments(
+    closed_jaxpr_of: Trace,
+    leaves: Sequence[Any],
+    values: Sequence[np.ndarray | None] = (),
+    *,
+    budget_s: float = 0.8,
+) -> ScaledArguments:
+    """The smallest arguments that keep the kernels' character; the given ones if these are small enough.
+
+    Args:
+      closed_jaxpr_of: traces the function for flat arguments; may raise.
+      leaves: the flat arguments, as shapes.
+      values: what the arguments hold; None where only a shape is known. Integers that sum to a size are sizes of
+        groups and change with it; an array with other values keeps its shape, and what it may point at.
+      budget_s: seconds that one run may take.
+    """
+    jaxpr = closed_jaxpr_of(leaves)
+    given = tuple(values) or (None,) * len(leaves)
+    search = _Search(closed_jaxpr_of, tuple(leaves), given, tuple(kernel_calls(jaxpr)))
+    whole = search.made(search.leaves, given, jaxpr, {})
+    if whole.seconds <= budget_s:
+        return whole
+    found = [whole]
+    for sizes in search.together():
+        if (one := search.tried(sizes)) is not None:
+            if one.keeps_grid and one.seconds <= budget_s:
+                return one
+            found.append(one)
+    found += search.one_by_one(budget_s)
+    cheap = [each for each in found if each.seconds <= budget_s]
+    # Dearest last: a run that takes long says more than one whose grid has lost an axis, up to a point.
+    kept = [each for each in found if each.keeps_grid and each.seconds <= _PATIENCE * budget_s]
+    return min(kept or cheap or found, key=lambda each: each.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    trace: Trace
+    leaves: tuple[Any, ...]
+    values: tuple[np.ndarray | None, ...]
+    calls: tuple[KernelCall, ...]
+
+    def together(self) -> Iterator[dict[int, int]]:
+        """Smaller sizes, all at once; the best first."""
+        sizes = self._sizes()
+        for steps in _STEPS:
+            yield {size: self._shrunk(size, steps) for size in sizes}
+        for share in _SHARES:
+            yield {size: _share(size, share) for size in sizes}
+
+    def one_by_one(self, budget_s: float) -> list[ScaledArguments]:
+        """Where not all sizes can change: each by itself, the largest first, those before it as they came out."""
+        found: list[ScaledArguments] = []
+        chosen: dict[int, int] = {}
+        for size in sorted(self._sizes(), reverse=True):
+            for smaller in (
+                *(self._shrunk(size, steps) for steps in _STEPS),
+                *(_share(size, each) for each in _SHARES),
+            ):
+                one = self.tried({**chosen, size: smaller}) if smaller < size else None
+                if one is not None and one.keeps_grid:
+                    found.append(one)
+                    chosen[size] = smaller
+                    break
+            if found and found[-1].seconds <= budget_s:
+                break
+        return found
+
+    def tried(self, sizes: Mapping[int, int]) -> ScaledArguments | None:
+        """The arguments with other sizes, or None where the function does not take them."""
+        import jax
+
+        changes = {size: smaller for size, smaller in sizes.items() if smaller != size and self._may(size, smaller)}
+        if not changes:
+            return None
+        leaves = tuple(
+            leaf
+            if value is not None
+            else jax.ShapeDtypeStruct(tuple(changes.get(size, size) for size in leaf.shape), leaf.dtype)
+            for leaf, value in zip(self.leaves, self.values, strict=True)
+        )
+        values = tuple(_regrouped(value, changes) for value in self.values)
+        try:
+            jaxpr = self.trace(leaves)
+        except Exception:  # noqa: BLE001 -- the user's function may refuse a size with any exception
+            return None
+        return self.made(leaves, values, jaxpr, changes)
+
+    def made(
+        self,
+        leaves: tuple[Any, ...],
+        values: tuple[np.ndarray | None, ...],
+        jaxpr: Any,
+        changes: Mapping[int, int],
+    ) -> ScaledArguments:
+        """These arguments as a result."""
+        calls = tuple(kernel_calls(jaxpr))
+        grids = _grids(jaxpr, values, calls)
+        return ScaledArguments(
+            leaves=leaves,
+            values=values,
+            calls=calls,
+            changes=tuple(f"{size} → {smaller}" for size, smaller in sorted(changes.items(), reverse=True)),
+            seconds=sum(run_seconds(call, grid) for call, grid in zip(calls, grids, strict=True)),
+            keeps_grid=_same_character(self.calls, calls),
+        )
+
+    def _sizes(self) -> list[int]:
+        shapes = [leaf.shape for leaf, value in zip(self.leaves, self.values, strict=True) if value is None]
+        return sorted({size for shape in shapes for size in shape if size > 1}, reverse=True)
+
+    def _may(self, size: int, smaller: int) -> bool:
+        """Whether no array with values keeps a size from changing."""
+        for value in self.values:
+            if value is None:
+                continue
+            if size in value.shape:
+                return False
+            if value.dtype.kind not in "iu" or not value.size:
+                continue
+            if _are_groups_of(value, size):
+                if smaller < np.count_nonzero(value):
+                    return False
+            elif smaller <= value.max() < size:
+                return False
+        return True
+
+    def _shrunk(self, size: int, steps: int) -> int:
+        period = self._period(size)
+        if period is None:
+            return size
+        rest = size % period
+        kept = min(-(-size // period), steps) - bool(rest)
+        return min(max(kept, 1) * period + rest, size)
+
+    def _period(self, size: int) -> int | None:
+        """What the blocks along a size have in common; None: it stays."""
+        cut: set[int] = set()
+        seen = by_hand = False
+        for call in self.calls:
+            for operand in call.of("input", "output"):
+                for length, block in zip(operand.shape, operand.block, strict=True):
+                    if length == size:
+                        seen = True
+                        by_hand |= operand.memory == "hbm"
+                        cut |= {block} if operand.is_cut and block < size else set()
+        if by_hand:
+            # The kernel copies by itself: the buffers that it copies to say in what pieces.
+            cut |= {length for call in self.calls for length in _buffer_sizes(call) if _LANES <= length < size}
+        if cut:
+            together = math.lcm(*cut)
+            return together if together <= size else max(cut)
+        if seen:
+            return _WHOLE if size > _LARGEST_KEPT else None
+        # No operand has it: the function reshapes, or does something around the kernel.
+        power = min(size & -size, _LANES)
+        return power if size >= 2 * power else None
+
+
+def run_seconds(call: KernelCall, grid: Sequence[int]) -> float:
+    """How long one run of a call in interpret mode may take, roughly."""
+    elements = sum(operand.block_elements for operand in call.of("input", "output") if operand.is_cut)
+    return math.prod(grid) * (_STEP_S + elements * _ELEMENT_S + work_of(call.body).flops * _FLOP_S)
+
+
+def _grids(jaxpr: Any, values: Sequence[np.ndarray | None], calls: Sequence[KernelCall]) -> list[list[int]]:
+    """The grids; an axis whose length depends on values that are not known has one step for each block of something."""
+    if all(call.steps is not None for call in calls):
+        return [[size for size in call.grid if size is not None] for call in calls]
+    given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
+    executions: dict[int, PallasOperands] = {}
+    for execution in pallas_operands(jaxpr, given, [str(number) for number in range(len(given))]):
+        executions.setdefault(id(execution.equation), execution)
+    return [_grid(call, executions.get(id(call.equation))) for call in calls]
+
+
+def _grid(call: KernelCall, execution: PallasOperands | None) -> list[int]:
+    ratios = [
+        -(-length // block)
+        for operand in call.of("input", "output")
+        if operand.is_cut
+        for length, block in zip(operand.shape, operand.block, strict=True)
+    ]
+    lengths = iter(execution.operands if execution is not None else ())  # those of the grid come first
+    grid = []
+    for size in call.grid:
+        found = next(lengths).get() if size is None and execution is not None else size
+        grid.append(max([1, *ratios]) if found is None or isinstance(found, Missing) else int(found))
+    return grid
+
+
+def _same_character(before: Sequence[KernelCall], after: Sequence[KernelCall]) -> bool:
+    return len(before) == len(after) and all(
+        _several(old) == _several(new) and _tails(old) == _tails(new) for old, new in zip(before, after, strict=True)
+    )
+
+
+def _several(call: KernelCall) -> list[int | None]:
+    return [None if size is None else min(size, 2) for size in call.grid]
+
+
+def _tails(call: KernelCall) -> list[bool]:
+    return [
+        length % block != 0
+        for operand in call.of("input", "output")
+        for length, block in zip(operand.shape, operand.block, strict=True)
+    ]
+
+
+def _buffer_sizes(call: KernelCall) -> Iterator[int]:
+    for operand in call.of("scratch"):
+        yield from operand.shape
+    for equation in body_equations(call.body):
+        if equation.primitive.name == "run_scoped":
+            for variable in equation.params["jaxpr"].invars:
+                yield from getattr(variable.aval, "shape", ())
+
+
+def _share(size: int, share: int) -> int:
+    """About a share of a size, as full or ragged in registers as the whole."""
+    if size <= _LARGEST_KEPT:
+        return size
+    return max(size // share // _LANES, 1) * _LANES + size % _LANES
+
+
+def _are_groups_of(value: np.ndarray, size: int) -> bool:
+    return value.dtype.kind in "iu" and value.size > 1 and int(value.min()) >= 0 and int(value.sum()) == size
+
+
+def _regrouped(value: np.ndarray | None, changes: Mapping[int, int]) -> np.ndarray | None:
+    """Sizes of groups for another total: empty groups stay empty, the others keep their shares as far as they can."""
+    total = None if value is None else next((size for size in changes if _are_groups_of(value, size)), None)
+    if value is None or total is None:
+        return value
+    wanted = changes[total]
+    exact = value.astype(np.float64) * wanted / total
+    shares = np.maximum(np.floor(exact), value > 0).astype(np.int64)
+    # What rounding has left over, or taken too much, goes to the groups that it has wronged most.
+    while wanted > shares.sum():
+        shares.flat[int(np.argmax(np.where(value > 0, exact - shares, -np.inf)))] += 1
+    while wanted < shares.sum():
+        shares.flat[int(np.argmin(np.where(shares > 1, exact - shares, np.inf)))] -= 1
+    return shares.astype(value.dtype)
