@@ -7,22 +7,24 @@ import os
 
 import click
 
-from systolic.cli.options import output_options
-from systolic.cli.output import check_target, console, note, table, write_json
+from systolic.chips import Chip
+from systolic.cli.options import chip_option, output_options
+from systolic.cli.output import check_target, console, progress_bar, table, write_json
 from systolic.lessons import LESSONS, Lesson
 
 
 @click.command()
 @click.argument("names", nargs=-1)
+@chip_option("v5e")
 @output_options
-def lessons(names: tuple[str, ...], json_file: str | None, quiet: bool) -> int:
+def lessons(names: tuple[str, ...], chips: tuple[Chip, ...], json_file: str | None, quiet: bool) -> int:
     """Run lessons by NAME, or all; without a name, list them. The ladder is `systolic ladder`.
 
     \b
     Examples:
       systolic lessons
       systolic lessons roofline
-      systolic lessons all --json lessons.json
+      systolic lessons all --chip v5e,v5p,v6e,v7x --json lessons.json
     """
     check_target(json_file)
     if not names:
@@ -38,9 +40,11 @@ def lessons(names: tuple[str, ...], json_file: str | None, quiet: bool) -> int:
     chosen = list(LESSONS) if "all" in names else list(dict.fromkeys(names))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # kernels run in interpret mode
     done = []
-    for name in chosen:
-        note(f"running {name}", quiet=quiet)
-        done.append(importlib.import_module(LESSONS[name]).lesson())
+    with progress_bar(quiet=quiet) as bar:
+        bar.planned(len(chosen))
+        for name in chosen:
+            done.append(importlib.import_module(LESSONS[name]).lesson(chips))
+            bar.done(name)
     if json_file is not None:
         records = [{"lesson": lesson.name, **row} for lesson in done for row in lesson.rows]
         write_json(json_file, "lessons", records, {lesson.name: lesson.ok for lesson in done})

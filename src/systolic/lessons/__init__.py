@@ -1,13 +1,14 @@
 """The seeds' own programme, each lesson a short file that runs by itself and computes the facts it shows."""
 
-from systolic.lessons.lesson import Lesson
+from systolic.lessons.lesson import Lesson, Part, Results, Shown
 
-# Name → module with a `lesson()` function. Paths, not modules: listing the lessons imports none of them, and the
+# Name → module with a `lesson(chips)` function. Paths, not modules: listing the lessons imports none of them, and the
 # roofline needs no JAX.
 LESSONS: dict[str, str] = {
     "block_matmul": "systolic.lessons.block_matmul",
     "first_matmul": "systolic.lessons.first_matmul",
     "roofline": "systolic.lessons.roofline",
+    "pipelining": "systolic.lessons.pipelining",
 }
 
-__all__ = ["LESSONS", "Lesson"]
+__all__ = ["LESSONS", "Lesson", "Part", "Results", "Shown"]

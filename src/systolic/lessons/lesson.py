@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from systolic.chips import Chip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,3 +21,115 @@ class Lesson:
     lines: tuple[str, ...]
     rows: tuple[Mapping[str, object], ...]  # one record a line of the table, snake_case keys with units
     ok: bool
+
+
+def everywhere(chip: Chip) -> str:
+    """Of a part that every chip has what it needs for: no reason against any."""
+    del chip
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One function that a lesson shows: run in TPU interpret mode, compiled, and simulated on each chip.
+
+    Attributes:
+      name: for tables: "pipelined".
+      fn: of arrays; what is static is bound.
+      args: arrays or shapes, of real sizes, to compile and simulate with. Contents count where a kernel branches.
+      run_args: to run in interpret mode with; None: `args`, made smaller. ()  with `args` not empty: it is not run.
+      reference: of the same arguments, in float64; None where the run compares with nothing.
+      finds: rules that the run must find, of a part that is wrong on purpose: {"nan"}; of all others it finds no error.
+      lacks: of a chip, what it lacks for this part; "" for nothing. Such a chip is said to lack it, and left out.
+      simulated: whether it is compiled and simulated.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    run_args: tuple[Any, ...] | None = None
+    reference: Callable[..., Any] | None = None
+    finds: frozenset[str] = frozenset()
+    lacks: Callable[[Chip], str] = everywhere
+    simulated: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What came of one part on one chip.
+
+    Attributes:
+      status: "ok", "not on this chip", "refused" (by the compiler), "wrong" (the run did not come out as it must).
+      reason: why it is not ok.
+      time_us: simulated; None where there is none.
+      error, tolerance: of the run, against the reference; None where nothing was compared.
+      found: rules of grade error that the run found.
+    """
+
+    part: str
+    chip: str
+    status: str
+    reason: str = ""
+    time_us: float | None = None
+    hbm_bytes: int | None = None
+    matrix_busy: float | None = None
+    waiting: float | None = None  # share of the time in which the core waits for copies
+    vmem_bytes: int | None = None
+    error: float | None = None
+    tolerance: float | None = None
+    found: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is amiss; a chip that lacks what it takes is nothing amiss."""
+        return self.status in ("ok", "not on this chip")
+
+    def row(self) -> dict[str, object]:
+        """As a line of a table."""
+        return {
+            "part": self.part,
+            "chip": self.chip,
+            "status": self.status,
+            "simulated_us": self.time_us,
+            "hbm_mb": None if self.hbm_bytes is None else self.hbm_bytes / 1e6,
+            "matrix_busy": self.matrix_busy,
+            "waiting_for_copies": self.waiting,
+            "vmem_mib": None if self.vmem_bytes is None else self.vmem_bytes / 2**20,
+            "max_abs_error": self.error,
+            "tolerance": self.tolerance,
+            "found": ", ".join(self.found) or None,
+            "reason": self.reason or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What came of all parts on all chips."""
+
+    shown: tuple[Shown, ...] = field(default=())
+
+    def __getitem__(self, key: tuple[str, str]) -> Shown:
+        """Of (part, chip)."""
+        return next(each for each in self.shown if (each.part, each.chip) == key)
+
+    def ratio(self, part: str, other: str, chip: str) -> float | None:
+        """How many times as fast `part` is as `other`; None where one of them has no time."""
+        mine, theirs = self[part, chip].time_us, self[other, chip].time_us
+        return theirs / mine if mine and theirs else None
+
+    def ratios(self, part: str, other: str, chips: Sequence[Chip]) -> str:
+        """The same for several chips, in words: "v5e 3.1 ×, v6e 2.8 ×"; "" where none has both times."""
+        found = ((chip.name, self.ratio(part, other, chip.name)) for chip in chips)
+        return ", ".join(f"{name} {ratio:.2f} ×" for name, ratio in found if ratio is not None)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every part came out as it must, on every chip that has what it needs."""
+        return all(each.ok for each in self.shown)
+
+    @property
+    def rows(self) -> tuple[dict[str, object], ...]:
+        """As lines of a table; columns that hold nothing are left out."""
+        rows = [each.row() for each in self.shown]
+        filled = {key for row in rows for key, value in row.items() if value is not None}
+        return tuple({key: value for key, value in row.items() if key in filled} for row in rows)
