@@ -163,3 +163,69 @@ def test_scalars(shape: tuple[int, ...], fits: bool) -> None:
 
     found = memory_findings(called(launch, (shape, "int32"), ((32, 128), "float32")), V5E)
     assert [each.rule for each in found] == [] if fits else ["smem"]
+
+
+def product_call(m: int, k: int, n: int, steps: int, *, scratch: bool = False, dtype: str = "bfloat16") -> KernelCall:
+    """A product of one block of m × k × n, summed up over `steps` of them."""
+
+    def body(lhs_vmem, rhs_vmem, out_vmem, *acc_vmem):
+        total = acc_vmem[0] if scratch else out_vmem
+
+        @pl.when(pl.program_id(1) == 0)
+        def _():
+            total[...] = jnp.zeros_like(total)
+
+        total[...] += jnp.dot(lhs_vmem[...], rhs_vmem[...], preferred_element_type=jnp.float32)
+        if scratch:
+
+            @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+            def _():
+                out_vmem[...] = total[...]
+
+    def launch(lhs, rhs):
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct((2 * m, n), jnp.float32),
+            grid=(2, steps),
+            in_specs=[pl.BlockSpec((m, k), lambda i, kk: (i, kk)), pl.BlockSpec((k, n), lambda i, kk: (kk, 0))],
+            out_specs=pl.BlockSpec((m, n), lambda i, kk: (i, 0)),
+            scratch_shapes=[pltpu.VMEM((m, n), jnp.float32)] if scratch else [],
+        )(lhs, rhs)
+
+    return called(launch, ((2 * m, steps * k), dtype), ((steps * k, n), dtype))
+
+
+@pytest.mark.parametrize("name", ["v5e", "v5p", "v6e", "v7x"])
+@pytest.mark.parametrize("scratch", [False, True])
+@pytest.mark.parametrize(
+    ("m", "k", "n", "registers"),
+    [(64, 128, 256, 0), (256, 128, 512, 77), (512, 128, 1024, 461), (512, 256, 128, 13)],
+)
+def test_sums_above_51_registers_spill(name: str, scratch: bool, m: int, k: int, n: int, registers: int) -> None:
+    estimate = vmem_estimate(product_call(m, k, n, 4, scratch=scratch), chip(name))
+    spilled = [each.size_bytes for each in estimate.parts if each.kind == "spill"]
+    assert spilled == ([registers * 4 * KIB] if registers else [])
+    assert estimate.total_bytes - estimate.buffer_bytes == registers * 4 * KIB
+
+
+def test_a_sum_over_one_step_is_no_sum() -> None:
+    several, one = (vmem_estimate(product_call(512, 128, 512, steps, scratch=True), V5E) for steps in (4, 1))
+    assert [each.kind for each in several.parts] == ["window"] * 3 + ["scratch", "spill"]
+    assert [each.kind for each in one.parts] == ["window"] * 3
+
+
+def test_a_long_contraction_holds_its_lhs() -> None:
+    short, long = (vmem_estimate(product_call(128, k, 512, 4), V5E) for k in (256, 2048))
+    assert short.total_bytes - short.buffer_bytes == 13 * 4 * KIB
+    assert long.total_bytes - long.buffer_bytes == (64 + 128 - 60) * 4 * KIB  # the compiler says 130
+
+
+def test_spills_alone_can_be_too_much() -> None:
+    call = product_call(1024, 1024, 1024, 4)  # its windows are 16 MiB, all there is
+    (found,) = memory_findings(call, V5E)
+    assert found.value.startswith("it needs about 21.")  # the compiler says 21.37
+    assert "spills" in found.value
+
+
+def test_a_grid_without_steps_needs_nothing() -> None:
+    assert memory_findings(copy_call((2**15, 2**12), (2**12, 2**12), grid=(0, 1)), V5E) == []

@@ -13,6 +13,7 @@ from typing import Literal
 
 from systolic.checking.calls import KernelCall, Operand
 from systolic.checking.finding import Finding
+from systolic.checking.folding import set_each_step
 from systolic.checking.layout import ALLOCATION_BYTES, array_tile_rows, padded_bytes, scalar_bytes
 from systolic.checking.spills import spill_bytes
 from systolic.checking.windows import copies
@@ -57,6 +58,7 @@ class VmemEstimate:
 def vmem_estimate(call: KernelCall, chip: Chip) -> VmemEstimate:
     """What a kernel keeps in VMEM on a chip. Arrays that XLA may hold in VMEM around the call are not in it."""
     parts = [_window(call, operand) for operand in call.of("input", "output") if operand.memory == "vmem"]
+    dropped = set_each_step(call)
     parts += [
         VmemPart(
             name=operand.name,
@@ -64,8 +66,8 @@ def vmem_estimate(call: KernelCall, chip: Chip) -> VmemEstimate:
             copies=1,
             size_bytes=_allocated(padded_bytes(operand.shape, operand.dtype)),
         )
-        for operand in call.of("scratch")
-        if operand.memory == "vmem"
+        for operand, variable in zip(call.operands, call.body.invars, strict=True)
+        if operand.role == "scratch" and operand.memory == "vmem" and variable not in dropped
     ]
     if spilled := spill_bytes(call, chip):
         parts.append(VmemPart(name="spills", kind="spill", copies=1, size_bytes=spilled))
@@ -96,7 +98,7 @@ def _allocated(size_bytes: int) -> int:
 
 def _vmem(call: KernelCall, chip: Chip) -> list[Finding]:
     estimate = vmem_estimate(call, chip)
-    if estimate.total_bytes <= estimate.limit_bytes:
+    if estimate.total_bytes <= estimate.limit_bytes or 0 in call.grid:  # what has no steps is left out of the program
         return []
     parts = sorted(estimate.parts, key=lambda part: -part.size_bytes)
     listed = ", ".join(
