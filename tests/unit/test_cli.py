@@ -16,6 +16,7 @@ import systolic.cli.ladder
 from systolic.cli import main
 from systolic.cli.output import write_json
 from systolic.compiler import CompilerMissing
+from systolic.lessons import LESSONS
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -177,7 +178,7 @@ def test_chips_as_json(run: Run) -> None:
 def test_lessons_are_listed_and_run(run: Run) -> None:
     code, out, _ = run("lessons")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["block_matmul", "first_matmul", "roofline"]
+    assert [line.split()[0] for line in out.splitlines()] == list(LESSONS)
     code, out, _ = run("lessons", "roofline", "-q")
     assert code == 0
     assert "2,147,483,648" in out
