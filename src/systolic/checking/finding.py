@@ -10,13 +10,63 @@ from typing import Literal
 Grade = Literal["error", "warning", "note"]
 GRADES: tuple[Grade, ...] = ("error", "warning", "note")
 
+# Every rule, and what it asks for: the table of docs/check.md.
+RULES = {
+    # of blocks and grid
+    "block-alignment": "the last two dimensions of a block are whole, or multiples of the registers of its dtype",
+    "half-registers": "blocks of 16-bit types have 16 rows, or half of each register is empty",
+    "block-kind": "all dimensions of a block are given by element, or none",
+    "hbm-block": "what stays in HBM is not cut into blocks",
+    "buffering": "a pipeline of pallas_call keeps one or two copies of a block",
+    "empty-grid": "a grid has steps: size // block is zero where the block is the larger",
+    "parallel-axis": "parallel axes come first, and core_parallel ones fit the cores",
+    "small-blocks": "a step has more work than a step costs",
+    # of what the grid visits
+    "block-outside": "a block begins inside of its array",
+    "edge-block": "a block that ends behind its array is masked where it is summed over",
+    "dropped-tail": "every element of an input is read, also those behind the last whole block",
+    "unwritten-output": "every element of an output is written, or passed in by an alias",
+    "revisited-output": "all steps that write one output block follow each other",
+    "parallel-revisit": "steps of a parallel axis write different output blocks",
+    "grid-unknown": "the blocks that are visited follow from what is known",
+    # of memory
+    "vmem": "blocks, scratch and what the compiler adds fit VMEM's limit",
+    "smem": "prefetched scalars and scratch fit SMEM",
+    # of arithmetic
+    "dot-dtype": "the chip's matrix unit multiplies these dtypes, and by itself",
+    "array-dtype": "vector registers hold this dtype",
+    "vector-dtype": "the chip's vector unit computes with this dtype",
+    "precision": "a product, or a sum, is as exact as its dtypes look",
+    "uninitialised": "a sum is cleared before it is read",
+    # of what stands around
+    "cost-estimate": "XLA is told what the kernel costs",
+    "one-core": "both cores of a chip have work",
+    "transposed-operand": "nothing is transposed in front of a kernel",
+    "padded-operand": "nothing is padded in front of a kernel",
+    "cast-operand": "nothing is cast in front of a kernel",
+    "no-kernel": "there is a Pallas call to look at",
+    # of the run
+    "race": "no two accesses of one buffer, of which one writes, are in no order",
+    "order": "results do not depend on the order of copies and of parallel steps",
+    "nan": "memory that nobody wrote is not used",
+    "out-of-bounds": "nothing is read or written past the end of a buffer",
+    "wrong-result": "results are those of the reference, to what rounding explains",
+    "reference": "the reference computes what the function computes",
+    "run": "it runs",
+    # of the compiler
+    "trace": "the function can be traced",
+    "compiler": "the compiler accepts it",
+    "compiler-crash": "the compiler survives it",
+    "compiler-timeout": "the compiler answers in time",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One rule that a kernel breaks.
 
     Attributes:
-      rule: its name, as in docs/check.md.
+      rule: its name, one of `RULES`.
       value: what was found, with numbers.
       limit: what the rule asks for, and what comes of breaking it.
       fix: what to change.
@@ -35,6 +85,9 @@ class Finding:
     where: str = ""
     chip: str = ""
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.rule in RULES, self.rule
 
     def __str__(self) -> str:
         place = f" ({self.where})" if self.where else ""
