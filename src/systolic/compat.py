@@ -77,13 +77,21 @@ def semaphore_waits() -> dict[int, Any]:
     return found
 
 
-def end_semaphore_waits(reason: Exception) -> None:
-    """Makes a kernel in TPU interpret mode that waits for semaphores fail."""
+def end_interpreted_kernel(reason: Exception) -> None:
+    """Makes the kernel that is running in TPU interpret mode fail, at its next access or while it waits."""
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
     memory = interpret_pallas_call._shared_memory
     if memory is not None:
         memory.set_failed(reason, top_level=False)
+
+
+def interpreted_failure() -> Exception | None:
+    """What made the last kernel in TPU interpret mode fail, with the traceback that is lost on its way through XLA."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    memory = interpret_pallas_call._shared_memory
+    return memory._failure if memory is not None else None
 
 
 @contextmanager

@@ -8,13 +8,25 @@ from typing import Any
 
 from systolic.compiler import inner_jaxprs
 
+# Primitives that read or write memory.
+_ACCESSES = ("get", "swap", "addupdate", "masked_load", "masked_swap", "dma_start", "dma_wait")
+
 
 def body_equations(jaxpr: Any) -> Iterator[Any]:
     """Every equation of a jaxpr, those of branches, loops and inner functions included, in the order of the text."""
     for equation in jaxpr.eqns:
         yield equation
+        for inner in inner_bodies(equation):
+            yield from body_equations(inner)
+
+
+def inner_bodies(equation: Any) -> Iterator[Any]:
+    """The jaxprs inside of an equation. Those of buffers with a scope take references to others as constants."""
+    if equation.primitive.name == "run_scoped":
+        yield equation.params["jaxpr"]
+    else:
         for inner in inner_jaxprs(equation.params):
-            yield from body_equations(inner.jaxpr)
+            yield inner.jaxpr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +35,7 @@ class Work:
 
     Attributes:
       flops: of its dots; a loop whose rounds are a value counts once.
+      accesses: reads, writes and copies of memory, likewise.
       terms: that one dot or sum adds up for an element, times the rounds of the loops around it: the largest.
       roundings: rounds of the loops around a dot: the largest.
       is_counted: whether the rounds of all loops around dots are known.
@@ -30,6 +43,7 @@ class Work:
     """
 
     flops: float = 0.0
+    accesses: int = 0
     terms: int = 1
     roundings: int = 1
     is_counted: bool = True
@@ -55,6 +69,8 @@ def _work(jaxpr: Any, rounds: int | None) -> Work:
                 float32_dots=(equation,) if _is_float32(equation) else (),
             )
             done = _both(done, dot)
+        elif name in _ACCESSES:
+            done = _both(done, Work(accesses=often))
         elif name == "reduce_sum":
             operand = equation.invars[0].aval
             done = _both(done, Work(terms=operand.size // max(equation.outvars[0].aval.size, 1) * often))
@@ -63,7 +79,7 @@ def _work(jaxpr: Any, rounds: int | None) -> Work:
             inside = None if rounds is None else rounds * equation.params["length"]
         elif name == "while":
             inside = None
-        parts = [_work(inner.jaxpr, inside) for inner in inner_jaxprs(equation.params)]
+        parts = [_work(inner, inside) for inner in inner_bodies(equation)]
         for part in parts:
             done = _both(done, part)
         if name == "cond" and parts:  # one of them is taken
@@ -75,6 +91,7 @@ def _work(jaxpr: Any, rounds: int | None) -> Work:
 def _both(one: Work, other: Work) -> Work:
     return Work(
         flops=one.flops + other.flops,
+        accesses=one.accesses + other.accesses,
         terms=max(one.terms, other.terms),
         roundings=max(one.roundings, other.roundings),
         is_counted=one.is_counted and other.is_counted,

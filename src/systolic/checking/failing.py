@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from systolic.checking.calls import KernelCall
 from systolic.checking.finding import Finding, Grade
@@ -30,7 +31,7 @@ def failure(error: Exception, calls: Sequence[KernelCall], conditions: str) -> F
       conditions: of the run, in words.
     """
     text = str(error)
-    where = getattr(error, "where", "") or source_line(error) or ""
+    where = getattr(error, "where", "") or _users_line(error)
     if isinstance(error, DeadlockError):
         return about(
             calls,
@@ -92,6 +93,15 @@ def _failed(error: Exception, calls: Sequence[KernelCall], where: str) -> Findin
     )
 
 
+def _users_line(error: Exception) -> str:
+    """The line of the user's that an error is about; what called the function is none of them."""
+    own = str(Path(__file__).parent)
+    found = source_line(error) or (source_line(error.__cause__) if error.__cause__ is not None else None) or ""
+    if found.startswith(own) and error.__cause__ is not None:
+        found = source_line(error.__cause__) or ""
+    return "" if found.startswith(own) else found
+
+
 def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
     """What one of the interpreter's buffers is for, by its number from 0; "" where that is not known."""
     if len(calls) != 1:
@@ -128,3 +138,21 @@ def about(
         where=where or (only.where if only else ""),
         detail=detail,
     )
+
+
+def untraceable(error: Exception) -> Finding:
+    """That a function raises while it is traced; in the words of `static`, so that it is stated once."""
+    return Finding(
+        rule="trace",
+        grade="error",
+        value=f"tracing it raises {type(error).__name__}: {first_line(error)}",
+        limit="there is nothing to check",
+        fix="call it with these arguments in plain JAX first; give static arguments with --param",
+        where=source_line(error) or "",
+        detail=str(error).strip() or type(error).__name__,
+    )
+
+
+def first_line(error: Exception) -> str:
+    """Of an exception's text, or its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

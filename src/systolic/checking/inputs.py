@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,3 +65,38 @@ def is_index(leaf: Any) -> bool:
     import jax.numpy as jnp
 
     return jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.dtype.itemsize >= 4
+
+
+def are_groups_of(value: np.ndarray, size: int) -> bool:
+    """Whether an array holds the sizes of groups into which a size falls."""
+    return value.dtype.kind in "iu" and value.size > 1 and int(value.min()) >= 0 and int(value.sum()) == size
+
+
+def regrouped(value: np.ndarray | None, changes: Mapping[int, int]) -> np.ndarray | None:
+    """Sizes of groups for another total: empty groups stay empty, the others keep their shares as far as they can."""
+    total = None if value is None else next((size for size in changes if are_groups_of(value, size)), None)
+    if value is None or total is None:
+        return value
+    wanted = changes[total]
+    exact = value.astype(np.float64) * wanted / total
+    shares = np.maximum(np.floor(exact), value > 0).astype(np.int64)
+    # What rounding has left over, or taken too much, goes to the groups that it has wronged most.
+    while wanted > shares.sum():
+        shares.flat[int(np.argmax(np.where(value > 0, exact - shares, -np.inf)))] += 1
+    while wanted < shares.sum():
+        shares.flat[int(np.argmin(np.where(shares > 1, exact - shares, np.inf)))] -= 1
+    return shares.astype(value.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A function of flat arguments in place of one of trees."""
+
+    fn: Callable[..., Any]
+    tree: Any
+
+    def __call__(self, *leaves: Any) -> Any:
+        """Calls it."""
+        import jax
+
+        return self.fn(*jax.tree.unflatten(self.tree, leaves))

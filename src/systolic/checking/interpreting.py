@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import re
 import threading
 import time
@@ -20,7 +21,13 @@ from typing import Any, Literal
 import numpy as np
 
 from systolic.chips import Chip
-from systolic.compat import abstract_mesh_in_all_threads, end_semaphore_waits, races_found, semaphore_waits
+from systolic.compat import (
+    abstract_mesh_in_all_threads,
+    end_interpreted_kernel,
+    interpreted_failure,
+    races_found,
+    semaphore_waits,
+)
 from systolic.compiler import written_at
 
 _ACCESS = r"(read|write) of \('(\w+)', (\d+), \d+, \d+\)\[.*?\] from -?\d+, -?\d+,? ([^\n]*)"
@@ -75,6 +82,10 @@ class DeadlockError(RuntimeError):
         self.where = where
 
 
+class TooSlowError(RuntimeError):
+    """A run was stopped because it took too long."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreted:
     """What came of a run.
@@ -114,11 +125,19 @@ class Interpreter:
         self._chip = chip
         self._compiled: dict[Conditions, Callable[..., Any]] = {}
 
-    def run(self, arguments: Sequence[np.ndarray], conditions: Conditions) -> Interpreted:
+    def run(
+        self, arguments: Sequence[np.ndarray], conditions: Conditions, *, time_limit_s: float = math.inf
+    ) -> Interpreted:
         """Runs it.
+
+        Args:
+          arguments: flat.
+          conditions: of the run.
+          time_limit_s: seconds after which it is stopped, compiling not counted.
 
         Raises:
           DeadlockError: it waits for ever.
+          TooSlowError: it was stopped.
           Exception: whatever the function raises while it is traced, and the interpreter when it runs.
         """
         import jax
@@ -131,9 +150,13 @@ class Interpreter:
         try:
             with traced_as_on(self._chip), contextlib.redirect_stdout(printed):
                 call = self._compiled.get(conditions) or self._compile(arguments, conditions)
-                outputs = _waited_for(lambda: [np.asarray(each) for each in jax.tree.leaves(call(*arguments))])
+                outputs = _waited_for(
+                    lambda: [np.asarray(each) for each in jax.tree.leaves(call(*arguments))], time_limit_s
+                )
                 raced = races_found()
-        except BaseException:
+        except BaseException as error:
+            if error.__cause__ is None and not isinstance(error, DeadlockError | TooSlowError):
+                error.__cause__ = interpreted_failure()
             pltpu.reset_tpu_interpret_mode_state()
             raise
         finally:
@@ -168,11 +191,12 @@ class Interpreter:
         return compiled
 
 
-def _waited_for(run: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:
+def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float) -> list[np.ndarray]:
     """What `run` returns, in a thread of its own, so that it can be given up.
 
     Raises:
       DeadlockError: it waits for a semaphore, and has for so long that nobody will signal it.
+      TooSlowError: it takes longer than it may.
     """
     outcome: list[Any] = []
 
@@ -185,6 +209,7 @@ def _waited_for(run: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:
     thread = threading.Thread(target=target, daemon=True)
     thread.start()
     waiting_since: dict[int, float] = {}
+    started = time.monotonic()
     while True:
         thread.join(_POLL_S)
         if not thread.is_alive():
@@ -194,10 +219,14 @@ def _waited_for(run: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:
         waiting_since = {each: waiting_since.get(each, now) for each in waits}
         if waits and min(now - since for since in waiting_since.values()) > _DEADLOCK_S:
             source = next((each for each in waits.values() if each is not None), None)
-            error = DeadlockError(written_at(_At(source)) if source is not None else "")
-            end_semaphore_waits(error)
-            thread.join()
-            raise error
+            stop: Exception = DeadlockError(written_at(_At(source)) if source is not None else "")
+        elif now - started > time_limit_s:
+            stop = TooSlowError(f"it was stopped after {time_limit_s:.0f} s")
+        else:
+            continue
+        end_interpreted_kernel(stop)
+        thread.join()
+        raise stop
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]

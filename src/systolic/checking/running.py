@@ -16,16 +16,18 @@ from typing import Any
 import numpy as np
 
 from systolic.checking.comparing import Reference, evaluated
+from systolic.checking.failing import first_line, untraceable
 from systolic.checking.finding import Finding
-from systolic.checking.inputs import NoInputError, is_index, made_up
-from systolic.checking.interpreting import Conditions, Interpreted, Interpreter, traced_as_on
+from systolic.checking.inputs import Flat, NoInputError, is_index, made_up
+from systolic.checking.interpreting import Conditions, Interpreted, Interpreter, TooSlowError, traced_as_on
 from systolic.checking.judging import Judge
 from systolic.checking.report import RunSummary
 from systolic.checking.scaling import ScaledArguments, scaled_arguments
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction, abstract_arguments, argument_values, source_line
 
-_MOST_SECONDS = 20.0  # that one run may be expected to take; there are three or four
+_MOST_SECONDS = 20.0  # that one run may be expected to take
+_TIME_LIMIT_S = 45.0  # for one run; once so long has gone by, no further one begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +71,16 @@ def run_in_worker(
     """
     import jax
 
-    for name, value in (settings or {}).items():
-        jax.config.update(name, value)
-    loaded = fn.load() if isinstance(fn, NamedFunction) else fn
-    other = reference.load() if isinstance(reference, NamedFunction) else reference
-    return run_checks(loaded, args, values=values, reference=other, chip=chip, seeds=seeds)
+    before = {name: getattr(jax.config, name) for name in settings or {}}
+    try:
+        for name, value in (settings or {}).items():
+            jax.config.update(name, value)
+        loaded = fn.load() if isinstance(fn, NamedFunction) else fn
+        other = reference.load() if isinstance(reference, NamedFunction) else reference
+        return run_checks(loaded, args, values=values, reference=other, chip=chip, seeds=seeds)
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def run_checks(
@@ -128,6 +135,8 @@ class _Run:
     scaled: ScaledArguments | None = None
     judge: Judge = field(default_factory=lambda: Judge(()))
     ran: bool = False
+    started: float = field(default_factory=time.perf_counter)
+    slowest_s: float = 0.0
 
     def all(self) -> None:
         """Traces, scales, runs and compares."""
@@ -135,11 +144,11 @@ class _Run:
 
         leaves, tree = jax.tree.flatten(abstract_arguments(self.args))
         values = argument_values(self.args) if self.given is None else list(self.given)
-        flat = _Flat(self.fn, tree)
+        flat = Flat(self.fn, tree)
         try:
             self.scaled = scaled_arguments(functools.partial(self._traced, flat), leaves, values)
         except Exception as error:  # noqa: BLE001 -- whatever the user's function raises is the answer
-            self.findings.append(_untraceable(error))
+            self.findings.append(untraceable(error))
             return
         self.judge = Judge(self.scaled.calls)
         if self.scaled.seconds > _MOST_SECONDS:
@@ -155,7 +164,7 @@ class _Run:
         except NoInputError as error:
             self._note(f"it was not run: {error}", "a run needs values", "give a value for it")
 
-    def _run(self, flat: _Flat) -> None:
+    def _run(self, flat: Flat) -> None:
         assert self.scaled is not None
         scaled = self.scaled
         prefetches = any(call.of("prefetch") for call in scaled.calls)
@@ -174,16 +183,24 @@ class _Run:
         inputs = made(self.seeds[0])
         results: list[tuple[Conditions, Interpreted]] = []
         for each in conditions:
+            if results and not self._has_time():
+                self._note(
+                    f"{len(results)} of {len(conditions)} orders of copies and steps were run: each takes "
+                    f"{self.slowest_s:.0f} s",
+                    "a result that depends on their order may not show",
+                    "check it with smaller arguments, or smaller tiles",
+                )
+                break
             result = self._interpreted(interpreter, inputs, each)
             if result is None:
                 return
             results.append((each, result))
         self.ran = True
         self.findings += self.judge.of_runs(results)
-        other = _Flat(self.reference, flat.tree) if self.reference is not None else None
+        other = Flat(self.reference, flat.tree) if self.reference is not None else None
         wanted = self._wanted(other, inputs, self.seeds[0]) if other is not None else None
         self.findings += self.judge.of_values(inputs, results[0][1].outputs, wanted)
-        if wanted is not None and other is not None and len(self.seeds) > 1:
+        if wanted is not None and other is not None and len(self.seeds) > 1 and self._has_time():
             more = made(self.seeds[1])
             again = self._interpreted(interpreter, more, conditions[0])
             if again is not None and (right := self._wanted(other, more, self.seeds[1])) is not None:
@@ -205,13 +222,27 @@ class _Run:
     def _interpreted(
         self, interpreter: Interpreter, inputs: Sequence[np.ndarray], conditions: Conditions
     ) -> Interpreted | None:
+        started = time.perf_counter()
         try:
-            return interpreter.run(inputs, conditions)
+            result = interpreter.run(inputs, conditions, time_limit_s=_TIME_LIMIT_S)
+            self.slowest_s = max(self.slowest_s, time.perf_counter() - started)
+            return result
+        except TooSlowError as error:
+            self._note(
+                f"a run {error}".replace("it was", "was"),
+                "nothing could be said of its results",
+                "check it with smaller arguments, or smaller tiles",
+            )
+            return None
         except Exception as error:  # noqa: BLE001 -- whatever the kernel raises is the answer
             self.findings.append(self.judge.of_error(error, conditions))
             return None
 
-    def _wanted(self, reference: _Flat, inputs: Sequence[np.ndarray], seed: int) -> Reference | None:
+    def _has_time(self) -> bool:
+        """Whether one more run fits."""
+        return time.perf_counter() - self.started + self.slowest_s < _TIME_LIMIT_S
+
+    def _wanted(self, reference: Flat, inputs: Sequence[np.ndarray], seed: int) -> Reference | None:
         try:
             return evaluated(reference, inputs, seed)
         except Exception as error:  # noqa: BLE001 -- the user's function
@@ -219,7 +250,7 @@ class _Run:
                 Finding(
                     rule="reference",
                     grade="error",
-                    value=f"the reference raises {type(error).__name__}: {_first_line(error)}",
+                    value=f"the reference raises {type(error).__name__}: {first_line(error)}",
                     limit="results are compared with nothing; it is called with float64 in place of floats",
                     fix="write it for any dtype: without .astype(bfloat16) and the like",
                     where=source_line(error) or "",
@@ -228,7 +259,7 @@ class _Run:
             )
             return None
 
-    def _traced(self, flat: _Flat, leaves: Sequence[Any]) -> Any:
+    def _traced(self, flat: Flat, leaves: Sequence[Any]) -> Any:
         import jax
 
         with traced_as_on(self.chip):
@@ -248,19 +279,6 @@ class _Run:
         return tuple(used if used == whole else f"{used} for {whole}" for used, whole in pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Flat:
-    """A function of flat arguments in place of one of trees."""
-
-    fn: Callable[..., Any]
-    tree: Any
-
-    def __call__(self, *leaves: Any) -> Any:
-        import jax
-
-        return self.fn(*jax.tree.unflatten(self.tree, leaves))
-
-
 def _once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Of what several inputs have shown, the first: their numbers differ, what they say does not."""
     found: dict[tuple[str, ...], Finding] = {}
@@ -268,22 +286,6 @@ def _once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         several = str(at) if each.rule == "race" else ""
         found.setdefault((each.rule, each.grade, each.limit, each.where, each.value.split(":")[0] + several), each)
     return tuple(found.values())
-
-
-def _untraceable(error: Exception) -> Finding:
-    return Finding(
-        rule="trace",
-        grade="error",
-        value=f"tracing it raises {type(error).__name__}: {_first_line(error)}",
-        limit="there is nothing to check",
-        fix="call it with these arguments in plain JAX first; give static arguments with --param",
-        where=source_line(error) or "",
-        detail=str(error).strip() or type(error).__name__,
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _described(leaf: Any) -> str:

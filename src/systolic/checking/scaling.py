@@ -16,6 +16,7 @@ import numpy as np
 
 from systolic.checking.body import body_equations, work_of
 from systolic.checking.calls import KernelCall, kernel_calls
+from systolic.checking.inputs import are_groups_of, regrouped
 from systolic.compiler import Missing, PallasOperands, pallas_operands
 
 Trace = Callable[[Sequence[Any]], Any]  # flat arguments, as shapes, to a closed jaxpr
@@ -31,7 +32,8 @@ _PATIENCE = 5.0  # so many times the budget may be spent before an axis of the g
 
 # Of one run in interpret mode on one core of a CPU: the largest of several measurements, by products of both kinds of
 # operands in blocks of 128² to 1024². Only for choosing sizes.
-_STEP_S = 4e-3
+_STEP_S = 2e-3
+_ACCESS_S = 3e-4
 _ELEMENT_S = 4e-9
 _FLOP_S = 4e-11
 
@@ -138,7 +140,7 @@ class _Search:
             else jax.ShapeDtypeStruct(tuple(changes.get(size, size) for size in leaf.shape), leaf.dtype)
             for leaf, value in zip(self.leaves, self.values, strict=True)
         )
-        values = tuple(_regrouped(value, changes) for value in self.values)
+        values = tuple(regrouped(value, changes) for value in self.values)
         try:
             jaxpr = self.trace(leaves)
         except Exception:  # noqa: BLE001 -- the user's function may refuse a size with any exception
@@ -177,12 +179,22 @@ class _Search:
                 return False
             if value.dtype.kind not in "iu" or not value.size:
                 continue
-            if _are_groups_of(value, size):
+            if are_groups_of(value, size):
                 if smaller < np.count_nonzero(value):
                     return False
-            elif smaller <= value.max() < size:
-                return False
+            elif any(-(-smaller // block) <= value.max() < -(-size // block) for block in {1, *self._blocks(size)}):
+                return False  # its elements, or its blocks, may be what the values point at
         return True
+
+    def _blocks(self, size: int) -> set[int]:
+        """Into what operands are cut along dimensions of a size."""
+        return {
+            block
+            for call in self.calls
+            for operand in call.of("input", "output")
+            for length, block in zip(operand.shape, operand.block, strict=True)
+            if length == size and operand.is_cut and block < size
+        }
 
     def _shrunk(self, size: int, steps: int) -> int:
         period = self._period(size)
@@ -194,16 +206,9 @@ class _Search:
 
     def _period(self, size: int) -> int | None:
         """What the blocks along a size have in common; None: it stays."""
-        cut: set[int] = set()
-        seen = by_hand = False
-        for call in self.calls:
-            for operand in call.of("input", "output"):
-                for length, block in zip(operand.shape, operand.block, strict=True):
-                    if length == size:
-                        seen = True
-                        by_hand |= operand.memory == "hbm"
-                        cut |= {block} if operand.is_cut and block < size else set()
-        if by_hand:
+        cut = self._blocks(size)
+        seen = [each for call in self.calls for each in call.of("input", "output") if size in each.shape]
+        if any(each.memory == "hbm" for each in seen):
             # The kernel copies by itself: the buffers that it copies to say in what pieces.
             cut |= {length for call in self.calls for length in _buffer_sizes(call) if _LANES <= length < size}
         if cut:
@@ -218,8 +223,11 @@ class _Search:
 
 def run_seconds(call: KernelCall, grid: Sequence[int]) -> float:
     """How long one run of a call in interpret mode may take, roughly."""
-    elements = sum(operand.block_elements for operand in call.of("input", "output") if operand.is_cut)
-    return math.prod(grid) * (_STEP_S + elements * _ELEMENT_S + work_of(call.body).flops * _FLOP_S)
+    arrays = call.of("input", "output")
+    blocks = sum(operand.block_elements for operand in arrays if operand.is_cut)
+    work = work_of(call.body)
+    a_step = _STEP_S + work.accesses * _ACCESS_S + blocks * _ELEMENT_S + work.flops * _FLOP_S
+    return math.prod(grid) * a_step + sum(math.prod(operand.shape) for operand in arrays) * _ELEMENT_S
 
 
 def _grids(jaxpr: Any, values: Sequence[np.ndarray | None], calls: Sequence[KernelCall]) -> list[list[int]]:
@@ -280,23 +288,3 @@ def _share(size: int, share: int) -> int:
     if size <= _LARGEST_KEPT:
         return size
     return max(size // share // _LANES, 1) * _LANES + size % _LANES
-
-
-def _are_groups_of(value: np.ndarray, size: int) -> bool:
-    return value.dtype.kind in "iu" and value.size > 1 and int(value.min()) >= 0 and int(value.sum()) == size
-
-
-def _regrouped(value: np.ndarray | None, changes: Mapping[int, int]) -> np.ndarray | None:
-    """Sizes of groups for another total: empty groups stay empty, the others keep their shares as far as they can."""
-    total = None if value is None else next((size for size in changes if _are_groups_of(value, size)), None)
-    if value is None or total is None:
-        return value
-    wanted = changes[total]
-    exact = value.astype(np.float64) * wanted / total
-    shares = np.maximum(np.floor(exact), value > 0).astype(np.int64)
-    # What rounding has left over, or taken too much, goes to the groups that it has wronged most.
-    while wanted > shares.sum():
-        shares.flat[int(np.argmax(np.where(value > 0, exact - shares, -np.inf)))] += 1
-    while wanted < shares.sum():
-        shares.flat[int(np.argmin(np.where(shares > 1, exact - shares, np.inf)))] -= 1
-    return shares.astype(value.dtype)

@@ -1,0 +1,241 @@
+"""One step of a kernel, gone through without numbers; see `rules.body`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from systolic.checking.body import inner_bodies
+from systolic.compat import scan_counts
+
+
+@dataclass(slots=True)
+class Memory:
+    """One of a kernel's buffers: `operand` is its number among the parameters, `written` whether anything is in it."""
+
+    operand: int
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A scalar, or an array that holds one number all over."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """A value that was made of memory that nothing has written, and where that was read."""
+
+    operand: int
+    equation: Any
+
+
+# What may be known of a variable of a kernel; None: nothing.
+Value = Known | Unwritten | Memory | None
+
+_READS = ("get", "masked_load")
+_WRITES = ("swap", "masked_swap")
+_SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "stop_gradient", "multiple_of", "copy")
+
+
+def _quotient(one: Any, other: Any) -> Any:
+    """Of integers towards zero, as XLA divides."""
+    if np.issubdtype(np.asarray(one).dtype, np.integer):
+        return np.sign(one) * np.sign(other) * (abs(one) // abs(other))
+    return one / other
+
+
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": _quotient,
+    "rem": lambda one, other: one - _quotient(one, other) * other,
+    "max": max,
+    "min": min,
+    "neg": operator.neg,
+    "abs": abs,
+    "sign": np.sign,
+    "not": np.invert,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "clamp": lambda low, value, high: min(max(low, value), high),
+}
+
+
+@dataclass(slots=True)
+class StepWalk:
+    """Goes through the body of a kernel at one place of its grid.
+
+    Attributes:
+      step: the place along each axis.
+      grid: the axes' lengths; None where one is a value.
+      found: the uses of memory that nothing has written, where it is certain that they happen.
+    """
+
+    step: Sequence[int]
+    grid: Sequence[int | None]
+    found: list[Unwritten] = field(default_factory=list)
+    _certain: bool = True
+
+    def run(self, jaxpr: Any, arguments: Sequence[Value], consts: Sequence[Value] = ()) -> list[Value]:
+        """Goes through a jaxpr; returns what is known of its results."""
+        values: dict[Any, Value] = {}
+        values.update(zip(jaxpr.constvars, consts, strict=False))
+        values.update(zip(jaxpr.invars, arguments, strict=False))
+
+        def read(atom: Any) -> Value:
+            if not hasattr(atom, "val"):
+                return values.get(atom)
+            return Known(np.asarray(atom.val)[()]) if np.ndim(atom.val) == 0 else None
+
+        for equation in jaxpr.eqns:
+            results = self._equation(equation, [read(atom) for atom in equation.invars])
+            values.update(zip(equation.outvars, results, strict=False))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, equation: Any, inputs: list[Value]) -> Sequence[Value]:
+        name, params = equation.primitive.name, equation.params
+        if name in ("program_id", "num_programs"):
+            return [self._place(name, params["axis"])]
+        if name in _READS or name in _WRITES or name == "addupdate":
+            return self._access(equation, name, inputs)
+        if name == "cond":
+            return self._cond(params["branches"], inputs)
+        if name == "scan":
+            return self._scan(params, inputs)
+        if name == "while":
+            return self._while(params, inputs)
+        inner = list(inner_bodies(equation))
+        if name == "run_scoped":
+            # Its buffers are its own business: as often as not a pipeline's, filled by copies.
+            return self.run(inner[0], [], inputs)
+        if len(inner) == 1 and len(inner[0].invars) == len(inputs):
+            return self.run(inner[0], inputs)
+        for each in inputs:
+            if isinstance(each, Memory):  # a copy, or something that is not understood
+                each.written = True
+        return [self._computed(name, params, inputs)] * len(equation.outvars)
+
+    def _place(self, name: str, axis: int) -> Value:
+        if axis >= len(self.step):
+            return None
+        size = self.step[axis] if name == "program_id" else self.grid[axis]
+        return None if size is None else Known(np.int32(size))
+
+    def _computed(self, name: str, params: Any, inputs: Sequence[Value]) -> Value:
+        if name == "select_n":
+            return self._selected(inputs)
+        known = [each.value for each in inputs if isinstance(each, Known)]
+        if name in ("and", "or"):
+            # One operand may decide alone.
+            decisive = next((each for each in known if _is_bool(each) and bool(each) == (name == "or")), None)
+            if decisive is not None:
+                return Known(decisive)
+        unwritten = next((each for each in inputs if isinstance(each, Unwritten)), None)
+        if unwritten is not None:
+            return unwritten
+        if len(known) != len(inputs) or not known:
+            return None
+        if name == "convert_element_type":
+            return Known(known[0].astype(params["new_dtype"])) if _is_plain(params["new_dtype"]) else None
+        if name in _SHAPING:
+            return Known(known[0])
+        if name in _ARITHMETIC:
+            with np.errstate(all="ignore"):
+                return Known(np.asarray(_ARITHMETIC[name](*known))[()])
+        return None
+
+    def _selected(self, inputs: Sequence[Value]) -> Value:
+        which, *cases = inputs
+        if isinstance(which, Known):
+            return cases[int(which.value)]
+        return which if isinstance(which, Unwritten) else None  # a mask may keep what is read out of the result
+
+    def _access(self, equation: Any, name: str, inputs: Sequence[Value]) -> Sequence[Value]:
+        memory, *rest = inputs
+        for each in rest:
+            if name not in _READS and isinstance(each, Unwritten):
+                self._use(each)
+        if not isinstance(memory, Memory):
+            return [None] * len(equation.outvars)
+        before = None if memory.written else Unwritten(memory.operand, equation)
+        if name == "addupdate" and before is not None:
+            self._use(before)
+        if name not in _READS:
+            memory.written = True  # a part of it, maybe: what is in the others is not followed
+        return [before] * len(equation.outvars)
+
+    def _use(self, value: Unwritten) -> None:
+        if self._certain:
+            self.found.append(value)
+
+    def _cond(self, branches: Sequence[Any], inputs: Sequence[Value]) -> Sequence[Value]:
+        which, *operands = inputs
+        if isinstance(which, Unwritten):
+            self._use(which)
+        if isinstance(which, Known):
+            chosen = branches[min(max(int(which.value), 0), len(branches) - 1)]
+            return self.run(chosen.jaxpr, operands)
+        # Any of them: what one writes counts as written, and what one reads is not certain to be read.
+        memories = [each for each in operands if isinstance(each, Memory)]
+        before = [each.written for each in memories]
+        after = list(before)
+        certain, self._certain = self._certain, False
+        for branch in branches:
+            for memory, written in zip(memories, before, strict=True):
+                memory.written = written
+            self.run(branch.jaxpr, operands)
+            after = [one or memory.written for one, memory in zip(after, memories, strict=True)]
+        for memory, written in zip(memories, after, strict=True):
+            memory.written = written
+        self._certain = certain
+        return [None] * len(branches[0].jaxpr.outvars)
+
+    def _scan(self, params: Any, inputs: Sequence[Value]) -> Sequence[Value]:
+        """The first round of a loop: what is not written there was not written before."""
+        if not params["length"]:
+            return []
+        consts, carried = scan_counts(params)
+        sliced = [None] * (len(inputs) - consts - carried)
+        results = self.run(params["jaxpr"].jaxpr, [*inputs[: consts + carried], *sliced])
+        after = results[:carried] if params["length"] == 1 else [_lasting(each) for each in results[:carried]]
+        return [*after, *(_lasting(each) for each in results[carried:])]
+
+    def _while(self, params: Any, inputs: Sequence[Value]) -> Sequence[Value]:
+        of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+        carried = inputs[of_cond + of_body :]
+        (goes_on,) = self.run(params["cond_jaxpr"].jaxpr, [*inputs[:of_cond], *carried])
+        if isinstance(goes_on, Known) and not goes_on.value:
+            return list(carried)
+        certain = self._certain
+        self._certain = certain and isinstance(goes_on, Known)
+        results = self.run(params["body_jaxpr"].jaxpr, [*inputs[of_cond : of_cond + of_body], *carried])
+        self._certain = certain
+        return [_lasting(each) for each in results]
+
+
+def _lasting(value: Value) -> Value:
+    """What one round says of the rounds after it: numbers change."""
+    return None if isinstance(value, Known) else value
+
+
+def _is_bool(value: Any) -> bool:
+    return np.asarray(value).dtype == np.bool_
+
+
+def _is_plain(dtype: Any) -> bool:
+    return np.dtype(dtype).kind in "biuf"
