@@ -1,0 +1,91 @@
+"""`systolic explain` as its user runs it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+import slow_products
+
+import systolic
+from systolic.cli import main
+from systolic.explaining import Explanation
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
+)
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SLOW = f"{EXAMPLES / 'slow_products.py'}:product"
+ARGUMENTS = ("--arg", "bf16[1024,512]", "--arg", "bf16[512,1024]", "--param", "tile_k=512", "-q")
+
+
+def test_a_page_and_a_file_that_opens_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page, kept = tmp_path / "report.html", tmp_path / "explained.json"
+    code = main(["explain", SLOW, *ARGUMENTS, "--tries", "4", "--out", str(page), "--json", str(kept)])
+    out = capsys.readouterr().out
+    assert code == 0
+    (row,) = json.loads(kept.read_text())["rows"]
+    found = Explanation.from_json(json.dumps(row))
+    assert found.verdict in " ".join(out.split())
+    assert page.read_text().count("<svg") or "vega" in page.read_text()
+    assert found.verdict.startswith(f"simulated {found.time_us:,.1f} µs on v6e: ")
+    roles = [each.role for each in found.programs]
+    assert roles[:3] == ["this", "xla", "other"]
+    assert roles.count("change") == 4
+    assert [each.title for each in found.windows] == ["the ramp", "one steady step", "the end"]
+    assert all(each.end_us > each.begin_us for each in found.windows)
+    assert {each.operand: each.moved_bytes for each in found.traffic} == {
+        "lhs_vmem": 1024 * 512 * 2,
+        "rhs_vmem": 4 * 512 * 1024 * 2,
+        "out_vmem": 1024 * 1024 * 2,
+    }
+    assert found.vmem is not None
+    assert sum(part.size_bytes for part in found.vmem.parts) == found.run.vmem_bytes
+    assert found.lines
+    assert sum(each.cycles for each in found.regions) <= found.run.cycles
+    savings = [each.saving for each in found.savings if "in its place" not in each.title]
+    assert savings == sorted(savings, reverse=True)
+    # What a saving promises is the time of a program that was simulated.
+    times = {each.label: each.time_us for each in found.programs}
+    for each in found.savings:
+        if each.title in times:
+            assert each.time_us == times[each.title]
+
+
+def test_no_change_of_the_result_is_called_a_saving() -> None:
+    lhs, rhs = jax.ShapeDtypeStruct((1024, 512), jnp.bfloat16), jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16)
+    idle = functools.partial(slow_products.product, tile_m=512, tile_k=512, tile_n=512)
+    found = systolic.explain(idle, lhs, rhs, chip="v5p", tries=3)
+    both = next(each for each in found.savings if each.title.startswith("both cores"))
+    semantics = functools.partial(idle, semantics=("parallel", "parallel", "arbitrary"))
+    applied = systolic.simulate(semantics, lhs, rhs, chip="v5p")
+    assert both.time_us == pytest.approx(applied.time_us, rel=1e-6)
+
+
+def test_copies_around_a_kernel_are_a_finding() -> None:
+    lhs, rhs = jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16), jax.ShapeDtypeStruct((2048, 1024), jnp.bfloat16)
+    turned = functools.partial(slow_products.product, turned=True, tile_m=512, tile_k=1024, tile_n=512)
+    found = systolic.explain(turned, lhs, rhs, chip="v6e", tries=0)
+    saving = next(each for each in found.savings if each.title == "nothing but the kernel")
+    assert "transpose in front of the kernel" in saving.why
+    assert saving.saving is not None
+    assert 0.02 < saving.saving < 0.9
+
+
+def test_a_plain_function_has_no_kernel_to_change() -> None:
+    x = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
+    found = systolic.explain(jnp.matmul, x, x, chip="v5e")
+    assert [each.role for each in found.programs] == ["this"]
+    assert found.savings == ()
+
+
+def test_what_the_compiler_refuses_has_no_explanation(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["explain", SLOW, *ARGUMENTS, "--chip", "v5e", "--param", "vmem_limit_bytes=65536"])
+    assert code == 1
+    assert "vmem" in capsys.readouterr().out.lower()
