@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from simulator_listings import V5E, listing, simulate, value
+from simulator_listings import V5E, listing, shown, simulate, value
 
 from systolic.simulator import SimulationError, UnknownValueError, prepare_listings
 from systolic.simulator.model.loops import Laps
@@ -217,6 +217,15 @@ BEHIND_A_BRANCH = (
     "%8 = sbr.rel (%p1_p1) target = $region1  ;;  %s2_s1 = smov (!%p1_p1), 7",
     *[""] * 4,
 )
+
+
+def test_an_operand_that_nobody_reads_is_written_over_in_the_first_bundle() -> None:
+    called = (
+        "%s1_s3 = smov 40  ;;  %s2_s0 = inlined_call_operand.hbm  ;;  %s4_s3 = inlined_call_operand.hbm",
+        *shown("%s1_s3"),
+    )
+    call = ("%s5_s5 = smov 7", "%9 = inlined_call %s5_s5, %s5_s5 /* %f.1 = custom-call(%a, %b) */")
+    assert simulate(*call, called={"f.1": called}).hbm_read_bytes == 40 * V5E.machine.granule_bytes
 
 
 @pytest.mark.parametrize(("taken", "falls"), [("%s1_s1", "%s2_s1"), ("%s2_s1", "%s1_s1")])

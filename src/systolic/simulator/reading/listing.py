@@ -195,6 +195,8 @@ def _parse_bundle(name: str, line_number: int, line: str, keep_loads: bool) -> B
                 text=stripped,
             )
         )
+    # A call's operands are in their registers before its first bundle, which may write over one that nobody reads.
+    instructions.sort(key=lambda each: not each.opcode.startswith("inlined_call_operand"))
     return Bundle(
         line=line_number,
         address=head.group(1),
