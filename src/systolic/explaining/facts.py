@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.explaining.explanation import OperandTraffic, Region, Roofline, VmemMap, VmemPart
 from systolic.explaining.limits import main_op
+from systolic.explaining.study import Study
 from systolic.simulator import SimulatedRun, VmemBuffer
 
 _MOST_REGIONS = 16
@@ -17,19 +18,20 @@ _WINDOW = re.compile(r"(?P<side>input|output) window allocation for operator (?:
 _COPIES = re.compile(r"has (\d+) buffering levels")
 
 
-def vmem_map(run: SimulatedRun, traffic: Sequence[OperandTraffic], limit_bytes: int, chip: Chip) -> VmemMap:
-    """The compiler's report of VMEM, of the operation that takes the longest."""
+def vmem_map(run: SimulatedRun, now: Study, chip: Chip) -> VmemMap:
+    """The compiler's report of VMEM, of the operation that takes the longest, with the kernel's own names."""
     op = main_op(run)
     buffers = [buffer for buffer in run.vmem if op is not None and buffer.op == op.name]
-    names = _window_names(buffers, traffic)
+    names = _window_names(buffers, now.traffic)
+    scratch = [part for call in now.calls for part in call.scratch]
     return VmemMap(
-        parts=tuple(_part(buffer, names) for buffer in buffers),
-        limit_bytes=limit_bytes,
+        parts=tuple(_part(buffer, names, scratch) for buffer in buffers),
+        limit_bytes=max((call.vmem_limit_bytes for call in now.calls), default=chip.scoped_vmem_bytes),
         capacity_bytes=chip.vmem_bytes_per_core,
     )
 
 
-def _part(buffer: VmemBuffer, names: dict[str, str]) -> VmemPart:
+def _part(buffer: VmemBuffer, names: dict[str, str], scratch: list[tuple[str, int]]) -> VmemPart:
     window = _WINDOW.search(buffer.what)
     copies = _COPIES.search(buffer.what)
     if window is not None:
@@ -37,7 +39,7 @@ def _part(buffer: VmemBuffer, names: dict[str, str]) -> VmemPart:
     elif buffer.is_spill:
         kind, name = "spill", "registers that did not fit"
     elif "scratch" in buffer.what:
-        kind, name = "scratch", "scratch"
+        kind, name = "scratch", _scratch_name(buffer.size_bytes, scratch)
     else:
         kind, name = "temporary", buffer.what or "temporary of the compiler"
     return VmemPart(
@@ -47,6 +49,15 @@ def _part(buffer: VmemBuffer, names: dict[str, str]) -> VmemPart:
         size_bytes=buffer.size_bytes,
         copies=int(copies.group(1)) if copies is not None else 1,
     )
+
+
+def _scratch_name(size_bytes: int, scratch: list[tuple[str, int]]) -> str:
+    """The first buffer of that size that has not been named yet: both lists go in the order of the parameters."""
+    found = next((each for each in scratch if each[1] == size_bytes), None)
+    if found is None:
+        return "scratch"
+    scratch.remove(found)
+    return found[0]
 
 
 def _window_names(buffers: Sequence[VmemBuffer], traffic: Sequence[OperandTraffic]) -> dict[str, str]:

@@ -49,6 +49,7 @@ class CallFacts:
       independent: for each axis, whether its steps write different output blocks.
       vmem_bytes: estimated.
       single: inputs and outputs, by place, that have one buffer only.
+      scratch: name and bytes of its buffers in VMEM.
       sum_axes: axes over which it sums in its output block, where the sum could move to scratch memory.
     """
 
@@ -64,6 +65,7 @@ class CallFacts:
     vmem_limit_bytes: int
     sets_limit: bool
     single: tuple[int, ...]
+    scratch: tuple[tuple[str, int], ...]
     sum_axes: tuple[int, ...]
 
 
@@ -169,6 +171,9 @@ def _facts(each: CallOnGrid, chip: Chip) -> CallFacts:
         vmem_limit_bytes=estimate.limit_bytes,
         sets_limit=call.vmem_limit_bytes is not None,
         single=tuple(at for at, operand in enumerate(blocks) if operand.buffers == 1),
+        scratch=tuple(
+            (part.name, part.size_bytes) for part in estimate.parts if part.kind == "scratch" and part.size_bytes
+        ),
         sum_axes=summed_over(call, found) if isinstance(found, GridVisits) else (),
     )
 

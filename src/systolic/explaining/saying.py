@@ -1,0 +1,119 @@
+"""What an explanation says in words: savings, the verdict, notes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from systolic.explaining.baseline import Product
+from systolic.explaining.explanation import Program, Saving
+from systolic.explaining.limits import limit_of, main_op
+from systolic.explaining.study import Study
+from systolic.explaining.trying import Tried
+from systolic.simulator import SimulatedRun
+
+_MOST_TILES = 3  # choices of tiles that are said; there may be many alike
+_WORTH_SAYING = 0.005  # share of the time below which a saving is noise
+
+
+def of_changes(tried: Sequence[Tried], time_us: float) -> list[Saving]:
+    """What changes of the function's own parameters save, by simulating each, the most first."""
+    found: list[Saving] = []
+    tiles = 0
+    for each in tried:
+        if each.time_us is None or each.time_us > time_us * (1 - _WORTH_SAYING):
+            continue
+        tiles += bool(each.candidate.sizes)
+        if each.candidate.sizes and tiles > _MOST_TILES:
+            continue
+        found.append(
+            Saving(
+                title=each.candidate.title,
+                why=each.candidate.why,
+                change=each.candidate.change,
+                time_us=each.time_us,
+                saving=1 - each.time_us / time_us,
+                provenance="simulated",
+                where=each.candidate.where,
+            )
+        )
+    return found
+
+
+def around(run: SimulatedRun, now: Study) -> list[Saving]:
+    """What XLA's own operations around the kernels take, such as a transposition in front of one."""
+    core, kernel = run.later_core, main_op(run)
+    if kernel is None or not now.calls:
+        return []
+    outside = core.cycles - sum(op.cycles for op in core.ops if _is_kernel(op.scope))
+    if not any(_is_kernel(op.scope) for op in core.ops) or outside <= _WORTH_SAYING * 4 * core.cycles:
+        return []
+    reasons = [found for found in now.findings if found.rule.endswith("-operand")]
+    others = ", ".join(op.name for op in sorted(core.ops, key=lambda op: -op.cycles) if not _is_kernel(op.scope))
+    time_us = (core.cycles - outside) / run.clock_hz * 1e6
+    return [
+        Saving(
+            title="nothing but the kernel",
+            why="; ".join(found.value for found in reasons) or f"XLA's own operations around it: {others or 'copies'}",
+            change=reasons[0].fix if reasons else "give the kernel its operands as they lie in memory",
+            time_us=time_us,
+            saving=outside / core.cycles,
+            provenance="simulated",
+            where=reasons[0].where if reasons else "",
+        )
+    ]
+
+
+def _is_kernel(scope: str) -> bool:
+    return "pallas_call" in scope
+
+
+def replaced(alternatives: Sequence[Program], time_us: float) -> list[Saving]:
+    """Other functions that are faster."""
+    found = []
+    for each in sorted(alternatives, key=lambda each: float("inf") if each.time_us is None else each.time_us):
+        if each.time_us is None or each.time_us > time_us * (1 - _WORTH_SAYING):
+            continue
+        words = {"XLA": "jnp.matmul(lhs, rhs)", "systolic.matmul": "systolic.matmul(lhs, rhs)"}
+        found.append(
+            Saving(
+                title=f"{each.label} in its place",
+                why="it computes the same from the same arguments",
+                change=words.get(each.label, each.label),
+                time_us=each.time_us,
+                saving=1 - each.time_us / time_us,
+                provenance="simulated",
+            )
+        )
+    return found
+
+
+def verdict(run: SimulatedRun, now: Study, savings: Sequence[Saving]) -> str:
+    """One line: the time, what limits it, and the first thing to change."""
+    best = savings[0] if savings else None
+    advice = (
+        f"{best.title} would save {best.saving:.0%}"
+        if best is not None and best.saving is not None
+        else "nothing that was tried saves more than half a per cent"
+    )
+    unit = run.matrix_busy_share
+    share = f"{unit:.0%} of the matrix unit" if unit else f"{run.copy_busy_share:.0%} of HBM's bandwidth"
+    limit = limit_of(run, now.lines, now.traffic).words
+    return f"simulated {run.time_us:,.1f} µs on {run.chip}: {share}; {limit}; {advice}"
+
+
+def notes(run: SimulatedRun, now: Study, product: Product | None, *, compared: bool) -> tuple[str, ...]:
+    """What could not be worked out, what was assumed, and what `check` would say."""
+    said = [
+        f"{found.grade}: {found.rule}: {found.value} ({found.fix})" for found in now.findings if found.grade != "note"
+    ]
+    if product is not None:
+        said.append(f"XLA's program is that of {product.words}, which the shapes and the number of operations suggest")
+    elif not compared and now.calls:
+        said.append("XLA's program of the same result is not known: give it as --against FILE.py:OTHER")
+    if now.calls and not now.parameters:
+        said.append("no tile sizes to try: the function has no keyword argument that is the size of a block")
+    if run.prefetch_cycles:
+        said.append(f"a first call takes {run.prefetch_us:,.1f} µs longer: an argument is brought into VMEM ahead")
+    if now.flops is None and product is None:
+        said.append("operations are not known: a product runs as often as values say")
+    return (*said, *run.assumptions)
