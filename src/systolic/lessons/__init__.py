@@ -9,6 +9,7 @@ LESSONS: dict[str, str] = {
     "first_matmul": "systolic.lessons.first_matmul",
     "roofline": "systolic.lessons.roofline",
     "pipelining": "systolic.lessons.pipelining",
+    "pl_kernel": "systolic.lessons.pl_kernel",
 }
 
 __all__ = ["LESSONS", "Lesson", "Part", "Results", "Shown"]
