@@ -63,18 +63,22 @@ def semaphore_waits() -> dict[int, Any]:
     """The threads in which a kernel in TPU interpret mode waits for a semaphore, and for each what of.
 
     Returns:
-        By thread, the source of the wait, as an equation of a jaxpr has it; None where that is not known.
+        By thread, the source of the wait, as an equation of a jaxpr has it; None where that is not known. Nothing while
+        another core's thread is at work, which may signal it.
     """
     import sys
 
-    found = {}
+    found, cores = {}, set()
     for thread, innermost in sys._current_frames().items():
         frame = innermost
-        while frame is not None and frame.f_code.co_name not in ("dma_wait", "semaphore_wait"):
+        while frame is not None:
+            name, inside = frame.f_code.co_name, "interpret" in frame.f_code.co_filename
+            if inside and name in ("dma_wait", "semaphore_wait"):
+                found[thread] = frame.f_locals.get("source_info")
+            elif inside and name == "_run_jaxpr":
+                cores.add(thread)
             frame = frame.f_back
-        if frame is not None and "interpret" in frame.f_code.co_filename:
-            found[thread] = frame.f_locals.get("source_info")
-    return found
+    return {} if cores - found.keys() else found
 
 
 def end_interpreted_kernel(reason: Exception) -> None:

@@ -157,7 +157,9 @@ def compared(result: np.ndarray, wanted: np.ndarray, response: np.ndarray, *, te
     with np.errstate(invalid="ignore"):
         error = np.abs(got - right)
     error[(got == right) | (np.isnan(got) & np.isnan(right))] = 0.0  # infinities, and NaN that is right
-    scale = unit_out * np.nan_to_num(np.abs(right)) + float(kind.smallest_subnormal) / 2
+    # A reference that rounds to a type of its own, whatever it is given, is no more exact than that.
+    own = float(ml_dtypes.finfo(wanted.dtype).eps) / 2 if wanted.dtype.kind in "fV" else 0.0
+    scale = (unit_out + own) * np.nan_to_num(np.abs(right)) + float(kind.smallest_subnormal) / 2
     reach = _reach(result)
     response = np.nan_to_num(response)
     return Comparison(

@@ -79,7 +79,7 @@ def _failed(error: Exception, calls: Sequence[KernelCall], where: str) -> Findin
     text = str(error)
     said = (_RAISED.findall(text) or [f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"])[-1].strip()
     lacking = isinstance(error, NotImplementedError) or re.search(
-        r"NotImplementedError|UNIMPLEMENTED|[Nn]ot implemented|not supported on CPU|MLIR translation rule", text
+        r"NotImplementedError|UNIMPLEMENTED|[Nn]ot implemented|backend does not support|MLIR translation rule", text
     )
     return about(
         calls,

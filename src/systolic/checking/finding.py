@@ -48,6 +48,8 @@ RULES = {
     # of the run
     "race": "no two accesses of one buffer, of which one writes, are in no order",
     "order": "results do not depend on the order of copies and of parallel steps",
+    "deadlock": "what a kernel waits for comes",
+    "semaphore": "every copy that is started is waited for: semaphores end at zero",
     "nan": "memory that nobody wrote is not used",
     "out-of-bounds": "nothing is read or written past the end of a buffer",
     "wrong-result": "results are those of the reference, to what rounding explains",

@@ -128,6 +128,16 @@ class Judge:
                 fix="make the reference return arrays of the same shapes, in the same order",
             )
             wanted = None
+        coarse = sorted({each.dtype.name for each in (wanted.values if wanted else ()) if _is_coarse(each)})
+        if coarse:
+            yield about(
+                self.calls,
+                "reference",
+                "note",
+                value=f"the reference returns {', '.join(coarse)}, though it is given float64",
+                limit="results are compared at that precision only",
+                fix="leave conversions out of the reference",
+            )
         for at, got in enumerate(outputs):
             right = None if wanted is None else wanted.values[at]
             empty = _is_nan(got) & ~(np.zeros(got.shape, bool) if right is None else _is_nan(right))
@@ -185,8 +195,8 @@ class Judge:
                 yield Finding(
                     rule="precision",
                     grade="note",
-                    value=f"{call.name} multiplies float32 at default precision",
-                    limit="this run did it in full; a TPU rounds the operands to bfloat16 first, silently",
+                    value=f"{call.name}: this run multiplied float32 in full",
+                    limit="at default precision a TPU rounds the operands to bfloat16 first: its errors are larger",
                     fix="precision=jax.lax.Precision.HIGHEST where that matters",
                     kernel=call.name,
                     where=written_at(dots[0]),
@@ -217,6 +227,11 @@ def _most_sums(arrays: Sequence[np.ndarray]) -> tuple[int, int]:
     """The same where no call says so, as of a kernel on a mesh of cores (`pl.kernel`): a sum over the longest axis."""
     longest = max((size for each in arrays for size in each.shape), default=1)
     return longest, max(1, longest // _LANES)
+
+
+def _is_coarse(array: np.ndarray) -> bool:
+    """Whether an array is of floats of fewer than 64 bits; NumPy knows of bfloat16 as of no number."""
+    return array.dtype.kind in "fV" and array.dtype.itemsize < 8
 
 
 def _output(at: int, result: Interpreted) -> str:

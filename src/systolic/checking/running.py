@@ -282,9 +282,9 @@ class _Run:
 def _once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Of what several inputs have shown, the first: their numbers differ, what they say does not."""
     found: dict[tuple[str, ...], Finding] = {}
-    for at, each in enumerate(findings):
-        several = str(at) if each.rule == "race" else ""
-        found.setdefault((each.rule, each.grade, each.limit, each.where, each.value.split(":")[0] + several), each)
+    for each in findings:
+        named = each.value if each.rule == "race" else each.value.split(":")[0] if ": " in each.value else ""
+        found.setdefault((each.rule, each.grade, each.limit, each.kernel, each.where, named), each)
     return tuple(found.values())
 
 
