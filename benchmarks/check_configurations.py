@@ -88,7 +88,7 @@ def judged(one: Configuration, chip: Chip) -> tuple[KernelCall | None, list[Find
 def reported(program: CompiledProgram) -> dict[tuple[str, int], int] | None:
     """The compiler's account of the kernel: bytes by role and number; what is neither window nor scratch is ("", 0)."""
     named = _KERNEL_OP.search(program.top_level_hlo)
-    breakdowns = json.loads(program.vmem_report) if program.vmem_report else {}
+    breakdowns = json.loads(program.vmem_report or "{}") or {}
     if named is None or named[1] not in breakdowns:
         return None
     found: dict[tuple[str, int], int] = {}

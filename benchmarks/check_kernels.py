@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-MIB = 2**20
+KIB = 2**10
 PRODUCTS = ("product in output", "product in scratch", "product whole k", "transposed rhs", "batched product")
 OTHERS = ("add a row", "row sum", "vector")
 # Operands of products, as often as they stand here.
@@ -65,12 +65,19 @@ class Configuration:
     precision: str
     buffers: int
     rounding: str
-    vmem_limit_mib: int
+    vmem_limit_kib: int
 
     @property
     def limit_bytes(self) -> int | None:
         """`vmem_limit_bytes`; None where it is not set."""
-        return self.vmem_limit_mib * MIB or None
+        return self.vmem_limit_kib * KIB or None
+
+    @property
+    def block_kib(self) -> int:
+        """Roughly what the blocks take, each twice."""
+        sides = (self.tile_m * self.tile_k, self.tile_k * self.tile_n, self.tile_m * self.tile_n)
+        dtypes = (self.dtype_lhs, self.dtype_rhs, self.dtype_out)
+        return sum(2 * side * jnp.dtype(dtype).itemsize for side, dtype in zip(sides, dtypes, strict=True)) // KIB
 
 
 def configurations(seed: int, count: int, chips: tuple[str, ...]) -> Iterator[Configuration]:
@@ -79,7 +86,10 @@ def configurations(seed: int, count: int, chips: tuple[str, ...]) -> Iterator[Co
     for number in range(count):
         product = source.random() < 0.72
         draw = _product if product else _other
-        yield draw(source, number, source.choice(chips))
+        drawn = draw(source, number, source.choice(chips))
+        if source.random() < 0.15:  # a limit about where it begins to matter
+            drawn = replace(drawn, vmem_limit_kib=round(drawn.block_kib * source.uniform(0.5, 1.6)) + 8)
+        yield drawn
 
 
 def _tile(source: random.Random, sides: tuple[int, ...], odd: tuple[int, ...]) -> int:
@@ -132,7 +142,7 @@ def _product(source: random.Random, number: int, chip: str) -> Configuration:
         precision=precision,
         buffers=source.choice((0,) * 10 + (1, 1, 2, 3)),
         rounding=source.choice(("up", "up", "up", "down")),
-        vmem_limit_mib=_limit(source),
+        vmem_limit_kib=_limit(source),
     )
 
 
@@ -163,12 +173,12 @@ def _other(source: random.Random, number: int, chip: str) -> Configuration:
         precision="default",
         buffers=source.choice((0,) * 10 + (1, 1, 2, 3)),
         rounding=source.choice(("up", "up", "up", "down")),
-        vmem_limit_mib=_limit(source),
+        vmem_limit_kib=_limit(source),
     )
 
 
 def _limit(source: random.Random) -> int:
-    return source.choice(_LIMITS_MIB) if source.random() < 0.35 else 0
+    return source.choice(_LIMITS_MIB) * 2**10 if source.random() < 0.3 else 0
 
 
 def kernel(one: Configuration) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:

@@ -98,6 +98,23 @@ def test_precision(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lhs", "rhs", "total", "taken"),
+    [
+        ("float32", "float32", "float32", True),
+        ("bfloat16", "float32", "float32", False),
+        ("bfloat16", "bfloat16", "float32", False),
+        ("int8", "int8", "int32", False),
+    ],
+)
+def test_one_row_of_rhs_is_multiplied_elementwise(lhs: str, rhs: str, total: str, taken: bool) -> None:
+    def compute(x, y):
+        row = y[:1, :]
+        return lax.dot_general(x, row, (((1,), (1,)), ((), ())), preferred_element_type=jnp.dtype(total))
+
+    assert (grades("v5e", compute, lhs, rhs).get("dot-dtype") != "error") is taken
+
+
+@pytest.mark.parametrize(
     ("name", "dtype", "total", "slow"),
     [
         ("v5e", "float8_e4m3fn", "float32", True),

@@ -224,6 +224,8 @@ def _rearranging_bytes(call: KernelCall, chip: Chip) -> int:
     needs = any(_is_rearranged(operand, chip) for operand in call.of("input"))
     # v4 spreads a row over the rows of a register through VMEM, 128 lanes at a time.
     rows = [operand for operand in call.of("input") if _is_row(operand)] if chip.name == "v4" else []
+    if all(_is_row(operand) for operand in call.of("output")):
+        rows = []
     spread = sum(math.ceil(operand.block[-1] / LANES) for operand in rows)
     return spread * REGISTER_BYTES + (_REARRANGING_BYTES if needs else 0)
 

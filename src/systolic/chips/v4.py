@@ -26,7 +26,7 @@ V4 = Chip(
     vmem_bytes_per_core=16 * 2**20,
     usable_vmem_bytes_per_core=16 * 2**20,
     scoped_vmem_bytes=16 * 2**20,
-    usable_smem_bytes_per_core=2**20 - 2 * 2**10,
+    usable_smem_bytes_per_core=2**20 - 2**10,
     peak_ops_per_s_per_chip={"float32": 275e12, "bfloat16": 275e12},
     emulated_dtypes={},
     machine=MachineModel(
@@ -60,7 +60,7 @@ V4 = Chip(
         "vmem_bytes_per_core": _COMPILER,
         "usable_vmem_bytes_per_core": _COMPILER,
         "scoped_vmem_bytes": _COMPILER,
-        "usable_smem_bytes_per_core": f"{_COMPILER}; 261,632 scalars of 32 bits fit, 261,888 do not",
+        "usable_smem_bytes_per_core": f"{_COMPILER}; 261,888 scalars of 32 bits fit, 262,144 do not",
         "peak_ops_per_s_per_chip": _DOCS,
         "emulated_dtypes": _LISTING,
         "machine.clock_hz": _PEAK,

@@ -88,7 +88,33 @@ def _dot(call: KernelCall, equation: Any, chip: Chip) -> list[Finding]:
                 fix="leave the precision out: it is exact for these operands" if plainly else _other(lhs, rhs, total),
             )
         ]
+    if found := _one_row(call, equation, chip):
+        return found
     return [*_emulated(call, equation, chip, (lhs, rhs)), *_one_pass(call, equation, chip, (lhs, rhs), exact=exact)]
+
+
+def _one_row(call: KernelCall, equation: Any, chip: Chip) -> list[Finding]:
+    """A product with one row, transposed: Pallas multiplies elementwise and sums, and does not convert as it should."""
+    lhs, rhs = (atom.aval for atom in equation.invars)
+    dimensions, _ = equation.params["dimension_numbers"]
+    if tuple(map(tuple, dimensions)) != ((1,), (1,)) or len(lhs.shape) != 2 or rhs.shape[0] != 1:
+        return []
+    names = {str(lhs.dtype), str(rhs.dtype)}
+    alike = lhs.shape == rhs.shape and str(equation.outvars[0].aval.dtype) == "float32"
+    if names == {"float32"} or (alike and all("float" in name for name in names)):
+        return []
+    return [
+        _finding(
+            call,
+            equation,
+            chip,
+            "dot-dtype",
+            "error",
+            value=f"a dot of {lhs.dtype}[{lhs.shape[0]},{lhs.shape[1]}] with one row of {rhs.dtype}",
+            limit="Pallas multiplies one row elementwise, and fails at it unless both operands are float32",
+            fix="convert both to float32, or give rhs more rows",
+        )
+    ]
 
 
 def _precisions(equation: Any) -> tuple[str, ...]:
