@@ -5,7 +5,7 @@
 
 Eight kinds of small kernels (see `check_kernels.py`) with tiles, sizes, dtypes, precisions, buffer counts and memory
 limits drawn from a seed, most of them legal, many not. Each is traced, judged by the rules on blocks, dtypes and memory
-without compiling, then compiled for a chip that is not there. An error of a rule in COMPILER_RULES foretells a refusal.
+without compiling, then compiled for a chip that is not there. An error of a rule in REFUSED_BY_COMPILER foretells a refusal.
 What compiles and returns garbage, such as a grid of no steps, is an error of another rule and foretells nothing here.
 
 VMEM is compared with the compiler's own account of the kernel where it was accepted and has at least one step. Arrays
@@ -38,6 +38,7 @@ from systolic.checking.finding import Finding
 from systolic.checking.rules.blocks import block_findings
 from systolic.checking.rules.dtypes import dtype_findings
 from systolic.checking.rules.memory import memory_findings, vmem_estimate
+from systolic.checking.verdict import REFUSED_BY_COMPILER
 from systolic.chips import CHIPS, Chip
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, progress_bar, table, versions, write_json
@@ -52,21 +53,6 @@ from systolic.compiler import (
 from systolic.measure import target_of
 
 # Rules whose breach the compiler refuses. The others find what compiles and is wrong, or slow.
-COMPILER_RULES = frozenset(
-    {
-        "array-dtype",
-        "block-alignment",
-        "block-kind",
-        "buffering",
-        "dot-dtype",
-        "hbm-block",
-        "precision",
-        "smem",
-        "trace",
-        "vector-dtype",
-        "vmem",
-    }
-)
 CLOSE = 0.05  # of the compiler's own account
 _CSV = "benchmarks/data/check_configurations.csv"
 _KERNEL_OP = re.compile(r'%(\S+) = [^\n]*custom-call\([^\n]*custom_call_target="tpu_custom_call"')
@@ -82,7 +68,7 @@ def judged(one: Configuration, chip: Chip) -> tuple[KernelCall | None, list[Find
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return None, [Finding(rule="trace", grade="error", value=text, limit="", fix="")]
     found = [*block_findings(call, chip), *dtype_findings(call, chip), *memory_findings(call, chip)]
-    return call, [each for each in found if each.grade == "error" and each.rule in COMPILER_RULES]
+    return call, [each for each in found if each.grade == "error" and each.rule in REFUSED_BY_COMPILER]
 
 
 def reported(program: CompiledProgram) -> dict[tuple[str, int], int] | None:
