@@ -28,6 +28,7 @@ ROOMS = [
     "tuning",
     "bench",
     "report",
+    "machines",
 ]
 ROOMS += ["lessons", "cli"]
 

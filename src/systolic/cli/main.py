@@ -22,11 +22,13 @@ from systolic.cli.ladder import ladder
 from systolic.cli.lessons import lessons
 from systolic.cli.plan import plan
 from systolic.cli.simulate import simulate
+from systolic.cli.tpu import tpu
 from systolic.cli.trial_table import trial_table
 from systolic.cli.tune import tune
 from systolic.cli.validate import validate
 from systolic.compiler import CompilerMissing, NamedFunctionError
 from systolic.explaining.explanation import ExplanationError
+from systolic.machines import MachineError, MachineRequestError, ProjectError
 from systolic.measure import NoDeviceError
 from systolic.problem import ProblemError
 from systolic.tiling import TilesError
@@ -36,7 +38,9 @@ from systolic.tuning import ClusterError, StalledError
 # Exit codes. 0: fine. 1: the question was answered "no", or this machine lacks what it takes. 2: the call was wrong.
 _WRONG_CALL = (
     ClusterError,
+    MachineRequestError,
     NoDeviceError,
+    ProjectError,
     StalledError,
     ConstantsError,
     ExplanationError,
@@ -78,6 +82,7 @@ cli.add_command(lessons)
 cli.add_command(chips)
 cli.add_command(validate)
 cli.add_command(calibrate)
+cli.add_command(tpu)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _WRONG_CALL as error:
         click.echo(f"systolic: {error}", err=True)
         return 2
-    except CompilerMissing as error:
+    except (CompilerMissing, MachineError) as error:
         click.echo(f"systolic: {error}", err=True)
         return 1
     return code if isinstance(code, int) else 0
