@@ -55,6 +55,8 @@ class Chip:
     cores_per_device: int
     hbm_bytes_per_chip: int
     hbm_bytes_per_s_per_chip: float
+    ici_bytes_per_s_per_chip: float  # of all links to other chips together, both directions of each
+    ici_links_per_chip: int
     vmem_bytes_per_core: int
     usable_vmem_bytes_per_core: int  # to which `vmem_limit_bytes` can raise what a kernel may use
     scoped_vmem_bytes: int  # what a kernel may use of VMEM unless `vmem_limit_bytes` raises it
@@ -93,3 +95,8 @@ class Chip:
     def hbm_bytes_per_s(self) -> float:
         """Published HBM bandwidth of one device."""
         return self.hbm_bytes_per_s_per_chip / self.devices_per_chip
+
+    @property
+    def ici_bytes_per_s_per_link(self) -> float:
+        """Published bandwidth of one link to another chip, in one direction."""
+        return self.ici_bytes_per_s_per_chip / self.ici_links_per_chip / 2

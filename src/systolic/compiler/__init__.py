@@ -30,6 +30,7 @@ from systolic.compiler.named import (
 )
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target
+from systolic.compiler.sharded import ShardedFunction, with_virtual_devices
 from systolic.compiler.submit import submit_compilation, tracing_settings
 from systolic.compiler.versions import versions
 
@@ -48,6 +49,7 @@ __all__ = [
     "PallasOperands",
     "ProgramCache",
     "RefusalKind",
+    "ShardedFunction",
     "Target",
     "TaskError",
     "WorkerPool",
@@ -67,5 +69,6 @@ __all__ = [
     "traced_jaxpr",
     "tracing_settings",
     "versions",
+    "with_virtual_devices",
     "written_at",
 ]

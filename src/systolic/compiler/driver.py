@@ -19,6 +19,7 @@ from systolic.compiler.dump import Dump, empty_dump, read_dump
 from systolic.compiler.errors import CompilerError, CompilerRefusal, RefusalKind, check_available
 from systolic.compiler.named import NamedFunction
 from systolic.compiler.program import CompiledProgram, Target
+from systolic.compiler.sharded import ShardedFunction
 from systolic.compiler.worker import DUMP_VARIABLE
 
 # jax is imported inside the functions: this module's names are needed in processes that never compile.
@@ -40,7 +41,7 @@ def compile_function(
     cache: ProgramCache | None,
     settings: Mapping[str, Any] | None = None,
 ) -> CompiledProgram:
-    """Compile `fn(*args)` for one device of `target`. Nothing is executed.
+    """Compile `fn(*args)` for one device of `target`, a `ShardedFunction` for all. Nothing is executed.
 
     It runs in a worker; `submit_compilation` sends it there.
 
@@ -65,11 +66,11 @@ def compile_function(
         raise CompilerError("compile_function needs the environment of a worker: use submit_compilation")
     dump = Path(os.environ[DUMP_VARIABLE])
     started = time.perf_counter()
-    device = _device(target)
+    devices = _devices(target)
     with _configured(settings or {}), _device_context(target):
-        traced = _trace(fn, args, device)
+        traced = _trace(fn, args, devices)
         lowered = _lower(traced)
-        key = _key(lowered.as_text(), target, device, dump)
+        key = _key(lowered.as_text(), target, devices[0], dump)
         if cache is not None and (known := cache.get(key)) is not None:
             if isinstance(known, CompilerRefusal):
                 raise known
@@ -102,10 +103,10 @@ def traced_jaxpr(
 ) -> Any:
     """The closed jaxpr that `compile_function` would lower, for the same arguments."""
     with _configured(settings or {}), _device_context(target):
-        return _trace(fn, args, _device(target)).jaxpr
+        return _trace(fn, args, _devices(target)).jaxpr
 
 
-def _device(target: Target) -> Any:
+def _devices(target: Target) -> Sequence[Any]:
     import jax
     from jax.experimental import topologies
 
@@ -113,14 +114,14 @@ def _device(target: Target) -> Any:
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         config = {} if target.topology_config is None else {"chip_config_name": target.topology_config}
-        device = topologies.get_topology_desc(platform="tpu", topology_name=target.topology, **config).devices[0]
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=target.topology, **config).devices
     except jax.errors.JaxRuntimeError as error:
         raise CompilerError(f"libtpu does not know the topology {target.topology!r}: {error}") from error
-    if device.device_kind != target.device_kind:
+    if (kind := devices[0].device_kind) != target.device_kind:
         raise CompilerError(
-            f"a device of {target.topology!r} is a {device.device_kind!r}; {target.name!r} says {target.device_kind!r}"
+            f"a device of {target.topology!r} is a {kind!r}; {target.name!r} says {target.device_kind!r}"
         )
-    return device
+    return devices
 
 
 @contextmanager
@@ -133,13 +134,15 @@ def _device_context(target: Target) -> Iterator[None]:
         yield
 
 
-def _trace(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], device: Any) -> Any:
+def _trace(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], devices: Sequence[Any]) -> Any:
     import jax
 
     if isinstance(fn, NamedFunction):
         fn = fn.load()
+    if isinstance(fn, ShardedFunction):
+        return jax.jit(fn.on(devices), keep_unused=True).trace(*abstract_arguments(args))
 
-    sharding = jax.sharding.SingleDeviceSharding(device)
+    sharding = jax.sharding.SingleDeviceSharding(devices[0])
     placed = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type),
         abstract_arguments(args),

@@ -28,7 +28,8 @@ The notes that this follows: "Pallas Tutorial Notes", pl.kernel.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -114,14 +115,15 @@ def matmul_kernel(
             dimension_semantics=(pltpu.PARALLEL, pltpu.PARALLEL, pltpu.ARBITRARY),
         )(x_hbm, y_hbm, out_hbm)
 
-    return pl.kernel(
+    multiply: Callable[..., Any] = pl.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((m, n), x.dtype),
         mesh=pltpu.create_tensorcore_mesh("core", num_cores=cores),
         scratch_types=[pltpu.VMEM((bm, bn), jnp.float32)],
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_VMEM_LIMIT_BYTES),
         name="matmul_kernel",
-    )(x, y)
+    )
+    return multiply(x, y)
 
 
 def _product(x: Array, y: Array) -> Array:
@@ -207,7 +209,7 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
         lines=(
             f"The same blocks as the ladder's v5, 512/1024/1024 (m/k/n), against v5: {same} as fast.",
             f"Three buffers of x and y against two: {deeper} as fast.",
-            f"Blocks of all of k: with lookahead for x {lookahead} as fast, and waiting for copies {waits} of the time.",
+            f"Blocks of all of k: with lookahead for x {lookahead} as fast; waiting for copies {waits} of the time.",
             *([f"The mesh of all cores of a device against one of them: {cores} as fast."] if cores else []),
         ),
         rows=found.rows,
