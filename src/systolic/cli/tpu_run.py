@@ -195,8 +195,9 @@ def _project() -> Project:
     for checkout in found.copied:
         say(f"copying {len(checkout.files)} files that git tracks, of {checkout.root}")
         if checkout.untracked:
-            more = ", …" if len(checkout.untracked) > _NAMED else ""
-            named = ", ".join(checkout.untracked[:_NAMED]) + more
+            # Modules first: one that is missing there ends the command when the machine is paid for.
+            first = sorted(checkout.untracked, key=lambda name: not name.endswith(".py"))
+            named = ", ".join(first[:_NAMED]) + (", …" if len(first) > _NAMED else "")
             say(f"not copied, since git does not track them (git add does): {named}")
     if found.package is None:
         say(f"systolic comes from the package index: {' '.join(found.requirements)}")
