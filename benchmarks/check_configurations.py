@@ -6,7 +6,8 @@
 Eight kinds of small kernels (see `check_kernels.py`) with tiles, sizes, dtypes, precisions, buffer counts and memory
 limits drawn from a seed, most of them legal, many not. Each is traced, judged by the rules on blocks, dtypes and memory
 without compiling, then compiled for a chip that is not there. An error of a rule in REFUSED_BY_COMPILER foretells a
-refusal. What compiles and returns garbage, such as a grid of no steps, is an error of another rule and foretells nothing here.
+refusal. What compiles and returns garbage, such as a grid of no steps, is an error of another rule and foretells
+nothing here.
 
 VMEM is compared with the compiler's own account of the kernel where it was accepted and has at least one step. Arrays
 that XLA holds in VMEM around the call need no window; which these are is read off the program, and their windows are
