@@ -94,7 +94,7 @@ def _run(report: CheckReport) -> str:
         return "not run"
     text = f"ran with seeds {', '.join(map(str, run.seeds))} on {', '.join(run.sizes)} in {run.seconds:.1f} s"
     if run.error is None or run.tolerance is None:
-        return f"{text}; compared with nothing: give --reference"
+        return f"{text}; not compared with a reference"
     return f"{text}; error {run.error:.3g} where {run.tolerance:.3g} is allowed, against {run.compared} in float64"
 
 
