@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SIZES := 512,1024,2048,4096,8192
+CHIPS := v5e,v5p,v6e,v7x
 
-.PHONY: setup demo test test-slow test-device lint types check clean help
+.PHONY: setup demo test test-slow test-device lint types check docs lesson-numbers clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +39,14 @@ types: $(STAMP) ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 check: lint types test ## what .ci/run does
+
+docs: $(STAMP) ## the pages, in build/docs; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -q docs build/docs
+
+lesson-numbers: $(STAMP) ## simulate the lessons and the ladder anew, for their pages
+	$(BIN)/systolic lessons all --chip $(CHIPS) --json docs/numbers/lessons.json
+	$(BIN)/systolic ladder all --chip $(CHIPS) --sizes $(SIZES) --json docs/numbers/ladder.json
+	$(BIN)/systolic ladder all --chip v5e,v6e --sizes $(SIZES) --no-check --plot docs/numbers
 
 clean: ## remove the environment and everything that was made
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

@@ -1,0 +1,54 @@
+"""Docstrings as this project writes them, made into what Sphinx reads."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+_BEFORE_NAPOLEON, _AFTER_NAPOLEON = 400, 600
+_FOLLOWED_BY_A_LETTER = re.compile(r"(`[^`\n]+`)(?=\w)")
+_QUALIFIED = re.compile(r"~(?:\w+\.)+(?=\w)")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """What Sphinx calls."""
+    # Napoleon takes what stands before a property's first colon for its type. Ours say the type in the annotation.
+    properties: dict[str, list[str]] = {}
+
+    def before(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+        lines[:] = as_restructured_text(lines)
+        if what == "property":
+            properties[name] = list(lines)
+
+    def after(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+        if what == "property":
+            lines[:] = properties.pop(name)
+
+    app.connect("autodoc-process-docstring", before, priority=_BEFORE_NAPOLEON)
+    app.connect("autodoc-process-docstring", after, priority=_AFTER_NAPOLEON)
+    app.connect("autodoc-process-signature", _readable)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def as_restructured_text(lines: list[str]) -> list[str]:
+    """Indented blocks become code, and `` `Type`s `` the code and a letter."""
+    made: list[str] = []
+    for number, line in enumerate(lines):
+        above = [each for each in lines[:number] if each.strip()]
+        begins = line.startswith("    ") and number > 0 and not lines[number - 1].strip()
+        if begins and above and not above[-1].startswith(" "):
+            made += ["::", ""]
+        made.append(_FOLLOWED_BY_A_LETTER.sub(r"\1\\ ", line))
+    return made
+
+
+def _readable(
+    app: Sphinx, what: str, name: str, obj: object, options: object, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None] | None:
+    # A default made by a factory is no Python, and Sphinx then shows the whole signature as it came.
+    if signature is None or "<factory>" not in signature:
+        return None
+    return _QUALIFIED.sub("", signature.replace("<factory>", "...")), returns

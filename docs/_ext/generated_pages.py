@@ -1,0 +1,50 @@
+"""Pages that are made anew by every build, in docs/generated/: lessons, rungs, and the repository's own pages.
+
+Sphinx calls `setup`, and before it looks for sources the pages are written. One that has not changed is left alone, so
+that Sphinx does not read it again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lesson_pages import lesson_pages, rung_pages
+from links import PAGES, rebased
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parents[1]
+GENERATED = DOCS / "generated"
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """What Sphinx calls."""
+    app.connect("builder-inited", lambda app: write_pages())
+    app.connect("source-read", _served)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def write_pages() -> None:
+    """Writes docs/generated, and removes what is no page any more."""
+    pages = {**lesson_pages(), **rung_pages()}
+    for name, page in PAGES.items():
+        source = DOCS.parent / name
+        pages[page] = rebased(source.read_text("utf-8"), source.parent, GENERATED)
+    for name, text in pages.items():
+        path = GENERATED / f"{name}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+    wanted = {GENERATED / f"{name}.md" for name in pages}
+    for path in GENERATED.rglob("*.md"):
+        if path not in wanted:
+            path.unlink()
+
+
+def _served(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Links of the pages that people write: they are right in the repository, and have to be right here."""
+    if not docname.startswith("generated/"):
+        folder = (DOCS / docname).parent
+        source[0] = rebased(source[0], folder, folder)

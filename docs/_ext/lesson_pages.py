@@ -1,0 +1,157 @@
+"""A page for each lesson and each rung: the docstring, the last simulated numbers, the code.
+
+Numbers come from docs/numbers, which `make lesson-numbers` fills; nothing is simulated while pages are made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from source_files import SourceFile, modules_of, read
+
+from systolic.lessons import LESSONS
+from systolic.lessons.ladder import RUNGS
+
+DOCS = Path(__file__).parents[1]
+NUMBERS = DOCS / "numbers"
+
+# Rows of docs/numbers/ladder.json have more than a page can show.
+_LADDER_COLUMNS = (
+    ("chip", "chip"),
+    ("m", "m = k = n"),
+    ("tiles", "tiles m/k/n"),
+    ("status", "status"),
+    ("time_us", "simulated µs"),
+    ("percent_of_peak", "% of peak"),
+    ("ratio_to_xla", "XLA's time ÷ this"),
+    ("stall_share", "stalls"),
+    ("reason", "reason"),
+)
+_UNITS = {"_us": " µs", "_mb": " MB", "_mib": " MiB", "_percent": " %"}
+
+
+def lesson_pages() -> dict[str, str]:
+    """Name below docs/generated → Markdown, of the lessons and of their list."""
+    found = _numbers("lessons.json")
+    pages, titles = {}, {}
+    for name, module in LESSONS.items():
+        files = [read(each) for each in modules_of(module, set(LESSONS.values()))]
+        rows = [_without(row, "lesson") for row in found.get("rows", []) if row["lesson"] == name]
+        columns = [(key, _heading(key)) for key in dict.fromkeys(key for row in rows for key in row)]
+        command = f"systolic lessons {name} --chip v5e,v5p,v6e,v7x"
+        titles[name] = files[0].title
+        pages[f"lessons/{name}"] = _page(files, _shown(rows, columns, found, command))
+    pages["lessons"] = _list(
+        "Lessons",
+        "One idea each: a short file that reads from top to bottom, runs by itself, and computes the facts it shows.",
+        "systolic lessons all --chip v5e,v5p,v6e,v7x",
+        [(f"lessons/{name}", name, title) for name, title in titles.items()],
+    )
+    return pages
+
+
+def rung_pages() -> dict[str, str]:
+    """Name below docs/generated → Markdown, of the ladder's rungs and of their list."""
+    found = _numbers("ladder.json")
+    pages, titles = {}, {}
+    for name, rung in RUNGS.items():
+        file = read(rung.multiply.__module__)
+        rows = [_rung_row(row) for row in found.get("rows", []) if row["rung"] == name]
+        numbers = _shown(rows, _LADDER_COLUMNS, found, f"systolic ladder {name} --chip v5e,v5p,v6e,v7x")
+        plots = sorted(NUMBERS.glob(f"ladder_{name}_*.png"))
+        pictures = [f"![{plot.stem}]({_from(f'ladder/{name}', plot)})" for plot in plots]
+        titles[name] = file.title
+        pages[f"ladder/{name}"] = _page([file], "\n\n".join([numbers, *pictures]))
+    pages["ladder"] = _list(
+        "The ladder",
+        "Five matmul kernels, each one idea above the one before.",
+        "systolic ladder all --chip v5e,v5p,v6e,v7x",
+        [(f"ladder/{name}", name, title) for name, title in titles.items()],
+    )
+    return pages
+
+
+def _page(files: Sequence[SourceFile], numbers: str) -> str:
+    main, *parts = files
+    sections = [f"# {main.title}", main.prose, "## Numbers", numbers, "## Code", _code(main)]
+    for part in parts:
+        sections += [f"## {part.title}", part.prose, _code(part)]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _code(file: SourceFile) -> str:
+    # Every page of a lesson lies two folders below docs/.
+    name = file.path.relative_to(DOCS.parent)
+    return (
+        f"```{{literalinclude}} {_from('lessons/x', file.path)}\n"
+        f":caption: {name}\n:language: python\n:lines: {file.first_line}-\n```"
+    )
+
+
+def _list(title: str, text: str, command: str, entries: Sequence[tuple[str, str, str]]) -> str:
+    lines = "\n".join(f"{name} <{page}>" for page, name, _ in entries)
+    links = "\n".join(f"| [{name}]({page}.md) | {title} |" for page, name, title in entries)
+    return (
+        f"# {title}\n\n{text}\n\n    {command}\n\n| | |\n|---|---|\n{links}\n\n"
+        f"```{{toctree}}\n:hidden:\n\n{lines}\n```\n"
+    )
+
+
+def _numbers(name: str) -> dict[str, Any]:
+    path = NUMBERS / name
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+def _shown(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str]], found: Mapping[str, Any], command: str
+) -> str:
+    """The rows as a table with the versions that made them, or that there are none; and the command either way."""
+    repeat = f"    {command}"
+    if not rows:
+        return f"None are kept yet. They are made, in seconds to minutes, by\n\n{repeat}"
+    filled = [(key, title) for key, title in columns if any(row.get(key) is not None for row in rows)]
+    lines = [[title for _, title in filled], ["---"] * len(filled)]
+    lines += [[_cell(row.get(key)) for key, _ in filled] for row in rows]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
+    return f"{table}\n\nWith {versions}, by\n\n{repeat}"
+
+
+def _rung_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    tiles = "/".join(str(row[f"tile_{side}"]) for side in "mkn")
+    stalls = row["stall_share"]
+    return {**row, "tiles": tiles, "stall_share": None if stalls is None else f"{stalls:.0%}"}
+
+
+def _without(row: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != key}
+
+
+def _heading(key: str) -> str:
+    for ending, unit in _UNITS.items():
+        if key.endswith(ending):
+            return key.removesuffix(ending).replace("_", " ") + unit
+    return key.replace("_", " ")
+
+
+def _cell(value: object) -> str:
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    # A reason may be somebody else's text; in a table of Markdown a bar or a line's end would break the row.
+    text = " ".join(str(value).split())
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+
+
+def _from(page: str, path: Path) -> str:
+    """How a page of docs/generated names a file."""
+    return os.path.relpath(path, (DOCS / "generated" / page).parent)
