@@ -41,7 +41,7 @@ types: $(STAMP) ## pyright
 check: lint types test ## what .ci/run does
 
 docs: $(STAMP) ## the pages, in build/docs; a warning is an error
-	$(BIN)/sphinx-build -W --keep-going -q docs build/docs
+	$(BIN)/sphinx-build -E -a -W --keep-going -q docs build/docs
 
 lesson-numbers: $(STAMP) ## simulate the lessons and the ladder anew, for their pages
 	$(BIN)/systolic lessons all --chip $(CHIPS) --json docs/numbers/lessons.json

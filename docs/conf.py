@@ -25,6 +25,7 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "systolic"
 html_copy_source = False
+html_show_copyright = False
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -49,7 +49,7 @@ def lesson_pages() -> dict[str, str]:
         "Lessons",
         "One idea each: a short file that reads from top to bottom, runs by itself, and computes the facts it shows.",
         "systolic lessons all --chip v5e,v5p,v6e,v7x",
-        [(f"lessons/{name}", name, title) for name, title in titles.items()],
+        {f"lessons/{name}": (name, title) for name, title in titles.items()},
     )
     return pages
 
@@ -70,7 +70,7 @@ def rung_pages() -> dict[str, str]:
         "The ladder",
         "Five matmul kernels, each one idea above the one before.",
         "systolic ladder all --chip v5e,v5p,v6e,v7x",
-        [(f"ladder/{name}", name, title) for name, title in titles.items()],
+        {f"ladder/{name}": (name, title) for name, title in titles.items()},
     )
     return pages
 
@@ -92,13 +92,11 @@ def _code(file: SourceFile) -> str:
     )
 
 
-def _list(title: str, text: str, command: str, entries: Sequence[tuple[str, str, str]]) -> str:
-    lines = "\n".join(f"{name} <{page}>" for page, name, _ in entries)
-    links = "\n".join(f"| [{name}]({page}.md) | {title} |" for page, name, title in entries)
-    return (
-        f"# {title}\n\n{text}\n\n    {command}\n\n| | |\n|---|---|\n{links}\n\n"
-        f"```{{toctree}}\n:hidden:\n\n{lines}\n```\n"
-    )
+def _list(title: str, text: str, command: str, entries: Mapping[str, tuple[str, str]]) -> str:
+    """A page of links; `entries` are pages with their short names, for the side bar, and titles."""
+    links = "\n".join(f"- [{title}]({page}.md)" for page, (_, title) in entries.items())
+    lines = "\n".join(f"{name} <{page}>" for page, (name, _) in entries.items())
+    return f"# {title}\n\n{text}\n\n{links}\n\n    {command}\n\n```{{toctree}}\n:hidden:\n\n{lines}\n```\n"
 
 
 def _numbers(name: str) -> dict[str, Any]:
