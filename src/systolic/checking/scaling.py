@@ -72,7 +72,7 @@ def scaled_arguments(
       closed_jaxpr_of: traces the function for flat arguments; may raise.
       leaves: the flat arguments, as shapes.
       values: what the arguments hold; None where only a shape is known. Integers that sum to a size are sizes of
-        groups and change with it; an array with other values keeps its shape, and what it may point at.
+        groups and change with it; with other integers nothing changes, as they may point at anything.
       budget_s: seconds that one run may take.
     """
     jaxpr = closed_jaxpr_of(leaves)
@@ -168,22 +168,19 @@ class _Search:
 
     def _sizes(self) -> list[int]:
         shapes = [leaf.shape for leaf, value in zip(self.leaves, self.values, strict=True) if value is None]
-        return sorted({size for shape in shapes for size in shape if size > 1}, reverse=True)
+        sizes = {size for shape in shapes for size in shape if size > 1}
+        integers = [value for value in self.values if value is not None and value.dtype.kind in "iu" and value.any()]
+        if not all(any(are_groups_of(value, size) for size in sizes) for value in integers):
+            return []  # lengths, or numbers of rows, blocks or pages: they would have to change as well
+        return sorted(sizes, reverse=True)
 
     def _may(self, size: int, smaller: int) -> bool:
         """Whether no array with values keeps a size from changing."""
         for value in self.values:
             if value is None:
                 continue
-            if size in value.shape:
+            if size in value.shape or (are_groups_of(value, size) and smaller < np.count_nonzero(value)):
                 return False
-            if value.dtype.kind not in "iu" or not value.size:
-                continue
-            if are_groups_of(value, size):
-                if smaller < np.count_nonzero(value):
-                    return False
-            elif any(-(-smaller // block) <= value.max() < -(-size // block) for block in {1, *self._blocks(size)}):
-                return False  # its elements, or its blocks, may be what the values point at
         return True
 
     def _blocks(self, size: int) -> set[int]:
@@ -257,21 +254,18 @@ def _grid(call: KernelCall, execution: PallasOperands | None) -> list[int]:
 
 
 def _same_character(before: Sequence[KernelCall], after: Sequence[KernelCall]) -> bool:
-    return len(before) == len(after) and all(
-        _several(old) == _several(new) and _tails(old) == _tails(new) for old, new in zip(before, after, strict=True)
-    )
+    return [_character(call) for call in before] == [_character(call) for call in after]
 
 
-def _several(call: KernelCall) -> list[int | None]:
-    return [None if size is None else min(size, 2) for size in call.grid]
-
-
-def _tails(call: KernelCall) -> list[bool]:
-    return [
-        length % block != 0
+def _character(call: KernelCall) -> tuple[Any, ...]:
+    """What must not change: which axes have several steps, which dimensions several blocks, and which a tail."""
+    axes = [None if size is None else min(size, 2) for size in call.grid]
+    dimensions = [
+        (min(-(-length // block), 2), length % block != 0)
         for operand in call.of("input", "output")
         for length, block in zip(operand.shape, operand.block, strict=True)
     ]
+    return axes, dimensions
 
 
 def _buffer_sizes(call: KernelCall) -> Iterator[int]:
