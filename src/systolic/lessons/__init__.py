@@ -10,6 +10,8 @@ LESSONS: dict[str, str] = {
     "roofline": "systolic.lessons.roofline",
     "pipelining": "systolic.lessons.pipelining",
     "pl_kernel": "systolic.lessons.pl_kernel",
+    "between_chips": "systolic.lessons.between_chips",
+    "sparse_core": "systolic.lessons.sparse_core",
 }
 
 __all__ = ["LESSONS", "Lesson", "Part", "Results", "Shown"]
