@@ -61,7 +61,9 @@ def rung_pages() -> dict[str, str]:
     for name, rung in RUNGS.items():
         file = read(rung.multiply.__module__)
         rows = [_rung_row(row) for row in found.get("rows", []) if row["rung"] == name]
-        numbers = _shown(rows, _LADDER_COLUMNS, found, f"systolic ladder {name} --chip v5e,v5p,v6e,v7x")
+        sizes = ",".join(str(size) for size in dict.fromkeys(row["m"] for row in rows))
+        command = f"systolic ladder {name} --chip v5e,v5p,v6e,v7x" + (f" --sizes {sizes}" if sizes else "")
+        numbers = _shown(rows, _LADDER_COLUMNS, found, command)
         plots = sorted(NUMBERS.glob(f"ladder_{name}_*.png"))
         pictures = [f"![{plot.stem}]({_from(f'ladder/{name}', plot)})" for plot in plots]
         titles[name] = file.title
@@ -111,7 +113,7 @@ def _shown(
     repeat = f"    {command}"
     if not rows:
         return f"None are kept yet. They are made, in seconds to minutes, by\n\n{repeat}"
-    filled = [(key, title) for key, title in columns if any(row.get(key) is not None for row in rows)]
+    filled = [(key, title) for key, title in columns if any(row.get(key) not in (None, "") for row in rows)]
     lines = [[title for _, title in filled], ["---"] * len(filled)]
     lines += [[_cell(row.get(key)) for key, _ in filled] for row in rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
