@@ -122,6 +122,12 @@ class Results:
         found = ((chip.name, self.ratio(part, other, chip.name)) for chip in chips)
         return ", ".join(f"{name} {ratio:.2f} ×" for name, ratio in found if ratio is not None)
 
+    def fewer_bytes(self, part: str, other: str, chips: Sequence[Chip]) -> str:
+        """By how much `part` moves fewer bytes to and from HBM: "v4 40 %, v6e 38 %"; "38 %" where chips agree."""
+        pairs = ((chip.name, self[part, chip.name].hbm_bytes, self[other, chip.name].hbm_bytes) for chip in chips)
+        fewer = {name: f"{100 * (1 - mine / theirs):.0f} %" for name, mine, theirs in pairs if mine and theirs}
+        return _agreeing(fewer)
+
     @property
     def ok(self) -> bool:
         """Whether every part came out as it must, on every chip that has what it needs."""
@@ -133,3 +139,10 @@ class Results:
         rows = [each.row() for each in self.shown]
         filled = {key for row in rows for key, value in row.items() if value is not None}
         return tuple({key: value for key, value in row.items() if key in filled} for row in rows)
+
+
+def _agreeing(values: Mapping[str, str]) -> str:
+    """Each with its name; the value alone where all are equal."""
+    if len(set(values.values())) == 1:
+        return next(iter(values.values()))
+    return ", ".join(f"{name} {value}" for name, value in values.items())
