@@ -49,7 +49,7 @@ def test_a_page_and_a_file_that_opens_again(capsys: pytest.CaptureFixture[str], 
     assert sum(part.size_bytes for part in found.vmem.parts) == found.run.vmem_bytes
     assert found.lines
     assert sum(each.cycles for each in found.regions) <= found.run.cycles
-    savings = [each.saving for each in found.savings if "in its place" not in each.title]
+    savings = [each.saving or 0.0 for each in found.savings]
     assert savings == sorted(savings, reverse=True)
     # What a saving promises is the time of a program that was simulated.
     times = {each.label: each.time_us for each in found.programs}
@@ -89,3 +89,25 @@ def test_what_the_compiler_refuses_has_no_explanation(capsys: pytest.CaptureFixt
     code = main(["explain", SLOW, *ARGUMENTS, "--chip", "v5e", "--param", "vmem_limit_bytes=65536"])
     assert code == 1
     assert "vmem" in capsys.readouterr().out.lower()
+
+
+def test_a_function_that_raises_is_a_reason_and_no_traceback(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "raising.py"
+    file.write_text("def zero(x):\n    raise KeyError('[bold]no[/] such thing')\n")
+    code = main(["explain", f"{file}:zero", "--arg", "f32[8,128]", "--chip", "v5e", "-q"])
+    captured = capsys.readouterr()
+    assert code == 1
+    assert "raising.py:zero: KeyError: '[bold]no[/] such thing'" in captured.out.replace("\n", "")
+    assert "Traceback" not in captured.out + captured.err
+
+
+def test_an_other_function_that_raises_costs_no_explanation() -> None:
+    def raising(*_: object) -> object:
+        raise KeyError("no such thing")
+
+    x = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
+    found = systolic.explain(jnp.matmul, x, x, chip="v5e", against=raising, tries=0)
+    assert [each.reason for each in found.programs] == ["", "KeyError: 'no such thing'"]
+    assert "no change was tried" in found.verdict or "nothing that was tried" in found.verdict

@@ -8,13 +8,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 from kernels import call_of, product, shape
 
-from systolic.explaining.candidates import tile_sizes
+from systolic.chips import chip
+from systolic.explaining.baseline import product_of
+from systolic.explaining.candidates import tile_candidate, tile_sizes
+from systolic.explaining.explanation import Program
 from systolic.explaining.lines import kernel_work, matrix_flops
 from systolic.explaining.parameters import TileParameter, WithKeywords, tile_parameters, with_sizes
+from systolic.explaining.saying import replaced
+from systolic.explaining.study import Study, study
 
 BF16 = functools.partial(shape, jnp.bfloat16)
 ARGS = (BF16(1024, 512), BF16(512, 768))
@@ -112,3 +119,118 @@ def test_branches_that_values_decide_are_not_counted() -> None:
         return pl.pallas_call(kernel, out_shape=x, grid=(2,))(x)
 
     assert kernel_work(call_of(conditional, shape(jnp.float32, 128, 128)), (2,)).flops is None
+
+
+SQUARE = (BF16(512, 512), BF16(512, 512))
+
+
+def studied(fn: Any, *args: Any) -> Study:
+    return study(fn, args, [None] * len(jax.tree.leaves(args)), chip("v5e"), {})
+
+
+def small(lhs: Any, rhs: Any, **options: Any) -> Any:
+    return product(lhs, rhs, tile_m=256, tile_k=256, tile_n=256, **options)
+
+
+def contracting(left: int, right: int, precision: Any = None) -> Any:
+    def kernel(lhs_vmem, rhs_vmem, out_vmem):
+        dimensions = (((left,), (right,)), ((), ()))
+        lhs, rhs = lhs_vmem[...], rhs_vmem[...]
+        out_vmem[...] = jax.lax.dot_general(
+            lhs, rhs, dimensions, precision=precision, preferred_element_type=jnp.float32
+        )
+
+    def launched(lhs: Any, rhs: Any) -> Any:
+        return pl.pallas_call(kernel, out_shape=shape(jnp.float32, 512, 512))(lhs, rhs)
+
+    return launched
+
+
+@pytest.mark.parametrize(("left", "right", "words"), [(1, 0, "lhs @ rhs"), (1, 1, "lhs @ rhsᵀ"), (0, 0, "lhsᵀ @ rhs")])
+def test_square_products_are_taken_as_the_kernel_contracts_them(left: int, right: int, words: str) -> None:
+    found = product_of(SQUARE, studied(contracting(left, right), *SQUARE))
+    assert found is not None
+    assert found.words == words
+    lhs, rhs = np.random.default_rng(0).integers(-4, 5, (2, 512, 512)).astype(np.float32)
+    expected = (lhs if left else lhs.T).astype(np.float64) @ (rhs.T if right else rhs)
+    np.testing.assert_array_equal(found.by_xla(lhs, rhs), expected)
+    # What is advised is what was simulated.
+    (saving,) = replaced([Program(label="XLA", role="xla", time_us=1.0)], 2.0, found)
+    advised = eval(saving.change, {"jnp": jnp, "lhs": lhs, "rhs": rhs})
+    np.testing.assert_array_equal(advised, expected)
+    (saving,) = replaced([Program(label="systolic.matmul", role="other", time_us=1.0)], 2.0, found)
+    assert ("transpose_lhs=True" in saving.change, "transpose_rhs=True" in saving.change) == (not left, bool(right))
+
+
+def test_xla_multiplies_as_exactly_as_the_kernel() -> None:
+    found = product_of(SQUARE, studied(contracting(1, 0, jax.lax.Precision.HIGHEST), *SQUARE))
+    assert found is not None
+    traced = str(jax.make_jaxpr(found.by_xla)(*SQUARE))
+    assert "HIGHEST" in traced.upper()
+
+
+def test_what_is_no_product_of_two_matrices_is_not_taken_for_one() -> None:
+    def repeated(lhs: Any, rhs: Any) -> Any:
+        return jax.lax.scan(lambda x, _: (small(x, rhs), None), lhs, None, length=4)[0]
+
+    found = studied(repeated, *SQUARE)
+    assert found.flops == 4 * 2 * 512**3
+    assert product_of(SQUARE, found) is None
+    pair = {"lhs": SQUARE[0], "rhs": SQUARE[1]}
+    assert product_of((pair,), studied(lambda both: small(both["lhs"], both["rhs"]), pair)) is None
+
+
+def test_products_in_loops_of_unknown_length_are_not_counted() -> None:
+    def settled(x: Any) -> Any:
+        return jax.lax.while_loop(lambda y: y[0, 0] < 1, lambda y: y @ y, x)
+
+    assert matrix_flops(jax.make_jaxpr(settled)(shape(jnp.float32, 64, 64)).jaxpr) is None
+
+
+def test_products_between_buffers_with_a_scope_are_counted() -> None:
+    def kernel(x_vmem, out_vmem):
+        def scoped(acc_vmem):
+            acc_vmem[...] = jnp.dot(x_vmem[...], x_vmem[...])
+            out_vmem[...] = acc_vmem[...]
+
+        pl.run_scoped(scoped, pltpu.VMEM((128, 128), jnp.float32))
+
+    def launched(x: Any) -> Any:
+        return pl.pallas_call(kernel, out_shape=x)(x)
+
+    assert kernel_work(call_of(launched, shape(jnp.float32, 128, 128)), ()).flops == 2 * 128**3
+
+
+def test_the_peak_is_that_of_what_xla_multiplies() -> None:
+    def whole(lhs: Any, rhs: Any) -> Any:
+        return jnp.dot(lhs, rhs, preferred_element_type=jnp.int32)
+
+    assert studied(whole, shape(jnp.int8, 512, 512), shape(jnp.int8, 512, 512)).dtype == "int8"
+
+
+def test_a_grid_of_no_steps_is_an_error_and_no_crash() -> None:
+    def kernel(x_vmem, out_vmem):
+        out_vmem[...] += x_vmem[...]
+
+    def launched(x: Any) -> Any:
+        whole = pl.BlockSpec((1024, 512), lambda i, j: (i, 0))
+        return pl.pallas_call(kernel, grid=(0, 2), in_specs=[whole], out_specs=whole, out_shape=x)(x)
+
+    found = studied(launched, shape(jnp.float32, 512, 512))
+    assert "empty-grid" in {each.rule for each in found.errors}
+
+
+def test_sizes_that_change_the_result_are_no_tiles() -> None:
+    def leading(x: Any, *, columns: int = 256) -> Any:
+        def kernel(x_vmem, out_vmem):
+            out_vmem[...] = x_vmem[...]
+
+        block = pl.BlockSpec((128, columns), lambda i: (i, 0))
+        out = jax.ShapeDtypeStruct((512, columns), x.dtype)
+        return pl.pallas_call(kernel, grid=(4,), in_specs=[block], out_specs=block, out_shape=out)(x)
+
+    x = shape(jnp.float32, 512, 512)
+    now = studied(leading, x)
+    (columns,) = (each for each in now.parameters if each.name == "columns")
+    other = studied(WithKeywords(leading, {columns: 128}), x)
+    assert tile_candidate(((columns, 128),), other, now, chip("v5e")) is None

@@ -13,7 +13,14 @@ from systolic.cli.explanation_tables import show_explanation
 from systolic.cli.function import function_options, named
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, note, progress_bar, write_json, write_text
-from systolic.compiler import CompilerError, WorkerPool, check_available
+from systolic.compiler import (
+    CompilerError,
+    CompilerMissing,
+    NamedFunctionError,
+    WorkerPool,
+    check_available,
+    source_line,
+)
 from systolic.explaining import Explanation, Question, explained
 from systolic.simulator import SimulationError
 
@@ -51,8 +58,8 @@ def explain(
 
     FUNCTION is anything that jax.jit takes, from a file or as package.module:FUNCTION. Keyword arguments that are sizes
     of blocks are tried with other values, and so are the order of the grid, the VMEM limit, buffers and cores. Keep
-    --json FILE to compare with later: systolic compare. Exit code 1: the compiler refused, or the program does
-    something that is not understood.
+    --json FILE to compare with later: systolic compare. Exit code 1: the function raised, the compiler
+    refused, or the program does something that is not understood.
 
     \b
     Examples:
@@ -78,6 +85,12 @@ def explain(
                 found.append(explained(pool, question, planned=bar.planned, done=bar.done))
             except (CompilerError, SimulationError) as error:
                 failed[chip.name] = f"{type(error).__name__}: {error}"
+            except (NamedFunctionError, CompilerMissing):
+                raise
+            except Exception as error:  # noqa: BLE001 -- whatever the user's function raises, perhaps on this chip only
+                text = str(error).split("\n--------------------\n")[0].strip()
+                place = source_line(error)
+                failed[chip.name] = f"{type(error).__name__}: {text}" + (f" (at {place})" if place else "")
     if json_file is not None:
         summary = {"provenance": "simulated", "failed": failed}
         write_json(json_file, "explain", [cattrs.unstructure(each) for each in found], summary)

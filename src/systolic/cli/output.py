@@ -37,7 +37,9 @@ _WIDTH_OF_A_FILE = 200
 
 def console() -> Console:
     """Standard output."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE, highlight=False, soft_wrap=False)
+    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
+    # Without emoji: of file.py:zero: rich would make a picture.
+    return Console(width=width, highlight=False, soft_wrap=False, emoji=False)
 
 
 def note(text: str, *, quiet: bool) -> None:

@@ -27,6 +27,7 @@ def summed_over(call: KernelCall, found: GridVisits) -> tuple[int, ...]:
         and call.operands[outputs[0]].dtype in _SUMS
         and call.operands[outputs[0]].memory == "vmem"
         and not call.aliases
+        and 0 not in found.grid
         and not params["grid_mapping"].num_dynamic_grid_bounds
         and not params["grid_mapping"].vmapped_dims
         and all(operand.memory in ("vmem", "smem") for operand in call.operands)

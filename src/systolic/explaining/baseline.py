@@ -11,6 +11,7 @@ from typing import Any
 from systolic.explaining.study import Study
 
 _MATRIX = 2  # dimensions
+_TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +22,13 @@ class Product:
       transposes: whether lhs and rhs are stored the other way round.
       flops: of the product.
       dtype_out: of the result.
+      precision: that the kernels ask for; None: the default.
     """
 
     transposes: tuple[bool, bool]
     flops: float
     dtype_out: str
+    precision: str | None = None
 
     @property
     def words(self) -> str:
@@ -36,46 +39,73 @@ class Product:
     @property
     def by_xla(self) -> functools.partial[Any]:
         """The product as plain JAX."""
-        return functools.partial(_by_xla, transposes=self.transposes, dtype_out=self.dtype_out)
+        return functools.partial(
+            _by_xla, transposes=self.transposes, dtype_out=self.dtype_out, precision=self.precision
+        )
+
+    @property
+    def written_by_xla(self) -> str:
+        """The same as its user would write it."""
+        lhs, rhs = ("lhs.T" if self.transposes[0] else "lhs"), ("rhs.T" if self.transposes[1] else "rhs")
+        return f"jnp.matmul({lhs}, {rhs}{self._asked})"
+
+    @property
+    def written_by_systolic(self) -> str:
+        """The product by this package as its user would write it: a transposition in front would be a copy."""
+        names = zip(("lhs", "rhs"), self.transposes, strict=True)
+        turned = "".join(f", transpose_{name}=True" for name, is_turned in names if is_turned)
+        return f"systolic.matmul(lhs, rhs{turned}{self._asked})"
+
+    @property
+    def _asked(self) -> str:
+        return f", precision={self.precision!r}" if self.precision is not None else ""
 
     @property
     def by_systolic(self) -> functools.partial[Any]:
         """The product by this package's kernel."""
-        return functools.partial(_by_systolic, transposes=self.transposes, dtype_out=self.dtype_out)
+        return functools.partial(
+            _by_systolic, transposes=self.transposes, dtype_out=self.dtype_out, precision=self.precision
+        )
 
 
 def product_of(args: Sequence[Any], study: Study) -> Product | None:
-    """Whether a function of two matrices has the shapes, and as far as it is known the work, of their product."""
-    import jax
+    """Whether a function of two matrices has the shapes, and as far as it is known the work, of their product.
 
-    leaves = jax.tree.leaves(list(args))
-    if len(leaves) != 2 or len(study.out) != 1 or not study.calls:
+    Square matrices fit however they are stored: what the kernels' own products contract decides then.
+    """
+    if len(args) != 2 or not all(hasattr(arg, "shape") for arg in args) or len(study.out) != 1 or not study.calls:
         return None
-    (out, dtype_out), shapes = study.out[0], [tuple(leaf.shape) for leaf in leaves]
+    if any(call.rounds != 1 for call in study.calls):  # a loop of products is no product
+        return None
+    (out, dtype_out), shapes = study.out[0], [tuple(arg.shape) for arg in args]
     if len(out) != _MATRIX or any(len(shape) != _MATRIX for shape in shapes):
         return None
-    for transposes in ((False, False), (False, True), (True, False)):
+    for transposes in sorted(_TRANSPOSES, key=lambda each: each != study.dots.transposes):
         lhs, rhs = (shape[::-1] if turned else shape for shape, turned in zip(shapes, transposes, strict=True))
         if lhs[1] != rhs[0] or (lhs[0], rhs[1]) != tuple(out):
             continue
         flops = 2.0 * math.prod(lhs) * rhs[1]
         if study.flops is None or math.isclose(study.flops, flops):
-            return Product(transposes=transposes, flops=flops, dtype_out=dtype_out)
+            return Product(transposes=transposes, flops=flops, dtype_out=dtype_out, precision=study.dots.precision)
     return None
 
 
-def _by_xla(lhs: Any, rhs: Any, *, transposes: tuple[bool, bool], dtype_out: str) -> Any:
+def _by_xla(lhs: Any, rhs: Any, *, transposes: tuple[bool, bool], dtype_out: str, precision: str | None = None) -> Any:
     import jax
     import jax.numpy as jnp
 
     contracted = ((0 if transposes[0] else 1,), (1 if transposes[1] else 0,))
     whole = jnp.issubdtype(lhs.dtype, jnp.integer)
     preferred = jnp.int32 if whole else jnp.float32
-    result = jax.lax.dot_general(lhs, rhs, (contracted, ((), ())), preferred_element_type=preferred)
+    result = jax.lax.dot_general(
+        lhs, rhs, (contracted, ((), ())), precision=precision, preferred_element_type=preferred
+    )
     return result.astype(dtype_out)
 
 
-def _by_systolic(lhs: Any, rhs: Any, *, transposes: tuple[bool, bool], dtype_out: str) -> Any:
+def _by_systolic(
+    lhs: Any, rhs: Any, *, transposes: tuple[bool, bool], dtype_out: str, precision: str | None = None
+) -> Any:
     from systolic.ops.matmul import matmul
 
     return matmul(
@@ -83,6 +113,7 @@ def _by_systolic(lhs: Any, rhs: Any, *, transposes: tuple[bool, bool], dtype_out
         rhs,
         transpose_lhs=transposes[0],
         transpose_rhs=transposes[1],
+        precision=precision,
         preferred_element_type=dtype_out,
         implementation="pallas",
     )

@@ -76,7 +76,8 @@ def _sizes(parameter: TileParameter) -> list[int]:
 def tile_candidate(
     sizes: tuple[tuple[TileParameter, int], ...], study: Study, now: Study, chip: Chip
 ) -> Candidate | None:
-    """Tiles of these sizes, with the VMEM limit that they need; None if a core has not as much.
+    """Tiles of these sizes, with the VMEM limit that they need; None if a core has not as much, or if the result is
+    of another shape: then the parameter is no size of tiles alone.
 
     Args:
       sizes: by parameter.
@@ -84,6 +85,8 @@ def tile_candidate(
       now: of the function as it is.
       chip: where it is to run.
     """
+    if study.out != now.out:
+        return None
     changes = []
     for call in study.calls:
         if call.vmem_bytes <= _NEARLY_ALL * call.vmem_limit_bytes:

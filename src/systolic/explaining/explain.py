@@ -174,17 +174,27 @@ def _alternatives(
     if other is not None:
         time, looked = other
         # Without a kernel of its own it is XLA's program that runs.
-        role: ProgramRole = "other" if looked.result().calls or product is not None else "xla"
+        role: ProgramRole = "other" if product is not None or _has_kernels(looked) else "xla"
         jobs.append((f"XLA: {name}" if role == "xla" else name, role, time))
     flops = product.flops if product is not None else 0.0
     return [lambda each=each: _program(*each, flops=flops) for each in jobs]
 
 
+def _has_kernels(looked: Future[Study]) -> bool:
+    try:
+        return bool(looked.result().calls)
+    except Exception:  # noqa: BLE001 -- the user's other function does not trace: its program will say why
+        return True
+
+
 def _program(label: str, role: ProgramRole, job: Future[Measurement], *, flops: float) -> Program:
     try:
         run = job.result().run
-    except (CompilerError, SimulationError, ValueError) as error:
+    except (CompilerError, SimulationError) as error:
         return Program(label=label, role=role, time_us=None, reason=str(error).splitlines()[0], flops=flops)
+    except Exception as error:  # noqa: BLE001 -- whatever the user's other function raises
+        reason = f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}"
+        return Program(label=label, role=role, time_us=None, reason=reason, flops=flops)
     assert run is not None
     return Program(label=label, role=role, time_us=run.time_us, flops=flops, hbm_bytes=_moved(run), run=run)
 
@@ -215,14 +225,15 @@ def _put_together(
         )
         for each in tried
     ]
-    savings = (*of_changes(tried, run.time_us), *around(run, now), *replaced(alternatives, run.time_us))
+    found = [*of_changes(tried, run.time_us), *around(run, now), *replaced(alternatives, run.time_us, product)]
+    savings = tuple(sorted(found, key=lambda each: -(each.saving or 0.0)))
     return Explanation(
         function=name,
         arguments=question.arguments,
         chip=question.chip.name,
         chip_title=question.chip.title,
         versions=versions(),
-        verdict=verdict(run, now, savings),
+        verdict=verdict(run, now, savings, tried=len(tried) + len(alternatives)),
         programs=(this, *alternatives, *changes),
         roofline=roofline(question.chip, now.dtype),
         windows=windows(run),

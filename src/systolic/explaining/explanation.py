@@ -168,7 +168,7 @@ class Explanation:
       programs: the function itself first.
       windows: of the function's own timeline, whose spans are in `programs[0].run`.
       savings: the most worthwhile first.
-      notes: what could not be worked out, and assumptions.
+      notes: what could not be worked out, and what was assumed of the function; the simulator's are in its run.
     """
 
     function: str

@@ -47,8 +47,10 @@ def limit_of(run: SimulatedRun, lines: Sequence[LineWork], traffic: Sequence[Ope
     cycles = op.cycles
     matrix = op.matrix_busy_cycles / (cycles * run.matrix_units)
     waiting = op.copy_stall_cycles / cycles
-    moved = op.hbm_read_bytes + op.hbm_written_bytes
-    crossing = moved * len(run.cores) / (run.hbm_bytes_per_cycle * cycles) if run.hbm_bytes_per_cycle else 0.0
+    # HBM is one for all cores, of which some may have no part in it.
+    everywhere = [each for core in run.cores for each in core.ops if each.name == op.name]
+    moved = sum(each.hbm_read_bytes + each.hbm_written_bytes for each in everywhere)
+    crossing = moved / (run.hbm_bytes_per_cycle * cycles) if run.hbm_bytes_per_cycle else 0.0
     if matrix >= _AT_ITS_LIMIT:
         return Limit(cause="matrix unit", words=f"limited by the matrix unit, which is busy {matrix:.0%} of the time")
     if waiting >= _WORTH_A_WORD and waiting >= op.matrix_stall_cycles / cycles:

@@ -22,6 +22,7 @@ from systolic.problem import dtype_bytes
 
 # Operations that move or rename values, and work out none.
 _FREE = {"get", "swap", "addupdate", "broadcast_in_dim", "reshape", "squeeze", "program_id", "num_programs", "iota"}
+_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _MOST_STEPS = 1_000_000
 
 Taken = np.ndarray | None  # bool[steps]: which steps run something; None: not known
@@ -95,6 +96,10 @@ class _Walk:
                 self._inside(equation, values, taken, None if rounds is None else rounds * equation.params["length"])
             elif name == "while":
                 self._inside(equation, values, taken, None)
+            elif name == "run_scoped":  # its buffers are its arguments, and what it uses from outside its constants
+                inside = equation.params["jaxpr"]
+                handed = zip(inside.constvars, (self._read(atom, values) for atom in equation.invars), strict=True)
+                self.run(inside, {name: value for name, value in handed if value is not None}, taken, rounds)
             elif inner := list(inner_jaxprs(equation.params)):
                 self._called(equation, inner[0], values, taken, rounds)
             else:
@@ -192,16 +197,45 @@ def _source(where: str) -> str:
     return linecache.getline(file, int(line)).strip() if line.isdecimal() else ""
 
 
-def matrix_flops(jaxpr: Any) -> float:
-    """Operations of the products of a traced function outside of its kernels; loops count as often as they run."""
-    return sum(_outside(jaxpr))
+# ---- around the kernels ----
+
+Site = tuple[tuple[int, ...], int]  # the way to an equation, and its identity: branches of one `cond` share the way
 
 
-def _outside(jaxpr: Any) -> Iterator[float]:
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            yield dot_flops(equation)
-        elif equation.primitive.name != "pallas_call":
-            rounds = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-            for inner in inner_jaxprs(equation.params):
-                yield from (rounds * flops for flops in _outside(inner.jaxpr))
+def matrix_flops(jaxpr: Any) -> float | None:
+    """Operations of the products of a traced function outside of its kernels; loops count as often as they run.
+
+    None where one runs an unknown number of times, or is a convolution.
+    """
+    total = 0.0
+    for _, equation, rounds in _work_around(jaxpr, (), 1):
+        name = equation.primitive.name
+        if name == "pallas_call":
+            continue
+        if rounds is None or name != "dot_general":
+            return None
+        total += rounds * dot_flops(equation)
+    return total
+
+
+def rounds_of_calls(jaxpr: Any) -> dict[Site, int | None]:
+    """How often a traced function runs each of its Pallas calls; None: as often as values say."""
+    found = _work_around(jaxpr, (), 1)
+    return {(site, id(each)): rounds for site, each, rounds in found if each.primitive.name == "pallas_call"}
+
+
+def _work_around(
+    jaxpr: Any, path: tuple[int, ...], rounds: int | None
+) -> Iterator[tuple[tuple[int, ...], Any, int | None]]:
+    """Pallas calls, and products outside of them, with the rounds of the loops around each."""
+    for number, equation in enumerate(jaxpr.eqns):
+        name, here, inside = equation.primitive.name, (*path, number), rounds
+        if name in _PRODUCTS or name == "pallas_call":
+            yield here, equation, rounds
+            continue
+        if name == "scan":
+            inside = None if rounds is None else rounds * equation.params["length"]
+        elif name in ("while", "cond"):
+            inside = None
+        for inner in inner_jaxprs(equation.params):
+            yield from _work_around(inner.jaxpr, here, inside)

@@ -67,17 +67,27 @@ def _is_kernel(scope: str) -> bool:
     return "pallas_call" in scope
 
 
-def replaced(alternatives: Sequence[Program], time_us: float) -> list[Saving]:
-    """Other functions that are faster."""
+def replaced(alternatives: Sequence[Program], time_us: float, product: Product | None) -> list[Saving]:
+    """Other functions that are faster.
+
+    Args:
+      alternatives: their programs.
+      time_us: of the function as it is.
+      product: what the function seems to compute.
+    """
+    words: dict[str, str] = {}
+    if product is not None:
+        words = {"XLA": product.written_by_xla, "systolic.matmul": product.written_by_systolic}
     found = []
     for each in sorted(alternatives, key=lambda each: float("inf") if each.time_us is None else each.time_us):
         if each.time_us is None or each.time_us > time_us * (1 - _WORTH_SAYING):
             continue
-        words = {"XLA": "jnp.matmul(lhs, rhs)", "systolic.matmul": "systolic.matmul(lhs, rhs)"}
         found.append(
             Saving(
                 title=f"{each.label} in its place",
-                why="it computes the same from the same arguments",
+                why=f"it computes {product.words}, which this function seems to compute"
+                if product is not None and each.label in words
+                else "it was given to compare with",
                 change=words.get(each.label, each.label),
                 time_us=each.time_us,
                 saving=1 - each.time_us / time_us,
@@ -87,13 +97,22 @@ def replaced(alternatives: Sequence[Program], time_us: float) -> list[Saving]:
     return found
 
 
-def verdict(run: SimulatedRun, now: Study, savings: Sequence[Saving]) -> str:
-    """One line: the time, what limits it, and the first thing to change."""
+def verdict(run: SimulatedRun, now: Study, savings: Sequence[Saving], *, tried: int) -> str:
+    """One line: the time, what limits it, and the first thing to change.
+
+    Args:
+      run: of the function as it is.
+      now: what its trace says.
+      savings: the most worthwhile first.
+      tried: changes and other programs that were simulated.
+    """
     best = savings[0] if savings else None
     advice = (
         f"{best.title} would save {best.saving:.0%}"
         if best is not None and best.saving is not None
         else "nothing that was tried saves more than half a per cent"
+        if tried
+        else "no change was tried"
     )
     unit = run.matrix_busy_share
     share = f"{unit:.0%} of the matrix unit" if unit else f"{run.copy_busy_share:.0%} of HBM's bandwidth"
@@ -112,8 +131,14 @@ def notes(run: SimulatedRun, now: Study, product: Product | None, *, compared: b
         said.append("XLA's program of the same result is not known: give it as --against FILE.py:OTHER")
     if now.calls and not now.parameters:
         said.append("no tile sizes to try: the function has no keyword argument that is the size of a block")
+    said += [
+        f"{call.name} runs {'as often as values say' if call.rounds is None else f'{call.rounds:,} times'}: "
+        "its traffic and lines are those of one call"
+        for call in now.calls
+        if call.rounds != 1
+    ]
     if run.prefetch_cycles:
         said.append(f"a first call takes {run.prefetch_us:,.1f} µs longer: an argument is brought into VMEM ahead")
     if now.flops is None and product is None:
-        said.append("operations are not known: a product runs as often as values say")
-    return (*said, *run.assumptions)
+        said.append("operations are not known: a product runs as often as values say, or is a convolution")
+    return tuple(said)

@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from systolic.checking.body import body_equations
 from systolic.checking.calls import KernelCall
 from systolic.checking.finding import Finding
 from systolic.checking.rules.grid import grid_findings
 from systolic.checking.rules.memory import vmem_estimate
+from systolic.checking.rules.steps import dot_flops
 from systolic.checking.static import findings_of
 from systolic.checking.visits import CallOnGrid, GridVisits, Visits, calls_on_grids
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.compiler import NamedFunction, traced_jaxpr
 from systolic.explaining.accumulator import summed_over
 from systolic.explaining.explanation import LineWork, OperandTraffic
-from systolic.explaining.lines import kernel_work, matrix_flops
+from systolic.explaining.lines import kernel_work, matrix_flops, rounds_of_calls
 from systolic.explaining.parameters import TileParameter, tile_parameters
 from systolic.explaining.rewriting import can_reorder
 from systolic.measure import target_of
@@ -51,6 +53,7 @@ class CallFacts:
       single: inputs and outputs, by place, that have one buffer only.
       scratch: name and bytes of its buffers in VMEM.
       sum_axes: axes over which it sums in its output block, where the sum could move to scratch memory.
+      rounds: how often the function runs it; None: as often as values say. All else is of its first execution.
     """
 
     site: tuple[int, ...]
@@ -67,6 +70,23 @@ class CallFacts:
     single: tuple[int, ...]
     scratch: tuple[tuple[str, int], ...]
     sum_axes: tuple[int, ...]
+    rounds: int | None = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dots:
+    """What the products of a function have in common.
+
+    Attributes:
+      dtype: of the operands of the largest; "bfloat16" where there are none.
+      transposes: whether lhs and rhs are contracted as if stored the other way round; None: not alike, or something is
+        transposed by itself.
+      precision: that all ask for; None: the default, or not alike.
+    """
+
+    dtype: str = "bfloat16"
+    transposes: tuple[bool, bool] | None = None
+    precision: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +106,7 @@ class Study:
     lines: tuple[LineWork, ...]
     flops: float | None
     dtype: str
+    dots: Dots
     findings: tuple[Finding, ...]
     modelled_us: float
     out: tuple[tuple[tuple[int, ...], str], ...]
@@ -114,15 +135,17 @@ def study(
     facts, traffic, lines = [], [], []
     flops: float | None = matrix_flops(jaxpr.jaxpr)
     modelled_s = 0.0
-    dtype = _product_dtype(calls)
+    dots, rounds = _dots(jaxpr), rounds_of_calls(jaxpr.jaxpr)
+    dtype = _product_dtype(calls) or dots.dtype
     for each in calls:
+        often = rounds.get((each.call.site, id(each.call.equation)))
         grid = each.visits.grid if isinstance(each.visits, GridVisits) else None
         work = kernel_work(each.call, grid)
         lines += work.lines
-        flops = None if flops is None or work.flops is None else flops + work.flops
-        facts.append(_facts(each, chip))
+        flops = None if flops is None or work.flops is None or often is None else flops + often * work.flops
+        facts.append(_facts(each, chip, often))
         traffic += _traffic(each)
-        modelled_s += _modelled_s(facts[-1], work.flops, dtype, chip)
+        modelled_s += (often or 1) * _modelled_s(facts[-1], work.flops, dtype, chip)
     return Study(
         calls=tuple(facts),
         parameters=tuple(tile_parameters(loaded, [each.call for each in calls])),
@@ -130,17 +153,38 @@ def study(
         lines=tuple(lines),
         flops=flops,
         dtype=dtype,
+        dots=dots,
         findings=tuple(findings_of(jaxpr, calls, chip)),
         modelled_us=modelled_s * 1e6,
         out=tuple((tuple(aval.shape), str(aval.dtype)) for aval in jaxpr.out_avals),
     )
 
 
-def _product_dtype(calls: Sequence[CallOnGrid]) -> str:
-    """Of the operands of the kernels that matter: that of the largest input."""
+def _dots(jaxpr: Any) -> Dots:
+    everything = list(body_equations(jaxpr.jaxpr))
+    dots = [equation for equation in everything if equation.primitive.name == "dot_general"]
+    if not dots:
+        return Dots()
+    contracted = {equation.params["dimension_numbers"] for equation in dots}
+    known = {(((turned[0],), (turned[1],)), ((), ())): turned for turned in itertools.product((0, 1), repeat=2)}
+    turned = known.get(next(iter(contracted))) if len(contracted) == 1 else None
+    if any(equation.primitive.name == "transpose" for equation in everything):
+        turned = None
+    asked = {equation.params.get("precision") for equation in dots}
+    precision = next(iter(asked)) if len(asked) == 1 else None
+    names = {str(getattr(each, "name", each)).lower() for each in precision} if isinstance(precision, tuple) else set()
+    return Dots(
+        dtype=str(max(dots, key=dot_flops).invars[0].aval.dtype),
+        transposes=None if turned is None else (turned[0] == 0, turned[1] == 1),
+        precision=names.pop() if len(names) == 1 else None,
+    )
+
+
+def _product_dtype(calls: Sequence[CallOnGrid]) -> str | None:
+    """Of the operands of the kernels that matter: that of the largest input; None where there are no kernels."""
     inputs = [operand for each in calls for operand in each.call.of("input") if len(operand.shape) > 1]
     largest = max(inputs, key=lambda operand: math.prod(operand.shape), default=None)
-    return largest.dtype if largest is not None else "bfloat16"
+    return largest.dtype if largest is not None else None
 
 
 def _modelled_s(facts: CallFacts, flops: float | None, dtype: str, chip: Chip) -> float:
@@ -153,7 +197,7 @@ def _modelled_s(facts: CallFacts, flops: float | None, dtype: str, chip: Chip) -
     return max((flops or 0.0) / peak, copying) + steps * _STEP_S
 
 
-def _facts(each: CallOnGrid, chip: Chip) -> CallFacts:
+def _facts(each: CallOnGrid, chip: Chip, rounds: int | None) -> CallFacts:
     call, found = each.call, each.visits
     estimate = vmem_estimate(call, chip)
     blocks = call.of("input", "output")
@@ -175,6 +219,7 @@ def _facts(each: CallOnGrid, chip: Chip) -> CallFacts:
             (part.name, part.size_bytes) for part in estimate.parts if part.kind == "scratch" and part.size_bytes
         ),
         sum_axes=summed_over(call, found) if isinstance(found, GridVisits) else (),
+        rounds=rounds,
     )
 
 

@@ -69,18 +69,24 @@ class Trying:
           now: the function as it is.
           time_us: that it takes.
         """
-        calls = call_candidates(now, self.chip)
         looked_at = self._looked_at(tile_sizes(now.parameters)[:_MOST_LOOKED_AT], now)
         promising = [candidate for candidate, _ in sorted(looked_at, key=lambda each: each[1])]
-        first = _first(promising, max(1, (self.tries - len(calls)) * 2 // 3))
+        calls = call_candidates(now, self.chip)[: self.tries - bool(promising)]
+        first = _first(promising, (2 * (self.tries - len(calls)) + 2) // 3)
         self._simulate([*calls, *first])
-        left = self.tries - len(self.tried)
-        best = self._best()
-        if best is not None and best.candidate.sizes and left > 0:
-            rest = [each for each in promising if each not in first]
-            self._simulate([each for each in rest if _distance(each.sizes, best.candidate.sizes) == 1][:left])
-        self._combine(calls, time_us)
+        self._neighbours(promising, self.tries - len(self.tried) - bool(calls))  # one is for the best of both together
+        if self.tries > len(self.tried):
+            self._combine(calls, time_us)
+        self._neighbours(promising, self.tries - len(self.tried))
         return sorted(self.tried, key=lambda each: float("inf") if each.time_us is None else each.time_us)
+
+    def _neighbours(self, promising: Sequence[Candidate], most: int) -> None:
+        """Choices of tiles that differ in one parameter from the fastest so far."""
+        best, known = self._best(), [each.candidate for each in self.tried]
+        if best is None or not best.candidate.sizes or most < 1:
+            return
+        near = [each for each in promising if _distance(each.sizes, best.candidate.sizes) == 1]
+        self._simulate([each for each in near if each not in known][:most])
 
     def _best(self) -> Tried | None:
         timed = [each for each in self.tried if each.time_us is not None]
