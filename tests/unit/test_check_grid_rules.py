@@ -15,6 +15,7 @@ from kernels import product, shape, traced
 
 from systolic.checking.rules.around import around_findings
 from systolic.checking.rules.grid import grid_findings
+from systolic.checking.rules.steps import step_findings
 from systolic.checking.visits import GridVisits
 from systolic.chips import chip
 
@@ -147,3 +148,82 @@ def test_aliased_outputs_need_not_be_written() -> None:
         )(x)
 
     assert "unwritten-output" not in rules(first_rows, shape(jnp.float32, 64, 128))
+
+
+def copied(index_map: Any, *, steps: int = 4) -> Any:
+    """A copy whose blocks follow prefetched scalars."""
+
+    def kernel(order_smem, x_vmem, out_vmem):
+        out_vmem[...] = x_vmem[...]
+
+    def launched(order: Any, x: Any) -> Any:
+        return pl.pallas_call(
+            kernel,
+            out_shape=x,
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=1,
+                grid=(steps,),
+                in_specs=[pl.BlockSpec((128, 128), index_map)],
+                out_specs=pl.BlockSpec((128, 128), lambda i, _: (i, 0)),
+            ),
+        )(order, x)
+
+    return launched
+
+
+def test_an_index_map_that_branches_on_scalars_is_not_known_and_no_error() -> None:
+    def branching(i: Any, order_smem: Any) -> Any:
+        return jax.lax.cond(order_smem[0] > 0, lambda: order_smem[i], lambda: 0), 0
+
+    _, (found,) = traced(copied(branching), np.array([1, 0, 3, 2], np.int32), BF16(512, 128))
+    assert not isinstance(found.visits, GridVisits)
+    assert "an index map" in found.visits.why
+
+
+def test_two_calls_of_one_jitted_function_have_their_own_scalars() -> None:
+    once = jax.jit(copied(lambda i, order_smem: (order_smem[i], 0)))
+
+    def twice(first: Any, second: Any, x: Any) -> Any:
+        return once(second, once(first, x))
+
+    orders = np.array([0, 1, 2, 3], np.int32), np.array([2, 2, 2, 2], np.int32)
+    _, calls = traced(twice, *orders, BF16(512, 128))
+    found = [each.visits.visits[1].fetches for each in calls if isinstance(each.visits, GridVisits)]
+    assert found == [4, 1]
+
+
+def test_nothing_is_outside_of_an_empty_array() -> None:
+    def kernel(x_vmem, out_vmem):
+        out_vmem[...] = x_vmem[...]
+
+    def launched(x: Any) -> Any:
+        return pl.pallas_call(kernel, out_shape=x)(x)
+
+    assert rules(launched, BF16(0, 128)) == {"cost-estimate": "note"}
+
+
+def test_blocks_are_numbered_in_order_of_place() -> None:
+    _, (found,) = traced(product, BF16(1024, 512), BF16(512, 768))
+    assert isinstance(found.visits, GridVisits)
+    for visits in found.visits.visits.values():
+        distinct, numbers = np.unique(visits.starts, axis=0, return_inverse=True)
+        np.testing.assert_array_equal(visits.distinct, distinct)
+        np.testing.assert_array_equal(visits.numbered(), numbers.reshape(-1))
+
+
+def test_dots_in_a_loop_count_as_often_as_they_run() -> None:
+    def kernel(x_vmem, out_vmem):
+        def add(_: Any, total: Any) -> Any:
+            return total + jnp.dot(x_vmem[...], x_vmem[...], preferred_element_type=jnp.float32)
+
+        out_vmem[...] = jax.lax.fori_loop(0, 64, add, jnp.zeros((128, 128), jnp.float32))
+
+    def launched(x: Any) -> Any:
+        block = pl.BlockSpec((128, 128), lambda i: (i, 0))
+        out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+        return pl.pallas_call(kernel, grid=(256,), in_specs=[block], out_specs=block, out_shape=out)(x)
+
+    _, (found,) = traced(launched, BF16(256 * 128, 128))
+    assert isinstance(found.visits, GridVisits)
+    # 64 products of 128³ take 1.4 µs on a v5e: much more than a step costs beside them.
+    assert step_findings(found.call, found.visits, V5E) == []

@@ -47,8 +47,25 @@ class Visits:
 
     @property
     def distinct(self) -> np.ndarray:
-        """int64[blocks, rank], every block that is visited, once."""
-        return np.unique(self.starts, axis=0)
+        """int64[blocks, rank], every block that is visited, once, in order of place."""
+        keys = self._keys()
+        return np.unique(self.starts, axis=0) if keys is None else self.starts[np.unique(keys, return_index=True)[1]]
+
+    def _keys(self) -> np.ndarray | None:
+        """int64[steps]: the block of each step as one number, in order of place; None where that would be too large.
+
+        Sorting one number for each step takes seconds less than sorting rows, with millions of steps.
+        """
+        if not len(self.starts):
+            return None
+        least = self.starts.min(axis=0)
+        spans = [int(span) + 1 for span in self.starts.max(axis=0) - least]
+        if math.prod(spans) > np.iinfo(np.int64).max:
+            return None
+        keys = np.zeros(len(self.starts), np.int64)
+        for dimension, span in enumerate(spans):
+            keys = keys * span + (self.starts[:, dimension] - least[dimension])
+        return keys
 
     def elements(self, starts: np.ndarray) -> np.ndarray:
         """int64[blocks]: elements of the blocks at `starts` that lie inside of the array."""
@@ -68,7 +85,10 @@ class Visits:
 
     def numbered(self) -> np.ndarray:
         """int64[steps]: the block of each step by a number, equal where the block is."""
-        return np.unique(self.starts, axis=0, return_inverse=True)[1].reshape(-1)
+        keys = self._keys()
+        if keys is None:
+            return np.unique(self.starts, axis=0, return_inverse=True)[1].reshape(-1)
+        return np.unique(keys, return_inverse=True)[1].reshape(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,10 +120,13 @@ def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[Call
       values: what its flat arguments hold; None where only a shape is known.
     """
     given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
-    executions: dict[int, PallasOperands] = {}
+    # Branches share the way to them, and calls of one jitted function its equations: only both together tell calls.
+    executions: dict[tuple[tuple[int, ...], int], PallasOperands] = {}
     for execution in pallas_operands(jaxpr, given, [str(number) for number in range(len(given))]):
-        executions.setdefault(id(execution.equation), execution)
-    return [CallOnGrid(call, _visits(call, executions.get(id(call.equation)))) for call in kernel_calls(jaxpr)]
+        executions.setdefault((execution.site, id(execution.equation)), execution)
+    return [
+        CallOnGrid(call, _visits(call, executions.get((call.site, id(call.equation))))) for call in kernel_calls(jaxpr)
+    ]
 
 
 def _visits(call: KernelCall, execution: PallasOperands | None) -> GridVisits | Missing:
@@ -175,8 +198,12 @@ def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray
         arguments = [*(step_ids[axis] for axis in range(len(ids))), *held]
         return _run(jaxpr, closed.consts, arguments)
 
-    with jax.ensure_compile_time_eval():
-        columns = jax.jit(jax.vmap(one, in_axes=1))(ids)
+    try:
+        with jax.ensure_compile_time_eval():
+            columns = jax.jit(jax.vmap(one, in_axes=1))(ids)
+    except Exception as error:  # noqa: BLE001 -- branches and loops that read scalars: the compiler takes them, we can't
+        text = (str(error).strip() or "-").splitlines()[0]
+        return Missing(f"an index map that is not evaluated here ({type(error).__name__}: {text})")
     return np.stack([np.broadcast_to(np.asarray(column), steps) for column in columns], axis=1).astype(np.int64)
 
 

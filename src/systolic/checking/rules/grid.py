@@ -20,6 +20,8 @@ def grid_findings(call: KernelCall, found: GridVisits, chip: Chip) -> list[Findi
     outputs = [at for at, operand in enumerate(call.operands) if operand.role == "output"]
     aliased = {outputs[out] for _, out in call.aliases}
     for at, visits in found.visits.items():
+        if 0 in visits.operand.shape:  # there is nothing to be outside of
+            continue
         findings += _outside(call, visits)
         if visits.operand.role == "input":
             findings += _unread(call, visits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from systolic.checking.body import body_equations
+from systolic.checking.body import body_equations, work_of
 from systolic.checking.calls import KernelCall
 from systolic.checking.finding import Finding
 from systolic.checking.visits import GridVisits
@@ -21,11 +21,14 @@ def step_findings(call: KernelCall, found: GridVisits, chip: Chip) -> list[Findi
     """Kernels that multiply in steps of less work than a step costs."""
     steps = math.prod(found.grid)
     dots = [equation for equation in body_equations(call.body) if equation.primitive.name == "dot_general"]
-    if steps < _MANY_STEPS or not dots:
+    work = work_of(call.body)
+    if steps < _MANY_STEPS or not dots or not work.is_counted:
         return []
-    flops = sum(map(dot_flops, dots))
+    flops = work.flops
     moved = sum(visits.moved_bytes for visits in found.visits.values()) / steps
-    seconds = max(sum(_seconds(equation, chip) for equation in dots), moved / chip.hbm_bytes_per_s)
+    # Dots of a loop stand in the text once, and run each round.
+    rounds = flops / max(1.0, sum(map(dot_flops, dots)))
+    seconds = max(rounds * sum(_seconds(equation, chip) for equation in dots), moved / chip.hbm_bytes_per_s)
     if seconds >= _STEP_S / 2:
         return []
     return [
