@@ -115,6 +115,18 @@ def test_rows_are_matched_by_chip_and_function(run: Run, tmp_path: Path) -> None
     assert "kernels.py:scratch_matmul → kernels.py:other" in out
 
 
+def test_a_chip_that_explain_failed_on_has_no_time(run: Run, tmp_path: Path) -> None:
+    one = an_explanation()
+    fifth = dataclasses.replace(one, chip="v5e")
+    before, after = write(tmp_path / "a.json", one, fifth), write(tmp_path / "b.json", one)
+    document = json.loads(after.read_text())
+    document["summary"]["failed"] = {"v5e": "CompilerRefusal: too much VMEM"}
+    after.write_text(json.dumps(document))
+    code, out, _ = run(before, after, "--fail-above", "2")
+    assert code == 1
+    assert "no time in the second file: CompilerRefusal: too much VMEM" in out
+
+
 def test_files_of_simulate_and_single_explanations(run: Run, tmp_path: Path) -> None:
     before = write(tmp_path / "a.json", simulated("scratch_matmul"), command="simulate")
     after = write(tmp_path / "b.json", simulated("xla_matmul"), command="simulate")

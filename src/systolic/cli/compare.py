@@ -111,6 +111,10 @@ def _read(path: Path) -> list[_Answer]:
             of = f" but what `systolic {command}` wrote" if isinstance(command, str) else ""
             raise ExplanationError(f"{path} holds no explanation{of}; {wanted}")
         answers.append(answer)
+    summary = document.get("summary")
+    failed = summary.get("failed") if document.get("command") == "explain" and isinstance(summary, dict) else None
+    if isinstance(failed, dict):  # chips of which `explain` has a reason in place of a row
+        answers += [_Answer(function="", chip=name, found=None, reason=str(why)) for name, why in failed.items()]
     if not answers:
         raise ExplanationError(f"{path} holds no rows; {wanted}")
     return answers
