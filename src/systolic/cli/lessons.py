@@ -32,7 +32,7 @@ def lessons(names: tuple[str, ...], chips: tuple[Chip, ...], json_file: str | No
             write_json(json_file, "lessons", [{"lesson": name} for name in LESSONS], {"lessons": len(LESSONS)})
         if json_file != "-":
             for name in LESSONS:
-                click.echo(f"{name:<14} systolic lessons {name}")
+                click.echo(f"{name:<16} systolic lessons {name}")
         return 0
     unknown = [name for name in names if name not in LESSONS and name != "all"]
     if unknown:

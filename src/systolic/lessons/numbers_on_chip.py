@@ -1,0 +1,277 @@
+"""Numbers on the chip · What a product loses by its dtypes, and what it costs to lose less.
+
+    float32     a = a₁ + a₂ + a₃ in bfloat16, of 8 significant bits each; b likewise
+                one pass       a₁b₁                                    what a dot of float32 does unless told otherwise
+                three passes   a₁b₁ + (a₁b₂ + a₂b₁)
+                six passes     a₁b₁ + (a₁b₂ + a₂b₁) + (a₂b₂ + a₁b₃ + a₃b₁)            lax.Precision.HIGHEST
+    bfloat16    products are exact in float32; what rounds is the sum, once, or at every step along k
+    int8        −128 … 127; sums in int32 are exact as long as they fit
+
+The matrix unit multiplies bfloat16. A float32 operand is rounded to it first, silently; more passes bring back the bits
+that this cost, small terms first, and take as many times as long. In a Pallas kernel there is one pass or six
+(`Precision.HIGH` is not implemented), so three are made by hand: the parts of a block are split off in VMEM.
+
+TPU interpret mode does a float32 dot in full, so it cannot show the loss. The errors of one pass and of three are those
+of kernels that round the operands themselves: products of bfloat16 are exact in float32, there and on the chip. For six
+passes, of which the compiler knows the order, the same is done beside `HIGHEST`.
+
+A sum of n terms that is rounded to bfloat16 at each of s steps is as good as its last roundings: 2⁻⁹ of it, over and
+over. In float32 it is rounded to bfloat16 once. int8 has no rounding but that of its operands: a scale maps the largest
+to 127, so what is small against the largest loses most. Sums of k products are at most k·2¹⁴ and fit int32 up to
+k = 2¹⁷ − 1; one more, and the largest sum wraps to the smallest. A result in int8 saturates (the ladder's v5).
+
+Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk innermost. In VMEM: a block of lhs, rhs and out, twice each, and the sum once.
+
+The page that this follows: Pallas TPU, "Writing TPU kernels with Pallas"; `operation_costs` has its table.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float32
+
+from systolic.chips import Chip
+from systolic.compiler import WorkerPool
+from systolic.lessons.ladder import RUNGS
+from systolic.lessons.lesson import Lesson, Part, Results, everywhere
+from systolic.lessons.showing import show
+from systolic.tiling import Tiles
+
+Product = Callable[[Array, Array], Array]
+dot = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
+
+
+def split(x: Array, count: int) -> list[Array]:
+    """x as a sum of `count` terms in bfloat16, the largest first; what is left is dropped."""
+    terms = []
+    for _ in range(count):
+        terms.append(x.astype(jnp.bfloat16))
+        x = x - terms[-1].astype(x.dtype)
+    return terms
+
+
+def one_pass(a: Array, b: Array) -> Array:
+    """What the matrix unit makes of float32 at default precision."""
+    return dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))
+
+
+def three_passes(a: Array, b: Array) -> Array:
+    """All products of terms but those of two small ones; small sums first."""
+    (a1, a2), (b1, b2) = split(a, 2), split(b, 2)
+    return (dot(a1, b2) + dot(a2, b1)) + dot(a1, b1)
+
+
+def six_passes(a: Array, b: Array) -> Array:
+    """All products of 24 bits that reach the last bit of float32."""
+    (a1, a2, a3), (b1, b2, b3) = split(a, 3), split(b, 3)
+    smallest = dot(a2, b2) + (dot(a1, b3) + dot(a3, b1))
+    return (smallest + (dot(a1, b2) + dot(a2, b1))) + dot(a1, b1)
+
+
+PRODUCTS: dict[str, Product] = {
+    "float32 dot": dot,
+    "one pass": one_pass,
+    "three passes": three_passes,
+    "six passes": six_passes,
+    "HIGHEST": functools.partial(dot, precision=lax.Precision.HIGHEST),
+}
+
+
+def passes_kernel(
+    lhs_vmem,  # [bm, bk] float32
+    rhs_vmem,  # [bk, bn] float32
+    out_vmem,  # [bm, bn] float32
+    acc_vmem,  # [bm, bn] float32, scratch
+    *,
+    product: Product,
+):
+    """The ladder's v5 with another product of blocks."""
+    kk = pl.program_id(2)
+
+    @pl.when(kk == 0)
+    def _clear():
+        acc_vmem[...] = jnp.zeros_like(acc_vmem)
+
+    acc_vmem[...] += product(lhs_vmem[...], rhs_vmem[...])
+
+    @pl.when(kk == pl.num_programs(2) - 1)
+    def _write():
+        out_vmem[...] = acc_vmem[...]
+
+
+def multiply(
+    lhs: Float32[Array, "m k"],
+    rhs: Float32[Array, "k n"],
+    *,
+    product: Product,
+    tiles: Tiles | None = None,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Float32[Array, "m n"]:
+    """lhs @ rhs in float32, by `product` of blocks of 512 each way, or of `tiles`."""
+    (m, k), n = lhs.shape, rhs.shape[1]
+    tiles = tiles or Tiles.cube(512)
+    bm, bk, bn = tiles.tile_m, tiles.tile_k, tiles.tile_n
+    return pl.pallas_call(
+        functools.partial(passes_kernel, product=product),
+        grid=(m // bm, n // bn, k // bk),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, kk: (i, kk)),
+            pl.BlockSpec((bk, bn), lambda i, j, kk: (kk, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, kk: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((m, n), jnp.float32),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        interpret=interpret,
+        name="passes",
+    )(lhs, rhs)
+
+
+def product_reference(lhs: Array, rhs: Array) -> Array:
+    """In the dtype of the arguments."""
+    return lhs @ rhs
+
+
+def no_int8(chip: Chip) -> str:
+    """v4 multiplies no integers."""
+    return "" if "int8" in chip.dtypes else f"{chip.name} has no product of int8"
+
+
+SIZE, RUN = 4096, (512, 1024, 512)
+TILES = Tiles(tile_m=512, tile_k=1024, tile_n=1024)  # of the ladder's v5 for bfloat16
+SUMS = {"sum in bfloat16": ("v4", "bfloat16"), "sum in float32": ("v5", "bfloat16"), "int8": ("v5", "int8")}
+
+
+def _shapes(m: int, k: int, n: int, dtype: str) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    return jax.ShapeDtypeStruct((m, k), dtype), jax.ShapeDtypeStruct((k, n), dtype)
+
+
+PARTS = (
+    *(
+        Part(
+            name=name,
+            fn=functools.partial(multiply, product=product),
+            args=_shapes(SIZE, SIZE, SIZE, "float32"),
+            run_args=_shapes(*RUN, "float32"),
+            reference=product_reference,
+        )
+        for name, product in PRODUCTS.items()
+    ),
+    *(
+        Part(
+            name=name,
+            fn=functools.partial(
+                RUNGS[rung].multiply, tiles=TILES, dtype_out="int32" if dtype == "int8" else "bfloat16"
+            ),
+            args=_shapes(SIZE, SIZE, SIZE, dtype),
+            run_args=_shapes(512, 2048, 1024, dtype),
+            reference=product_reference,
+            lacks=no_int8 if dtype == "int8" else everywhere,
+        )
+        for name, (rung, dtype) in SUMS.items()
+    ),
+)
+
+
+def relative_error(result: Array | np.ndarray, wanted: np.ndarray) -> float:
+    """Root mean square of the error, over that of the result."""
+    return float(np.sqrt(np.mean((np.asarray(result, np.float64) - wanted) ** 2) / np.mean(wanted**2)))
+
+
+def errors(m: int = 256, k: int = 8192, n: int = 256, bk: int = 128) -> dict[str, float]:
+    """Relative errors of products of standard normal float32 in interpret mode, by the name of the part.
+
+    Sums are rounded k/bk times where they are kept in bfloat16. Operands are rounded to bfloat16, or scaled to int8,
+    before; errors of sums are against the product of the rounded ones, those of int8 against the product of all bits.
+    """
+    random = np.random.default_rng(0)
+    lhs, rhs = random.standard_normal((m, k), np.float32), random.standard_normal((k, n), np.float32)
+    tiles, interpret = Tiles(tile_m=m, tile_k=bk, tile_n=n), pltpu.InterpretParams()
+    exact = lhs.astype(np.float64) @ rhs
+    found = {
+        name: relative_error(
+            multiply(jnp.asarray(lhs), jnp.asarray(rhs), product=product, tiles=tiles, interpret=interpret), exact
+        )
+        for name, product in PRODUCTS.items()
+    }
+    rounded = [jnp.asarray(each, jnp.bfloat16) for each in (lhs, rhs)]
+    wanted = np.asarray(rounded[0], np.float64) @ np.asarray(rounded[1], np.float64)
+    for name in ("sum in bfloat16", "sum in float32"):
+        result = RUNGS[SUMS[name][0]].multiply(*rounded, tiles=tiles, dtype_out="bfloat16", interpret=interpret)
+        found[name] = relative_error(result, wanted)
+    scales = [127 / np.abs(each).max() for each in (lhs, rhs)]
+    whole = [np.round(each * scale).astype(np.int8) for each, scale in zip((lhs, rhs), scales, strict=True)]
+    sums = RUNGS["v5"].multiply(*whole, tiles=tiles, dtype_out="int32", interpret=interpret)
+    found["int8"] = relative_error(np.asarray(sums) / (scales[0] * scales[1]), exact)
+    return found
+
+
+def largest_sums(k: int = 2**17) -> tuple[int, int]:
+    """The sum of k − 1 products of −128 by −128 in int32, and of k, by the ladder's v5 in interpret mode."""
+    lhs = np.full((32, k), -128, np.int8)
+    lhs[0, -1] = 0
+    tiles = Tiles(tile_m=32, tile_k=2**13, tile_n=128)
+    rhs = np.full((k, 128), -128, np.int8)
+    sums = RUNGS["v5"].multiply(lhs, rhs, tiles=tiles, dtype_out="int32", interpret=pltpu.InterpretParams())
+    return int(sums[0, 0]), int(sums[1, 0])
+
+
+def lesson(chips: Sequence[Chip]) -> Lesson:
+    """Passes of float32, sums in two dtypes, and int8: error and time of each."""
+    found = show(PARTS, chips)
+    with WorkerPool(max_workers=2) as pool:  # whose JAX runs on the CPU, whatever there is
+        error, sums = pool.submit(errors, label="errors"), pool.submit(largest_sums, label="sums of int8")
+        error, (fits, wraps) = error.result(), sums.result()
+    alone = [chip for chip in chips if chip.cores_per_device == 1]  # the ladder's v4 leaves a second core idle
+    steps = 8192 // 128
+    slower = {name: found.ratios("float32 dot", name, chips) for name in ("three passes", "six passes", "HIGHEST")}
+    waits = [(chip.name, found["float32 dot", chip.name].waiting) for chip in chips]
+    return Lesson(
+        name="numbers_on_chip",
+        title="Precision: float32 in passes of bfloat16, sums in bfloat16 and float32, int8",
+        lines=(
+            f"float32, relative error: one pass {error['one pass']:.1e}, three {error['three passes']:.1e}, six "
+            f"{error['six passes']:.1e}. Interpret mode shows {error['float32 dot']:.1e} for a dot that is one pass "
+            "on the chip.",
+            f"Time of one pass, the default, against three by hand: {slower['three passes']} as fast; against six by "
+            f"hand: {slower['six passes']}; against HIGHEST: {slower['HIGHEST']}.",
+            "All copy the same bytes, for which one pass waits: "
+            f"{', '.join(f'{chip} {wait:.0%}' for chip, wait in waits if wait is not None)} of its time.",
+            f"Work of the matrix units, against one pass: three {_work(found, 'three passes', chips)}; HIGHEST "
+            f"{_work(found, 'HIGHEST', chips)}.",
+            f"A bfloat16 sum rounded {steps} times errs by {error['sum in bfloat16']:.1e}, rounded once by "
+            f"{error['sum in float32']:.1e}; its time at {SIZE}³ against that of a float32 sum, where a device is one "
+            f"core: {found.ratios('sum in bfloat16', 'sum in float32', alone) or 'none of these chips'} as fast.",
+            f"int8 with one scale a matrix errs by {error['int8']:.1e}, bfloat16 by {error['one pass']:.1e}; "
+            f"int8 is {found.ratios('int8', 'sum in float32', chips)} as fast.",
+            f"Sums of −128·−128 in int32: {fits:,} for k = {2**17 - 1:,}, {wraps:,} for one more.",
+        ),
+        rows=tuple({**row, "relative_error": error.get(str(row["part"]))} for row in found.rows),
+        ok=found.ok and fits == (2**17 - 1) * 2**14 and wraps == -(2**31),
+    )
+
+
+def _work(found: Results, part: str, chips: Sequence[Chip]) -> str:
+    """Busy time of the matrix units, over that of one pass."""
+    said = []
+    for chip in chips:
+        mine, one = found[part, chip.name], found["float32 dot", chip.name]
+        if mine.matrix_busy and mine.time_us and one.matrix_busy and one.time_us:
+            said.append(f"{chip.name} {mine.matrix_busy * mine.time_us / (one.matrix_busy * one.time_us):.2f} ×")
+    return ", ".join(said)
+
+
+if __name__ == "__main__":
+    import sys
+
+    from systolic.cli import main
+
+    sys.exit(main(["lessons", "numbers_on_chip", *sys.argv[1:]]))

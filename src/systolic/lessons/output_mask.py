@@ -1,0 +1,111 @@
+"""A product of dense matrices of which only some blocks are wanted: the other steps compute nothing and copy nothing.
+
+    out = mask · (lhs @ rhs)
+
+The grid is that of a whole product. `pl.when` skips the work of an unwanted block, but its operands would still be
+copied. So the index maps name the operands of the next block that is wanted, and do not move with k: an index that
+repeats the previous one copies nothing, and when the wanted block comes, its first operands are there.
+
+The mask inside a block is multiplied at the end. Blocks of a mask are few and repeat (a triangle has two kinds: those
+on the diagonal and those below), so a list holds each kind once.
+
+Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk innermost. In VMEM: a block of lhs, rhs, out and the mask, twice each, and the
+sum once. In SMEM: four numbers for each block of out.
+
+Use `block_sparse` where a matrix itself has no blocks in many places.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, BFloat16, Int32
+
+
+def masked_kernel(
+    wanted_smem,  # [m/bm, n/bn] int32
+    next_i_smem,  # [m/bm, n/bn] int32, read by the index maps
+    next_j_smem,  # the same
+    kinds_smem,  # the same
+    lhs_vmem,  # [bm, bk] bfloat16
+    rhs_vmem,  # [bk, bn] bfloat16
+    mask_vmem,  # [1, bm, bn] int32
+    out_vmem,  # [bm, bn] bfloat16
+    acc_vmem,  # [bm, bn] float32
+):
+    """One product of blocks if the block of out is wanted, else nothing but zeros."""
+    del next_i_smem, next_j_smem, kinds_smem
+    kk = pl.program_id(2)
+
+    @pl.when(kk == 0)
+    def _clear():
+        out_vmem[...] = jnp.zeros_like(out_vmem)
+        acc_vmem[...] = jnp.zeros_like(acc_vmem)
+
+    @pl.when(wanted_smem[pl.program_id(0), pl.program_id(1)] != 0)
+    def _work():
+        acc_vmem[...] += jnp.dot(lhs_vmem[...], rhs_vmem[...], preferred_element_type=jnp.float32)
+
+        @pl.when(kk == pl.num_programs(2) - 1)
+        def _write():
+            out_vmem[...] = (mask_vmem[0] * acc_vmem[...]).astype(out_vmem.dtype)
+
+
+def masked_matmul(
+    wanted: Int32[Array, "grid_m grid_n"],
+    next_i: Int32[Array, "grid_m grid_n"],
+    next_j: Int32[Array, "grid_m grid_n"],
+    kinds: Int32[Array, "grid_m grid_n"],
+    lhs: BFloat16[Array, "m k"],
+    rhs: BFloat16[Array, "k n"],
+    masks: Int32[Array, "kinds bm bn"],
+    *,
+    skips_copies: bool = True,
+    bk: int = 1024,
+) -> BFloat16[Array, "m n"]:
+    """lhs @ rhs in the blocks that are `wanted`, times their kind of mask; zeros elsewhere. See `next_wanted`."""
+    (m, k), n = lhs.shape, rhs.shape[1]
+    _, bm, bn = masks.shape
+
+    def lhs_map(i, j, kk, wanted, next_i, next_j, kinds):
+        return (next_i[i, j], jnp.where(wanted[i, j] != 0, kk, 0)) if skips_copies else (i, kk)
+
+    def rhs_map(i, j, kk, wanted, next_i, next_j, kinds):
+        return (jnp.where(wanted[i, j] != 0, kk, 0), next_j[i, j]) if skips_copies else (kk, j)
+
+    return pl.pallas_call(
+        masked_kernel,
+        out_shape=jax.ShapeDtypeStruct((m, n), lhs.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=4,
+            grid=(m // bm, n // bn, k // bk),
+            in_specs=[
+                pl.BlockSpec((bm, bk), lhs_map),
+                pl.BlockSpec((bk, bn), rhs_map),
+                pl.BlockSpec((1, bm, bn), lambda i, j, kk, wanted, next_i, next_j, kinds: (kinds[i, j], 0, 0)),
+            ],
+            out_specs=pl.BlockSpec((bm, bn), lambda i, j, kk, *_: (i, j)),
+            scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        name="masked_matmul",
+    )(wanted, next_i, next_j, kinds, lhs, rhs, masks)
+
+
+def masked_reference(
+    wanted: Array, next_i: Array, next_j: Array, kinds: Array, lhs: Array, rhs: Array, masks: Array
+) -> Array:
+    """The same by a whole mask."""
+    mask = masks[kinds] * wanted[:, :, None, None]
+    return mask.swapaxes(1, 2).reshape(lhs.shape[0], rhs.shape[1]) * (lhs @ rhs)
+
+
+def next_wanted(wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each block of out, in the order of the grid, row and column of the next that is wanted, itself included."""
+    found = np.flatnonzero(wanted)
+    after = np.searchsorted(found, np.arange(wanted.size)).clip(max=len(found) - 1)  # behind the last one: the last
+    rows, columns = np.unravel_index(found[after].reshape(wanted.shape), wanted.shape)
+    return rows.astype(np.int32), columns.astype(np.int32)

@@ -1,0 +1,64 @@
+"""Lessons of the details page through the compiler, on reduced work: what they count is there, and adds up."""
+
+import importlib
+
+import pytest
+
+from systolic.chips import V5E, V5P, V6E
+from systolic.lessons import LESSONS
+from systolic.lessons.operation_costs import costs
+from systolic.lessons.operation_costs import lesson as operation_lesson
+from systolic.lessons.operations import ELEMENTWISE, READ, SHAPINGS, Elementwise, Shaping
+from systolic.lessons.scalar_prefetch import PARTS
+from systolic.lessons.showing import show
+
+
+def chosen(*names: str) -> list[Elementwise | Shaping]:
+    found = [each for each in (*ELEMENTWISE, *SHAPINGS) if each.name in names and each.dtype in ("float32", "int8")]
+    assert len(found) >= len(names)
+    return found
+
+
+def test_costs_on_two_chips() -> None:
+    operations = chosen("a + b", "abs(a)", "exp(a)", READ, "[8,8,128] to [64,128]")
+    found = {(each.operation.name, each.operation.dtype, each.chip): each for each in costs(operations, [V5E, V6E])}
+    for chip in ("v5e", "v6e"):
+        add = found["a + b", "float32", chip]
+        assert add.cycles is not None
+        # One instruction; four fit a bundle.
+        assert add.issued["vpu"] == pytest.approx(1, abs=0.05)
+        assert 0.25 <= add.cycles < 0.35
+        assert found["abs(a)", "float32", chip].issued["vpu"] == pytest.approx(1, abs=0.05)
+        assert found["exp(a)", "float32", chip].issued["eup"] == pytest.approx(1, abs=0.05)
+        assert found["[8,8,128] to [64,128]", "float32", chip].cycles == found[READ, "float32", chip].cycles
+        refused = found["a + b", "int8", chip]
+        assert refused.cycles is None
+        assert refused.row()["status"] == "refused"
+        assert "i16" in refused.reason
+
+
+def test_lesson_of_few_operations() -> None:
+    told = operation_lesson([V5E], chosen("a + b", "abs(a)", "max(a, b)"))
+    assert told.ok
+    assert {row["status"] for row in told.rows} == {"ok", "refused"}
+    assert "Folded away by the compiler: none." in told.lines
+
+
+def test_chosen_blocks_move_every_byte_once_each_way() -> None:
+    parts = [part for part in PARTS if part.name.startswith("chosen")]
+    found = show(parts, [V5P])
+    assert found.ok
+    for part in parts:
+        moved = found[part.name, "v5p"].hbm_bytes
+        wanted = 2 * part.args[1].size * 4
+        assert moved is not None
+        assert wanted <= moved < 1.001 * wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scalar_prefetch", "numbers_on_chip", "operation_costs"])
+def test_whole_lesson(name: str) -> None:
+    told = importlib.import_module(LESSONS[name]).lesson([V5E])
+    assert told.name == name
+    assert told.ok
+    assert all(told.lines)
