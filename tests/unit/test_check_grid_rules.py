@@ -227,3 +227,11 @@ def test_dots_in_a_loop_count_as_often_as_they_run() -> None:
     assert isinstance(found.visits, GridVisits)
     # 64 products of 128³ take 1.4 µs on a v5e: much more than a step costs beside them.
     assert step_findings(found.call, found.visits, V5E) == []
+
+
+def test_axes_that_vmap_makes_are_parallel() -> None:
+    found = rules(jax.vmap(product), BF16(2, 1024, 512), BF16(2, 512, 768), on=V5P)
+    assert found == {"cost-estimate": "note"}
+    said = functools.partial(product, semantics=("parallel", "arbitrary", "arbitrary"))
+    (call,) = traced(jax.vmap(said), BF16(2, 1024, 512), BF16(2, 512, 768))[1]
+    assert call.call.semantics == ("parallel", "parallel", "arbitrary", "arbitrary")

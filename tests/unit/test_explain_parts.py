@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from explanations import a_run
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from kernels import call_of, product, shape
@@ -18,6 +20,7 @@ from systolic.chips import chip
 from systolic.explaining.baseline import product_of
 from systolic.explaining.candidates import tile_candidate, tile_sizes
 from systolic.explaining.explanation import Program
+from systolic.explaining.limits import limit_of
 from systolic.explaining.lines import kernel_work, matrix_flops
 from systolic.explaining.parameters import TileParameter, WithKeywords, tile_parameters, with_sizes
 from systolic.explaining.saying import replaced
@@ -234,3 +237,38 @@ def test_sizes_that_change_the_result_are_no_tiles() -> None:
     (columns,) = (each for each in now.parameters if each.name == "columns")
     other = studied(WithKeywords(leading, {columns: 128}), x)
     assert tile_candidate(((columns, 128),), other, now, chip("v5e")) is None
+
+
+def test_lines_of_a_vmapped_kernel_count_its_own_axes() -> None:
+    batched = jax.vmap(functools.partial(product))
+    call = call_of(batched, BF16(5, 1024, 512), BF16(5, 512, 768))
+    assert (call.vmapped, call.own_axes) == ((0,), (1, 2, 3))
+    work = kernel_work(call, (5, 4, 3, 2))
+    assert work.flops == 5 * 2 * 1024 * 512 * 768
+    by_text = {line.text: line.executions for line in work.lines}
+    assert by_text["acc_vmem[...] = jnp.zeros_like(acc_vmem)"] == 5 * 4 * 3
+    assert by_text["out_vmem[...] = acc_vmem[...].astype(out_vmem.dtype)"] == 5 * 4 * 3
+
+
+def test_hbm_of_an_idle_core_is_not_counted() -> None:
+    one = a_run()
+    (core,) = one.cores
+    op = max(core.ops, key=lambda each: each.cycles)
+    waiting = dataclasses.replace(op, matrix_stall_cycles=0, copy_stall_cycles=op.cycles // 2, matrix_busy_cycles=0)
+    busy = dataclasses.replace(core, ops=(waiting,))
+    idle = dataclasses.replace(core, ops=(), cycles=0)
+    alone = limit_of(dataclasses.replace(one, cores=(busy,)), (), ())
+    assert "HBM" in alone.words
+    assert limit_of(dataclasses.replace(one, cores=(busy, idle)), (), ()) == alone
+
+
+def test_what_hardly_runs_is_not_limited_by_the_matrix_unit() -> None:
+    one = a_run()
+    (core,) = one.cores
+    op = max(core.ops, key=lambda each: each.cycles)
+    nothing = dataclasses.replace(
+        op, matrix_busy_cycles=0, matrix_stall_cycles=0, copy_stall_cycles=0, overhead_cycles=0, issued={}
+    )
+    found = limit_of(dataclasses.replace(one, cores=(dataclasses.replace(core, ops=(nothing,)),)), (), ())
+    assert found.cause == "nothing"
+    assert "matrix" not in found.words

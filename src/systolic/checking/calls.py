@@ -73,7 +73,8 @@ class KernelCall:
       name: of the kernel: what it was called in the launcher, else the function's.
       where: "file.py:12 in launcher", the line of the user's source; "" where it is not known.
       grid: steps along each axis; None where the number is a value.
-      semantics: of each grid axis, "parallel" or "arbitrary"; () if the launcher said nothing.
+      semantics: of each grid axis, "parallel" or "arbitrary"; () if the launcher said nothing. Axes that `jax.vmap`
+        made are parallel, as Pallas has it.
       operands: as the kernel's parameters: prefetched scalars, inputs, outputs, scratch.
       vmem_limit_bytes: that the launcher set; None: the compiler's own.
       has_cost_estimate: whether XLA was told what the kernel costs.
@@ -81,6 +82,7 @@ class KernelCall:
       body: the kernel's jaxpr.
       equation: of the call in the function's jaxpr.
       site: the way to it: positions of equations, outermost first; see `compiler.PallasOperands`.
+      vmapped: grid axes that `jax.vmap` made: `pl.program_id` does not count them.
     """
 
     name: str
@@ -94,6 +96,12 @@ class KernelCall:
     body: Any
     equation: Any
     site: tuple[int, ...]
+    vmapped: tuple[int, ...] = ()
+
+    @property
+    def own_axes(self) -> tuple[int, ...]:
+        """The grid axis of each number that `pl.program_id` takes."""
+        return tuple(axis for axis in range(len(self.grid)) if axis not in self.vmapped)
 
     def of(self, *roles: Role) -> tuple[Operand, ...]:
         """The operands of these roles, in order."""
@@ -133,12 +141,16 @@ def _call(equation: Any, site: tuple[int, ...]) -> KernelCall:
         else:
             role: Role = "input" if at < prefetched + mapping.num_inputs else "output"
             operands.append(_cut(mapping.block_mappings[at - prefetched], names[at], role, mapping.grid))
-    semantics = getattr(options, "dimension_semantics", None) or ()
+    semantics = [_word(each) for each in getattr(options, "dimension_semantics", None) or ()]
+    vmapped = tuple(mapping.vmapped_dims)
+    if vmapped:
+        own = iter(semantics or ["arbitrary"] * len(mapping.grid))
+        semantics = ["parallel" if axis in vmapped else next(own, "arbitrary") for axis in range(len(mapping.grid))]
     return KernelCall(
         name=params.get("name") or _function_name(body),
         where=written_at(equation),
         grid=tuple(size if isinstance(size, int) else None for size in mapping.grid),
-        semantics=tuple(_word(each) for each in semantics),
+        semantics=tuple(semantics),
         operands=tuple(operands),
         vmem_limit_bytes=getattr(options, "vmem_limit_bytes", None),
         has_cost_estimate=params.get("cost_estimate") is not None,
@@ -146,6 +158,7 @@ def _call(equation: Any, site: tuple[int, ...]) -> KernelCall:
         body=body,
         equation=equation,
         site=site,
+        vmapped=vmapped,
     )
 
 

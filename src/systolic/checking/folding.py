@@ -42,7 +42,7 @@ def set_each_step(call: KernelCall) -> frozenset[Any]:
     for equation in call.body.eqns:
         name = equation.primitive.name
         if name in ("program_id", "num_programs"):
-            size = call.grid[equation.params["axis"]]
+            size = call.grid[call.own_axes[equation.params["axis"]]]
             if name == "num_programs" or size == 1:
                 known[equation.outvars[0]] = size if name == "num_programs" else 0
         elif name in _ARITHMETIC:

@@ -11,6 +11,7 @@ from systolic.simulator import CoreRun, OpRun, SimulatedRun, Span
 # Above these shares a cause is said to be what limits a run. They choose words, and no number that is reported.
 _AT_ITS_LIMIT = 0.88
 _WORTH_A_WORD = 0.10
+_SEEN = 0.005
 _WASTED_TRAFFIC = 1.15
 
 _UNITS = {
@@ -89,6 +90,8 @@ def _code(run: SimulatedRun, op: OpRun, matrix: float, lines: Sequence[LineWork]
     shares = {unit: op.issued.get(unit, 0) / (slots * op.cycles) for unit, slots in run.slots.items() if unit in _UNITS}
     unit = max(shares, key=lambda name: shares[name], default=None)
     stalled = op.matrix_stall_cycles / op.cycles
+    if max(matrix, stalled, shares.get(unit or "", 0.0)) < _SEEN:
+        return Limit(cause="nothing", words="no unit is busy for long: hardly anything runs")
     if unit is None or shares[unit] <= max(matrix, stalled):
         return Limit(
             cause="matrix results" if stalled >= _WORTH_A_WORD else "matrix unit",

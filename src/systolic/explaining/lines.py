@@ -118,10 +118,12 @@ class _Walk:
             return
         name, steps = equation.primitive.name, self._ids.shape[1]
         if name == "program_id":
-            values[equation.outvars[0]] = self._ids[equation.params["axis"]]
+            values[equation.outvars[0]] = self._ids[self._call.own_axes[equation.params["axis"]]]
             return
         if name == "num_programs":
-            values[equation.outvars[0]] = np.full(steps, self._grid[equation.params["axis"]], np.int32)
+            values[equation.outvars[0]] = np.full(
+                steps, self._grid[self._call.own_axes[equation.params["axis"]]], np.int32
+            )
             return
         inputs = [self._read(atom, values) for atom in equation.invars]
         if equation.effects or any(value is None for value in inputs):

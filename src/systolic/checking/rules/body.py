@@ -30,7 +30,7 @@ def _unwritten(call: KernelCall, step: tuple[int, ...]) -> list[Unwritten]:
         None if operand.memory in ("hbm", "semaphore", "other") else Memory(at, written=_is_written(call, at, step))
         for at, operand in enumerate(call.operands)
     ]
-    walk = StepWalk(step, call.grid)
+    walk = StepWalk(tuple(step[axis] for axis in call.own_axes), tuple(call.grid[axis] for axis in call.own_axes))
     walk.run(call.body, memories)
     return walk.found
 
@@ -82,9 +82,10 @@ def _finding(call: KernelCall, found: Unwritten, step: Sequence[int]) -> Finding
     operand = call.operands[found.operand]
     is_scratch = operand.role == "scratch"
     moving = None if is_scratch else _moving_axes(call, operand)
-    still = [axis for axis, length in enumerate(call.grid) if length != 1 and axis not in (moving or ())]
-    axis = still[-1] if still else len(call.grid) - 1
-    first = f"under @pl.when(pl.program_id({axis}) == 0)" if call.grid else "at the beginning"
+    own = call.own_axes
+    still = [at for at, axis in enumerate(own) if call.grid[axis] != 1 and axis not in (moving or ())]
+    axis = still[-1] if still else len(own) - 1
+    first = f"under @pl.when(pl.program_id({axis}) == 0)" if own else "at the beginning"
     return Finding(
         rule="uninitialised",
         grade="error",

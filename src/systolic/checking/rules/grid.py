@@ -166,7 +166,7 @@ def _shared(call: KernelCall, grid: tuple[int, ...], visits: Visits, chip: Chip)
     numbers = visits.numbered()
     blocks = int(numbers.max()) + 1
     ids = np.indices(grid).reshape(len(grid), math.prod(grid))
-    for axis, semantics in enumerate(call.semantics[-len(grid) :]):
+    for axis, semantics in enumerate(call.semantics[: len(grid)]):
         if semantics not in ("parallel", "core_parallel") or grid[axis] < 2:
             continue
         least, most = np.full(blocks, grid[axis]), np.full(blocks, -1)
