@@ -261,7 +261,7 @@ def _character(call: KernelCall) -> tuple[Any, ...]:
     """What must not change: which axes have several steps, which dimensions several blocks, and which a tail."""
     axes = [None if size is None else min(size, 2) for size in call.grid]
     dimensions = [
-        (min(-(-length // block), 2), length % block != 0)
+        (min(-(-length // block), 2), length % block != 0) if block else (0, False)
         for operand in call.of("input", "output")
         for length, block in zip(operand.shape, operand.block, strict=True)
     ]
