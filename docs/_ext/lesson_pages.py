@@ -31,6 +31,7 @@ _LADDER_COLUMNS = (
     ("stall_share", "stalls"),
     ("reason", "reason"),
 )
+_INITIALS = ("hbm", "vmem", "vpu", "eup", "xlu")
 _UNITS = {"_us": " µs", "_mb": " MB", "_mib": " MiB", "_percent": " %"}
 
 
@@ -132,10 +133,9 @@ def _without(row: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _heading(key: str) -> str:
-    for ending, unit in _UNITS.items():
-        if key.endswith(ending):
-            return key.removesuffix(ending).replace("_", " ") + unit
-    return key.replace("_", " ")
+    ending = next((ending for ending in _UNITS if key.endswith(ending)), "")
+    words = key.removesuffix(ending).split("_")
+    return " ".join(word.upper() if word in _INITIALS else word for word in words) + _UNITS.get(ending, "")
 
 
 def _cell(value: object) -> str:

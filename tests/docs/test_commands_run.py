@@ -46,13 +46,14 @@ SLOW = (
     "systolic compare",  # what explain wrote
     "systolic ladder all",
     "systolic ladder v4 v5 --chip v6e --sizes 4096 --sweep",
-    "systolic lessons all",
+    "systolic lessons",  # minutes each, where parts are compiled for several chips
     "systolic simulate jax.numpy:matmul",  # three chips, whose compilers take their time over XLA's own product
     "systolic tune",  # up to two minutes
     "systolic check examples/",  # three chips
     "python -m systolic.lessons.ladder.v3_block",
     "python benchmarks/exhaustive_sweep.py model",
     "python benchmarks/foreign_kernels.py",
+    "python benchmarks/operation_costs_page.py",  # of what a lesson found
 )
 SLOW_PYTHON = ("check.md", "explain.md", "tuning.md")  # they check, explain and tune
 
@@ -110,6 +111,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("examples", "benchmarks"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(FILES, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "docs").mkdir()  # pages that commands write
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "kept.sqlite"))
     for name, time_us in (("before.sqlite", 10.0), ("after.sqlite", 9.0)):
