@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,12 @@ from systolic.chips import chip
 from systolic.explaining.baseline import product_of
 from systolic.explaining.candidates import tile_candidate, tile_sizes
 from systolic.explaining.explanation import Program
-from systolic.explaining.limits import limit_of
+from systolic.explaining.limits import limit_of, windows
 from systolic.explaining.lines import kernel_work, matrix_flops
 from systolic.explaining.parameters import TileParameter, WithKeywords, tile_parameters, with_sizes
 from systolic.explaining.saying import replaced
 from systolic.explaining.study import Study, study
+from systolic.simulator import CoreRun, OpRun, SimulatedRun, Span
 
 BF16 = functools.partial(shape, jnp.bfloat16)
 ARGS = (BF16(1024, 512), BF16(512, 768))
@@ -272,3 +273,31 @@ def test_what_hardly_runs_is_not_limited_by_the_matrix_unit() -> None:
     found = limit_of(dataclasses.replace(one, cores=(dataclasses.replace(core, ops=(nothing,)),)), (), ())
     assert found.cause == "nothing"
     assert "matrix" not in found.words
+
+
+def test_a_steady_step_is_one_whose_copies_are_kept() -> None:
+    # Ten spans of each kind from either end: of the rounds 0 to 9, but of their copies only those of the first three.
+    def spans(kind: Literal["round", "copy"], per_round: int) -> list[Span]:
+        times = [at * 100 + part * 10 for at in range(100) for part in range(per_round)]
+        kept = [*times[:10], *times[-10:]]
+        length = 100 if kind == "round" else 10
+        return [Span(kind=kind, begin_cycles=t, end_cycles=t + length, label="op", amount=64) for t in kept]
+
+    core = CoreRun(
+        core=0,
+        cycles=10_000,
+        ops=(OpRun(name="op", scope="", calls=1, begin_cycles=0, end_cycles=10_000, cycles=10_000),),
+        copy_stall_cycles=0,
+        copy_overhead_cycles=0,
+        matrix_stall_cycles=0,
+        matrix_busy_cycles=0,
+        hbm_read_bytes=0,
+        hbm_written_bytes=0,
+        copies=300,
+        spans=tuple(sorted(spans("round", 1) + spans("copy", 3), key=lambda span: span.begin_cycles)),
+        spans_left_out=360,
+    )
+    run = SimulatedRun(chip="v6e", clock_hz=1e9, cores=(core,), prefetch_cycles=0, matrix_units=2, bundles=1)
+    steady = next(each for each in windows(run) if each.title == "one steady step")
+    assert steady.begin_us == pytest.approx(0.2)  # the third round, the last one whose copies are all there
+    assert "3 copies" in steady.words

@@ -133,13 +133,28 @@ def windows(run: SimulatedRun) -> tuple[Window, ...]:
     if len(rounds) < 4:
         return (_window("the whole run", 0, run.cycles, core, run, scale),)
     ramp_end = rounds[1].end_cycles
-    middle = sorted(rounds[2:-2] or rounds[2:-1] or rounds, key=lambda span: span.end_cycles - span.begin_cycles)
+    kept = [span for span in rounds[2:-2] if span.end_cycles <= _kept_until(core)]
+    middle = sorted(kept or rounds[2:-1] or rounds, key=lambda span: span.end_cycles - span.begin_cycles)
     steady = middle[len(middle) // 2]
     return (
         _window("the ramp", op.begin_cycles, ramp_end, core, run, scale),
         _window("one steady step", steady.begin_cycles, steady.end_cycles, core, run, scale),
         _window("the end", rounds[-2].begin_cycles, run.cycles, core, run, scale),
     )
+
+
+def _kept_until(core: CoreRun) -> float:
+    """The cycle up to which the timeline has kept everything.
+
+    Of each kind it keeps as many spans from the beginning as from the end, and a round has several copies: later rounds
+    may be kept whose copies are not, and would look idle.
+    """
+    if not core.spans_left_out:
+        return float("inf")
+    kinds: dict[str, list[float]] = {}
+    for span in core.spans:
+        kinds.setdefault(span.kind, []).append(span.begin_cycles)
+    return min(sorted(begins)[(len(begins) - 1) // 2] for begins in kinds.values() if len(begins) > 1)
 
 
 def _window(title: str, begin: float, end: float, core: CoreRun, run: SimulatedRun, scale: float) -> Window:

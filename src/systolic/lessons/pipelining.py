@@ -29,8 +29,10 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float32
 
 from systolic.chips import Chip
+from systolic.explaining.limits import windows
 from systolic.lessons.lesson import Lesson, Part
 from systolic.lessons.showing import show
+from systolic.measure import simulate
 
 
 def add_matrices_kernel(
@@ -109,6 +111,13 @@ PARTS = (
 )
 
 
+def steady_step(buffers: int, chip: Chip) -> str:
+    """What the simulator's timeline shows of one step in the middle, in words."""
+    fn = functools.partial(add_matrices_pipelined_2d, bm=512, bn=512, buffers=buffers)
+    found = windows(simulate(fn, *LARGE, chip=chip, spans=60))
+    return next(each.words for each in found if each.title == "one steady step")
+
+
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """The same addition whole, by rows, by blocks of four sizes, and by blocks without a pipeline."""
     found = show(PARTS, chips)
@@ -118,9 +127,11 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
         name="pipelining",
         title="Memory spaces and pipelining: x + y, 8192 × 4096 float32",
         lines=(
-            "Whole arrays fit VMEM at 512² only; cut into blocks any size does, and copies run beside the addition.",
+            "Whole, arrays of 512² fit VMEM and these do not; by blocks any size does, and copies run beside it.",
             f"Blocks of 512×512 with a pipeline against the same without: {pipelined} as fast.",
             f"Blocks of 512×512 against 128×128: {larger} as fast, since a step costs time of its own.",
+            f"A step in the middle on {chips[0].name}, with a pipeline: {steady_step(2, chips[0])}",
+            f"The same without: {steady_step(1, chips[0])}",
         ),
         rows=found.rows,
         ok=found.ok,
