@@ -15,16 +15,15 @@ import click
 
 from systolic.chips import Chip
 from systolic.chips.constants import load_constants, with_constants
+from systolic.cli.function import function_options, named
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, note, progress_bar, versions, write_json, write_text
 from systolic.cli.simulated_tables import show_run
 from systolic.compiler import (
     CompilerError,
-    NamedFunction,
     NamedFunctionError,
     WorkerPool,
     check_available,
-    check_function_name,
 )
 from systolic.simulator import SimulationError
 
@@ -48,14 +47,7 @@ class _Answer:
 
 
 @click.command()
-@click.argument("function", metavar="FILE.py:FUNCTION")
-@click.option(
-    "--arg",
-    "arguments",
-    multiple=True,
-    metavar="TEXT",
-    help="One for each argument: bf16[4096,4096] is a shape, s32[3]=1,5,2 an array, FILE.npy an array from a file.",
-)
+@function_options
 @chip_option("v5e")
 @click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
 @click.option(
@@ -78,6 +70,7 @@ class _Answer:
 def simulate(
     function: str,
     arguments: tuple[str, ...],
+    parameters: tuple[tuple[str, Any], ...],
     chips: tuple[Chip, ...],
     against: str | None,
     trace_file: Path | None,
@@ -97,14 +90,13 @@ def simulate(
     Examples:
       systolic simulate jax.numpy:matmul --arg "bf16[4096,4096]" --arg "bf16[4096,4096]" --chip v6e
       systolic simulate kernel.py:mine --arg "bf16[2048,2048]" --arg "s32[4]=0,3,3,9" --chip v5e,v7x --trace run.json
-      systolic simulate kernel.py:mine --against kernel.py:reference --arg "f32[1024,1024]" --json -
+      systolic simulate kernel.py:mine --against kernel.py:reference --arg "f32[1024,1024]" --param tile_m=256 --json -
     """
     check_target(json_file)
     if trace_file is not None:
         check_target(str(trace_file))
-    names = [function, *([against] if against is not None else [])]
-    for name in names:
-        check_function_name(name)
+    functions = [named(function, parameters), *([named(against, ())] if against is not None else [])]
+    names = [each.text for each in functions]
     if constants_file is not None:
         chips = _calibrated(chips, constants_file)
     check_available()
@@ -116,14 +108,14 @@ def simulate(
 
         values = [named_argument(text) for text in arguments]
         spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_TABLE
-        bar.planned(len(names) * len(chips))
+        bar.planned(len(functions) * len(chips))
         jobs: list[tuple[str, Chip, Future[Measurement]]] = []
         for chip in chips:
-            for name in names:
-                label = f"{name} for {chip.name}"
-                job = submit_simulation(pool, NamedFunction(name), values, chip, label=label, spans=spans)
+            for fn in functions:
+                label = f"{fn.text} for {chip.name}"
+                job = submit_simulation(pool, fn, values, chip, label=label, spans=spans)
                 job.add_done_callback(lambda _, label=label: bar.done(label))
-                jobs.append((name, chip, job))
+                jobs.append((fn.text, chip, job))
         answers = [_answer(name, chip, job) for name, chip, job in jobs]
     summary = _summary(answers, names)
     if json_file is not None:
