@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from explanations import a_hostile_one, an_explanation
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 
 from systolic.report import explanation_page
 
@@ -151,7 +151,7 @@ def test_the_scheme_follows_the_system_and_the_button(browser: Browser, file: Pa
     page.emulate_media(color_scheme="dark")
     dark = page.evaluate(colour)
     assert light != dark
-    assert page.inner_text("#scheme") == "☀ light"
+    expect(page.locator("#scheme")).to_have_text("☀ light")  # the page is told a moment later
     page.click("#scheme")
     assert page.evaluate(colour) == light
     page.click("#scheme")

@@ -167,7 +167,7 @@ class Explanation:
       verdict: one line.
       programs: the function itself first.
       windows: of the function's own timeline, whose spans are in `programs[0].run`.
-      savings: the most worthwhile first.
+      savings: changes of the function, the most worthwhile first; then what could stand in its place, likewise.
       notes: what could not be worked out, and what was assumed of the function; the simulator's are in its run.
     """
 

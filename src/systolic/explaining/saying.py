@@ -103,12 +103,14 @@ def verdict(run: SimulatedRun, now: Study, savings: Sequence[Saving], *, tried: 
     Args:
       run: of the function as it is.
       now: what its trace says.
-      savings: the most worthwhile first.
+      savings: changes first; see `Explanation`.
       tried: changes and other programs that were simulated.
     """
     best = savings[0] if savings else None
+    most = max(savings, key=lambda each: each.saving or 0.0, default=None)
+    more = f", {most.title} {most.saving:.0%}" if most is not None and most is not best else ""
     advice = (
-        f"{best.title} would save {best.saving:.0%}"
+        f"{best.title} would save {best.saving:.0%}{more}"
         if best is not None and best.saving is not None
         else "nothing that was tried saves more than half a per cent"
         if tried
