@@ -14,6 +14,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "systolic"
 
 # Each room may import itself and any room before it.
 ROOMS = [
+    "untrusted",
     "problem",
     "chips",
     "tiling",

@@ -32,7 +32,7 @@ from systolic.machines import MachineError, MachineRequestError, ProjectError
 from systolic.measure import NoDeviceError
 from systolic.problem import ProblemError
 from systolic.tiling import TilesError
-from systolic.trials import StoreError
+from systolic.trials import StoreError, TrialsFileError
 from systolic.tuning import ClusterError, StalledError
 
 # Exit codes. 0: fine. 1: the question was answered "no", or this machine lacks what it takes. 2: the call was wrong.
@@ -50,6 +50,7 @@ _WRONG_CALL = (
     PublishedFileError,
     TilesError,
     TooFewProgramsError,
+    TrialsFileError,
     UnknownChipError,
     UnsupportedDtypeError,
 )

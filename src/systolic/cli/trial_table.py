@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, note, write_json
 from systolic.cli.output import table as text_table
 from systolic.cli.tile_profiles import profile
-from systolic.trials import Subject, Trial, TrialStore, best_first
+from systolic.trials import EXPORT_SCHEMA, Subject, Trial, TrialStore, best_first, read_trials_file
 
 _STORE = click.option(
     "--store",
@@ -50,7 +49,7 @@ def show(store_file: Path | None, chips: tuple[Chip, ...], json_file: str | None
     check_target(json_file)
     store = TrialStore.at(store_file)
     names = {chip.name for chip in chips}
-    rows = [(subject, store.trials(subject)) for subject in store.subjects() if subject.chip in names]
+    rows = [(subject, trials) for subject, trials in store.records() if subject.chip in names]
     if json_file is not None:
         records = [_record(subject, trials, whole=False) for subject, trials in rows]
         write_json(json_file, "table show", records, {"store": str(store.file), "products": len(rows)})
@@ -79,8 +78,8 @@ def export(target: str, store_file: Path | None, quiet: bool) -> int:
     """Write every trial of the store to FILE as JSON; - is standard output."""
     check_target(target)
     store = TrialStore.at(store_file)
-    records = [_record(subject, store.trials(subject), whole=True) for subject in store.subjects()]
-    write_json(target, "table export", records, {"products": len(records)})
+    records = [_record(subject, trials, whole=True) for subject, trials in store.records()]
+    write_json(target, "table export", records, {"products": len(records), "schema": EXPORT_SCHEMA})
     note(f"{len(records)} products of {store.file}", quiet=quiet)
     return 0
 
@@ -90,12 +89,13 @@ def export(target: str, store_file: Path | None, quiet: bool) -> int:
 @_STORE
 @click.option("--quiet", "-q", is_flag=True, help="No notes on standard error.")
 def import_(source: Path, store_file: Path | None, quiet: bool) -> int:
-    """Add every trial of FILE, which export wrote, to the store. The same blocking's trial is replaced."""
+    """Add every trial of FILE, which export wrote, to the store. The same blocking's trial is replaced.
+
+    Exit code 2: a value in FILE is not what it has to be, which is named; then nothing is added.
+    """
     store = TrialStore.at(store_file)
-    read = _read(source)
-    for subject, trials in read:
-        for trial in trials:
-            store.keep(subject, trial)
+    read = read_trials_file(source)
+    store.keep_all(read)
     note(f"{sum(len(trials) for _, trials in read)} trials of {len(read)} products into {store.file}", quiet=quiet)
     return 0
 
@@ -107,7 +107,7 @@ def import_(source: Path, store_file: Path | None, quiet: bool) -> int:
 def diff(before: Path, after: Path, json_file: str | None, quiet: bool) -> int:
     """Compare the winners of two stores, or of files that export wrote. Exit code 1: one of AFTER is slower."""
     check_target(json_file)
-    old, new = ({subject: _winner(trials) for subject, trials in _read(file)} for file in (before, after))
+    old, new = ({subject: _winner(trials) for subject, trials in read_trials_file(file)} for file in (before, after))
     rows = []
     for subject in sorted({*old, *new}, key=lambda one: (one.chip, one.as_json())):
         first, second = old.get(subject), new.get(subject)
@@ -160,25 +160,3 @@ def _kept(trial: Trial | None) -> dict[str, Any] | None:
 def _record(subject: Subject, trials: list[Trial], *, whole: bool) -> dict[str, Any]:
     shown = {"trials": [_kept(trial) for trial in trials]} if whole else {"winner": _kept(_winner(trials))}
     return {**_key(subject), **shown}
-
-
-def _read(file: Path) -> list[tuple[Subject, list[Trial]]]:
-    """What a store or an exported file holds."""
-    with file.open("rb") as opened:
-        is_store = opened.read(16).startswith(b"SQLite format 3")
-    if is_store:
-        store = TrialStore(file)
-        return [(subject, store.trials(subject)) for subject in store.subjects()]
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-        if document["command"] != "table export":
-            raise ValueError(f"made by {document['command']}")
-        return [
-            (
-                Subject.from_json(json.dumps(row["subject"])),
-                [Trial.from_json(json.dumps(trial)) for trial in row["trials"]],
-            )
-            for row in document["rows"]
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise click.UsageError(f"{file} is no store, and nothing that systolic table export wrote: {error}") from error

@@ -118,11 +118,12 @@ def tune(
     check_target(json_file)
     check_target(plot_file)
     cases = _cases(product, suites, only, dtype, precision, stack, batch)
+    store = TrialStore.at(store_file)
+    store.check_writable()  # before an hour of compiling, not after its first trial
     check_available()
     if not measured:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
     results = []
-    store = TrialStore.at(store_file)
     somewhere = cluster(scheduler) if scheduler is not None else nullcontext((None, workers))
     with progress_bar(quiet=quiet) as bar, somewhere as (submit, at_once):
         for case in cases:

@@ -7,56 +7,20 @@ import os
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import platformdirs
 
+from systolic.trials import database
+from systolic.trials.database import StoreDamagedError, StoreError, StoreWarning, is_there, named_errors, shown_path
+from systolic.trials.reading import read_subject, read_trial
+from systolic.trials.rows import TRIAL_COLUMNS, Records, read_all, read_subjects, read_trials, salvaged, write
 from systolic.trials.trial import Subject, Trial, best_first
 
-_Record = TypeVar("_Record", Subject, Trial)
-
-_BUSY_S = 60.0  # to wait for another writer
-_SCHEMA_VERSION = 1
-_APPLICATION = 0x73797374  # "syst", which SQLite keeps in the head of the file
-_APPLICATION_AT = 68
-_SQLITE = b"SQLite format 3\0"
-# Such a name is a database's: a file without SQLite's head is a damaged one, and not a stranger's.
-_ENDINGS = {".sqlite", ".sqlite3", ".db"}
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS subjects (
-  key TEXT PRIMARY KEY,
-  chip TEXT NOT NULL,
-  sizes TEXT NOT NULL,
-  subject TEXT NOT NULL
-) STRICT;
-CREATE TABLE IF NOT EXISTS trials (
-  subject TEXT NOT NULL REFERENCES subjects (key),
-  blocking TEXT NOT NULL,
-  status TEXT NOT NULL,
-  modelled_us REAL,
-  simulated_us REAL,
-  measured_us REAL,
-  trial TEXT NOT NULL,
-  kept_at REAL NOT NULL,
-  PRIMARY KEY (subject, blocking)
-) STRICT;
-"""
-
-
-class StoreError(RuntimeError):
-    """The file cannot be opened or written: no permission, no room, or made by a newer version."""
-
-
-class _NotOursError(StoreError):
-    pass
-
-
-class StoreWarning(UserWarning):
-    """A damaged file was set aside, or a trial in it cannot be read."""
+_NAMED = 5  # rows that a warning names
 
 
 def store_file() -> Path:
@@ -65,12 +29,35 @@ def store_file() -> Path:
     return Path(named) if named else Path(platformdirs.user_cache_dir("systolic")) / "trials.sqlite"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreHealth:
+    """What is to be said of a store.
+
+    Attributes:
+      there: whether there is a file with trials.
+      schema: version of its tables; None where they cannot be read.
+      subjects, trials: how many can be read.
+      unreadable: rows that cannot, each with the reason.
+      problem: why the file cannot be used; "" where it can.
+    """
+
+    file: Path
+    there: bool
+    schema: int | None = None
+    subjects: int = 0
+    trials: int = 0
+    unreadable: tuple[str, ...] = ()
+    problem: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class TrialStore:
     """A file of trials. Holds nothing open between calls; picklable.
 
     A trial is written in a transaction of its own: what was kept is there after a kill at any moment, and the file
-    opens. A file that is damaged is renamed and a new one begun, with a `StoreWarning` that names both.
+    opens. A row that is damaged is left out, with a `StoreWarning` that names it. A store that is damaged is renamed,
+    and a new one begun with every row of it that can still be read, with a `StoreWarning` that names both files. A file
+    that is no store is left alone.
     """
 
     file: Path
@@ -85,32 +72,31 @@ class TrialStore:
 
         Raises:
           StoreError: it cannot be written.
+          UntrustedError: it is a trial that could not be read again, such as one with a time of NaN.
         """
-        problem = subject.problem
-        sizes = f"{problem.batch}x{problem.m}x{problem.k}x{problem.n}"
-        with self._opened() as connection, connection:
-            connection.execute(
-                "INSERT INTO subjects VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
-                (subject.key, subject.chip, sizes, subject.as_json()),
-            )
-            connection.execute(
-                # A failure may be this machine's: it takes no time's place.
-                "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (subject, blocking) DO UPDATE SET "
-                "status = excluded.status, modelled_us = excluded.modelled_us, simulated_us = excluded.simulated_us, "
-                "measured_us = excluded.measured_us, trial = excluded.trial, kept_at = excluded.kept_at "
-                "WHERE (excluded.status = 'ok' OR trials.status <> 'ok') "
-                "AND (excluded.measured_us IS NOT NULL OR trials.measured_us IS NULL)",
-                (
-                    subject.key,
-                    _blocking_text(trial),
-                    trial.status,
-                    trial.modelled_us,
-                    trial.simulated_us,
-                    trial.measured_us,
-                    trial.as_json(),
-                    time.time(),
-                ),
-            )
+        self.keep_all([(subject, [trial])])
+
+    def keep_all(self, records: Records) -> None:
+        """Keeps each of these trials as `keep` does, or none of them if one cannot be kept.
+
+        Raises:
+          StoreError, UntrustedError: as `keep` does.
+        """
+        for subject, trials in records:
+            read_subject(json.loads(subject.as_json()))
+            for trial in trials:
+                read_trial(json.loads(trial.as_json()), subject)
+        with self._opened(writing=True) as connection, _transaction(connection):
+            write(connection, records)
+
+    def check_writable(self) -> None:
+        """Writes to the file, so that what is read-only, full or no store is known before the work and not after it.
+
+        Raises:
+          StoreError: it cannot be written.
+        """
+        with self._opened(writing=True) as connection, _transaction(connection):
+            connection.execute(f"PRAGMA user_version = {database.SCHEMA_VERSION}")  # as it is: but a page is written
 
     def trials(self, subject: Subject) -> list[Trial]:
         """All of a subject, as `best_first` sorts them.
@@ -118,11 +104,13 @@ class TrialStore:
         Raises:
           StoreError: the file cannot be read.
         """
-        if not self._there():
+        if not is_there(self.file):
             return []
-        with self._opened() as connection:
-            rows = connection.execute("SELECT trial FROM trials WHERE subject = ?", (subject.key,)).fetchall()
-        return best_first(self._read(rows, Trial.from_json))
+        with self._opened(writing=False) as connection:
+            query = f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ?"
+            rows = connection.execute(query, (subject.key,)).fetchall()
+        with self._left_out() as bad:
+            return best_first(read_trials(rows, subject, bad))
 
     def subjects(self) -> list[Subject]:
         """Everything that trials are of, by chip and sizes.
@@ -130,148 +118,151 @@ class TrialStore:
         Raises:
           StoreError: the file cannot be read.
         """
-        if not self._there():
-            return []
-        with self._opened() as connection:
-            rows = connection.execute("SELECT subject FROM subjects ORDER BY chip, sizes, key").fetchall()
-        return self._read(rows, Subject.from_json)
+        return [subject for subject, _ in self.records()]
 
-    def winner(self, subject: Subject) -> Trial | None:
-        """The best kernel of a subject: the fastest that was measured, else the fastest.
-
-        It takes a millisecond: the file is neither checked nor made, nor anything in it set right.
+    def records(self) -> list[tuple[Subject, list[Trial]]]:
+        """Everything that the store has: subjects by chip and sizes, and the trials of each as `best_first` sorts them.
 
         Raises:
           StoreError: the file cannot be read.
         """
-        if not self._there():
-            return None
-        # A folder where nothing may be written has no place for what readers of a journal share; but then the file does
-        # not change either.
-        shared = os.access(self.file.parent, os.W_OK) or self.file.with_name(f"{self.file.name}-wal").exists()
-        mode = "mode=ro" if shared else "immutable=1"
-        try:
-            with closing(sqlite3.connect(f"{self.file.absolute().as_uri()}?{mode}", uri=True)) as connection:
-                rows = connection.execute(
-                    "SELECT trial FROM trials WHERE subject = ? AND status = 'ok' AND blocking <> '' "
-                    "AND coalesce(measured_us, simulated_us) IS NOT NULL "
-                    "ORDER BY measured_us IS NULL, coalesce(measured_us, simulated_us), blocking LIMIT 9",
-                    (subject.key,),
-                ).fetchall()
-        except sqlite3.Error as error:
-            raise StoreError(f"the trials in {self.file} cannot be read: {error}") from error
-        return next(iter(self._read(rows, Trial.from_json)), None)
+        if not is_there(self.file):
+            return []
+        with self._opened(writing=False) as connection, self._left_out() as bad:
+            return read_all(connection, bad)
 
-    def nearest(self, subject: Subject) -> tuple[Subject, list[str]] | None:
-        """Of a subject without trials: the one with trials that differs in least, and in what."""
-        others = [(other, subject.differences(other)) for other in self.subjects()]
-        return min(others, key=lambda pair: (len(pair[1]), pair[0].as_json()), default=None)
+    def foreign_records(self) -> list[tuple[Subject, list[Trial]]]:
+        """The same of somebody else's file, of which nothing is renamed, set right or left out.
 
-    def _read(self, rows: Sequence[tuple[str]], reader: Callable[[str], _Record]) -> list[_Record]:
-        """Without those that another version of this package has written with other fields."""
-        found = []
-        for (text,) in rows:
-            try:
-                found.append(reader(text))
-            except ValueError as error:
-                warnings.warn(f"left out of {self.file}: {error}", StoreWarning, stacklevel=4)
+        Raises:
+          StoreError: the file, or one row of it, cannot be read.
+        """
+        bad: list[str] = []
+        with named_errors(self.file), closing(database.connection(self.file, writing=False)) as connection:
+            found = read_all(connection, bad)
+        if bad:
+            raise StoreDamagedError(f"{shown_path(self.file)} is damaged: {bad[0]}")
         return found
 
-    @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with closing(self._ready()) as connection:
-                yield connection
-        except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"the trials in {self.file} cannot be read or written: {error}") from error
+    def winner(self, subject: Subject) -> Trial | None:
+        """The best kernel of a subject: the fastest that was measured, else the fastest.
 
-    def _ready(self) -> sqlite3.Connection:
+        It takes a millisecond: the file is neither read as a whole nor made, nor anything in it set right.
+
+        Raises:
+          StoreError: the file cannot be read.
+        """
+        if not is_there(self.file):
+            return None
+        query = (
+            f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND status = 'ok' AND blocking <> '' "
+            "AND coalesce(measured_us, simulated_us) IS NOT NULL "
+            "ORDER BY measured_us IS NULL, coalesce(measured_us, simulated_us), blocking"
+        )
+        with (
+            named_errors(self.file),
+            closing(database.connection(self.file, writing=False, thorough=False)) as connection,
+            self._left_out() as bad,
+        ):
+            return next(read_trials(connection.execute(query, (subject.key,)), subject, bad), None)
+
+    def nearest(self, subject: Subject) -> tuple[Subject, list[str]] | None:
+        """Of a subject without trials: the one with trials that differs in least, and in what.
+
+        As with `winner`, nothing in the file is set right; what cannot be read in it is left out, without a word.
+
+        Raises:
+          StoreError: the file cannot be read.
+        """
+        if not is_there(self.file):
+            return None
+        with (
+            named_errors(self.file),
+            closing(database.connection(self.file, writing=False, thorough=False)) as connection,
+        ):
+            others = [(other, subject.differences(other)) for other in read_subjects(connection)]
+        return min(others, key=lambda pair: (len(pair[1]), pair[0].as_json()), default=None)
+
+    def health(self) -> StoreHealth:
+        """What `systolic doctor` says of it. Nothing is made, renamed or set right, and nothing raised."""
+        bad: list[str] = []
+        try:
+            if not is_there(self.file):
+                return StoreHealth(file=self.file, there=False)
+            with named_errors(self.file), closing(database.connection(self.file, writing=False)) as connection:
+                found = read_all(connection, bad)
+        except StoreError as error:
+            return StoreHealth(file=self.file, there=True, problem=str(error))
+        return StoreHealth(
+            file=self.file,
+            there=True,
+            schema=database.SCHEMA_VERSION,
+            subjects=len(found),
+            trials=sum(len(trials) for _, trials in found),
+            unreadable=tuple(bad),
+        )
+
+    @contextmanager
+    def _left_out(self) -> Iterator[list[str]]:
+        """Warns once of all rows that the block could not read."""
+        bad: list[str] = []
+        yield bad
+        if bad:
+            more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+            said = "; ".join(bad[:_NAMED]) + more
+            warnings.warn(f"left out of {shown_path(self.file)}: {said}", StoreWarning, stacklevel=5)
+
+    @contextmanager
+    def _opened(self, *, writing: bool) -> Iterator[sqlite3.Connection]:
+        with named_errors(self.file), closing(self._ready(writing=writing)) as connection:
+            yield connection
+
+    def _ready(self, *, writing: bool) -> sqlite3.Connection:
         """A connection to a store that is whole: as it is, made, or begun anew in place of a damaged one."""
-        if self._exists():
-            try:
-                return self._connection()
-            except _NotOursError:
-                pass  # or somebody is just making it
-            except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
-                    raise
+        if is_there(self.file):
+            with suppress(StoreDamagedError), named_errors(self.file):
+                return database.connection(self.file, writing=writing)
         # SQLite lets two processes neither make a file nor replace one at once: they take turns.
         import fcntl  # Linux and macOS; nothing else here needs it
 
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.with_name(f"{self.file.name}.lock").open("w") as lock:
+        with self.file.with_name(f"{self.file.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                return self._connection()
-            except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
-                    raise
-                self._set_aside(error)
-            return self._connection()
+                with named_errors(self.file):
+                    return database.connection(self.file, writing=writing)
+            except StoreDamagedError as error:
+                self._begin_anew(error)
+            return database.connection(self.file, writing=writing)
 
-    def _there(self) -> bool:
-        try:
-            return self._exists()
-        except OSError as error:
-            raise StoreError(f"the trials in {self.file} cannot be read: {error}") from error
-
-    def _exists(self) -> bool:
-        try:
-            return self.file.stat().st_size > 0
-        except FileNotFoundError:
-            return False
-
-    def _connection(self) -> sqlite3.Connection:
-        self._check_ours()
-        connection = sqlite3.connect(self.file, timeout=_BUSY_S)
-        try:
-            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:  # new, and so under the lock
-                # Only then the journal of several writers: the head of the file has to say whose it is.
-                connection.executescript(
-                    f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA application_id = {_APPLICATION};"
-                    f"PRAGMA user_version = {_SCHEMA_VERSION};COMMIT;"
-                )
-                connection.execute("PRAGMA journal_mode = WAL")
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version > _SCHEMA_VERSION:
-                raise StoreError(f"{self.file} was made by a newer version of systolic (schema {version})")
-            connection.execute("PRAGMA synchronous = FULL")
-            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if found != "ok":
-                raise sqlite3.DatabaseError(found)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _check_ours(self) -> None:
-        """A file of something else is neither written to nor set aside, whatever is wrong with it."""
-        half_made = self.file.with_name(f"{self.file.name}-journal").exists()  # SQLite takes that back
-        if not self._exists() or half_made:
-            return
-        with self.file.open("rb") as opened:
-            head = opened.read(_APPLICATION_AT + 4)
-        if not head.startswith(_SQLITE) and self.file.suffix in _ENDINGS:
-            raise sqlite3.DatabaseError("its beginning is not SQLite's")
-        if head[_APPLICATION_AT:] != _APPLICATION.to_bytes(4, "big"):
-            raise _NotOursError(f"{self.file} is no store of trials; name another file")
-
-    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+    def _begin_anew(self, error: StoreDamagedError) -> None:
+        """Sets a damaged store aside, and begins a new one with what can be read of it."""
         aside = self.file.with_name(
             f"{self.file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9}"
         )
         self.file.replace(aside)
-        for ending in ("-wal", "-shm"):  # what a killed writer had kept is there
+        for ending in ("-wal", "-shm", "-journal"):  # what a killed writer had kept is there
             beside = self.file.with_name(self.file.name + ending)
             if beside.exists():
                 beside.replace(aside.with_name(aside.name + ending))
-        warnings.warn(f"{self.file} is damaged ({error}): kept as {aside}, begun anew", StoreWarning, stacklevel=6)
+        saved = salvaged(aside)
+        with closing(database.connection(self.file, writing=True)) as connection, _transaction(connection):
+            write(connection, saved)
+        count = sum(len(trials) for _, trials in saved)
+        warnings.warn(
+            f"{error}; kept as {shown_path(aside)}, begun anew with the {count} trials that can be read of it",
+            StoreWarning,
+            stacklevel=7,
+        )
 
 
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Whether it is what the file holds; busy, no room and no permission are other classes."""
-    return type(error) is sqlite3.DatabaseError
-
-
-def _blocking_text(trial: Trial) -> str:
-    return "" if trial.blocking is None else json.dumps(json.loads(trial.as_json())["blocking"], sort_keys=True)
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # some errors, such as a full disk, have rolled it back
+            connection.execute("ROLLBACK")
+        raise

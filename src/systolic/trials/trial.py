@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Literal
 
-import cattrs
-
 from systolic.kernels import KERNEL_VERSION
 from systolic.problem import MatmulProblem
 from systolic.tiling import Blocking
 
 Status = Literal["ok", "refused", "failed"]
-
-_CONVERTER = cattrs.Converter(forbid_extra_keys=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +50,6 @@ class Subject:
     def as_json(self) -> str:
         """Sorted, so that equal subjects have the same text."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Subject:
-        """Back from `as_json`.
-
-        Raises:
-          ValueError: it is none.
-        """
-        return _structured(text, cls)
 
     def differences(self, other: Subject) -> list[str]:
         """By what they differ, in words; equal subjects by nothing."""
@@ -120,15 +107,6 @@ class Trial:
         """To be kept."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
-    @classmethod
-    def from_json(cls, text: str) -> Trial:
-        """Back from `as_json`.
-
-        Raises:
-          ValueError: it is none.
-        """
-        return _structured(text, cls)
-
 
 def best_first(trials: Iterable[Trial]) -> list[Trial]:
     """Those with a measured time, fastest first, then those with a simulated one, then the others."""
@@ -152,13 +130,6 @@ def _versions() -> tuple[str, str]:
         except metadata.PackageNotFoundError:
             found.append("")
     return found[0], found[1]
-
-
-def _structured(text: str, kind: type) -> Any:
-    try:
-        return _CONVERTER.structure(json.loads(text), kind)
-    except (cattrs.BaseValidationError, AttributeError, TypeError, KeyError) as error:
-        raise ValueError(f"not a {kind.__name__}: {text[:100]}") from error
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:

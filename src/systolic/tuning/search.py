@@ -81,7 +81,7 @@ def tune(
       ProblemError: what is fused cannot be built from its description.
       UnknownChipError, UnsupportedDtypeError: no such chip; the chip does not multiply these dtypes.
       IllegalTilesError: no blocking is legal.
-      StoreError: the store cannot be read or written.
+      StoreError: the store cannot be read or written; before anything is compiled.
       NoDeviceError: `measured` is asked for, and no such chip is attached.
       StalledError: no trial has ended for a quarter of an hour, as when all workers of a cluster are lost.
     """
@@ -91,8 +91,11 @@ def tune(
             f"{known.name} has no matrix multiplication of {problem.dtype_multiplied}; it takes "
             f"{', '.join(known.dtypes)}"
         )
+    # Before the work, not after it.
+    store = store or TrialStore.at()
+    store.check_writable()
     if measured:
-        device_of(known)  # before the work, not after it
+        device_of(known)
     from systolic.tuning.programs import Programs  # needs JAX, which `import systolic` does not import
 
     programs = Programs.of(problem, known)
@@ -103,7 +106,7 @@ def tune(
         chip=known,
         first=first,
         choices=choices,
-        store=store or TrialStore.at(),
+        store=store,
         watcher=watcher or Watcher(),
         most=None if exhaustive else trials,
         measured=measured,
@@ -272,11 +275,11 @@ def _trial(future: Future[Measurement], choice: Choice | None) -> tuple[Trial, b
     try:
         measurement = future.result()
     except CompilerRefusal as error:
-        return Trial(blocking=blocking, status="refused", modelled_us=modelled_us, reason=str(error)), True
+        return Trial(blocking=blocking, status="refused", modelled_us=modelled_us, reason=_text(str(error))), True
     except CompilerMissing:
         raise
     except Exception as error:  # noqa: BLE001 -- JAX's as it traces, Dask's: one trial's failure ends no search
-        reason = f"{type(error).__name__}: {error}"
+        reason = _text(f"{type(error).__name__}: {error}")
         lasting = isinstance(error, (CompilerError, SimulationError)) and not isinstance(error, CompilerTimeout)
         return Trial(blocking=blocking, status="failed", modelled_us=modelled_us, reason=reason), lasting
     run = measurement.run
@@ -294,3 +297,8 @@ def _trial(future: Future[Measurement], choice: Choice | None) -> tuple[Trial, b
         compile_s=measurement.compile_s,
     )
     return trial, True
+
+
+def _text(said: str) -> str:
+    """What a compiler said, where bytes that are no UTF-8 have become halves of surrogate pairs."""
+    return said.encode(errors="replace").decode()

@@ -1,0 +1,233 @@
+"""The SQLite file of a store: whose it is, whether it is whole, and how an error of SQLite's is to be taken."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from systolic.untrusted import printable
+
+SCHEMA_VERSION = 1
+_BUSY_S = 60.0  # to wait for another writer
+_LONGEST_BYTES = 2**26  # of a value; a trial has a few thousand
+_APPLICATION = 0x73797374  # "syst", which SQLite keeps in the head of the file
+_SQLITE = b"SQLite format 3\0"
+_HEAD_BYTES = 4096
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS subjects (
+  key TEXT PRIMARY KEY,
+  chip TEXT NOT NULL,
+  sizes TEXT NOT NULL,
+  subject TEXT NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS trials (
+  subject TEXT NOT NULL REFERENCES subjects (key),
+  blocking TEXT NOT NULL,
+  status TEXT NOT NULL,
+  modelled_us REAL,
+  simulated_us REAL,
+  measured_us REAL,
+  trial TEXT NOT NULL,
+  kept_at REAL NOT NULL,
+  PRIMARY KEY (subject, blocking)
+) STRICT;
+"""
+# As SQLite keeps it in the first page of the file.
+_SCHEMA_MARK = b"CREATE TABLE trials (\n  subject TEXT NOT NULL REFERENCES subjects (key)"
+# What is not the file's fault: https://www.sqlite.org/rescode.html. Statements here are constant, so that whatever else
+# SQLite says of them, such as "no such table", the file is to blame for.
+_ENVIRONMENT = {
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_NOLFS,
+    sqlite3.SQLITE_AUTH,
+}
+
+
+class StoreError(RuntimeError):
+    """The file cannot be used: no permission, no room, made by a newer version, or no store of trials at all."""
+
+
+class StoreDamagedError(StoreError):
+    """The file is a store, and what it holds is damaged."""
+
+
+class StoreWarning(UserWarning):
+    """A damaged file was set aside, or a trial in it cannot be read."""
+
+
+def is_there(file: Path) -> bool:
+    """Whether there is a file with something in it.
+
+    Raises:
+      StoreError: it is none that can hold trials: a folder, a device; or nobody may look.
+    """
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        raise StoreError(f"the trials in {shown_path(file)} cannot be read: {error}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise StoreError(f"{shown_path(file)} is no file that can hold trials; name another one")
+    return found.st_size > 0
+
+
+def shown_path(file: Path) -> str:
+    """A path in one line."""
+    return printable(str(file))
+
+
+def connection(file: Path, *, writing: bool, thorough: bool = True) -> sqlite3.Connection:
+    """A connection to a store that is whole; text comes as bytes, which need not be UTF-8.
+
+    Args:
+      writing: makes the file and its tables where they are not there.
+      thorough: reads all of it, to see whether it is whole.
+
+    Raises:
+      StoreError: it is no store, or a newer one.
+      StoreDamagedError, sqlite3.Error, OSError: see `named_errors`.
+    """
+    _check_ours(file)
+    opened = sqlite3.connect(_address(file, writing=writing), timeout=_BUSY_S, uri=True, isolation_level=None)
+    try:
+        _prepare(opened)
+        if _number(opened, "user_version") == 0 and not _tables(opened):
+            # New, and so under the lock. Only then the journal of several writers: the head of the file has to say
+            # whose it is.
+            opened.executescript(
+                f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA application_id = {_APPLICATION};"
+                f"PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
+            )
+            opened.execute("PRAGMA journal_mode = WAL")
+        _check_schema(opened, file)
+        opened.execute("PRAGMA synchronous = FULL")
+        if thorough and (found := _text(opened.execute("PRAGMA integrity_check(1)").fetchone()[0])) != "ok":
+            raise StoreDamagedError(f"{shown_path(file)} is damaged: {found}")
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def wreck(file: Path) -> sqlite3.Connection:
+    """A connection to a damaged store, of which nothing is checked but that its tables are those of a store."""
+    opened = sqlite3.connect(_address(file, writing=False), uri=True, isolation_level=None)
+    try:
+        _prepare(opened)
+        if _tables(opened) != _schema():
+            raise StoreDamagedError(f"{shown_path(file)} is damaged: its tables are not those of a store")
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+@contextmanager
+def named_errors(file: Path) -> Iterator[None]:
+    """Turns what SQLite and the system raise into errors that name the file.
+
+    Raises:
+      StoreDamagedError: what the file holds is at fault.
+      StoreError: the place is: locked, full, not to be written, not to be read.
+    """
+    try:
+        yield
+    except (sqlite3.Error, UnicodeError) as error:  # SQLite's messages quote the file, which need not be UTF-8
+        words = " ".join(printable(str(error)).split())
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is not None and code & 0xFF in _ENVIRONMENT:
+            raise StoreError(f"the trials in {shown_path(file)} cannot be read or written: {words}") from error
+        raise StoreDamagedError(f"{shown_path(file)} is damaged: {words}") from error
+    except (OSError, MemoryError) as error:
+        words = " ".join(printable(str(error)).split())
+        raise StoreError(f"the trials in {shown_path(file)} cannot be read or written: {words}") from error
+
+
+def _address(file: Path, *, writing: bool) -> str:
+    """A URI for SQLite. What may not be written is opened so that nothing has to be."""
+    beside = os.access(file.parent, os.W_OK)
+    if writing:
+        mode = "mode=rwc"
+    elif beside and os.access(file, os.W_OK):
+        mode = "mode=rw"  # a reader, too, takes back what a killed writer left half done
+    elif beside or file.with_name(f"{file.name}-wal").exists():
+        mode = "mode=ro"
+    else:
+        # A folder where nothing may be written has no place for what readers of a journal share; but then the file does
+        # not change either.
+        mode = "immutable=1"
+    return f"{file.absolute().as_uri()}?{mode}"
+
+
+def _check_ours(file: Path) -> None:
+    """A file of something else is neither written to nor set aside, whatever is wrong with it.
+
+    Ours bears three marks: SQLite's, the application's, and the text of a table. Two of them are enough to tell a
+    damaged store from a stranger's file.
+    """
+    if not is_there(file):
+        return
+    with file.open("rb") as opened:
+        head = opened.read(_HEAD_BYTES)
+    if not any(head[:100]) and file.with_name(f"{file.name}-journal").exists():
+        return  # half made: SQLite takes that back
+    marks = (head.startswith(_SQLITE), head[68:72] == _APPLICATION.to_bytes(4, "big"), _SCHEMA_MARK in head)
+    if sum(marks) < 2:
+        raise StoreError(f"{shown_path(file)} is no store of trials; name another file")
+    # A damaged version of the format (bytes 18 and 19) reads as "attempt to write a readonly database".
+    if not (marks[0] and marks[1]) or head[18:20] not in (b"\1\1", b"\2\2"):
+        raise StoreDamagedError(f"{shown_path(file)} is damaged: its first bytes are not those of a store")
+
+
+def _prepare(opened: sqlite3.Connection) -> None:
+    opened.text_factory = bytes
+    opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_BYTES)
+    opened.execute("PRAGMA trusted_schema = OFF")
+    opened.execute("PRAGMA cell_size_check = ON")
+
+
+def _check_schema(opened: sqlite3.Connection, file: Path) -> None:
+    """That the tables are those of a store of this version: a view or a trigger would run whatever it says."""
+    version = _number(opened, "user_version")
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{shown_path(file)} was made by a newer version of systolic (schema {version}, here {SCHEMA_VERSION}): "
+            "upgrade systolic, or name another file"
+        )
+    if version != SCHEMA_VERSION or _tables(opened) != _schema():
+        raise StoreDamagedError(f"{shown_path(file)} is damaged: its tables are not those of a store")
+
+
+def _tables(opened: sqlite3.Connection) -> list[tuple[str, ...]]:
+    rows = opened.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
+    return [tuple(_text(value) for value in row) for row in rows]
+
+
+@functools.cache
+def _schema() -> list[tuple[str, ...]]:
+    with closing(sqlite3.connect(":memory:")) as made:
+        made.executescript(_SCHEMA)
+        return _tables(made)
+
+
+def _number(opened: sqlite3.Connection, pragma: str) -> int:
+    return opened.execute(f"PRAGMA {pragma}").fetchone()[0]
+
+
+def _text(value: object) -> str:
+    return printable(value.decode(errors="replace") if isinstance(value, bytes) else str(value))
