@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,6 +71,171 @@ def test_a_file_of_something_else(store: TrialStore, tmp_path: Path, capsys: pyt
         assert main(["table", "import", str(wrong), "--store", str(store.file)]) == 2
         assert "no store, and nothing that systolic table export wrote" in capsys.readouterr().err
     assert len(store.subjects()) == 2
+
+
+def exported(store: TrialStore, folder: Path) -> str:
+    assert main(["table", "export", str(folder / "sound.json"), "--store", str(store.file), "-q"]) == 0
+    return (folder / "sound.json").read_text()
+
+
+TRIAL = ("rows", 1, "trials", 1)  # 256/256/512 in 10 µs
+SUBJECT_OF = ("rows", 1, "subject")
+GONE = object()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        *[((*TRIAL, "measured_us"), value, "trial 2: measured_us=.* is no time above 0") for value in (-1, 0, -0.0)],
+        *[((*TRIAL, "simulated_us"), value, "trial 2: simulated_us=.* is no time above 0") for value in (-1, 0)],
+        *[
+            ((*TRIAL, "simulated_us"), value, "row 2, trial 2: simulated_us: .* is no finite number")
+            for value in ("5.0", True, 10**400, [5.0], {})
+        ],
+        ((*TRIAL, "simulated_us"), float("inf"), "Infinity is no number"),
+        ((*TRIAL, "simulated_us"), float("nan"), "NaN is no number"),
+        ((*TRIAL, "vmem_bytes"), 1.5, "vmem_bytes: 1.5 is no whole number"),
+        ((*TRIAL, "vmem_bytes"), 2**63, "no whole number below"),
+        ((*TRIAL, "vmem_bytes"), -1, "vmem_bytes=-1 is below 0"),
+        ((*TRIAL, "stalls"), {"copy": -0.5}, "one is below 0"),
+        ((*TRIAL, "stalls"), [["copy", 0.5]], "is not an object"),
+        ((*TRIAL, "status"), "[/bold]", r"status: '\[/bold\]' is none of ok, refused, failed"),
+        ((*TRIAL, "status"), "failed", "that failed has a time"),
+        ((*TRIAL, "reason"), "\ud800", "is no Unicode text"),
+        ((*TRIAL, "reason"), None, "is not a text"),
+        ((*TRIAL, "blocking"), "256/256/512", "is not an object"),
+        ((*TRIAL, "blocking", "outer"), "k", "is none of m, n"),
+        ((*TRIAL, "blocking", "buffers"), 7, "a pipeline has 2 or 3"),
+        ((*TRIAL, "blocking", "tiles", "tile_m"), 0, "tile_m=0"),
+        ((*TRIAL, "blocking", "tiles", "tile_m"), True, "True is no whole number"),
+        ((*TRIAL, "blocking", "tiles"), GONE, "tiles is missing"),
+        ((*TRIAL, "blocking", "\x1b[2J"), 1, r"'.x1b\[2J' is not known"),
+        ((*SUBJECT_OF, "chip"), "v99", "chip 'v99' is not known"),
+        ((*SUBJECT_OF, "chip"), "[/bold]", "is not known"),
+        ((*SUBJECT_OF, "jax"), "[/bold]", r"jax='\[/bold\]' is not of its form"),
+        ((*SUBJECT_OF, "libtpu"), "1\n2", "is not of its form"),
+        ((*SUBJECT_OF, "kernel_version"), -1, "below 0"),
+        ((*SUBJECT_OF, "problem", "m"), 10**400, "no whole number"),
+        ((*SUBJECT_OF, "problem", "m"), 2**31, "above what a TPU counts"),
+        ((*SUBJECT_OF, "problem", "dtype_lhs"), "O", "dtype 'O' is not known"),
+        ((*SUBJECT_OF, "problem", "dtype_lhs"), "i4,i4", "is not known"),
+        ((*SUBJECT_OF, "problem", "precision"), "most", "is none of default, high, highest"),
+        ((*SUBJECT_OF, "problem", "fusion", "epilogue"), "[/bold]", "is not of its form"),
+        ((*SUBJECT_OF, "problem", "fusion", "extras"), {}, "is not a list"),
+        ((*SUBJECT_OF, "problem"), [], "is not an object"),
+        ((*SUBJECT_OF, "more"), 1, "'more' is not known"),
+        (("rows", 1, "trials"), {}, "no subject with a list of trials"),
+        (("rows", 1, "note"), "x", "no subject with a list of trials"),
+        (("rows", 1), 5, "row 2 is no object but 5"),
+        (("rows",), {"a": 1}, "rows is no list"),
+        (("summary", "schema"), 2, "schema 2 is of another version"),
+        (("summary", "schema"), True, "schema True is of another version"),
+        (("summary",), 5, "summary is no object"),
+        (("command",), "bench", "made by 'bench'"),
+        (("command",), ["[/bold]"], "made by"),
+    ],
+)
+def test_one_wrong_value_is_named_and_nothing_imported(
+    store: TrialStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    place: tuple[str | int, ...],
+    value: object,
+    said: str,
+) -> None:
+    document = json.loads(exported(store, tmp_path))
+    *above, last = place
+    inside = document
+    for name in above:
+        inside = inside[name]
+    if value is GONE:
+        del inside[last]
+    else:
+        inside[last] = value
+    wrong, target = tmp_path / "wrong.json", tmp_path / "into.sqlite"
+    wrong.write_text(json.dumps(document))
+    refused(wrong, target, capsys, said)
+
+
+def refused(wrong: Path, target: Path, capsys: pytest.CaptureFixture[str], said: str) -> None:
+    """Both commands end with exit code 2 and one line without control characters, and there is no store."""
+    for arguments in (["import", str(wrong), "--store", str(target)], ["diff", str(wrong), str(wrong)]):
+        assert main(["table", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert re.search(said, err), err
+        assert err.endswith("\n")
+        assert err[:-1].isprintable()
+    assert not target.exists()
+
+
+HEAD = b'{"command": "table export", "rows": '
+FILES = {
+    "deep": (b"[" * 100_000, "nested too deep"),
+    "deep within": (HEAD + b'[{"a": ' * 100_000, "nested too deep"),
+    "a key twice": (HEAD + b'[], "rows": []}', "the key 'rows' is there twice"),
+    "NaN": (HEAD + b"[NaN]}", "NaN is no number"),
+    "infinity": (HEAD + b"[-Infinity]}", "-Infinity is no number"),
+    "digits": (HEAD + b"9" * 5000 + b"}", "thousands of digits"),
+    "no UTF-8": (HEAD + b'"\xff"}', "is not UTF-8"),
+    "a surrogate in UTF-8": (HEAD + b'"\xed\xa0\x80"}', "is not UTF-8"),
+    "UTF-16": (HEAD.decode().encode("utf-16"), "is not UTF-8"),
+    "empty": (b"", "no JSON"),
+    "a number": (b"5", "it is no object but 5"),
+    "null": (b"null", "no object"),
+    "something like SQLite": (b"SQLite format 3\0" + b"x" * 5000, "no store of trials"),
+    "huge": (b" " * (64 * 2**20 + 1), "more than 64 MiB"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_no_export_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    text, said = FILES[name]
+    (tmp_path / "wrong\x1b[31m.json").write_bytes(text)
+    refused(tmp_path / "wrong\x1b[31m.json", tmp_path / "into.sqlite", capsys, said)
+
+
+def test_a_store_of_somebody_else_is_taken_whole_or_not_at_all(
+    store: TrialStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "into.sqlite"
+    assert main(["table", "import", str(store.file), "--store", str(target), "-q"]) == 0
+    assert TrialStore(target).records() == store.records()
+    target.unlink()
+    with closing(sqlite3.connect(store.file)) as connection, connection:
+        connection.execute(
+            "UPDATE trials SET trial = replace(trial, '10.0', '-1.0'), simulated_us = -1 WHERE rowid = 2"
+        )
+    refused(store.file, target, capsys, "trial 2: simulated_us=-1.0 is no time above 0")
+    assert not list(tmp_path.glob("*.damaged-*"))
+
+
+def test_what_a_compiler_said_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A reason may hold anything: brackets are no markup, and control characters reach no terminal."""
+    from systolic.cli.tune import _show
+    from systolic.tuning import TuningResult
+
+    said = "f32[/bold] \x1b[2J is too large\nat line 1"
+    store = TrialStore(tmp_path / "trials.sqlite")
+    store.keep(SUBJECT, replace(trial(128, None), reason=said))
+    store.keep(SUBJECT, replace(trial(256, None), reason=""))
+    found = store.trials(SUBJECT)
+    assert [one.reason for one in found] == [said, ""]
+    result = TuningResult(
+        problem=SUBJECT.problem,
+        computed=SUBJECT.problem,
+        chip="v6e",
+        trials=tuple(found),
+        xla=replace(found[0], blocking=None),
+        considered=2,
+        compiled=2,
+        seconds=1.0,
+        end="all",
+    )
+    _show([result])
+    shown = capsys.readouterr().out
+    assert "f32[/bold] \\x1b[2J is too large" in shown
+    assert "\x1b" not in shown
 
 
 def test_plan_says_by_what_the_store_misses(

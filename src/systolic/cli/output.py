@@ -13,17 +13,21 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from systolic.compiler import versions
+from systolic.untrusted import printable
 
 __all__ = [
     "Bar",
+    "cell",
     "check_target",
     "console",
     "make_folder",
     "note",
+    "printable",
     "progress_bar",
     "table",
     "versions",
@@ -115,6 +119,11 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def cell(text: str) -> str:
+    """What somebody else wrote, for a table: on one line, without control characters and without markup."""
+    return escape(printable(text))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> Table:

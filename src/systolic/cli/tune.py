@@ -14,7 +14,7 @@ import click
 from systolic.bench.cases import Case, Stack, sizes
 from systolic.chips import Chip
 from systolic.cli.options import chip_option, output_options
-from systolic.cli.output import check_target, console, note, progress_bar, table, versions, write_json
+from systolic.cli.output import cell, check_target, console, note, printable, progress_bar, table, versions, write_json
 from systolic.cli.product import (
     ProductSizes,
     SuiteNames,
@@ -278,7 +278,7 @@ def _show_one(result: TuningResult) -> None:
                 f"{trial.measured_us:,.1f}" if trial.measured_us is not None else "–",
                 f"{trial.modelled_us:,.1f}" if trial.modelled_us is not None else "–",
                 f"{result.xla_us / time_us:.3f}" if time_us is not None and result.xla_us is not None else "–",
-                trial.limit if time_us is not None else trial.reason.splitlines()[0][:60],
+                cell(trial.limit if time_us is not None else _first_line(trial.reason)[:60]),
                 f"{trial.vmem_bytes / 2**20:.0f}" if trial.vmem_bytes is not None else "–",
                 f"{trial.compile_s:.1f}" if trial.compile_s is not None else "–",
             ]
@@ -289,4 +289,8 @@ def _show_one(result: TuningResult) -> None:
         columns, rows = [*columns[:at], *columns[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows]
     console().print(table(columns, rows, left=("blocking", "limited by")))
     if result.xla is not None and result.xla_us is None:
-        click.echo(f"XLA has no time: {result.xla.reason.splitlines()[0]}")
+        click.echo(f"XLA has no time: {printable(_first_line(result.xla.reason))}")
+
+
+def _first_line(reason: str) -> str:
+    return next(iter(reason.splitlines()), "–")
