@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from systolic.cli.output import make_folder
+from systolic.cli.output import make_folder, printable
 from systolic.cli.tpu_leaving import Stay, interruptible, remove, say, show, still_there
 from systolic.cli.tpu_options import dry_run_option, order_options, place_options, print_commands
 from systolic.machines import (
@@ -30,7 +30,7 @@ from systolic.machines.offers import address, chip_of
 from systolic.machines.project import Project, check_paths, project
 
 _INTERRUPTED = 130
-_NAMED = 5  # untracked files
+_NAMED = 5  # files that are not copied, and results that are not taken
 
 
 @click.command()
@@ -197,7 +197,7 @@ def _project() -> Project:
         if checkout.untracked:
             # Modules first: one that is missing there ends the command when the machine is paid for.
             first = sorted(checkout.untracked, key=lambda name: not name.endswith(".py"))
-            named = ", ".join(first[:_NAMED]) + (", …" if len(first) > _NAMED else "")
+            named = ", ".join(map(printable, first[:_NAMED])) + (", …" if len(first) > _NAMED else "")
             say(f"not copied, since git does not track them (git add does): {named}")
     if found.package is None:
         say(f"systolic comes from the package index: {' '.join(found.requirements)}")
@@ -251,5 +251,9 @@ def _job(stay: Stay, copied: Project | None, command: Sequence[str], replace: bo
     click.echo(results.stdout, nl=False)
     if results.stage != "command":
         say(f"systolic could not be installed there; what was said is in {results.folder / 'log.txt'}")
-    say(f"results are in {results.folder}" + "".join(f"\n  {path}" for path in results.files))
+    say(f"results are in {results.folder}" + "".join(f"\n  {printable(str(path))}" for path in results.files))
+    for each in results.left_out[:_NAMED]:
+        say(f"not taken from the machine: {each}")
+    if len(results.left_out) > _NAMED:
+        say(f"not taken from the machine: {len(results.left_out) - _NAMED} more")
     return results.exit_code

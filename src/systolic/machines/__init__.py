@@ -15,6 +15,7 @@ from systolic.machines.errors import (
 from systolic.machines.machine import Address, Machine, QueuedRequest
 from systolic.machines.offers import MachineRequestError, Order, order
 from systolic.machines.project import ProjectError
+from systolic.machines.results import ResultsError
 
 __all__ = [
     "Address",
@@ -32,6 +33,7 @@ __all__ = [
     "ProjectError",
     "QueuedRequest",
     "QuotaError",
+    "ResultsError",
     "SignInError",
     "order",
 ]

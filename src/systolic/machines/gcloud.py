@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from systolic.machines import commands
 from systolic.machines.errors import GcloudError, GcloudMissingError, classified
-from systolic.machines.machine import Address, Machine, QueuedRequest
+from systolic.machines.machine import Address, Machine, QueuedRequest, listed
+from systolic.untrusted import UntrustedError, read_json
 
+_T = TypeVar("_T")
 Show = Callable[[bytes], None]
 
 _SECONDS_TO_END = 10.0
@@ -86,7 +87,7 @@ def machine(address: Address) -> Machine:
       MachineNotFoundError: it is not there.
       MachineError: as `call`.
     """
-    return Machine.of(_document(call(commands.describe(address), address.name)))
+    return _read(call(commands.describe(address), address.name), Machine.of)
 
 
 def queued_request(address: Address) -> QueuedRequest:
@@ -96,7 +97,7 @@ def queued_request(address: Address) -> QueuedRequest:
       MachineNotFoundError: it is not there.
       MachineError: as `call`.
     """
-    return QueuedRequest.of(_document(call(commands.describe_queued(address), address.name)))
+    return _read(call(commands.describe_queued(address), address.name), QueuedRequest.of)
 
 
 def machines(zone: str, project: str) -> list[Machine]:
@@ -105,7 +106,7 @@ def machines(zone: str, project: str) -> list[Machine]:
     Raises:
       MachineError: as `call`.
     """
-    return [Machine.of(record) for record in _document(call(commands.list_machines(zone, project)))]
+    return _read(call(commands.list_machines(zone, project)), lambda found: list(map(Machine.of, listed(found))))
 
 
 def queued_requests(zone: str, project: str) -> list[QueuedRequest]:
@@ -114,14 +115,16 @@ def queued_requests(zone: str, project: str) -> list[QueuedRequest]:
     Raises:
       MachineError: as `call`.
     """
-    return [QueuedRequest.of(record) for record in _document(call(commands.list_queued(zone, project)))]
+    return _read(call(commands.list_queued(zone, project)), lambda found: list(map(QueuedRequest.of, listed(found))))
 
 
-def _document(text: str) -> Any:
+def _read(text: str, reader: Callable[[Any], _T]) -> _T:
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise GcloudError(f"gcloud answered with something else than JSON: {text[:200]!r}", text) from error
+        return reader(read_json(text))
+    except UntrustedError as error:
+        raise GcloudError(
+            f"gcloud answered with something else than asked for: {error}: {text[:200]!r}", text
+        ) from error
 
 
 def _listen(stream: IO[bytes], said: list[bytes], show: Show | None) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from systolic.machines import commands, remote
 from systolic.machines.errors import BusyError, GcloudError, MachineUnfitError
 from systolic.machines.gcloud import Show, call
 from systolic.machines.machine import Address, Machine
 from systolic.machines.project import Project
+from systolic.machines.results import place, read_outcome, unpack
 
 _PYTHON = "python3"
 _ROOT = "systolic-run"
@@ -28,6 +27,7 @@ class Results:
     Attributes:
       folder: where it lies: run.json, stdout.txt, log.txt, files/ and, after `tune`, trials.sqlite.
       files: that the command wrote or changed.
+      left_out: what else came, and why it was not taken.
       exit_code: of the command; 1 if it could not be begun.
       stage: `command`, or `install` if it ended there.
       stdout: all that the command wrote to it.
@@ -35,6 +35,7 @@ class Results:
 
     folder: Path
     files: tuple[Path, ...]
+    left_out: tuple[str, ...]
     exit_code: int
     stage: str
     stdout: str
@@ -116,39 +117,25 @@ def fetch(address: Address, job: str, parent: Path, show: Show) -> Results:
     """Brings the results back into a folder of their own beneath `parent`.
 
     Raises:
+      ResultsError: what came is not what a job leaves behind; nothing of it was placed.
       MachineError: as `call`.
     """
     with tempfile.TemporaryDirectory(dir=parent) as name:
         folder = Path(name)
         call(fetch_command(address, job), address.name, show=show, folder=folder)
-        with tarfile.open(folder / "results.tar.gz") as archive:
-            unpack(archive, folder)
-        (folder / "results.tar.gz").unlink()
-        outcome = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        target = parent / PurePosixPath(outcome["job"]).name
-        target.mkdir(exist_ok=True)
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                placed = target / path.relative_to(folder)
-                placed.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(placed)
-    stdout = target / "stdout.txt"
+        unpacked = folder / "unpacked"
+        unpacked.mkdir()
+        left_out = unpack(folder / "results.tar.gz", unpacked)
+        outcome = read_outcome(unpacked, job)
+        stdout = unpacked / "stdout.txt"
+        said = stdout.read_text(encoding="utf-8", errors="replace") if stdout.exists() else ""
+        target = parent / outcome.job
+        place(unpacked, target)
     return Results(
         folder=target,
         files=tuple(sorted(path for path in (target / "files").rglob("*") if path.is_file())),
-        exit_code=outcome["exit_code"],
-        stage=outcome["stage"],
-        stdout=stdout.read_text(encoding="utf-8", errors="replace") if stdout.exists() else "",
+        left_out=left_out,
+        exit_code=outcome.exit_code,
+        stage=outcome.stage,
+        stdout=said,
     )
-
-
-def unpack(archive: tarfile.TarFile, folder: Path) -> None:
-    """Plain files only, and only into the folder: the archive comes from elsewhere."""
-    for member in archive:
-        path = PurePosixPath(member.name)
-        content = archive.extractfile(member) if member.isfile() else None
-        if content is None or path.is_absolute() or ".." in path.parts:
-            continue
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content.read())

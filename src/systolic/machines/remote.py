@@ -232,7 +232,8 @@ def pack(folder, tree, before, outcome):
     after = snapshot(tree) if outcome["stage"] == "command" else {}
     partial = folder / "results.partial"
     (folder / "run.json").write_text(json.dumps(outcome, indent=2) + "\n")
-    with tarfile.open(str(partial), "w:gz") as archive:
+    # A second name of a file is packed as a file, and not as a link to the first.
+    with tarfile.open(str(partial), "w:gz", dereference=True) as archive:
         for name in ("run.json", "stdout.txt", "log.txt"):
             if (folder / name).exists():
                 archive.add(str(folder / name), name)
