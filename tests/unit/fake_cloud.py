@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +126,16 @@ def fake_cloud(root: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
     cloud = FakeCloud(root)
     monkeypatch.setenv("PATH", f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}")
     return cloud
+
+
+@contextmanager
+def interrupts() -> Iterator[None]:
+    """Ctrl-C is one, also where whoever began the tests ignores it, as a script's shell does of jobs behind `&`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _program(path: Path, text: str) -> None:

@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_cloud import FakeCloud, fake_cloud
+from fake_cloud import FakeCloud, fake_cloud, interrupts
 
 from systolic.cli import main
 
@@ -35,13 +35,14 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
+def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
     def call(*arguments: str) -> tuple[int, str, str]:
         code = main(("tpu", *arguments))
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 
-    return call
+    with interrupts():
+        yield call
 
 
 def test_a_machine_is_made_and_said_to_cost_money(run: Run, cloud: FakeCloud) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_cloud import FakeCloud, fake_cloud
+from fake_cloud import FakeCloud, fake_cloud, interrupts
 
 import systolic
 from systolic.cli import main
@@ -43,13 +43,14 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
+def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
     def call(*arguments: str) -> tuple[int, str, str]:
         code = main(("tpu", *arguments))
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 
-    return call
+    with interrupts():
+        yield call
 
 
 def test_a_command_runs_there_and_its_results_come_back(run: Run, cloud: FakeCloud, work: Path) -> None:
