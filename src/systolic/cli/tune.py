@@ -24,6 +24,7 @@ from systolic.cli.product import (
     problem_of,
     stack_options,
 )
+from systolic.cli.tls_options import certificates_of, tls_options
 from systolic.compiler import check_available
 from systolic.problem import MatmulProblem, PrecisionName
 from systolic.trials import Trial, TrialStore
@@ -60,8 +61,10 @@ _SHOWN = 10
 @click.option(
     "--scheduler",
     metavar="ADDRESS",
-    help="Of a Dask cluster that compiles and simulates, such as tcp://host:8786; --workers does not count then.",
+    help="Of a Dask cluster that compiles and simulates, such as tls://host:8786; --workers does not count then. "
+    "Whoever reaches that address can run code on its machines and on this one: see docs/tuning.md.",
 )
+@tls_options
 @click.option(
     "--store",
     "store_file",
@@ -97,6 +100,9 @@ def tune(
     exhaustive: bool,
     workers: int,
     scheduler: str | None,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     store_file: Path | None,
     measured: int,
     plot_file: Path | None,
@@ -113,10 +119,11 @@ def tune(
       systolic tune 8192,4096,14336 --chip v6e --time-budget 120
       systolic tune 16,4096,14336 --chip v5e,v7x --bias --activation silu --json tuned.json
       systolic tune --suite llm --only prefill --chip v6e --store trials.sqlite
-      systolic tune --suite square --chip v5e,v6e --scheduler tcp://host:8786
+      systolic tune --suite square --scheduler tls://host:8786 --tls-ca ca.pem --tls-cert me.pem --tls-key me.key
     """
     check_target(json_file)
     check_target(plot_file)
+    certificates = certificates_of(scheduler, tls_ca, tls_cert, tls_key)
     cases = _cases(product, suites, only, dtype, precision, stack, batch)
     store = TrialStore.at(store_file)
     store.check_writable()  # before an hour of compiling, not after its first trial
@@ -124,7 +131,7 @@ def tune(
     if not measured:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
     results = []
-    somewhere = cluster(scheduler) if scheduler is not None else nullcontext((None, workers))
+    somewhere = cluster(scheduler, certificates) if scheduler is not None else nullcontext((None, workers))
     with progress_bar(quiet=quiet) as bar, somewhere as (submit, at_once):
         for case in cases:
             problem = problem_of(case, batch)

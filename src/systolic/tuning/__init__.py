@@ -1,12 +1,13 @@
 """Searches tiles with `measure`, keeps every trial in `trials`, and makes the profiles that `tiling` ships."""
 
-from systolic.tuning.cluster import ClusterError, cluster
+from systolic.tuning.cluster import Certificates, ClusterError, cluster
 from systolic.tuning.ranking import Ranking
 from systolic.tuning.result import End, TuningResult, repeated_us
 from systolic.tuning.search import MOST_TRIALS, StalledError, Submit, Watcher, tune
 
 __all__ = [
     "MOST_TRIALS",
+    "Certificates",
     "ClusterError",
     "End",
     "Ranking",

@@ -1,45 +1,75 @@
-"""The same search on more than one machine: trials run on a Dask cluster, which outlives its workers."""
+"""The same search on more than one machine: trials run on a Dask cluster, which outlives its workers.
+
+Dask sends functions, and whoever reaches a scheduler can run code on its machine, on those of its workers and on those
+of its clients. With `tls://`, only who has a certificate of the same authority reaches it.
+"""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from systolic.chips import Chip
 from systolic.compiler import WorkerPool
 from systolic.measure import Measurement, submit_simulation
 from systolic.tuning.search import COMPILE_LIMIT_S, Submit
 
+if TYPE_CHECKING:
+    from distributed import Security
+
 _CONNECT_S = 20
+_TLS = "tls://"
 
 
 class ClusterError(RuntimeError):
-    """There is no Dask scheduler at that address, or Dask is not installed."""
+    """There is no Dask scheduler at that address, it does not take these certificates, or Dask is not installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificates:
+    """Files in PEM format that let this machine into a cluster, and tell it that it is the right one.
+
+    Attributes:
+      authority: the certificate of who signed those of the scheduler, the workers and this machine.
+      certificate: of this machine.
+      key: of this machine, without a passphrase.
+    """
+
+    authority: Path
+    certificate: Path
+    key: Path
 
 
 @contextmanager
-def cluster(address: str) -> Iterator[tuple[Submit, int]]:
+def cluster(address: str, certificates: Certificates | None = None) -> Iterator[tuple[Submit, int]]:
     """Where `tune` sends its trials, and how many run at once: one for each thread of each Dask worker.
 
     A Dask worker compiles in a process of its own, as a search on one machine does: a crash of the compiler is a trial
     that failed, and not the worker's. Workers need `systolic[tpu]`; nothing is written there but the cache of programs.
 
     Args:
-      address: such as "tcp://host:8786".
+      address: such as "tcp://host:8786" or "tls://host:8786".
+      certificates: for `tls://`; None: those that Dask's own configuration names.
 
     Raises:
-      ClusterError: nobody answers there, or there are no workers.
+      ClusterError: nobody answers there, the certificates are not taken, or there are no workers.
     """
     try:
         from distributed import Client
     except ImportError as error:
         raise ClusterError("a scheduler needs Dask: pip install 'systolic[cluster]'") from error
+    security = _security(address, certificates)
     try:
-        client = Client(address, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise ClusterError(f"no Dask scheduler answers at {address}: {error}") from error
+        client = Client(address, timeout=_CONNECT_S, set_as_default=False, security=security)
+    except (OSError, ValueError, TypeError) as error:
+        encrypted = address.startswith(_TLS)
+        doubt = "; it may take no certificate of this authority, or speak tcp://" if encrypted else ""
+        raise ClusterError(f"no Dask scheduler answers at {address}: {error}{doubt}") from error
     with client:
         threads: Any = client.nthreads()  # a coroutine only of an asynchronous client
         at_once = sum(threads.values())
@@ -56,6 +86,55 @@ def cluster(address: str) -> Iterator[tuple[Submit, int]]:
 
         yield submit, at_once
         executor.shutdown(wait=False)
+
+
+def _security(address: str, certificates: Certificates | None) -> Security:
+    """What Dask connects with.
+
+    Raises:
+      ClusterError: address and certificates do not go together, or a file is none.
+    """
+    from distributed import Security
+
+    if certificates is None:
+        found = Security()  # what Dask's configuration says
+        if address.startswith(_TLS) and found.tls_client_cert is None:
+            raise ClusterError(
+                f"{address} takes certificates: give --tls-ca, --tls-cert and --tls-key, or name them in Dask's "
+                "configuration"
+            )
+        return found
+    if not address.startswith(_TLS):
+        raise ClusterError(f"certificates go with an address such as tls://host:8786, and {address} is none")
+    _check(certificates)
+    return Security(
+        require_encryption=True,
+        tls_ca_file=str(certificates.authority),
+        tls_client_cert=str(certificates.certificate),
+        tls_client_key=str(certificates.key),
+    )
+
+
+def _check(certificates: Certificates) -> None:
+    """That the files are there and fit each other: Dask would say so late, or ask for a passphrase."""
+    files = (certificates.authority, certificates.certificate, certificates.key)
+    for file in files:
+        try:
+            file.read_bytes()
+        except OSError as error:
+            raise ClusterError(f"cannot read {file}: {error.strerror}") from error
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
+    try:
+        context.load_verify_locations(certificates.authority)
+    except ssl.SSLError as error:
+        raise ClusterError(f"{certificates.authority} holds no certificate: {error}") from error
+    try:
+        context.load_cert_chain(certificates.certificate, certificates.key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        raise ClusterError(
+            f"{certificates.certificate} and {certificates.key} are no certificate and its key, or the key has a "
+            f"passphrase: {error}"
+        ) from error
 
 
 def simulated_alone(fn: Callable[..., Any], arguments: Sequence[Any], chip: Chip, label: str) -> Measurement:

@@ -1,0 +1,47 @@
+"""Options of commands that send work to a Dask cluster over TLS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from systolic.tuning import Certificates
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def tls_options(command: _F) -> _F:
+    """`--tls-ca`, `--tls-cert` and `--tls-key`, each also from the environment."""
+    for name, what in (
+        ("key", "Its key, without a passphrase."),
+        ("cert", "Certificate of this machine, signed by that authority."),
+        ("ca", "Certificate of the authority that signs a tls:// cluster's."),
+    ):
+        command = click.option(
+            f"--tls-{name}",
+            type=click.Path(path_type=Path),
+            envvar=f"SYSTOLIC_TLS_{name.upper()}",
+            show_envvar=True,
+            metavar="FILE",
+            help=what,
+        )(command)
+    return command
+
+
+def certificates_of(
+    scheduler: str | None, authority: Path | None, certificate: Path | None, key: Path | None
+) -> Certificates | None:
+    """The three together; None where there are none, or no scheduler whose they could be.
+
+    Raises:
+      click.UsageError: one is given without another.
+    """
+    given = [file is not None for file in (authority, certificate, key)]
+    if not any(given) or scheduler is None:
+        return None
+    if authority is None or certificate is None or key is None:
+        raise click.UsageError("--tls-ca, --tls-cert and --tls-key go together: give all three")
+    return Certificates(authority=authority, certificate=certificate, key=key)
