@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,11 +52,43 @@ def test_reading(tmp_path: Path) -> None:
         (LINE.replace("12.5", "fast"), "line 2: time_us='fast'"),
         (LINE.replace("12.5", "nan"), "time_us='nan'"),
         (LINE + ",more", "line 2 has 16 values"),
+        (LINE.replace("12.5", "1e999"), "line 2: time_us='1e999'"),
+        (LINE.replace("12.5", "-0.0"), "line 2: time_us='-0.0'"),
+        (LINE.replace(",8,", f",{2**31},"), "line 2: m='2147483648' is no whole number"),
+        (LINE.replace(",8,", "," + "9" * 5000 + ","), "line 2: m='9999.*… is no whole number"),
+        (LINE.replace(",8,", ",٣,"), "line 2: m=.* is no whole number"),
+        (LINE + "\0", "line 2 has a control character"),
+        (LINE + "\x1b[2J", r"line 2 has a control character: 'me,.*"),
+        (LINE + '\n"' + "x" * 100_000, "line 3 has 100,000 characters or more"),
+        (LINE + "\n" + '"x', "line 3: unexpected end of data"),
     ],
 )
 def test_a_wrong_file_names_line_and_value(tmp_path: Path, line: str, says: str) -> None:
     with pytest.raises(PublishedFileError, match=says):
         read_published(write_csv(tmp_path / "t.csv", line))
+
+
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        (LINE.encode() + b"\n\xff\xfe,x\n", r"line 3 is no UTF-8 text"),
+        (LINE.encode() + b"\xed\xa0\x80\n", r"line 2 is no UTF-8 text"),
+        (b"\0" * 200_000, "line 2 has 100,000 characters"),
+    ],
+)
+def test_bytes_that_are_no_text_name_their_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: bytes, says: str
+) -> None:
+    file = write_csv(tmp_path / "t\x1b.csv")
+    file.write_bytes(file.read_bytes() + held)
+    with pytest.raises(PublishedFileError, match=says):
+        read_published(file)
+    for command in (["validate"], ["calibrate", "--out", str(tmp_path / "out" / "v5e.json")]):
+        assert main([*command, str(file), "--chip", "v5e", "--json", str(tmp_path / "found.json")]) == 2
+        said = capsys.readouterr().err
+        assert re.search(says, said)
+        assert said[:-1].isprintable()
+    assert not [path for path in tmp_path.rglob("*.json") if path.is_file()]
 
 
 def test_a_missing_column(tmp_path: Path) -> None:

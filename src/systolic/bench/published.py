@@ -13,9 +13,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
+
+from systolic.untrusted import printable, shown
 
 COLUMNS = ("source", "chip", "op", "m", "k", "n", "dtype_lhs", "dtype_rhs", "dtype_out")
 COLUMNS += ("tile_m", "tile_k", "tile_n", "time_us", "timing")
+_LONGEST_LINE = 100_000  # characters
+_LARGEST_SIZE = 2**31  # a TPU counts with 32 bits
 
 
 class PublishedFileError(ValueError):
@@ -49,15 +54,27 @@ def read_published(path: Path) -> tuple[PublishedRow, ...]:
 
     Raises:
       PublishedFileError: the file cannot be read, a column is missing, a line has more or fewer values than the header,
-        or a value is not the number that it should be.
+        or a line is no text, or a value is not the number that it should be.
     """
+    name = printable(path.name)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return tuple(_rows(file, path.name))
+        # What is no UTF-8 is read as halves of surrogate pairs, so that its line can be named.
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            return tuple(_rows(_lines(file, name), name))
     except OSError as error:
-        raise PublishedFileError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise PublishedFileError(f"{path.name} is no UTF-8 text: {error}") from error
+        raise PublishedFileError(f"cannot read {printable(str(path))}: {error.strerror}") from error
+
+
+def _lines(file: TextIO, name: str) -> Iterator[str]:
+    """The lines of a file, of which each is text and none without an end."""
+    for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), 1):
+        if len(line) == _LONGEST_LINE:
+            raise PublishedFileError(f"{name}, line {number} has {_LONGEST_LINE:,} characters or more")
+        if not line.isascii() and any("\ud800" <= each <= "\udfff" for each in line):
+            raise PublishedFileError(f"{name}, line {number} is no UTF-8 text")
+        if not line.strip().replace("\t", "").isprintable():
+            raise PublishedFileError(f"{name}, line {number} has a control character: {shown(line.strip())}")
+        yield line
 
 
 def _rows(file: Iterable[str], name: str) -> Iterator[PublishedRow]:
@@ -81,8 +98,9 @@ def _rows(file: Iterable[str], name: str) -> Iterator[PublishedRow]:
 def _row(values: Mapping[str, str], line: int, where: str) -> PublishedRow:
     def whole(column: str) -> int:
         text = values[column]
-        if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-            raise PublishedFileError(f"{where}: {column}={text!r} is no whole number of at least 1")
+        digits = text.isascii() and text.isdecimal() and len(text) <= len(str(_LARGEST_SIZE))
+        if not digits or not 1 <= int(text) < _LARGEST_SIZE:
+            raise PublishedFileError(f"{where}: {column}={shown(text)} is no whole number of at least 1, below 2^31")
         return int(text)
 
     def tile(column: str) -> int | None:
@@ -114,5 +132,5 @@ def _time_us(text: str, where: str) -> float:
     except ValueError:
         time_us = math.nan
     if not (math.isfinite(time_us) and time_us > 0):
-        raise PublishedFileError(f"{where}: time_us={text!r} is no time above 0")
+        raise PublishedFileError(f"{where}: time_us={shown(text)} is no time above 0")
     return time_us

@@ -88,22 +88,23 @@ def cluster(address: str, certificates: Certificates | None = None) -> Iterator[
         executor.shutdown(wait=False)
 
 
-def _security(address: str, certificates: Certificates | None) -> Security:
-    """What Dask connects with.
+def _security(address: str, certificates: Certificates | None) -> Security | None:
+    """What Dask connects with; None: what its own configuration says.
 
     Raises:
       ClusterError: address and certificates do not go together, or a file is none.
     """
+    import dask
     from distributed import Security
 
     if certificates is None:
-        found = Security()  # what Dask's configuration says
-        if address.startswith(_TLS) and found.tls_client_cert is None:
+        named = Security().tls_client_cert or dask.config.get("distributed.client.security-loader", None)
+        if address.startswith(_TLS) and named is None:
             raise ClusterError(
                 f"{address} takes certificates: give --tls-ca, --tls-cert and --tls-key, or name them in Dask's "
                 "configuration"
             )
-        return found
+        return None
     if not address.startswith(_TLS):
         raise ClusterError(f"certificates go with an address such as tls://host:8786, and {address} is none")
     _check(certificates)
