@@ -174,6 +174,8 @@ def test_constants_replace_their_own_and_nothing_else() -> None:
         ({"dma_latency_cycles": 7.5}, "dma_latency_cycles=7.5: cycles are whole numbers"),
         ({"clock_hz": math.nan}, "clock_hz=nan is no number"),
         ({"clock_hz": True}, "clock_hz=True is no number"),
+        ({"clock_hz": 10**400}, "clock_hz=1000.* is no number"),
+        ({"clock_hz": -math.inf}, "clock_hz=-inf is no number"),
         ({"clock_hz": "fast"}, "clock_hz='fast' is no number"),
     ],
 )
@@ -186,6 +188,8 @@ def test_constants_that_cannot_be_are_named(constants: dict[str, float], said: s
     ("text", "said"),
     [
         ("", "is no JSON"),
+        ("[" * 100_000, "is no JSON that is read here: it is nested too deep"),
+        ('{"chip": "v5e", "constants": {"clock_hz": NaN}}', "is no JSON: NaN"),
         ("[]", "does not hold one JSON object"),
         ('{"chip": "v5e"}', "does not hold one JSON object"),
         ('{"chip": "v5e", "constants": {}}', "does not hold one JSON object"),

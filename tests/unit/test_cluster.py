@@ -75,11 +75,11 @@ def test_who_has_a_certificate_gets_in(files: Path, scheduler: Any) -> None:
     with cluster(address, certificates(files, "ours", "me")) as (_, at_once):
         assert at_once == 2
     # Without ours, what Dask's own configuration names.
-    import dask
+    from dask import config
 
     named = {"ca-file": "ours.pem", "client.cert": "me.pem", "client.key": "me.key"}
     settings = {f"distributed.comm.tls.{name}": str(files / file) for name, file in named.items()}
-    with dask.config.set(settings), cluster(address) as (_, at_once):
+    with config.set(settings), cluster(address) as (_, at_once):
         assert at_once == 2
 
 

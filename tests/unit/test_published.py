@@ -91,6 +91,15 @@ def test_bytes_that_are_no_text_name_their_line(
     assert not [path for path in tmp_path.rglob("*.json") if path.is_file()]
 
 
+def test_brackets_in_a_cell_are_no_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("systolic.cli.validate.check_available", lambda: None)
+    odd = [LINE.replace("v5e", "[/bold]"), LINE.replace("xla", "[/bold]").replace("device", "[/bold]")]
+    assert main(["validate", str(write_csv(tmp_path / "t.csv", *odd)), "-q"]) == 1  # none has a program
+    assert "op '[/bold]' is not known" in capsys.readouterr().out
+
+
 def test_a_missing_column(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("chip,op\n")
     with pytest.raises(PublishedFileError, match="no column source"):

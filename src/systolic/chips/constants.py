@@ -6,14 +6,15 @@ and `checked_on` (the programs of either half), and where they are from.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from systolic.chips.chip import Chip
+from systolic.untrusted import UntrustedError, read_json, shown
+
+_LARGEST = 1e18  # above every rate, in hertz and bytes a second
 
 
 class ConstantsError(ValueError):
@@ -78,8 +79,8 @@ def with_constants(chip: Chip, fitted: FittedConstants) -> Chip:
 
 
 def _checked(name: str, value: Any, source: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConstantsError(f"{source}: {name}={value!r} is no number")
+    if type(value) not in (int, float) or not abs(value) < _LARGEST:  # NaN neither
+        raise ConstantsError(f"{source}: {name}={shown(value)} is no number below {_LARGEST:g}")
     if is_cycles(name):
         if value < 0 or value != int(value):
             raise ConstantsError(f"{source}: {name}={value}: cycles are whole numbers from 0 up")
@@ -96,11 +97,11 @@ def load_constants(path: Path) -> FittedConstants:
       ConstantsError: no such file, no JSON, or not of this form.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path.read_bytes())
     except OSError as error:
         raise ConstantsError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # no JSON, or no UTF-8
-        raise ConstantsError(f"{path} is no JSON: {error}") from error
+    except UntrustedError as error:
+        raise ConstantsError(f"{path} is {error}") from error
     form = 'one JSON object with "chip" and "constants", as `systolic calibrate --out` writes'
     if not isinstance(found, dict):
         raise ConstantsError(f"{path} does not hold {form}")

@@ -12,13 +12,14 @@ import click
 from systolic.bench.published import PublishedRow, read_published
 from systolic.bench.validation import ComparedRow, ErrorStatistics, PublishedProgram, program_or_reason
 from systolic.chips import Chip, UnknownChipError, chip
+from systolic.cli.output import cell
 from systolic.compiler import CompilerError, CompilerRefusal
 from systolic.simulator import SimulationError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 # What compiling or simulating one row's program may end in. Tracing raises what the traced function raises.
-ROW_ERRORS = (CompilerError, SimulationError, ValueError, TypeError, NotImplementedError)
+ROW_ERRORS = (CompilerError, SimulationError, ValueError, TypeError, RuntimeError, ArithmeticError)
 
 STATISTICS = ("rows", "programs", "median", "90th percentile", "worst", "bias")
 
@@ -81,7 +82,7 @@ def reason_of(error: BaseException) -> str:
 
 def program_cells(row: ComparedRow) -> tuple[str, str, str, str, str]:
     """What was timed: chip, op, size, dtypes, tiles."""
-    return row.chip, row.op, f"{row.m}/{row.k}/{row.n}", row.dtypes, row.tiles
+    return cell(row.chip), cell(row.op), f"{row.m}/{row.k}/{row.n}", cell(row.dtypes), row.tiles
 
 
 def number(value: float | None, form: str) -> str:

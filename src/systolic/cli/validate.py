@@ -14,7 +14,18 @@ from systolic.bench.validation import ChipStatistics, ComparedRow, PublishedProg
 from systolic.chips import CHIPS, Chip
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
 from systolic.cli.options import ChipNames, output_options
-from systolic.cli.output import Bar, check_target, console, note, progress_bar, table, versions, write_json, write_text
+from systolic.cli.output import (
+    Bar,
+    cell,
+    check_target,
+    console,
+    note,
+    progress_bar,
+    table,
+    versions,
+    write_json,
+    write_text,
+)
 from systolic.cli.published import (
     ROW_ERRORS,
     STATISTICS,
@@ -161,8 +172,8 @@ def _show(
     out = console()
     packages = versions()
     out.print(
-        f"[bold]{', '.join(statistics)}[/] · jax {packages['jax']}, libtpu {packages['libtpu']} · predicted times are "
-        "simulated: compiled for the chip, executed on its model"
+        f"[bold]{', '.join(map(cell, statistics))}[/] · jax {packages['jax']}, libtpu {packages['libtpu']} · predicted "
+        "times are simulated: compiled for the chip, executed on its model"
     )
     counted = sum(row.counted for row in rows)
     out.print(
@@ -184,7 +195,7 @@ def _show(
             ("from 2048, not in view", found.from_2048_not_in_view),
         )
         lines += [
-            (name, sizes, *statistics_cells(part), number(part.rank_correlation, ".3f"))
+            (cell(name), sizes, *statistics_cells(part), number(part.rank_correlation, ".3f"))
             for sizes, part in parts
             if part.rows
         ]
@@ -196,7 +207,7 @@ def _show(
 def _line(row: ComparedRow) -> tuple[str, ...]:
     return (
         *program_cells(row),
-        row.timing,
+        cell(row.timing),
         number(row.published_us, ",.1f"),
         number(row.predicted_us, ",.1f"),
         number(row.error, "+.1%") if row.counted or row.error is None else f"({row.error:+.1%})",

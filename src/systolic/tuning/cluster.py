@@ -94,11 +94,11 @@ def _security(address: str, certificates: Certificates | None) -> Security | Non
     Raises:
       ClusterError: address and certificates do not go together, or a file is none.
     """
-    import dask
+    from dask import config
     from distributed import Security
 
     if certificates is None:
-        named = Security().tls_client_cert or dask.config.get("distributed.client.security-loader", None)
+        named = Security().tls_client_cert or config.get("distributed.client.security-loader", None)
         if address.startswith(_TLS) and named is None:
             raise ClusterError(
                 f"{address} takes certificates: give --tls-ca, --tls-cert and --tls-key, or name them in Dask's "
