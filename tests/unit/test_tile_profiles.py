@@ -35,6 +35,7 @@ from systolic.tiling import (
 )
 from systolic.trials import StoreWarning, Subject, Trial, TrialStore
 from systolic.tuning.profiling import step_cost, without_copies
+from systolic.untrusted import UntrustedError
 
 SHIPPED = sorted(Path(str(resources.files("systolic.tiling") / "profiles")).glob("*.json"))
 SQUARE = MatmulProblem.of(4096, 4096, 4096, "bfloat16")
@@ -159,20 +160,18 @@ def test_a_winner_in_the_store_comes_first(tmp_path: Path, monkeypatch: pytest.M
     # As `tune` finds it, which counts the cast of the output among the epilogue's operations.
     tuned = dataclasses.replace(before.computed, fusion=Fusion(epilogue_ops=1))
     store, subject = TrialStore.at(), Subject.here(tuned, "v6e")
-    store.keep(subject, Trial(blocking=blocking, status="ok", simulated_us=123.4))
+    store.keep(subject, Trial(blocking=blocking, status="ok", simulated_us=323.4))
     store.keep(subject, Trial(blocking=None, status="ok", simulated_us=1.0))  # XLA's is no kernel
     store.keep(subject, Trial(blocking=dataclasses.replace(blocking, pieces=2), status="failed", reason="no"))
     assert systolic.plan(SQUARE, "v6e") == before, "a process keeps its plans"
     forget_plans()
     made = systolic.plan(SQUARE, "v6e")
-    assert (made.blocking, made.time_us, made.known) == (blocking, 123.4, "simulated")
+    assert (made.blocking, made.time_us, made.known) == (blocking, 323.4, "simulated")
     assert "winner of systolic tune" in made.reason
     assert systolic.plan(SQUARE, "v5e").known == "profiled"
     illegal = dataclasses.replace(blocking, tiles=Tiles(tile_m=4096, tile_k=4096, tile_n=4096), slice_m=4096)
-    store.keep(subject, Trial(blocking=illegal, status="ok", simulated_us=1.0))
-    forget_plans()
-    with pytest.warns(StoreWarning, match="no winners of systolic tune.*VMEM"):
-        assert systolic.plan(SQUARE, "v6e") == before
+    with pytest.raises(UntrustedError, match="VMEM"):  # nor does a row that is there already win
+        store.keep(subject, Trial(blocking=illegal, status="ok", simulated_us=500.0))
     changed = dataclasses.replace(chip("v6e"), vmem_bytes_per_core=64 * 2**20)
     assert systolic.plan(SQUARE, changed).known != "simulated", "tuned for another chip"
     (tmp_path / "trials.sqlite").write_bytes(b"SQLite format 3\0" + b"?" * 5000)
@@ -253,7 +252,7 @@ def test_what_is_traced_after_tuning_takes_the_winner(tmp_path: Path, monkeypatc
     before = traced()
     problem = MatmulProblem.of(2048, 2048, 2048, "bfloat16")
     blocking = Blocking(tiles=Tiles(tile_m=512, tile_k=512, tile_n=512), slice_m=512, slice_n=512, pieces=1)
-    TrialStore.at().keep(Subject.here(problem, "v6e"), Trial(blocking=blocking, status="ok", simulated_us=9.0))
+    TrialStore.at().keep(Subject.here(problem, "v6e"), Trial(blocking=blocking, status="ok", simulated_us=90.0))
     assert traced() == before
     forget_plans()
     assert traced() != before
