@@ -245,15 +245,18 @@ class TrialStore:
             beside = self.file.with_name(self.file.name + ending)
             if beside.exists():
                 beside.replace(aside.with_name(aside.name + ending))
-        saved = salvaged(aside)
-        with closing(database.connection(self.file, writing=True)) as connection, _transaction(connection):
-            write(connection, saved)
-        count = sum(len(trials) for _, trials in saved)
-        warnings.warn(
-            f"{error}; kept as {shown_path(aside)}, begun anew with the {count} trials that can be read of it",
-            StoreWarning,
-            stacklevel=7,
-        )
+        count = 0
+        try:
+            saved = salvaged(aside)
+            with closing(database.connection(self.file, writing=True)) as connection, _transaction(connection):
+                write(connection, saved)
+            count = sum(len(trials) for _, trials in saved)
+        finally:  # where the old one is has to be said also if there is no room for a new one
+            warnings.warn(
+                f"{error}; kept as {shown_path(aside)}, begun anew with the {count} trials that can be read of it",
+                StoreWarning,
+                stacklevel=7,
+            )
 
 
 @contextmanager
