@@ -99,11 +99,14 @@ def _refusal(small: Mapping[str, Any]) -> CompilerRefusal:
 
 def _program(small: Mapping[str, Any], texts: Mapping[str, dict[str, str]]) -> CompiledProgram:
     _check_fields(small, _PROGRAM)
-    single = {field: texts[field] for field in _TEXTS}
-    if any(found.keys() != {""} for found in single.values()):
-        raise EntryError(f"not one text each of {', '.join(_TEXTS)}")
-    named = {field: texts[field] for field in _TEXTS_BY_NAME}
-    return CompiledProgram(**small, **named, **{field: found[""] for field, found in single.items()}, from_cache=True)
+    found: dict[str, Any] = {**small, "from_cache": True}
+    for field in _TEXTS_BY_NAME:
+        found[field] = texts[field]
+    for field in _TEXTS:
+        if texts[field].keys() != {""}:
+            raise EntryError(f"not one text of {field}")
+        found[field] = texts[field][""]
+    return CompiledProgram(**found)
 
 
 def _check_fields(small: Mapping[str, Any], known: Mapping[str, tuple[type, ...]]) -> None:
