@@ -12,7 +12,7 @@ from simulator_listings import V5E, listing, loop, shown, simulate
 from systolic.chips import chip
 from systolic.measure import prepare_program
 from systolic.simulator import SimulationError, prepare_listings, simulate_listings
-from systolic.simulator.model import copies, memory
+from systolic.simulator.model import copies, matrix, memory
 from systolic.simulator.translating.words import number, quoted, variable
 
 # `@` is the name of a file, in quotes, that none of them may make.
@@ -201,8 +201,9 @@ def test_what_loops_leave_behind_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(memory, "_MOST_SCALAR_WORDS", 100)
     with pytest.raises(SimulationError, match="101 words of scalar memory"):
         simulate(*loop(200, "%7 = sst [smem:[%s2_s1]] 1"), "%s8_s8 = sld [smem:[%s3_s1]]", *shown("%s8_s8"))
+    monkeypatch.setattr(matrix, "_MOST_RESULTS", 100)
     with pytest.raises(SimulationError, match="results of matrix unit 0 that nobody takes"):
-        simulate(*loop(100_000, "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1"))
+        simulate(*loop(200, "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1"))
     monkeypatch.setattr(copies, "_MOST_UNDER_WAY", 100)
     with pytest.raises(SimulationError, match="101 copies under way to one flag"):
         simulate(*loop(200, "%7 = dma.hbm_to_vmem [thread:$0]  %s91_s91, 1, %s92_s92, [#allocation1]"))

@@ -159,7 +159,7 @@ class CacheFile:
             connection.set_progress_handler(lambda: next(calls) > _CALLS, _STEPS)
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES + 2**20)
             connection.text_factory = bytes
-            for setting in ("trusted_schema = OFF", "cell_size_check = ON", "synchronous = NORMAL"):
+            for setting in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0", "synchronous = NORMAL"):
                 connection.execute(f"PRAGMA {setting}")
             schema = connection.execute("SELECT type, name, sql FROM sqlite_schema LIMIT 9").fetchall()
             if set(schema) != _SCHEMA or len(schema) != len(_SCHEMA):
