@@ -1,34 +1,19 @@
 import pickle
+import random
+import sqlite3
 import subprocess
 import sys
+import time
 import warnings
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import diskcache
 import platformdirs
 import pytest
+from cache_damages import PROGRAM, REFUSAL, same
 
-from systolic.compiler import CacheWarning, CompiledProgram, CompilerRefusal, ProgramCache, cache_folder
-
-PROGRAM = CompiledProgram(
-    listings={"TLP": "bundles é" * 20_000, "mm.1": "more"},
-    utilization={"TLP": "table"},
-    vmem_report="{}",
-    top_level_hlo="HloModule m",
-    generated_code_bytes=1,
-    temp_bytes=2,
-    argument_bytes=3,
-    output_bytes=4,
-    cost_flops=5.0,
-    cost_bytes_accessed=None,
-    chip="v5e",
-    jax_version="1",
-    libtpu_version="2",
-    compile_s=0.5,
-    key="k",
-    from_cache=False,
-)
+from systolic.compiler import CacheWarning, ProgramCache, cache_folder
 
 
 @pytest.fixture
@@ -44,11 +29,8 @@ def test_hit_and_miss(cache):
 
 
 def test_a_refusal_comes_back_whole(cache):
-    refusal = CompilerRefusal("text\nmore", kind="vmem", requested_bytes=7, available_bytes=5)
-    cache.put("k", refusal)
-    kept = cache.get("k")
-    assert isinstance(kept, CompilerRefusal)
-    assert kept.__dict__ == refusal.__dict__
+    cache.put("k", REFUSAL)
+    assert same(cache.get("k"), REFUSAL)
 
 
 def test_the_variable_is_read_when_called(monkeypatch, tmp_path):
@@ -64,59 +46,55 @@ def test_the_variable_is_read_when_called(monkeypatch, tmp_path):
 
 
 def test_listings_are_compressed(cache):
+    cache.put("k", replace(PROGRAM, listings={"TLP": "bundles" * 100_000}))
+    assert cache.size_bytes() < 700_000 / 10
+
+
+def test_texts_come_back_to_the_letter(cache):
+    texts = {"": "", "é\0\n": "a\nb\0é𝄞\ud800", "\udcff": "\udcff"}
+    program = replace(
+        PROGRAM, listings=texts, utilization=texts, vmem_report="\ud800", cost_flops=float("inf"), key="é"
+    )
+    cache.put("k", program)
+    assert cache.get("k") == replace(program, from_cache=True)
+
+
+def test_what_was_used_longest_ago_goes_first(cache):
+    texts = random.Random(0)
+    programs = {
+        f"k{number}": replace(PROGRAM, top_level_hlo=texts.randbytes(50_000).decode("latin-1")) for number in range(12)
+    }
+    small = replace(cache, size_limit_bytes=600_000)
+    for key, program in list(programs.items())[:4]:
+        small.put(key, program)
+    with closing(sqlite3.connect(small.file)) as connection, connection:
+        connection.execute("UPDATE programs SET used = used - ?", (7200 * 10**9,))
+    assert small.get("k0") is not None  # used, so that it stays
+    for key, program in list(programs.items())[4:]:
+        small.put(key, program)
+    kept = [key for key in programs if small.get(key) is not None]
+    assert kept == ["k0", *list(programs)[-len(kept) + 1 :]]
+    assert 3 < len(kept) < 12
+    assert small.count() == len(kept)
+    assert small.size_bytes() < 900_000
+
+
+def test_the_newest_stays_whatever_its_size(cache):
+    small = replace(cache, size_limit_bytes=1)
+    small.put("first", PROGRAM)
+    small.put("second", PROGRAM)
+    assert (small.get("first"), small.get("second")) == (None, replace(PROGRAM, from_cache=True))
+
+
+def test_what_it_says_of_itself(cache):
+    assert (cache.count(), cache.size_bytes(), cache.fault(), cache.old_size_bytes()) == (0, 0, None, 0)
     cache.put("k", PROGRAM)
-    size = sum(file.stat().st_size for file in cache.folder.rglob("*.val"))
-    assert size < len(PROGRAM.listings["TLP"]) / 10
-
-
-@pytest.mark.parametrize("damage", [b"not zlib", b"", None])
-def test_a_damaged_entry_is_a_miss_and_goes(cache, damage):
-    cache.put("k", PROGRAM)
-    with diskcache.Cache(str(cache.folder)) as store:
-        good = store["k"]
-        assert isinstance(good, bytes)
-        store["k"] = good[: len(good) // 2] if damage is None else damage
-    with pytest.warns(CacheWarning, match="damaged cache entry"):
-        assert cache.get("k") is None
-    assert cache.get("k") is None
-    cache.put("k", PROGRAM)
-    assert cache.get("k") is not None
-
-
-def test_a_lost_value_file_is_a_miss(cache):
-    cache.put("k", replace(PROGRAM, top_level_hlo="".join(chr(33 + i * i % 9973) for i in range(100_000))))
-    files = list(cache.folder.rglob("*.val"))
-    assert files
-    for file in files:
-        file.unlink()
-    assert cache.get("k") is None
-
-
-def test_a_damaged_index_is_set_aside(cache):
-    cache.put("k", PROGRAM)
-    for file in cache.folder.glob("cache.db*"):
-        file.write_bytes(b"this is no database" * 1000)
-    with pytest.warns(CacheWarning, match="moved it to"):
-        assert cache.get("k") is None
-    (aside,) = cache.folder.parent.glob("programs.damaged-*")
-    assert (aside / "cache.db").read_bytes().startswith(b"this is no database")
-    cache.put("k", PROGRAM)
-    assert cache.get("k") is not None
-
-
-def test_an_index_damaged_further_in_is_set_aside(cache):
-    for number in range(50):
-        cache.put(f"k{number}", PROGRAM)
-    database = cache.folder / "cache.db"
-    content = bytearray(database.read_bytes())
-    content[100:] = b"\xa5" * (len(content) - 100)  # the header, which is what opening looks at, is left
-    database.write_bytes(bytes(content))
-    for leftover in (*cache.folder.glob("cache.db-*"),):
-        leftover.unlink()
-    with pytest.warns(CacheWarning):
-        assert cache.get("k1") is None
-    cache.put("k1", PROGRAM)
-    assert cache.get("k1") is not None
+    assert (cache.count(), cache.fault()) == (1, None)
+    assert cache.size_bytes() == cache.file.stat().st_size > 4096
+    (cache.folder / "cache.db").write_bytes(b"what an older version left")
+    assert cache.old_size_bytes() == 26
+    cache.file.write_bytes(b"no database")
+    assert (cache.count(), cache.fault()) == (0, "its head is another")
 
 
 def test_a_folder_that_cannot_be_made_is_no_obstacle(tmp_path):
@@ -126,6 +104,31 @@ def test_a_folder_that_cannot_be_made_is_no_obstacle(tmp_path):
         cache.put("k", PROGRAM)
     with pytest.warns(CacheWarning, match="could not be read"):
         assert cache.get("k") is None
+
+
+def test_a_killed_writer_leaves_only_whole_entries(cache):
+    text = (
+        "import sys, pathlib; sys.path.insert(0, sys.argv[2])\n"
+        "from cache_damages import PROGRAM, ProgramCache\n"
+        "cache = ProgramCache(folder=pathlib.Path(sys.argv[1]), size_limit_bytes=200_000)\n"
+        "print(flush=True)\n"
+        "for number in range(10**6):\n"
+        "    cache.put(str(number), PROGRAM)\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", text, str(cache.folder), str(Path(__file__).parent)]
+    for moment in (0, 0.003, 0.02, 0.1):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            time.sleep(moment)
+            writer.kill()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert cache.fault() is None
+            found = [cache.get(str(number)) for number in range(0, 60, 3)]
+            assert all(same(each, PROGRAM) for each in found if each is not None)
+            cache.put("k", PROGRAM)
+            assert same(cache.get("k"), PROGRAM)
 
 
 def test_two_processes_share_it(cache, tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from systolic.simulator import UnknownValueError
 from systolic.simulator.model.memory import Memory
+from systolic.simulator.model.rounds import Rounds
 from systolic.simulator.model.values import (
     Unknown,
     as_float,
@@ -32,7 +33,7 @@ FLOATS = st.floats(width=32, allow_nan=False)
 
 
 def memory() -> Memory:
-    return Memory(lambda address: -address)
+    return Memory(lambda address: -address, Rounds(10**6))
 
 
 def test_scalar_memory_keeps_words_and_asks_for_others() -> None:

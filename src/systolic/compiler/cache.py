@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import time
 import warnings
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
-import diskcache
 import platformdirs
 
+from systolic.compiler.cache_entry import EntryError, decode, encode
+from systolic.compiler.cache_file import CacheFile, DamagedError, UntrustedError, UnusableError
 from systolic.compiler.errors import CompilerRefusal
 from systolic.compiler.program import CompiledProgram
 
 CACHE_FOLDER_VARIABLE = "SYSTOLIC_CACHE_DIR"
 CACHE_SIZE_LIMIT_BYTES = 4 * 2**30
 
-# Level 1 packs a listing about eight to one at over 200 MB/s; higher levels gain little and take longer than they save.
-_COMPRESSION_LEVEL = 1
-_DAMAGED_ENTRY = (zlib.error, ValueError, KeyError, TypeError)
+_FRESH_NS = 3600 * 10**9  # whoever was used within the hour keeps its place; so most reads write nothing
+
+# What versions up to 0.3 left in the same folder. It is never read: they kept pickles there.
+_OLD_FILES = ("cache.db", "cache.db-wal", "cache.db-shm")
+_OLD_ENTRIES = "[0-9a-f][0-9a-f]/[0-9a-f][0-9a-f]/*.val"
 
 
 class CacheWarning(UserWarning):
@@ -40,11 +40,11 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramCache:
-    """A folder of compiled programs, shared by any number of processes. Picklable; holds nothing open between calls.
+    """Compiled programs in one file, shared by any number of processes. Picklable; holds nothing open between calls.
 
     Attributes:
-        folder: where the entries are; None: `cache_folder()`, asked anew at each use.
-        size_limit_bytes: compressed size past which the entries used longest ago go.
+        folder: where the file is; None: `cache_folder()`, asked anew at each use.
+        size_limit_bytes: size of the file past which the entries used longest ago go.
     """
 
     folder: Path | None = None
@@ -52,80 +52,133 @@ class ProgramCache:
 
     def get(self, key: str) -> CompiledProgram | CompilerRefusal | None:
         """What was kept under `key`, or None. Warns with `CacheWarning`, and gives None, where that cannot be read."""
-        with self._guarded("read"), self._opened() as store:
-            value = store.get(key)
-            if value is not None:
+        outcome = None
+        with self._guarded("read") as file:
+            if not file.exists():
+                return None
+            with file.opened() as connection:
+                row = connection.execute("SELECT entry, used FROM programs WHERE key = ?", (key,)).fetchone()
+                if row is None:
+                    return None
                 try:
-                    return _decode(cast(bytes, value))
-                except _DAMAGED_ENTRY as error:
-                    store.delete(key)
-                    warnings.warn(f"dropped a damaged cache entry ({error})", CacheWarning, stacklevel=2)
-        return None
+                    outcome = decode(key, row[0])
+                except EntryError as error:
+                    if file.writable:
+                        _drop(connection, key)
+                    _warn(f"dropped a damaged entry of the program cache ({error})")
+                    return None
+                now = time.time_ns()
+                fresh = isinstance(row[1], int) and now - _FRESH_NS < row[1] <= now
+                if file.writable and not fresh:
+                    with suppress(sqlite3.OperationalError):  # busy or full: only the order of leaving suffers
+                        connection.execute("UPDATE programs SET used = ? WHERE key = ?", (now, key))
+        return outcome
 
     def put(self, key: str, outcome: CompiledProgram | CompilerRefusal) -> None:
         """Keep `outcome` under `key`. Warns with `CacheWarning` where that fails."""
-        with self._guarded("written"), self._opened() as store:
-            store.set(key, _encode(outcome))
+        with self._guarded("written") as file:
+            entry = encode(key, outcome)
+            try:
+                self._store(file, key, entry)
+            except DamagedError as error:
+                _begin_anew(file, error)
+                self._store(file, key, entry)
+
+    def _store(self, file: CacheFile, key: str, entry: bytes) -> None:
+        with file.opened(make=True) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(
+                "INSERT INTO programs VALUES (?, ?, ?) "
+                "ON CONFLICT (key) DO UPDATE SET used = excluded.used, entry = excluded.entry",
+                (key, time.time_ns(), entry),
+            )
+            while _used_bytes(connection) > self.size_limit_bytes:
+                oldest = "SELECT key FROM programs WHERE key <> ? ORDER BY used LIMIT 1"
+                if not connection.execute(f"DELETE FROM programs WHERE key = ({oldest})", (key,)).rowcount:
+                    break
+            connection.execute("COMMIT")
+
+    @property
+    def file(self) -> Path:
+        """The file that everything is kept in."""
+        return self._file().path
+
+    def size_bytes(self) -> int:
+        """Size of the file; 0 where there is none."""
+        return _size(self.file)
+
+    def count(self) -> int:
+        """How many programs and refusals are kept; 0 where they cannot be read, and `fault` says why."""
+        try:
+            if self._file().exists():
+                with self._file().opened() as connection:
+                    return connection.execute("SELECT count(used) FROM programs").fetchone()[0]
+        except (DamagedError, UnusableError, OSError, ValueError):
+            pass
+        return 0
+
+    def fault(self) -> str | None:
+        """What keeps the cache from being used, in one line; None where nothing does. It reads the whole file."""
+        try:
+            if self._file().exists():
+                with self._file().opened() as connection:
+                    _check_whole(connection)
+        except (DamagedError, UnusableError, OSError, ValueError) as error:
+            return " ".join(str(error).split())
+        return None
+
+    def old_size_bytes(self) -> int:
+        """Size of what versions up to 0.3 left in the folder. Nothing reads it any more: it may be removed."""
+        folder = self._file().folder
+        return sum(_size(path) for path in (*(folder / name for name in _OLD_FILES), *folder.glob(_OLD_ENTRIES)))
+
+    def _file(self) -> CacheFile:
+        return CacheFile(self.folder if self.folder is not None else cache_folder())
 
     @contextmanager
-    def _opened(self) -> Iterator[diskcache.Cache]:
-        folder = self.folder if self.folder is not None else cache_folder()
+    def _guarded(self, what: str) -> Iterator[CacheFile]:
+        file = self._file()
         try:
-            store = self._open(folder)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):  # locked, full or read-only: not damaged
-                raise
-            self._set_aside(folder, error)
-            store = self._open(folder)
-        try:
-            yield store
-        except sqlite3.DatabaseError as error:
-            if not isinstance(error, sqlite3.OperationalError):
-                self._set_aside(folder, error)
-                return
-            raise
-        finally:
-            store.close()
-
-    def _open(self, folder: Path) -> diskcache.Cache:
-        return _Store(str(folder), size_limit=self.size_limit_bytes, eviction_policy="least-recently-used", timeout=10)
-
-    def _set_aside(self, folder: Path, error: Exception) -> None:
-        # The whole folder moves, since without its index no value file in it can be found or counted again.
-        aside = folder.with_name(f"{folder.name}.damaged-{time.time_ns()}")
-        folder.rename(aside)
-        warnings.warn(f"the program cache was damaged ({error}); moved it to {aside}", CacheWarning, stacklevel=2)
-
-    @contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, diskcache.Timeout, OSError) as error:
-            warnings.warn(f"the program cache could not be {what} ({error})", CacheWarning, stacklevel=3)
+            try:
+                yield file
+            except DamagedError as error:
+                _begin_anew(file, error)
+        except UntrustedError as error:
+            _warn(f"programs are not cached: {error}, or set {CACHE_FOLDER_VARIABLE} to a folder of your own")
+        except (UnusableError, OSError, ValueError) as error:
+            _warn(f"the program cache could not be {what} ({error})")
 
 
-class _Store(diskcache.Cache):
-    """diskcache's, except that a constructor that fails leaves no database open."""
-
-    def __init__(self, directory: str, **settings: Any) -> None:
-        try:
-            super().__init__(directory, **settings)
-        except BaseException:
-            self.close()
-            raise
+def _warn(text: str) -> None:
+    warnings.warn(text, CacheWarning, stacklevel=1)  # from one place, so that Python shows a text once
 
 
-def _encode(outcome: CompiledProgram | CompilerRefusal) -> bytes:
-    if isinstance(outcome, CompiledProgram):
-        record = {"program": asdict(outcome)}
-    else:
-        names = ("message", "kind", "requested_bytes", "available_bytes")
-        record = {"refusal": {name: getattr(outcome, name) for name in names}}
-    return zlib.compress(json.dumps(record).encode(), _COMPRESSION_LEVEL)
+def _begin_anew(file: CacheFile, error: DamagedError) -> None:
+    file.remove(error.inode)
+    _warn(f"the program cache was damaged ({error}): begun anew")
 
 
-def _decode(value: bytes) -> CompiledProgram | CompilerRefusal:
-    record = json.loads(zlib.decompress(value))
-    if "program" in record:
-        return replace(CompiledProgram(**record["program"]), from_cache=True)
-    return CompilerRefusal(**record["refusal"])
+def _drop(connection: sqlite3.Connection, key: str) -> None:
+    """Drops one damaged entry, or finds that more than the entry is damaged."""
+    connection.execute("DELETE FROM programs WHERE key = ?", (key,))
+    _check_whole(connection)
+
+
+def _check_whole(connection: sqlite3.Connection) -> None:
+    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found != b"ok":
+        raise sqlite3.DatabaseError(found.decode("ascii", "replace"))
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    pages, free, page_bytes = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * page_bytes
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except (OSError, ValueError):
+        return 0

@@ -22,7 +22,7 @@ _VMEM_FILE = re.compile(rf"\d+-{TOP_LEVEL}-\d+-vmem_report\.html")
 _VMEM_DATA = re.compile(r"\bconst DATA ?= ?(?=\{)")
 _HLO_FILE = re.compile(rf"\d+-{TOP_LEVEL}-hlo\.txt")
 _CUT_NAME = re.compile(r"(?P<start>.{100,})-\d{10,20}")
-_CALL = re.compile(r"= inlined_call\b[^/\n]*/\* %(?P<name>\S+)")
+_CALL = re.compile(r"= inlined_call\b[^/=\n]*/\* %(?P<name>\S+)")
 
 
 def dump_flags(folder: Path) -> tuple[str, ...]:
@@ -64,7 +64,8 @@ def read_dump(folder: Path) -> Dump:
     """What one compilation left in `folder`.
 
     Raises:
-        CompilerError: no top-level program, more than one, or a called operation without a listing.
+        CompilerError: no top-level program, more than one, a called operation without a listing, or a file that cannot
+            be read.
     """
     listings: dict[str, str] = {}
     utilization: dict[str, str] = {}
@@ -117,7 +118,10 @@ def empty_dump(folder: Path) -> None:
 
 
 def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace")
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise CompilerError(f"what the compiler left cannot be read: {error}") from error
 
 
 def _vmem_data(page: str) -> str:
@@ -126,9 +130,9 @@ def _vmem_data(page: str) -> str:
         return ""
     try:
         data, _ = json.JSONDecoder().raw_decode(page, found.end())
-    except ValueError:
+        return json.dumps(data.get("hlo_breakdowns", {}) if isinstance(data, dict) else {})
+    except (ValueError, RecursionError):
         return ""
-    return json.dumps(data.get("hlo_breakdowns", {}) if isinstance(data, dict) else {})
 
 
 def _cut_name(listings: Mapping[str, str], name: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Sequence
 
@@ -64,7 +65,7 @@ class KernelContents:
         shape = self._hlo.operand_shape(name, index)
         if name not in self._hlo.kernels or shape is None:
             return None
-        if int(np.prod(shape.sizes)) > _MOST_ELEMENTS:
+        if math.prod(shape.sizes) > _MOST_ELEMENTS:
             return None
         sites = self._sites.get(self._key(name))
         names = self._names[self._key(name)]
@@ -105,4 +106,7 @@ class KernelContents:
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name))
+    """A name in parts, numbers by their size."""
+    parts = re.split(r"(\d+)", name)
+    numbers = [part.lstrip("0") if part.isdecimal() else None for part in parts]
+    return tuple((-1, part) if n is None else (len(n), n) for n, part in zip(numbers, parts, strict=True))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -113,24 +114,31 @@ def parameter_name(prepared: PreparedProgram, number: int) -> str:
 
 def vmem_buffers(report: str) -> list[VmemBuffer]:
     """The compiler's account of VMEM as records. Entries of another form than is known are left out."""
-    found = []
-    for op, breakdown in ((json.loads(report) if report else None) or {}).items():
-        if op.startswith("<"):  # the callers of inlined operations, which are listed by themselves
-            continue
-        for block in breakdown.get("blocks", []):
-            kind, whole = str(block.get("block_type", "")), int(block.get("block_size", 0))
-            for allocation in block.get("allocations") or [{"size": whole}]:
-                tag = str(allocation.get("tag", ""))
-                found.append(
-                    VmemBuffer(
-                        op=op,
-                        kind=kind,
-                        size_bytes=int(allocation.get("size", 0)),
-                        is_spill=tag.upper() == "SPILL",
-                        what=tag or str(allocation.get("shape", "")),
-                    )
-                )
-    return found
+    try:
+        known = json.loads(report) if report else {}
+    except (ValueError, RecursionError):
+        known = {}
+    return [
+        buffer
+        for op, breakdown in (known.items() if isinstance(known, dict) else ())
+        if not op.startswith("<")  # the callers of inlined operations, which are listed by themselves
+        for block in _records(breakdown, "blocks")
+        for buffer in _buffers(op, block)
+    ]
+
+
+def _buffers(op: str, block: Mapping[str, Any]) -> Iterator[VmemBuffer]:
+    kind, whole = str(block.get("block_type", "")), block.get("block_size", 0)
+    for allocation in _records(block, "allocations") or [{"size": whole}]:
+        tag, size = str(allocation.get("tag", "")), str(allocation.get("size", 0))
+        if re.fullmatch(r"\d{1,18}", size, re.ASCII):  # also where it was written as text
+            what = tag or str(allocation.get("shape", ""))
+            yield VmemBuffer(op=op, kind=kind, size_bytes=int(size), is_spill=tag.upper() == "SPILL", what=what)
+
+
+def _records(record: object, name: str) -> list[dict[str, Any]]:
+    found = record.get(name) if isinstance(record, dict) else None
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def submit_simulation(

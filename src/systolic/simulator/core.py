@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from systolic.chips import Chip
-from systolic.simulator.errors import SimulationError
+from systolic.simulator.errors import SimulationError, check_most
 from systolic.simulator.machine import Machine, Mailboxes, Passed, Progress
 from systolic.simulator.model.copies import CopyEngine
 from systolic.simulator.model.loops import Laps, LoopTime
 from systolic.simulator.model.matrix import MatrixUnits
 from systolic.simulator.model.memory import Contents, Memory, Words
+from systolic.simulator.model.rounds import Rounds
 from systolic.simulator.model.timeline import Timeline
 from systolic.simulator.model.values import COMPUTED, Unknown
 from systolic.simulator.reading.calls import CallOperand
@@ -25,6 +26,7 @@ from systolic.simulator.translating.translate import Translation
 TOP_LEVEL = "TLP"
 # Of an argument whose contents are not known, neither is its size; a copy of any part of it says whose it was.
 _UNKNOWN_WORDS = 1 << 20
+_MOST_DEPTH = 30
 _ROW_WORDS = 128  # addresses in HBM and VMEM count rows of 512 bytes
 
 # What a called operation's operand holds: (operation, which call of it, operand's index) → contents, or None where
@@ -59,7 +61,8 @@ class Core:
         self._mailboxes = mailboxes
         self._number = number
         self._timeline = timeline
-        self._memory = Memory(setup.initial)
+        self._rounds = Rounds(setup.max_rounds)
+        self._memory = Memory(setup.initial, self._rounds)
         self._units = {
             name: MatrixUnits(setup.chip.machine, program.segments, remember=setup.remember, timeline=timeline)
             for name, program in setup.translations.items()
@@ -81,6 +84,7 @@ class Core:
         return (yield from self._inside(machine, 0))
 
     def _inside(self, machine: Machine, time: int) -> Progress:
+        check_most(len(self._depth), _MOST_DEPTH, "programs, each called by the one before")
         self._depth.append(machine)
         end = yield from machine.run(time)
         self._depth.pop()
@@ -100,7 +104,7 @@ class Core:
             parameter=self._parameter,
             call=self._call,
             model=model,
-            max_rounds=self._setup.max_rounds,
+            rounds=self._rounds,
             assume_zero=name in self._setup.assumed_zero,
         )
 
@@ -113,6 +117,7 @@ class Core:
         translation = self._setup.translations.get(name)
         if translation is None:
             raise SimulationError(f"the program calls {name}, of which there is no listing")
+        self._rounds.spend(1)
         tally = self._tallies.get(name)
         if tally is None:
             tally = self._tallies[name] = _Tally(begin=time)

@@ -1,5 +1,13 @@
 """What can go wrong when a compiled program is read and executed."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# What Python raises where a text is not what its reader takes it for: an operand too few, a number of too many digits.
+_MALFORMED = (ArithmeticError, LookupError, RecursionError, SyntaxError, ValueError)
+
 
 class SimulationError(RuntimeError):
     """The program holds something that the simulator does not understand; the message quotes the line."""
@@ -17,3 +25,26 @@ class UnknownValueError(SimulationError):
     program = ""  # that needed it
     why = ""  # whose value it is
     computed = False  # by the program; else it belongs to an argument
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Reads a text that may be damaged: what it cannot be taken for is an error that says `what` was read.
+
+    Raises:
+      SimulationError: the text was not understood.
+    """
+    try:
+        yield
+    except _MALFORMED as error:
+        raise SimulationError(f"{what} is not understood: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def check_most(count: int, most: int, what: str) -> None:
+    """Keeps a program that is damaged from filling memory; the limits are far above what programs need.
+
+    Raises:
+      SimulationError: `count` is more than `most`.
+    """
+    if count > most:
+        raise SimulationError(f"{count:,} {what}, where {most:,} are the most that a program can be meant to have")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 
 from systolic.chips import MachineModel
-from systolic.simulator.errors import DeadlockError, SimulationError, UnknownValueError
+from systolic.simulator.errors import DeadlockError, SimulationError, UnknownValueError, check_most
 from systolic.simulator.model.copies import FLAG_MASK, CopyEngine, StallCause
 from systolic.simulator.model.loops import Laps
 from systolic.simulator.model.matrix import MatrixUnits
 from systolic.simulator.model.memory import Memory
+from systolic.simulator.model.rounds import Rounds
 from systolic.simulator.model.values import COMPUTED, NEVER_WRITTEN, Unknown
 from systolic.simulator.translating.names import SHARED_FLAGS_FROM
 from systolic.simulator.translating.translate import Translation
 
 _CORE = re.compile(r"\bcore id\b|\blogical chip id\b")
+_MOST_MESSAGES = 1 << 16
 _ROW_WORDS = 128  # addresses in HBM and VMEM count rows of 512 bytes
 _WORD_BYTES = 4
 
@@ -39,6 +42,7 @@ class Mailboxes:
         for other, box in enumerate(self._boxes):
             if other != core or len(self._boxes) == 1:
                 box.append((time, value))
+                check_most(len(box), _MOST_MESSAGES, "messages to a core that does not read them")
 
     def receive(self, core: int, time: int) -> tuple[int, int] | None:
         """When the core goes on and with which value; None while there is none."""
@@ -58,7 +62,7 @@ class Machine:
       parameter: address of one of the whole program's parameters.
       call: starts a called program; (time, name, registers) → its progress.
       model: of the chip's core.
-      max_rounds: of loops, all together, after which the program is taken to have been misread.
+      rounds: that the loops of all programs of the core may still go.
       assume_zero: what the program computes and is not known counts as zero.
     """
 
@@ -76,7 +80,7 @@ class Machine:
         parameter: Callable[[int], int],
         call: Callable[[int, str, Passed], Progress],
         model: MachineModel,
-        max_rounds: int,
+        rounds: Rounds,
         assume_zero: bool,
     ) -> None:
         self._program = translation.name
@@ -93,7 +97,7 @@ class Machine:
             "vmem": model.vmem_address_bytes // _WORD_BYTES,
             "cmem": _ROW_WORDS,
         }
-        self.max_rounds = max_rounds
+        self.rounds = rounds
         self._assume_zero = assume_zero
         self.vector = self._known(COMPUTED)
         self.laps = laps
@@ -121,7 +125,7 @@ class Machine:
             if isinstance(located, UnknownValueError) and isinstance(error, UnknownValueError):
                 located.program, located.why, located.computed = self._program, error.why, error.computed
             raise located from error
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
             located = SimulationError(f"{self._where(error)}: scalar code that cannot be executed: {error}")
             located.located = True
             raise located from error
@@ -130,8 +134,9 @@ class Machine:
         line = self._translation.listing_line(error)
         return self._program if line is None else f"{self._program}, line {line}"
 
-    def left(self, counts: Sequence[int]) -> None:
-        """The program is over; its basic blocks ran so often."""
+    def left(self, rounds: int, counts: Sequence[int]) -> None:
+        """The program is over; its loops went round so often, and its basic blocks ran so often."""
+        self.rounds.spend(rounds)
         self.counts = counts
 
     def too_long(self) -> None:
@@ -140,7 +145,7 @@ class Machine:
         Raises:
           SimulationError: always.
         """
-        raise SimulationError(f"{self._program}: loops went round more than {self.max_rounds:,} times")
+        self.rounds.spend(self.rounds.left + 1)
 
     # ---- copies and flags ----
 

@@ -224,5 +224,5 @@ class SimulatedRun:
         """
         try:
             return cattrs.structure(json.loads(text), SimulatedRun)
-        except (cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
+        except (cattrs.BaseValidationError, AttributeError, KeyError, RecursionError, TypeError) as error:
             raise ValueError(f"this is no simulated run: {error}") from error

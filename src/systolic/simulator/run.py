@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from systolic.chips import Chip
 from systolic.simulator.core import TOP_LEVEL, Core, OperandWords, Setup
-from systolic.simulator.errors import SimulationError, UnknownValueError
+from systolic.simulator.errors import SimulationError, UnknownValueError, reading
 from systolic.simulator.machine import Mailboxes, run_together
 from systolic.simulator.model.copies import CopyEngine
 from systolic.simulator.model.memory import Words
@@ -74,7 +74,7 @@ class PreparedProgram:
           operand_words: contents of operands that the program's own copies do not bring; see `core.OperandWords`.
           spans: of the timeline to keep, of each kind, from its beginning and from its end.
           remember: look repeated rounds up instead of working them out anew; see `MatrixUnits`.
-          max_rounds: of a program's loops, after which it is taken to have been misread.
+          max_rounds: of the loops of all programs together, after which they are taken to have been misread.
 
         Raises:
           SimulationError: the program does something that is not understood.
@@ -161,22 +161,28 @@ def prepare_listings(
     """
     if TOP_LEVEL not in listings:
         raise SimulationError(f"no top-level program among the listings: {', '.join(listings) or 'none'}")
-    programs = {name: parse_listing(name, text) for name, text in listings.items()}
-    for program in programs.values():
-        check_registers(program, split_blocks(program, chip.machine.branch_delay_slots))
     shared = chip.cores_per_device > 1
     allocations = Allocations()
-    translations = {
-        name: translate(program, chip.machine, allocations, shared=shared, top_level=name == TOP_LEVEL)
-        for name, program in programs.items()
-    }
-    flags, pointers = runtime_words(programs[TOP_LEVEL], translations[TOP_LEVEL].addresses)
+    programs: dict[str, Program] = {}
+    translations: dict[str, Translation] = {}
+    for name, text in listings.items():
+        with reading(f"the listing of {name}"):
+            program = programs[name] = parse_listing(name, text)
+            check_registers(program, split_blocks(program, chip.machine.branch_delay_slots))
+    for name, program in programs.items():
+        with reading(f"the listing of {name}"):
+            translations[name] = translate(
+                program, chip.machine, allocations, shared=shared, top_level=name == TOP_LEVEL
+            )
+    with reading(f"the listing of {TOP_LEVEL}"):
+        flags, pointers = runtime_words(programs[TOP_LEVEL], translations[TOP_LEVEL].addresses)
     uses = {
         name: parse_utilization(name, text, translations[name].blocks)
         for name, text in (utilization or {}).items()
         if name in translations
     }
-    hlo = parse_hlo(hlo_text) if hlo_text is not None else None
+    with reading("the HLO"):
+        hlo = parse_hlo(hlo_text) if hlo_text is not None else None
     copies = any(is_copy(each) for bundle in programs[TOP_LEVEL].bundles for each in bundle.instructions)
     return PreparedProgram(translations, flags, pointers, uses, hlo, vmem, may_prefetch=copies)
 

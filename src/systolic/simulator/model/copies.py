@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from systolic.chips import MachineModel
+from systolic.simulator.errors import check_most
 from systolic.simulator.model.timeline import Timeline
 
 _SIGN = 1 << 31
@@ -26,6 +27,10 @@ _HALF = 16
 # the flag of a remote addition names its core by it.
 _REMOTE_CORE_BIT = 14
 _OTHER_CORE = 1 << _REMOTE_CORE_BIT
+
+_MOST_FLAGS = 1 << 16
+_MOST_UNDER_WAY = 1 << 18
+_MOST_SIZES = 1 << 18
 
 StallCause = Literal["copy", "matrix", "semaphore"]
 
@@ -90,6 +95,7 @@ class CopyEngine:
         counts.overhead_cycles += self._machine.dma_issue_cycles
         counts.copies += 1
         counts.sizes[source, destination, size, run_bytes] += 1
+        check_most(len(counts.sizes), _MOST_SIZES, "sizes of copies")
         crossings = 0
         if source == "hbm":
             counts.hbm_read_bytes += size
@@ -132,6 +138,7 @@ class CopyEngine:
     def _land(flag: _Flag, time: int, granules: int) -> None:
         landing = flag.landing
         landing.append((time, granules))
+        check_most(len(landing), _MOST_UNDER_WAY, "copies under way to one flag")
         if len(landing) > 1 and landing[-2][0] > time:
             flag.landing = deque(sorted(landing))
 
@@ -195,4 +202,5 @@ class CopyEngine:
         state = self._flags.get(key)
         if state is None:
             state = self._flags[key] = _Flag()
+            check_most(len(self._flags), _MOST_FLAGS, "sync flags")
         return state

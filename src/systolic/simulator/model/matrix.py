@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from systolic.chips import MachineModel
-from systolic.simulator.errors import SimulationError
+from systolic.simulator.errors import SimulationError, check_most
 from systolic.simulator.model.timeline import Timeline
 from systolic.simulator.reading.listing import Instruction
 
@@ -21,6 +21,8 @@ _UNIT = re.compile(r"mxu(\d)")
 _PLACE = re.compile(r"\[(\d+)\]\.mxu(\d)")
 _OPERAND_TYPE = re.compile(r"\.(f32|bf16|s8|u8|f8\w*|s4|u4)\b")
 _BITS = {"f32": 32, "bf16": 16, "s8": 8, "u8": 8, "f8": 8, "s4": 4, "u4": 4}
+_MOST_RESULTS = 1 << 14  # that wait in the queue of a unit; the chips' queues hold a few dozen
+_MOST_REMEMBERED = 1 << 20
 _REGISTER_ROWS = 8  # of 32-bit elements in a vector register; narrower elements are packed
 _REGISTER_ELEMENTS = 1024  # results of 32 bits in a vector register
 
@@ -146,6 +148,8 @@ class MatrixUnits:
         known = self._memo.get(key) if self._remember else None
         if known is None:
             known = self._run(self._segments[segment], conditions, state)
+            if len(self._memo) >= _MOST_REMEMBERED:
+                self._memo.clear()
             self._memo[key] = known
         cycles, self._state, busy = known
         self._at = time + cycles
@@ -177,6 +181,7 @@ class MatrixUnits:
             ready = begin + self._latency
             if op.place is None:
                 queued[unit].extend([ready] * op.results)
+                check_most(len(queued[unit]), _MOST_RESULTS, f"results of matrix unit {unit} that nobody takes")
             else:
                 placed[unit].update((op.place + i, ready) for i in range(op.results))
         cycles = segment.cycles + stall

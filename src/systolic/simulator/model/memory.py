@@ -11,7 +11,14 @@ import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from systolic.simulator.errors import check_most
+from systolic.simulator.model.rounds import Rounds
 from systolic.simulator.model.values import COMPUTED, NEVER_WRITTEN, Unknown
+
+_SCALAR_WORDS = 1 << 18  # of a core's scalar memory
+_MOST_SCALAR_WORDS = 4 * _SCALAR_WORDS  # allocations lie further apart here than on the chip
+_MOST_BUFFERS = 1 << 20
+_WORDS_A_ROUND = 64  # that are moved while a loop goes round once
 
 Words = Sequence[int | Unknown]
 Contents = Callable[[], Words | Unknown]
@@ -37,10 +44,12 @@ class Memory:
 
     Args:
       initial: a word of scalar memory that the program reads but never wrote.
+      rounds: of the core, from which the work of large copies is taken.
     """
 
-    def __init__(self, initial: Callable[[int], int | Unknown]) -> None:
+    def __init__(self, initial: Callable[[int], int | Unknown], rounds: Rounds) -> None:
         self._initial = initial
+        self._rounds = rounds
         self._scalar: dict[int, int | Unknown] = {}
         self._buffers: dict[str, list[_Buffer]] = {}  # by space, in order of address, none overlapping
 
@@ -55,17 +64,25 @@ class Memory:
         """Writes a word of scalar memory."""
         if isinstance(address, Unknown):
             # Any word may be the one. Programs seen do this to local arrays only; a wrong guess would be silent.
+            self._check_scalar(len(self._scalar))
             self._scalar = dict.fromkeys(self._scalar, address)
             return
         self._scalar[address] = value
+        if len(self._scalar) > _MOST_SCALAR_WORDS:
+            self._check_scalar(len(self._scalar))
 
     def define(self, space: str, first: int, size: int, contents: Contents) -> None:
         """From `first` on, `size` words of `space` hold `contents`."""
         if space == "smem":
             self._fill(first, size, contents())
             return
-        self.forget(space, first, size)
-        bisect.insort(self._buffers.setdefault(space, []), _Buffer(first, size, contents, 0), key=lambda b: b.first)
+        self._define(space, _Buffer(first, size, contents, 0))
+
+    def _define(self, space: str, buffer: _Buffer) -> None:
+        self.forget(space, buffer.first, buffer.size)
+        buffers = self._buffers.setdefault(space, [])
+        check_most(len(buffers), _MOST_BUFFERS, f"buffers in {space}")
+        bisect.insort(buffers, buffer, key=lambda b: b.first)
 
     def forget(self, space: str, first: int, size: int) -> None:
         """These words hold something else now that is not known."""
@@ -97,6 +114,7 @@ class Memory:
             if isinstance(address, Unknown):  # where to, is not known either: nothing is known to be overwritten
                 return
         if source == "smem":
+            self._check_scalar(size)
             words = [self.load(begin + i) for i in range(size)]
             self.define(destination, first, size, lambda: words)
             return
@@ -104,14 +122,11 @@ class Memory:
         if buffer is None or not contiguous:
             self.forget(destination, first, size)
             return
-        skip = begin - buffer.first + buffer.skip
-        kept, inner = buffer.contents, min(size, buffer.size - (begin - buffer.first))
-
-        def contents() -> Words | Unknown:
-            found = kept()
-            return found if isinstance(found, Unknown) else found[skip : skip + inner]
-
-        self.define(destination, first, inner, contents)
+        inner = min(size, buffer.size - (begin - buffer.first))
+        if destination == "smem":
+            self._fill(first, inner, buffer.words(begin, inner))
+        else:
+            self._define(destination, _Buffer(first, inner, buffer.contents, begin - buffer.first + buffer.skip))
 
     def _buffer(self, space: str, address: int) -> _Buffer | None:
         buffers = self._buffers.get(space, [])
@@ -121,8 +136,14 @@ class Memory:
         return buffers[at]
 
     def _fill(self, first: int, size: int, contents: Words | Unknown) -> None:
+        size = min(size, _SCALAR_WORDS)  # an operand's, with what pads it, is an estimate from above
+        self._check_scalar(size)
         if isinstance(contents, Unknown):
             self._scalar.update(dict.fromkeys(range(first, first + size), contents))
             return
         words = contents[:size]
         self._scalar.update(zip(range(first, first + len(words)), words, strict=True))
+
+    def _check_scalar(self, words: int) -> None:
+        check_most(words, _MOST_SCALAR_WORDS, "words of scalar memory")
+        self._rounds.spend(words // _WORDS_A_ROUND)

@@ -6,10 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from systolic.simulator.errors import SimulationError
+
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.ASCII)
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?", re.ASCII)
 _OPERAND = re.compile(r"%([\w.\-]+)", re.ASCII)
 _KERNEL = 'custom_call_target="tpu_custom_call"'
+_MOST_DIGITS = 18  # of a size, so that it fits 64 bits
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 
@@ -56,7 +59,11 @@ class TopLevelHlo:
 
 
 def parse_hlo(text: str) -> TopLevelHlo:
-    """Reads the parts of an HLO module that are of use here. What is not recognised is left out."""
+    """Reads the parts of an HLO module that are of use here. What is not recognised is left out.
+
+    Raises:
+      SimulationError: the parameters are not numbered from 0 on.
+    """
     parameters: dict[int, HloParameter] = {}
     shapes: dict[str, HloShape] = {}
     operands: dict[str, tuple[str, ...]] = {}
@@ -82,9 +89,16 @@ def parse_hlo(text: str) -> TopLevelHlo:
         if opcode == "custom-call" and _KERNEL in rest:
             kernels.add(name)
         if opcode == "parameter" and in_entry:
-            number = int(rest.split(")", 1)[0])
+            digits = rest.split(")", 1)[0]
+            if not re.fullmatch(r"\d{1,9}", digits, re.ASCII):
+                raise SimulationError(f"a parameter without a number: {line.strip()[:200]}")
+            number = int(digits)
             known = scopes.get(name, name)
             parameters[number] = HloParameter(number=number, name=known, shape=shape)
+    if any(number >= len(parameters) for number in parameters):
+        raise SimulationError(
+            f"the HLO has {len(parameters)} parameters, of which one has the number {max(parameters)}"
+        )
     return TopLevelHlo(
         parameters=parameters, shapes=shapes, operands=operands, kernels=frozenset(kernels), scopes=scopes
     )
@@ -95,4 +109,7 @@ def _shape(text: str) -> HloShape | None:
     if found is None:
         return None
     dtype, sizes, layout = found.groups()
-    return HloShape(dtype=dtype, sizes=tuple(int(size) for size in sizes.split(",") if size), layout=layout or "")
+    lengths = [size for size in sizes.split(",") if size]
+    if any(len(size) > _MOST_DIGITS for size in lengths):
+        return None
+    return HloShape(dtype=dtype, sizes=tuple(map(int, lengths)), layout=layout or "")

@@ -14,11 +14,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from systolic.simulator.errors import SimulationError
+from systolic.simulator.errors import SimulationError, reading
 
 _BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|0)\s+((?:[A-Z]{2} ?)*):([ >]*)\{", re.ASCII)
 _INSTRUCTION = re.compile(r"(?:%(\S+) = )?([A-Za-z][\w.\-]*)\s*(.*)", re.ASCII | re.DOTALL)
-_PREDICATE = re.compile(r",?\s*\((!?)(?:%(\w+)_(p\d+)|(\d))\)\s*,?")
+_PREDICATE = re.compile(r"\((!?)(?:%(\w+)_(p\d+)|(\d))\)", re.ASCII)
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
 _REGION = re.compile(r"(Start/End empty|Start|End) region (\d+)")
 _ACCESS = re.compile(r"\[([vcs]mem):\[#(\w+)", re.ASCII)
@@ -116,7 +116,8 @@ def parse_listing(name: str, text: str) -> Program:
     region_start: dict[int, int] = {}
     keep_loads = " vpush " in text
     for line_number, line in _logical_lines(name, text):
-        bundle = _parse_bundle(name, line_number, line, keep_loads)
+        with reading(f"{name}, line {line_number}"):
+            bundle = _parse_bundle(name, line_number, line, keep_loads)
         if int(bundle.address, 16) != len(bundles):
             raise SimulationError(
                 f"{name}, line {line_number}: bundle {bundle.address} where {len(bundles):#x} was due; "
@@ -250,7 +251,8 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
     if found:
         negated, name, register, constant = found.groups()
         predicate = Predicate(register, bool(negated), constant != "0", name)
-        before, after = rest[: found.start()].rstrip(), rest[found.end() :].lstrip()
+        before = rest[: found.start()].rstrip().removesuffix(",").rstrip()
+        after = rest[found.end() :].lstrip().removeprefix(",").lstrip()
         rest = f"{before}, {after}" if before and after else before or after
     if opcode in ("vmov", "vld") and (dest is None or not _read_by_scalar_side(opcode, rest)):
         return _VECTOR

@@ -18,9 +18,11 @@ from systolic.simulator.reading.listing import (
 from systolic.simulator.reading.spaces import CopyReader
 from systolic.simulator.translating.names import Names
 from systolic.simulator.translating.scalar import IGNORED, address, choice, expression, operand, spill_slot
+from systolic.simulator.translating.words import number, quoted, variable
 
 _EVENTS = ("inlined_call", "vpush.ccrf", "vpop.ccrf", "vsyncadd.remote")
 _CALLED = re.compile(r"%([\w.\-]+) = ")
+_NAMED = re.compile(r"%(\d+)", re.ASCII)
 
 # What a division is asked for, by its comment: quotient, remainder, or both in this order.
 _ASKED = {"kRem": "[1:]", "kDiv": "[:1]", "kDivAndRem": ""}
@@ -88,44 +90,48 @@ class BundleCode:
 
     def _event(self, instruction: Instruction, bundle: Bundle) -> list[str]:
         opcode, operands = instruction.opcode, instruction.operands
-        where = f"{self.program.name}, line {bundle.line}: {instruction.text}"
+        where = quoted(f"{self.program.name}, line {bundle.line}: {instruction.text}")
         turn = ["yield t"] if self.shared else []
         if opcode in ("dma.done.wait", "vwait.ge", "vwait.ge.trace"):
             flag, granules = (self._operand(text) for text in operands[:2])
             cause = "copy" if opcode == "dma.done.wait" else "semaphore"
-            return [*turn, *_until(f"wait(t, {flag}, {granules}, {cause!r}, {where!r})"), "t = r"]
+            return [*turn, *_until(f"wait(t, {flag}, {granules}, {quoted(cause)}, {where})"), "t = r"]
         if opcode.startswith(("vwait.eq", "vwait.ne")):
             flag, value = (self._operand(text) for text in operands[:2])
             equal = opcode.startswith("vwait.eq")
-            return [*turn, *_until(f"wait_for_value(t, {flag}, {value}, {equal}, {where!r})"), "t = r"]
+            return [*turn, *_until(f"wait_for_value(t, {flag}, {value}, {equal}, {where})"), "t = r"]
         if opcode == "vsyncadd.remote":
             return [*turn, f"signal(t, {self._operand(operands[0])}, {self._operand(operands[1])})"]
         if opcode == "vpush.ccrf":
             return [*turn, f"send(t, {self._operand(operands[0])})"]
         if opcode == "vpop.ccrf":
             dest = self._dest(instruction)
-            return [*turn, *_until(f"receive(t, {where!r})"), f"t, {dest or '_'} = r"]
+            return [*turn, *_until(f"receive(t, {where})"), f"t, {dest or '_'} = r"]
         if opcode == "inlined_call":
             if "<late-" in instruction.comment:
                 return []  # set-up and clean-up by the runtime, before and after the program
             called = _CALLED.search(instruction.comment)
             if called is None:
                 raise SimulationError(f"a call of nothing: {instruction.text} {instruction.comment}")
-            passed = "".join(f"({physical(text)!r}, {self._operand(text)}), " for text in operands if text[0] == "%")
-            return [f"t = yield from call(t, {called.group(1)!r}, ({passed}))"]
+            passed = "".join(
+                f"({quoted(physical(text))}, {self._operand(text)}), " for text in operands if text[0] == "%"
+            )
+            return [f"t = yield from call(t, {quoted(called.group(1))}, ({passed}))"]
         return [*turn, *self._copy(instruction)]
 
     def _copy(self, instruction: Instruction) -> list[str]:
         operands = instruction.operands
         ends = self.copies.ends(instruction)
         run_bytes = self.copies.run_bytes(instruction)
+        between = f"{quoted(ends.source)}, {quoted(ends.destination)}"
+        pieces = "None" if run_bytes is None else number(run_bytes)
         size, flag = self._operand(operands[1]), self._operand(operands[3])
         source_flag = f", {self._operand(operands[4])}" if instruction.opcode == "dma.general" and self.shared else ""
-        code = [f"t = start(t, {flag}, {size}, {ends.source!r}, {ends.destination!r}, {run_bytes}{source_flag})"]
+        code = [f"t = start(t, {flag}, {size}, {between}, {pieces}{source_flag})"]
         if id(instruction) in self.followed:
             source, destination = self._operand(operands[0]), self._operand(operands[2])
-            contiguous = run_bytes == 0
-            code.append(f"move({ends.source!r}, {source}, {ends.destination!r}, {destination}, {size}, {contiguous})")
+            places = f"{quoted(ends.source)}, {source}, {quoted(ends.destination)}, {destination}"
+            code.append(f"move({places}, {size}, {run_bytes == 0})")
         return code
 
     def _guarded(self, instruction: Instruction, code: list[str]) -> list[str]:
@@ -173,12 +179,12 @@ class BundleCode:
             if slot is not None:
                 self.variables.add(slot)
             self._use(operands[0])
-            value = slot or f"load({address(operands[0], self.names)}, {instruction.comment!r})"
+            value = slot or f"load({address(operands[0], self.names)}, {quoted(instruction.comment)})"
             assigns.append((dest, value, instruction))
         elif opcode == "vpush":
             assigns.append((dest or "_", self._operand(operands[0]), instruction))
         elif opcode == "vmov":
-            value = operands[0] if re.fullmatch(r"\d+", operands[0]) else "vector"
+            value = number(int(operands[0])) if re.fullmatch(r"\d+", operands[0], re.ASCII) else "vector"
             assigns.append((dest or "_", value, instruction))
         elif opcode == "vld":
             self._use(operands[0])
@@ -208,6 +214,8 @@ class BundleCode:
         if dest is None:
             raise SimulationError(f"a result in no register: {instruction.text}")
         if instruction.opcode.startswith("sdivrem"):
+            if dest[0] != "d":
+                raise SimulationError(f"a division into a register: {instruction.text}")
             a, b = (self._operand(text) for text in instruction.operands)
             both = f"[{a} // {b}, {a} % {b}]" if instruction.opcode.endswith("u32") else f"[*signed_division({a}, {b})]"
             which = _ASKED.get(instruction.comment.strip())
@@ -215,8 +223,13 @@ class BundleCode:
                 raise SimulationError(f"a division of which it is not said what is asked: {instruction.text}")
             assigns.append((dest, both + which, instruction))
             return
-        source = self._operand(instruction.operands[0])
-        assigns.append((dest, f"{source}.pop(0)" if instruction.opcode == "spop.drf" else source, instruction))
+        if instruction.opcode == "spop.drf":
+            left = _NAMED.fullmatch(instruction.operands[0])
+            if left is None:
+                raise SimulationError(f"a result of no division: {instruction.text}")
+            assigns.append((dest, f"{self._variable('d' + left.group(1))}.pop(0)", instruction))
+        else:
+            assigns.append((dest, self._operand(instruction.operands[0]), instruction))
 
     def _assignments(self, assigns: Sequence[_Assign]) -> list[str]:
         """All reads of a bundle come before its writes: where that shows, everything is assigned at once."""
@@ -226,9 +239,8 @@ class BundleCode:
             if predicate is not None and predicate.register is None and predicate.never:
                 continue
             if predicate is not None and predicate.register is not None:
-                self.variables.add(predicate.register)
                 pair = (dest, f"({value})") if predicate.negated else (f"({value})", dest)
-                value = choice(predicate.register, *pair)
+                value = choice(self._variable(predicate.register), *pair)
             pairs.append((dest, value))
         written: set[str] = set()
         for dest, value in pairs:
@@ -243,27 +255,30 @@ class BundleCode:
     def _dest(self, instruction: Instruction) -> str | None:
         if instruction.dest is None:
             return None
-        dest = physical(instruction.dest) if "_" in instruction.dest else f"x{instruction.dest}"
-        self.variables.add(dest)
-        return dest
+        if "_" in instruction.dest:
+            return self._variable(physical(instruction.dest))
+        # What a division leaves is a list: it goes by names of its own, so that no arithmetic gets hold of it.
+        return self._variable(("d" if instruction.opcode.startswith("sdivrem") else "x") + instruction.dest)
+
+    def _variable(self, name: str) -> str:
+        self.variables.add(variable(name))
+        return name
 
     def _use(self, text: str) -> None:
-        self.variables.update(registers(text))
+        for name in registers(text):
+            self._variable(name)
 
     def _operand(self, text: str) -> str:
         self._use(text)
-        named = re.fullmatch(r"%(\d+)", text)
-        if named:
-            self.variables.add(f"x{named.group(1)}")
-            return f"x{named.group(1)}"
-        return operand(text, self.names)
+        named = _NAMED.fullmatch(text)
+        return self._variable(f"x{named.group(1)}") if named else operand(text, self.names)
 
     def condition(self, predicate: Predicate) -> str:
         """Whether the predicate holds."""
         if predicate.register is None:
             return str(not predicate.never)
-        self.variables.add(predicate.register)
-        return f"not {predicate.register}" if predicate.negated else predicate.register
+        register = self._variable(predicate.register)
+        return f"not {register}" if predicate.negated else register
 
 
 def is_matrix(instruction: Instruction) -> bool:

@@ -26,11 +26,13 @@ from systolic.simulator.model.values import (
 )
 from systolic.simulator.reading.listing import Instruction, Program, physical
 from systolic.simulator.translating.names import Names
+from systolic.simulator.translating.words import number, quoted, variable
 
-_REGISTER = re.compile(r"(!?)(%\w+_(?:s|p|v)\d+)$", re.ASCII)
-_NUMBER = re.compile(r"-?\d+$|0x[0-9a-f]+$", re.ASCII)
-_FLOAT = re.compile(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)$", re.ASCII)
-_ALLOCATION = re.compile(r"\[?#(\w+)(?: \+ \$(0x[0-9a-f]+))?\]?$", re.ASCII)
+_REGISTER = re.compile(r"(!?)(%\w+_(?:s|p|v)\d+)", re.ASCII)
+_NUMBER = re.compile(r"-?\d+|0x[0-9a-f]+", re.ASCII)
+_FLOAT = re.compile(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)", re.ASCII)
+_ALLOCATION = re.compile(r"\[?#(\w+)(?: \+ \$(0x[0-9a-f]+))?\]?", re.ASCII)
+_SPILL = re.compile(r"\[smem:\[#(\w+_spill)(?: \+ \$(0x[0-9a-f]+))?\]\]", re.ASCII)
 
 # Instructions without effect on control flow, copies or time. `shalt.err` stops a program whose address is out of
 # bounds; `cld` and `cst` move vectors from and to v4's CMEM.
@@ -49,7 +51,7 @@ def flag_names(program: Program) -> frozenset[str]:
                 used = operands[3:5] if opcode == "dma.general" else operands[3:4]
             else:
                 continue
-            found.update(match.group(1) for match in map(_ALLOCATION.match, used) if match)
+            found.update(match.group(1) for match in map(_ALLOCATION.fullmatch, used) if match)
     return frozenset(found)
 
 
@@ -57,39 +59,40 @@ def operand(text: str, names: Names) -> str:
     """A register, a number or an allocation's address as Python."""
     text = text.rsplit("] ", 1)[-1] if text.startswith("[resolvable") else text
     text = text.split(" [#")[0]  # what follows in brackets is an annotation
-    register = _REGISTER.match(text)
+    register = _REGISTER.fullmatch(text)
     if register:
-        name = physical(register.group(2))
+        name = variable(physical(register.group(2)))
         return f"(True ^ {name})" if register.group(1) else name
-    if _NUMBER.match(text):
-        return str(int(text, 0) & MASK)
-    if _FLOAT.match(text):
-        return str(as_word(float(text)))
-    allocation = _ALLOCATION.match(text)
+    if _NUMBER.fullmatch(text):
+        return number(int(text, 0) & MASK)
+    if _FLOAT.fullmatch(text):
+        return number(as_word(float(text)))
+    allocation = _ALLOCATION.fullmatch(text)
     if allocation:
-        return str(names.address(allocation.group(1), int(allocation.group(2) or "0", 16)))
+        return number(names.address(allocation.group(1), int(allocation.group(2) or "0", 16)))
     raise SimulationError(f"operand {text!r} is not understood")
 
 
 def spill_slot(text: str) -> str | None:
     """The variable for a register spilled to scalar memory, `[smem:[#allocation3_spill]]`; None for other memory."""
-    match = re.match(r"\[smem:\[#(\w+_spill)(?: \+ \$(0x[0-9a-f]+))?\]\]$", text)
-    return f"m_{match.group(1)}_{match.group(2) or 0}" if match else None
+    match = _SPILL.fullmatch(text)
+    return variable(f"m_{match.group(1)}_{match.group(2) or 0}") if match else None
 
 
 def address(text: str, names: Names) -> str:
     """The address in `[smem:[…]]` as Python: terms added up."""
     inner = text.removeprefix("[smem:[").removesuffix("]]")
-    whole = _ALLOCATION.match(inner)
-    if whole:
+    if _ALLOCATION.fullmatch(inner):
         return operand(inner, names)
-    terms = [str(int(term[1:], 16)) if term.startswith("$0x") else operand(term, names) for term in inner.split(" + ")]
+    terms = [
+        number(int(term[1:], 16)) if term.startswith("$0x") else operand(term, names) for term in inner.split(" + ")
+    ]
     return terms[0] if len(terms) == 1 else f"({' + '.join(terms)}) & {MASK}"
 
 
 def static_allocation(text: str) -> str | None:
     """The allocation that `[smem:[#allocation8 + $0x1]]` names; None where a register decides."""
-    match = _ALLOCATION.match(text.removeprefix("[smem:[").removesuffix("]]"))
+    match = _ALLOCATION.fullmatch(text.removeprefix("[smem:[").removesuffix("]]"))
     return match.group(1) if match else None
 
 
@@ -179,9 +182,9 @@ def expression(instruction: Instruction, names: Names) -> str | None:
     if opcode == "reloc":
         return "0"
     if opcode == "scalar_parameter_address":
-        return f"parameter({int(operands[0])})"
+        return f"parameter({number(int(operands[0]))})"
     if base == "inlined_call_operand":
-        return f"operand({physical('%' + (instruction.dest or ''))!r})"
+        return f"operand({quoted(physical('%' + (instruction.dest or '')))})"
     if opcode == "scalar_select" or (opcode == "smov" and operands[0].startswith("(")):
         return _select(operands, names)
     if opcode in _UNARY:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from systolic.chips import MachineModel
-from systolic.simulator.errors import SimulationError
+from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.model.matrix import MatrixOp, Segment, matrix_ops
 from systolic.simulator.model.values import NEVER_WRITTEN, Unknown
 from systolic.simulator.reading.blocks import Block, split_blocks
@@ -45,7 +45,7 @@ class Translation:
         found = None
         trace = error.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_code.co_filename == f"<{self.name}>":
+            if trace.tb_frame.f_code.co_filename == _file_name(self.name):
                 found = _MARK.search(self.source.split("\n")[trace.tb_lineno - 1])
             trace = trace.tb_next
         return int(found.group(1)) if found is not None else None
@@ -102,7 +102,7 @@ class _Translator:
             "    vector = machine.vector",
             *([f"    {scalars} = nothing"] if scalars else []),
             *([f"    {vectors} = vector"] if vectors else []),
-            "    limit, too_long = machine.max_rounds, machine.too_long",
+            "    limit, too_long = machine.rounds.left, machine.too_long",
             f"    block = rounds = {' = '.join(counts)} = 0",
             "    if block:",  # never: a program that yields nowhere has to be a generator too
             "        yield t",
@@ -110,8 +110,9 @@ class _Translator:
             *_dispatch(bodies, 0, len(bodies), "        "),
         ]
         source = "\n".join(lines)
-        scope: dict[str, Any] = {**FUNCTIONS, "nothing": NEVER_WRITTEN, "Unknown": Unknown}
-        exec(compile(source, f"<{self.program.name}>", "exec"), scope)
+        scope: dict[str, Any] = {**FUNCTIONS, "nothing": NEVER_WRITTEN, "Unknown": Unknown, "__builtins__": {}}
+        with reading(self.program.name):  # an expression may be too deep for Python
+            exec(compile(source, _file_name(self.program.name), "exec"), scope)
         return Translation(
             name=self.program.name,
             run=scope["run"],
@@ -150,7 +151,7 @@ class _Translator:
     def _leave(self, number: int, block: Block) -> list[str]:
         def to(target: int | None) -> list[str]:
             if target is None:
-                return [f"left(({''.join(f'n{block}, ' for block in range(len(self.blocks)))}))", "return t"]
+                return [f"left(rounds, ({''.join(f'n{block}, ' for block in range(len(self.blocks)))}))", "return t"]
             if target > number:
                 return [f"block = {target}"]
             # A program that was misread may go round for ever.
@@ -194,6 +195,10 @@ class _Translator:
 
 
 _MARK = re.compile(r"  # line (\d+)$")
+
+
+def _file_name(program: str) -> str:
+    return f"<{program!a}>"
 
 
 def _marked(code: list[str], line: int) -> list[str]:
