@@ -14,6 +14,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "systolic"
 
 # Each room may import itself and any room before it.
 ROOMS = [
+    "versions",
+    "bugs",
     "problem",
     "chips",
     "tiling",

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from systolic.bugs import reports_bugs
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
 from systolic.ops.orientation import Orientation
@@ -78,6 +79,7 @@ class Plan:
         )
 
 
+@reports_bugs
 def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | Blocking | None = None) -> Plan:
     """What `systolic.matmul` does for a product on a chip, without compiling anything.
 
@@ -94,6 +96,7 @@ def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | Blo
       UnknownChipError: no such chip.
       UnsupportedDtypeError: the chip does not multiply these dtypes; the message names what it takes.
       IllegalTilesError: `tiles` break rules; the message has every one.
+      SystolicBug: this package is at fault, and not what was asked.
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
     return _plan(problem, known.name, tiles) if known is chip_named(known.name) else _made(problem, known, tiles)
@@ -177,7 +180,7 @@ def _winner(problem: MatmulProblem, chip: Chip) -> _Winner | None:
             return None
         return _Winner(trial, chosen(problem, trial.blocking, chip))
     except (StoreError, IllegalTilesError) as error:
-        warnings.warn(f"no winners of systolic tune: {error}", StoreWarning, stacklevel=5)
+        warnings.warn(f"no winners of systolic tune: {error}", StoreWarning, stacklevel=6)
         return None
 
 

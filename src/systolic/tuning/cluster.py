@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from systolic.bugs import runs_user_code
 from systolic.chips import Chip
 from systolic.compiler import WorkerPool
 from systolic.measure import Measurement, submit_simulation
@@ -51,6 +52,7 @@ def cluster(address: str) -> Iterator[tuple[Submit, int]]:
         # another one, as often as its `allowed-failures` says: three times unless it is told otherwise.
         executor = client.get_executor(pure=False)
 
+        @runs_user_code  # what Dask raises is the cluster's
         def submit(fn: Callable[..., Any], arguments: Sequence[Any], chip: Chip, label: str) -> Future[Measurement]:
             return executor.submit(simulated_alone, fn, tuple(arguments), chip, label)
 
