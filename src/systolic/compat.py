@@ -67,8 +67,9 @@ def interpret_params(**options: Any) -> Any:
     """`pltpu.InterpretParams` under which a race is reported and the kernel goes on; jax 0.12 raises unless told."""
     from jax.experimental.pallas import tpu as pltpu
 
-    names = {each.name for each in dataclasses.fields(pltpu.InterpretParams)}
-    return pltpu.InterpretParams(**options, **({"on_race": "warn"} if "on_race" in names else {}))
+    if "on_race" in {each.name for each in dataclasses.fields(pltpu.InterpretParams)}:
+        options["on_race"] = "warn"
+    return pltpu.InterpretParams(**options)
 
 
 @contextmanager
@@ -152,7 +153,7 @@ def _abstract_mesh_setting() -> Any:
     """JAX's setting of the abstract mesh, with a value for each thread and one for all: it moved after jax 0.10."""
     from jax._src import config, mesh
 
-    home = mesh if hasattr(mesh, "abstract_mesh_context_manager") else config
+    home: Any = mesh if hasattr(mesh, "abstract_mesh_context_manager") else config
     return home.abstract_mesh_context_manager
 
 

@@ -32,7 +32,7 @@ ROOMS = [
     "report",
     "machines",
 ]
-ROOMS += ["lessons", "cli"]
+ROOMS += ["lessons", "installation", "cli"]
 
 
 # And within the simulator: each part may import itself and any part before it.

@@ -18,6 +18,7 @@ from systolic.cli.calibrate import calibrate
 from systolic.cli.check import check
 from systolic.cli.chips import chips
 from systolic.cli.compare import compare
+from systolic.cli.doctor import doctor
 from systolic.cli.explain import explain
 from systolic.cli.ladder import ladder
 from systolic.cli.lessons import lessons
@@ -89,6 +90,7 @@ cli.add_command(chips)
 cli.add_command(validate)
 cli.add_command(calibrate)
 cli.add_command(tpu)
+cli.add_command(doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
