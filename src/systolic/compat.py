@@ -59,8 +59,8 @@ def tensorcore_mesh(axis_name: str, *, num_cores: int | None = None) -> Any:
     from jax.experimental.pallas import tpu as pltpu
 
     # jax 0.10 has a function for it, which later versions deprecate.
-    make = pltpu.TensorCoreMesh if hasattr(pltpu, "TensorCoreMesh") else pltpu.create_tensorcore_mesh
-    return make(axis_name=axis_name, **({} if num_cores is None else {"num_cores": num_cores}))
+    make: Any = getattr(pltpu, "TensorCoreMesh", None) or pltpu.create_tensorcore_mesh
+    return make(axis_name=axis_name) if num_cores is None else make(axis_name=axis_name, num_cores=num_cores)
 
 
 def interpret_params(**options: Any) -> Any:
