@@ -3,19 +3,24 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CONSTRAINTS ?= constraints.txt
+TESTS ?=
 SIZES := 512,1024,2048,4096,8192
 CHIPS := v5e,v5p,v6e,v7x
+# Of those that compile, some of each kind: another version of the compiler or of a library shows in these.
+COMPILED := $(addprefix tests/compiled/test_,bugs_in_workers.py check_command.py compiler_compile.py doctor_command.py \
+	rewriting.py simulate_command.py tune_command.py)
 
-.PHONY: setup demo test test-slow test-device lint types check docs lesson-numbers clean help
+.PHONY: setup demo test test-newest test-lowest test-slow test-device lint types check docs lesson-numbers clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP) ## make .venv and install systolic with the versions that were tested
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tpu,dev]'
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[tpu,dev]'
 	touch $@
 
 demo: $(STAMP) ## the ladder on a v5e in float32 and bfloat16, beside XLA, with plots
@@ -23,7 +28,22 @@ demo: $(STAMP) ## the ladder on a v5e in float32 and bfloat16, beside XLA, with 
 	$(BIN)/systolic ladder all --chip v5e --dtype bfloat16 --sizes $(SIZES) --sweep --plot build/demo
 
 test: $(STAMP) ## all tests that need neither a device nor patience
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TESTS)
+
+test-newest: ## unit, interpret and some compiled tests with the newest Python and JAX, in an environment of its own
+	@if python=$$(.ci/newest-python); then \
+	  $(MAKE) test VENV=$(VENV)-newest PYTHON="$$python" CONSTRAINTS=constraints-newest.txt \
+	    TESTS="tests/unit tests/interpret $(COMPILED)"; \
+	else echo "the newest stack is not tested: there is no Python 3.13 or later here"; fi
+
+test-lowest: ## unit and some compiled tests with the lowest versions that pyproject.toml allows
+	$(PYTHON) -m venv --clear $(VENV)-uv
+	$(VENV)-uv/bin/python -m pip install --quiet uv
+	$(PYTHON) -m venv --clear $(VENV)-lowest
+	$(VENV)-uv/bin/uv pip install --quiet --resolution lowest-direct --python $(VENV)-lowest/bin/python \
+	  --editable '.[tpu,dev]'
+	# Warnings are no errors here: old versions give some of their own.
+	$(VENV)-lowest/bin/python -m pytest -W default tests/unit tests/docs/test_docs_build.py $(COMPILED)
 
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
@@ -38,7 +58,7 @@ lint: $(STAMP) ## ruff
 types: $(STAMP) ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-check: lint types test ## what .ci/run does
+check: lint types test ## what .ci/run does on the oldest stack
 
 docs: $(STAMP) ## the pages, in build/docs; a warning is an error
 	$(BIN)/sphinx-build -E -a -W --keep-going -q docs build/docs
@@ -49,4 +69,4 @@ lesson-numbers: $(STAMP) ## simulate the lessons and the ladder anew, for their 
 	$(BIN)/systolic ladder all --chip v5e,v6e --sizes $(SIZES) --no-check --plot docs/numbers
 
 clean: ## remove the environment and everything that was made
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-lowest $(VENV)-uv build dist .pytest_cache .ruff_cache

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from typing import Any
 
 
@@ -49,6 +52,39 @@ def shape_with_mesh_axes(shape: Sequence[int], dtype: Any, inputs: Sequence[Any]
     if not axes:
         return jax.ShapeDtypeStruct(tuple(shape), dtype)
     return jax.ShapeDtypeStruct(tuple(shape), dtype, manual_axis_type=jax.sharding.ManualAxisType(varying=axes))
+
+
+def tensorcore_mesh(axis_name: str, *, num_cores: int | None = None) -> Any:
+    """The mesh of a device's TensorCores for `pl.kernel`; without a number all of them."""
+    from jax.experimental.pallas import tpu as pltpu
+
+    # jax 0.10 has a function for it, which later versions deprecate.
+    make: Any = getattr(pltpu, "TensorCoreMesh", None) or pltpu.create_tensorcore_mesh
+    return make(axis_name=axis_name) if num_cores is None else make(axis_name=axis_name, num_cores=num_cores)
+
+
+def interpret_params(**options: Any) -> Any:
+    """`pltpu.InterpretParams` under which a race is reported and the kernel goes on; jax 0.12 raises unless told."""
+    from jax.experimental.pallas import tpu as pltpu
+
+    if "on_race" in {each.name for each in dataclasses.fields(pltpu.InterpretParams)}:
+        options["on_race"] = "warn"
+    return pltpu.InterpretParams(**options)
+
+
+@contextmanager
+def interpreter_reports() -> Iterator[StringIO]:
+    """Collects what TPU interpret mode says of races and semaphores in all threads: jax 0.12 logs some of it."""
+    text = StringIO()
+    handler = logging.StreamHandler(text)
+    handler.addFilter(lambda record: "RACE DETECTED" in record.getMessage())
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        with redirect_stdout(text):
+            yield text
+    finally:
+        root.removeHandler(handler)
 
 
 def races_found() -> bool:
@@ -102,12 +138,27 @@ def interpreted_failure() -> Exception | None:
 def abstract_mesh_in_all_threads(mesh: Any) -> Iterator[None]:
     """Makes an abstract mesh that of every thread: kernels in TPU interpret mode run in threads of XLA's."""
     import jax
-    from jax._src import config
 
-    before = config.abstract_mesh_context_manager.get_global()
-    config.abstract_mesh_context_manager.set_global(mesh)
+    global_mesh = _abstract_mesh_setting()
+    before = global_mesh.get_global()
+    global_mesh.set_global(mesh)
     try:
         with jax.sharding.use_abstract_mesh(mesh):
             yield
     finally:
-        config.abstract_mesh_context_manager.set_global(before)
+        global_mesh.set_global(before)
+
+
+def _abstract_mesh_setting() -> Any:
+    """JAX's setting of the abstract mesh, with a value for each thread and one for all: it moved after jax 0.10."""
+    from jax._src import config, mesh
+
+    home: Any = mesh if hasattr(mesh, "abstract_mesh_context_manager") else config
+    return home.abstract_mesh_context_manager
+
+
+def attached_tpu_chips() -> int:
+    """TPU chips that this machine has on its PCI bus. Starts none of them."""
+    from jax._src import hardware_utils
+
+    return hardware_utils.num_available_tpu_chips_and_device_id()[0]

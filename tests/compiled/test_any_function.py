@@ -22,6 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import chip
+from systolic.compat import tensorcore_mesh
 from systolic.compiler import ProgramCache, WorkerPool, submit_compilation
 from systolic.measure import submit_simulation, target_of
 from systolic.simulator import DeadlockError, SimulatedRun, SimulationError, UnknownValueError, simulate_listings
@@ -280,7 +281,7 @@ def test_emit_pipeline_and_a_mesh_of_cores(simulate: Simulate) -> None:
         )(x_hbm, out_hbm)
 
     def fn(x):
-        return pl.kernel(body, out_type=x, mesh=pltpu.create_tensorcore_mesh("core"))(x)
+        return pl.kernel(body, out_type=x, mesh=tensorcore_mesh("core"))(x)
 
     for name in ("v5e", "v5p", "v6e", "v7x"):
         run = simulate(name, fn, f32(1024, 256))

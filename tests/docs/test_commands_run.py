@@ -32,6 +32,7 @@ QUICK = (
     "sed -i",
     "systolic calibrate",
     "systolic chips",
+    "systolic doctor",
     "systolic check my_kernel.py",
     "systolic ladder v3",
     "systolic plan",

@@ -10,6 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.checking.running import RunOutcome, run_checks
 from systolic.chips import chip
+from systolic.compat import tensorcore_mesh
 from systolic.lessons.pl_kernel import matmul_kernel
 
 
@@ -52,7 +53,7 @@ def test_cores_that_do_not_share_the_grid_race() -> None:
         out_vmem[...] = 2 * x_vmem[...]
 
     def double(x):
-        return pl.kernel(body, out_type=x, mesh=pltpu.create_tensorcore_mesh("core", num_cores=2))(x)
+        return pl.kernel(body, out_type=x, mesh=tensorcore_mesh("core", num_cores=2))(x)
 
     outcome = run_checks(double, [jax.ShapeDtypeStruct((16, 128), jnp.float32)], chip=chip("v5e"), seeds=(0,))
     assert "race" in {each.rule for each in outcome.findings}

@@ -15,6 +15,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "systolic"
 # Each room may import itself and any room before it.
 ROOMS = [
     "untrusted",
+    "versions",
+    "bugs",
     "problem",
     "chips",
     "tiling",
@@ -31,7 +33,7 @@ ROOMS = [
     "report",
     "machines",
 ]
-ROOMS += ["lessons", "cli"]
+ROOMS += ["lessons", "installation", "cli"]
 
 
 # And within the simulator: each part may import itself and any part before it.
@@ -54,7 +56,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 # Unpickling runs what a file says, and so do these; elsewhere files from strangers are read.
 RUNS_CODE = {
-    "pickle": {"compiler/pool", "compiler/process", "compiler/worker"},  # between a process and its own workers
+    "pickle": {"bugs", "compiler/pool", "compiler/process", "compiler/worker"},  # between a process and its workers
     "cloudpickle": {"compiler/pickling", "compiler/worker"},
     "exec": {"simulator/translating/translate"},  # what it makes itself, of `translating/words.py`
     **{name: set[str]() for name in ("eval", "marshal", "shelve", "dill", "joblib", "diskcache")},

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import systolic
 from systolic.chips import chip
+from systolic.cli import main
 from systolic.kernels import KERNEL_VERSION
 from systolic.problem import Extra, Fusion, MatmulProblem
 from systolic.simulator import SimulatedRun
@@ -22,6 +23,7 @@ from systolic.tiling import (
     Blocking,
     IllegalTilesError,
     Kind,
+    MadeWith,
     ProfiledTile,
     Profiles,
     StepCost,
@@ -147,6 +149,30 @@ def test_a_tile_without_a_profile_says_so() -> None:
     assert systolic.plan(SQUARE, "v6e", tiles=odd).known == "modelled"
     assert systolic.plan(SQUARE, "v6e").known == "profiled"
     assert systolic.plan(MatmulProblem.of(4097, 4099, 4096, "bfloat16"), "v6e").known == "modelled"
+
+
+def test_a_plan_says_what_its_profile_was_made_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = systolic.plan(SQUARE, "v6e").profiles
+    assert made == MadeWith(jax="0.10.2", libtpu="0.0.42.1")
+    turned = dataclasses.replace(SQUARE, transpose_rhs=True)
+    assert systolic.plan(turned, "v6e").profiles is None
+
+    def printed(jax: str, libtpu: str | None) -> list[str]:
+        monkeypatch.setattr("systolic.cli.plan.versions", lambda: {"jax": jax, "libtpu": libtpu})
+        assert main(["plan", "4096,4096,4096", "--chip", "v6e"]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("profile ")]
+
+    assert printed("0.10.2", "0.0.42.1") == []
+    assert printed("0.10.2", None) == []
+    start = "profile  made with jax 0.10.2 and libtpu 0.0.42.1; here is "
+    assert printed("0.12.0.1", "0.0.42.1") == [f"{start}jax 0.12.0.1, whose programs may take another time"]
+    both = "jax 0.12.0.1 and libtpu 0.0.50.1"
+    assert printed("0.12.0.1", "0.0.50.1") == [f"{start}{both}, whose programs may take another time"]
+    assert main(["plan", "4096,4096,4096", "--chip", "v6e", "--json", "-"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    assert row["profiles"] == {"jax": "0.10.2", "libtpu": "0.0.42.1"}
 
 
 def test_a_winner_in_the_store_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from systolic.bugs import SystolicBug, reports_bugs
 from systolic.checking.finding import Finding
 from systolic.checking.report import CheckReport, RunSummary, in_order
 from systolic.checking.running import RunOutcome, run_in_worker
@@ -116,6 +117,7 @@ def submit_check(
     )
 
 
+@reports_bugs
 def check(
     fn: Callable[..., Any],
     *args: Any,
@@ -150,6 +152,7 @@ def check(
     Raises:
       UnknownChipError: no such chip.
       CompilerMissing: there is no TPU compiler on this machine.
+      SystolicBug: this package is at fault, and not the function.
     """
     several = [chip] if isinstance(chip, str | Chip) else list(chip)
     chips = [chip_named(each) if isinstance(each, str) else each for each in several]
@@ -168,7 +171,7 @@ def _described(args: Sequence[Any]) -> list[str]:
 def _static(job: Future[StaticResult], chip: Chip) -> StaticResult:
     try:
         return job.result()
-    except (NamedFunctionError, CompilerMissing):
+    except (NamedFunctionError, CompilerMissing, SystolicBug):
         raise
     except Exception as error:  # noqa: BLE001 -- the user's module may raise anything while it is imported
         found = Finding(
@@ -201,7 +204,7 @@ def _verdict(job: Future[CompiledProgram], chip: Chip, kernels: list[str]) -> tu
             detail=str(error),
         )
         return Verdict(chip=chip.name, accepted=None, text=str(error)), found
-    except NamedFunctionError:
+    except (NamedFunctionError, SystolicBug):
         raise
     except Exception as error:  # noqa: BLE001 -- tracing raised; reading the function has found the same
         return Verdict(chip=chip.name, accepted=None, text=f"{type(error).__name__}: {error}"), None
@@ -233,7 +236,7 @@ def _ran(job: Future[RunOutcome] | None) -> tuple[RunSummary, tuple[Finding, ...
         return RunSummary(ran=False), ()
     try:
         outcome = job.result()
-    except NamedFunctionError:
+    except (NamedFunctionError, SystolicBug):
         raise
     except Exception as error:  # noqa: BLE001 -- whatever the user's function does when it runs
         found = Finding(

@@ -31,6 +31,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from systolic.bugs import runs_user_code
+
 _FALSE_ALARM = 1e-6  # as in bench.accuracy
 _UNIT = 2.0**-24  # of float32, in which TPUs sum
 _UNIT_BFLOAT16 = 2.0**-8
@@ -90,9 +92,10 @@ def evaluated(reference: Callable[..., Any], arguments: Sequence[np.ndarray], se
 
     random = np.random.default_rng((seed, 1))
     with jax.enable_x64(True):
-        compiled = jax.jit(lambda *given: reference(*given))
+        compiled = jax.jit(runs_user_code(lambda *given: reference(*given)))
         wide = [_widened(each) for each in arguments]
 
+        @runs_user_code
         def run(given: Sequence[np.ndarray]) -> list[np.ndarray]:
             return [np.asarray(each) for each in jax.tree.leaves(compiled(*given))]
 

@@ -8,7 +8,6 @@ memory goes on to whole registers, as the chip's does: a copy of an edge's regis
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import math
 import re
@@ -20,17 +19,20 @@ from typing import Any, Literal
 
 import numpy as np
 
+from systolic.bugs import runs_user_code
 from systolic.chips import Chip
 from systolic.compat import (
     abstract_mesh_in_all_threads,
     end_interpreted_kernel,
+    interpret_params,
     interpreted_failure,
+    interpreter_reports,
     races_found,
     semaphore_waits,
 )
 from systolic.compiler import written_at
 
-_ACCESS = r"(read|write) of \('(\w+)', (\d+), \d+, \d+\)\[.*?\] from -?\d+, -?\d+,? ([^\n]*)"
+_ACCESS = r"(read|write) of \('(\w+)', (\d+), \d+, \d+\)\[.*?\] from \(?-?\d+, -?\d+\)?,? ([^\n]*)"
 _RACE = re.compile(rf"RACE DETECTED\n\s+{_ACCESS}\n.*?\n\s+{_ACCESS}\n")
 _PLACE = re.compile(r"(?P<file>[^\n]*?):(?P<line>\d+)(?::\d+)? \((?P<name>.*)\)")
 _SEMAPHORE = re.compile(r"Semaphore \d+ has non-zero count[^\n]*: (-?\d+)")
@@ -140,19 +142,15 @@ class Interpreter:
           TooSlowError: it was stopped.
           Exception: whatever the function raises while it is traced, and the interpreter when it runs.
         """
-        import jax
         from jax.experimental.pallas import tpu as pltpu
 
-        printed = io.StringIO()
         log = logging.getLogger("jax._src.callback")
         level = log.level
         log.setLevel(logging.CRITICAL)  # it would show the traceback of what is raised anyway
         try:
-            with traced_as_on(self._chip), contextlib.redirect_stdout(printed):
+            with traced_as_on(self._chip), interpreter_reports() as reports:
                 call = self._compiled.get(conditions) or self._compile(arguments, conditions)
-                outputs = _waited_for(
-                    lambda: [np.asarray(each) for each in jax.tree.leaves(call(*arguments))], time_limit_s
-                )
+                outputs = _waited_for(lambda: _outputs(call, arguments), time_limit_s)
                 raced = races_found()
         except BaseException as error:
             if error.__cause__ is None and not isinstance(error, DeadlockError | TooSlowError):
@@ -161,7 +159,7 @@ class Interpreter:
             raise
         finally:
             log.setLevel(level)
-        text = printed.getvalue()
+        text = reports.getvalue()
         left = _SEMAPHORE.search(text)
         return Interpreted(
             outputs=tuple(outputs),
@@ -171,10 +169,9 @@ class Interpreter:
         )
 
     def _compile(self, arguments: Sequence[np.ndarray], conditions: Conditions) -> Callable[..., Any]:
-        import jax
         from jax.experimental.pallas import tpu as pltpu
 
-        params = pltpu.InterpretParams(
+        params = interpret_params(
             detect_races=True,
             out_of_bounds_reads="raise",
             uninitialized_memory=conditions.memory,
@@ -183,12 +180,25 @@ class Interpreter:
             random_seed=conditions.order,
             buffer_bounds="padded",
         )
-        fn = self._fn
         with pltpu.force_tpu_interpret_mode(params):
-            # A function of its own each time: none that was traced under other conditions is taken for it.
-            compiled = jax.jit(lambda *given: fn(*given)).lower(*arguments).compile()
+            compiled = _compiled(self._fn, arguments)
         self._compiled[conditions] = compiled
         return compiled
+
+
+@runs_user_code
+def _compiled(fn: Callable[..., Any], arguments: Sequence[np.ndarray]) -> Callable[..., Any]:
+    import jax
+
+    # A function of its own each time: none that was traced under other conditions is taken for it.
+    return jax.jit(lambda *given: fn(*given)).lower(*arguments).compile()
+
+
+@runs_user_code
+def _outputs(call: Callable[..., Any], arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
+    import jax
+
+    return [np.asarray(each) for each in jax.tree.leaves(call(*arguments))]
 
 
 def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float) -> list[np.ndarray]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from systolic.bugs import raise_own, runs_user_code
 from systolic.checking.comparing import Reference, evaluated
 from systolic.checking.failing import first_line, untraceable
 from systolic.checking.finding import Finding
@@ -148,6 +149,7 @@ class _Run:
         try:
             self.scaled = scaled_arguments(functools.partial(self._traced, flat), leaves, values)
         except Exception as error:  # noqa: BLE001 -- whatever the user's function raises is the answer
+            raise_own(error)
             self.findings.append(untraceable(error))
             return
         self.judge = Judge(self.scaled.calls)
@@ -229,7 +231,10 @@ class _Run:
             )
             return None
         except Exception as error:  # noqa: BLE001 -- whatever the kernel raises is the answer
-            self.findings.append(self.judge.of_error(error, conditions))
+            found = self.judge.of_error(error, conditions)
+            if (found.rule, found.grade) == ("run", "error"):  # the interpreter says nothing of the kernel
+                raise_own(error)
+            self.findings.append(found)
             return None
 
     def _has_time(self) -> bool:
@@ -240,6 +245,7 @@ class _Run:
         try:
             return evaluated(reference, inputs, seed)
         except Exception as error:  # noqa: BLE001 -- the user's function
+            raise_own(error)
             self.findings.append(
                 Finding(
                     rule="reference",
@@ -253,6 +259,7 @@ class _Run:
             )
             return None
 
+    @runs_user_code
     def _traced(self, flat: Flat, leaves: Sequence[Any]) -> Any:
         import jax
 

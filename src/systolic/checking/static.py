@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from systolic.bugs import raise_own
 from systolic.checking.calls import Operand
 from systolic.checking.finding import Finding
 from systolic.checking.report import KernelUse, OperandUse
@@ -51,6 +52,7 @@ def read_kernels(
     try:
         jaxpr = traced_jaxpr(fn, args, target_of(chip), settings=settings)
     except Exception as error:  # noqa: BLE001 -- whatever the user's function raises while it is traced is the answer
+        raise_own(error)
         return StaticResult(findings=(_untraceable(error, chip),), kernels=())
     calls = calls_on_grids(jaxpr, values)
     if not calls:

@@ -8,6 +8,7 @@ from pathlib import Path
 import cattrs
 import click
 
+from systolic.bugs import SystolicBug
 from systolic.chips import Chip
 from systolic.cli.explanation_tables import show_explanation
 from systolic.cli.function import function_options, named
@@ -85,7 +86,7 @@ def explain(
                 found.append(explained(pool, question, planned=bar.planned, done=bar.done))
             except (CompilerError, SimulationError) as error:
                 failed[chip.name] = f"{type(error).__name__}: {error}"
-            except (NamedFunctionError, CompilerMissing):
+            except (NamedFunctionError, CompilerMissing, SystolicBug):
                 raise
             except Exception as error:  # noqa: BLE001 -- whatever the user's function raises, perhaps on this chip only
                 text = str(error).split("\n--------------------\n")[0].strip()

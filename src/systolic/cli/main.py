@@ -10,6 +10,7 @@ import click
 from systolic import __version__
 from systolic.bench.calibration import TooFewProgramsError
 from systolic.bench.published import PublishedFileError
+from systolic.bugs import SystolicBug, is_own
 from systolic.chips import UnknownChipError, UnsupportedDtypeError
 from systolic.chips.constants import ConstantsError
 from systolic.cli.bench import bench
@@ -17,6 +18,7 @@ from systolic.cli.calibrate import calibrate
 from systolic.cli.check import check
 from systolic.cli.chips import chips
 from systolic.cli.compare import compare
+from systolic.cli.doctor import doctor
 from systolic.cli.explain import explain
 from systolic.cli.ladder import ladder
 from systolic.cli.lessons import lessons
@@ -35,7 +37,9 @@ from systolic.tiling import TilesError
 from systolic.trials import StoreError, TrialsFileError
 from systolic.tuning import ClusterError, StalledError
 
-# Exit codes. 0: fine. 1: the question was answered "no", or this machine lacks what it takes. 2: the call was wrong.
+# Of sysexits.h: an error of the program itself.
+_BUG = 70
+
 _WRONG_CALL = (
     ClusterError,
     MachineRequestError,
@@ -64,6 +68,9 @@ def cli() -> None:
     Times are labelled: `modelled` is arithmetic, `simulated` is the real compiler's program executed on a model of the
     chip, `measured` is a device.
 
+    Exit code 0: fine. 1: the question was answered "no", or this machine lacks what it takes. 2: the call was wrong.
+    70: a bug of systolic.
+
     \b
     Example:
       systolic ladder all --chip v5e --dtype bfloat16 --sizes 512,1024,2048
@@ -84,6 +91,7 @@ cli.add_command(chips)
 cli.add_command(validate)
 cli.add_command(calibrate)
 cli.add_command(tpu)
+cli.add_command(doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,6 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CompilerMissing, MachineError) as error:
         click.echo(f"systolic: {error}", err=True)
         return 1
+    except Exception as error:
+        if not is_own(error):
+            raise
+        bug = SystolicBug.of(error)
+        click.echo(f"systolic: {bug}\n\n{bug.details}", err=True, nl=False)
+        return _BUG
     return code if isinstance(code, int) else 0
 
 

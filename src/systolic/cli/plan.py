@@ -16,7 +16,7 @@ from systolic.cli.product import ProductSizes, described, dtype_options, problem
 from systolic.ops import Plan
 from systolic.ops import plan as planned
 from systolic.problem import PrecisionName
-from systolic.tiling import MIB, Tiles, blocked_buffers, total_bytes
+from systolic.tiling import MIB, MadeWith, Tiles, blocked_buffers, total_bytes
 from systolic.trials import StoreError, Subject, TrialStore
 
 
@@ -82,6 +82,7 @@ def _record(made: Plan) -> dict[str, Any]:
         "reason": made.reason,
         "considered": made.considered,
         "provenance": made.known,
+        "profiles": None if made.profiles is None else dataclasses.asdict(made.profiles),
         "store_misses_by": _misses(made),
         "time_us": made.time_us,
         "mxu_us": made.mxu_us,
@@ -91,6 +92,13 @@ def _record(made: Plan) -> dict[str, Any]:
         "vmem_bytes": _vmem_bytes(made),
         "vmem_limit_bytes": made.vmem_limit_bytes,
     }
+
+
+def _others(made_with: MadeWith) -> str:
+    """What is installed here in another version, in words; what is not installed makes no programs."""
+    here = versions()
+    profiled = dataclasses.asdict(made_with)
+    return " and ".join(f"{name} {here[name]}" for name in profiled if here[name] not in (None, profiled[name]))
 
 
 def _misses(made: Plan) -> list[str] | None:
@@ -118,6 +126,8 @@ def _show(plans: Sequence[Plan]) -> None:
         if misses := _misses(made):
             more = f", and {len(misses) - _SHOWN} more" if len(misses) > _SHOWN else ""
             click.echo(f"tuned    not this; the nearest in the store differs by {'; '.join(misses[:_SHOWN])}{more}")
+        if made.profiles is not None and (others := _others(made.profiles)):
+            click.echo(f"profile  made with {made.profiles}; here is {others}, whose programs may take another time")
         least = made.hbm_bytes / made.problem.least_hbm_bytes
         click.echo(f"HBM      {made.hbm_bytes / 1e6:,.1f} MB, {least:.2f} × the least")
     click.echo("")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import cattrs
 import click
 
+from systolic.bugs import SystolicBug
 from systolic.chips import Chip
 from systolic.chips.constants import load_constants, with_constants
 from systolic.cli.function import function_options, named
@@ -138,7 +139,7 @@ def _calibrated(chips: tuple[Chip, ...], constants_file: Path) -> tuple[Chip, ..
 def _answer(name: str, chip: Chip, job: Future[Measurement]) -> _Answer:
     try:
         return _Answer(function=name, chip=chip, measurement=job.result(), reason="", kind="")
-    except NamedFunctionError:
+    except (NamedFunctionError, SystolicBug):
         raise
     except (CompilerError, SimulationError) as error:
         reason, kind = str(error), type(error).__name__

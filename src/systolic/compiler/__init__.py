@@ -32,7 +32,7 @@ from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target
 from systolic.compiler.sharded import ShardedFunction, with_virtual_devices
 from systolic.compiler.submit import submit_compilation, tracing_settings
-from systolic.compiler.versions import versions
+from systolic.versions import versions
 
 __all__ = [
     "CacheWarning",

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from systolic.bugs import runs_user_code
+
 # Contents decide the control flow of a few kernels, and those contents are small: indices, group sizes, masks. Larger
 # arrays are not sent to another process for nothing.
 _MOST_BYTES = 16 * 2**20
 
 
+@runs_user_code  # JAX says what is no argument of a traced function
 def abstract_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
     """The arguments with every array replaced by its shape and dtype.
 

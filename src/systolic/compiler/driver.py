@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from systolic.bugs import runs_user_code
 from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.blame import source_line
 from systolic.compiler.cache import ProgramCache
@@ -140,15 +141,22 @@ def _trace(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], devices:
     if isinstance(fn, NamedFunction):
         fn = fn.load()
     if isinstance(fn, ShardedFunction):
-        return jax.jit(fn.on(devices), keep_unused=True).trace(*abstract_arguments(args))
+        return _traced(fn.on(devices), abstract_arguments(args))
 
     sharding = jax.sharding.SingleDeviceSharding(devices[0])
     placed = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type),
         abstract_arguments(args),
     )
+    return _traced(fn, placed)
+
+
+@runs_user_code
+def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+    import jax
+
     # An argument that is not used stays a parameter: the program's are those of the call, by number.
-    return jax.jit(fn, keep_unused=True).trace(*placed)
+    return jax.jit(fn, keep_unused=True).trace(*args)
 
 
 def _lower(traced: Any) -> Any:

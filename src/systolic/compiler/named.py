@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from systolic.bugs import runs_user_code
+
 _ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\](?:=(?P<values>.+))?", re.DOTALL)
 _WIDTH = re.compile(r"(bf|f|s|i|u)(\d+)(\w*)")
 _KINDS = {"bf": "bfloat", "f": "float", "s": "int", "i": "int", "u": "uint"}
@@ -86,6 +88,7 @@ def named_function(text: str) -> Callable[..., Any]:
 
 
 @functools.cache
+@runs_user_code
 def _module(place: str) -> Any:
     if not place.endswith(".py"):
         try:

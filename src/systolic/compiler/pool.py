@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from systolic.bugs import runs_user_code
 from systolic.compiler.errors import CompilerError, CompilerTimeout, TaskError
 from systolic.compiler.folders import sweep_worker_folders
 from systolic.compiler.pickling import dumps
@@ -17,6 +18,10 @@ from systolic.compiler.process import WorkerProcess
 from systolic.compiler.wire import Reply
 
 _R = TypeVar("_R")
+
+
+class WorkerPoolError(ValueError):
+    """A pool of no workers, or without time."""
 
 
 class WorkerPool:
@@ -29,12 +34,12 @@ class WorkerPool:
         time_limit_s: seconds a job may take, unless `submit` says otherwise; the wait for a free worker is not counted.
 
     Raises:
-        ValueError: an argument that is not positive.
+        WorkerPoolError: an argument that is not positive.
     """
 
     def __init__(self, max_workers: int = 2, time_limit_s: float = 300) -> None:
         if max_workers < 1 or time_limit_s <= 0:
-            raise ValueError(f"{max_workers=} and {time_limit_s=} must be positive")
+            raise WorkerPoolError(f"{max_workers=} and {time_limit_s=} must be positive")
         self._time_limit_s = time_limit_s
         self._lock = threading.Lock()
         self._idle: list[WorkerProcess] = []
@@ -140,6 +145,8 @@ class WorkerPool:
             worker.end()
 
 
+# Whose mistake an error is the worker has found out.
+@runs_user_code
 def _unpacked(reply: Reply) -> Any:
     for message, category in reply.warnings:
         warnings.warn(message, pickle.loads(category), stacklevel=2)

@@ -22,6 +22,7 @@ from typing import Any
 
 import cloudpickle
 
+from systolic.bugs import SystolicBug, is_own, runs_user_code
 from systolic.compiler import wire
 from systolic.compiler.errors import CompilerError, TaskError
 
@@ -53,12 +54,18 @@ def run_request(request: wire.Request) -> wire.Reply:
     sys.path.extend(path for path in request.sys_path if path not in sys.path)
     with warnings.catch_warnings(record=True) as caught:
         try:
-            task, arguments = pickle.loads(request.job)
-            reply = _packed_result(task(*arguments))
+            reply = _packed_result(_performed(request.job))
         except BaseException as error:  # noqa: BLE001 -- whatever a task does, sys.exit() too, is the caller's
-            reply = _packed_error(error)
+            # Said here: a traceback, which tells, does not travel.
+            reply = _packed_error(SystolicBug.of(error) if is_own(error) else error)
     noted = tuple((str(warning.message), cloudpickle.dumps(warning.category)) for warning in caught)
     return wire.Reply(ok=reply.ok, value=reply.value, remote_traceback=reply.remote_traceback, warnings=noted)
+
+
+@runs_user_code
+def _performed(job: bytes) -> Any:
+    task, arguments = pickle.loads(job)
+    return task(*arguments)
 
 
 def _packed_result(result: Any) -> wire.Reply:
@@ -77,7 +84,7 @@ def _packed_error(error: BaseException) -> wire.Reply:
         with suppress(Exception):
             value = cloudpickle.dumps(error)
             pickle.loads(value)
-            if not isinstance(error, CompilerError):
+            if not isinstance(error, CompilerError | SystolicBug):
                 error.add_note(f"In the worker process:\n{text}")
                 value = cloudpickle.dumps(error)
             return wire.Reply(ok=False, value=value, remote_traceback=text)

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from systolic.bugs import reports_bugs
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
@@ -89,6 +90,7 @@ def explained(
     return _put_together(question, asked.name, run, now, product, [each() for each in alternatives], tried)
 
 
+@reports_bugs
 def explain(
     fn: Callable[..., Any],
     *args: Any,
@@ -120,6 +122,7 @@ def explain(
       UnknownChipError: no such chip.
       CompilerRefusal: the compiler said no to the function as it is; `systolic.check` says what to mend.
       SimulationError: the program does something that is not understood.
+      SystolicBug: this package is at fault, and not the function.
     """
     import jax
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from systolic.bugs import runs_user_code
 from systolic.checking.calls import KernelCall
 from systolic.compiler import NamedFunction, function_name
 
@@ -115,6 +116,7 @@ class WithKeywords:
     def __name__(self) -> str:  # type: ignore[override]
         return function_name(self._fn)
 
+    @runs_user_code
     def __call__(self, *args: Any) -> Any:
         """Calls the function with these tile sizes."""
         fn = self._fn.load() if isinstance(self._fn, NamedFunction) else self._fn

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from systolic.bugs import runs_user_code
 from systolic.compiler import NamedFunction, function_name
 from systolic.explaining.accumulator import with_scratch_sum
 
@@ -53,6 +54,7 @@ class ChangedFunction:
     def __name__(self) -> str:  # type: ignore[override]
         return function_name(self._fn)
 
+    @runs_user_code
     def __call__(self, *args: Any) -> Any:
         """Traces the function, changes its calls, and runs the result."""
         import jax

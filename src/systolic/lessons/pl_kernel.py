@@ -39,6 +39,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16
 
 from systolic.chips import Chip
+from systolic.compat import tensorcore_mesh
 from systolic.lessons.ladder import RUNGS
 from systolic.lessons.lesson import Lesson, Part, everywhere
 from systolic.lessons.showing import show
@@ -118,7 +119,7 @@ def matmul_kernel(
     multiply: Callable[..., Any] = pl.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((m, n), x.dtype),
-        mesh=pltpu.create_tensorcore_mesh("core", num_cores=cores),
+        mesh=tensorcore_mesh("core", num_cores=cores),
         scratch_types=[pltpu.VMEM((bm, bn), jnp.float32)],
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=None if bk else _VMEM_LIMIT_BYTES),
         name="matmul_kernel",

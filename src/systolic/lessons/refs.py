@@ -42,6 +42,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float32, Int32
 
 from systolic.chips import Chip
+from systolic.compat import tensorcore_mesh
 from systolic.lessons.lesson import Lesson, Part
 from systolic.lessons.pipelining import add_matrices_kernel
 from systolic.lessons.showing import show
@@ -103,7 +104,7 @@ def _on_one_core(kernel: Callable[..., None], *, out_type: Any = (), at: int = 0
     return pl.kernel(
         kernel,
         out_type=out_type,
-        mesh=pltpu.create_tensorcore_mesh("core", num_cores=1),
+        mesh=tensorcore_mesh("core", num_cores=1),
         scratch_types=[pltpu.SMEM((at,), jnp.int32)] if at else [],
     )
 

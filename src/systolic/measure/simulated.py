@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from systolic.bugs import reports_bugs
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
@@ -164,6 +165,7 @@ def submit_simulation(
     return pool.submit(simulate_in_worker, fn, shapes, values, chip, cached, tracing_settings(), spans, label=label)
 
 
+@reports_bugs
 def simulate(
     fn: Callable[..., Any],
     *args: Any,
@@ -197,6 +199,7 @@ def simulate(
       UnknownValueError: control flow depends on contents that were not given; the message says of which argument.
       SimulationError: the program holds something that is not understood; the message quotes it.
       DeadlockError: the program waits for something that never comes; the message names the wait.
+      SystolicBug: this package is at fault, and not the function.
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
     label = f"{function_name(fn)} for {known.name}"

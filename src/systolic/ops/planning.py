@@ -8,6 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from systolic.bugs import reports_bugs
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
 from systolic.ops.orientation import Orientation
@@ -16,6 +17,8 @@ from systolic.tiling import (
     Blocking,
     Choice,
     IllegalTilesError,
+    Kind,
+    MadeWith,
     ModelledTime,
     Tiles,
     blocked_traffic,
@@ -23,6 +26,7 @@ from systolic.tiling import (
     chosen,
     profiled_choice,
     profiled_choices,
+    shipped_profiles,
     vmem_limit,
 )
 from systolic.trials import StoreError, StoreWarning, Subject, Trial, TrialStore
@@ -59,6 +63,7 @@ class Plan:
     vmem_limit_bytes: int
     considered: int
     reason: str
+    profiles: MadeWith | None = None  # what made the profile that the time comes from; None: it comes from none
 
     @property
     def grid(self) -> tuple[int, int, int, int]:
@@ -78,6 +83,7 @@ class Plan:
         )
 
 
+@reports_bugs
 def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | Blocking | None = None) -> Plan:
     """What `systolic.matmul` does for a product on a chip, without compiling anything.
 
@@ -94,6 +100,7 @@ def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | Blo
       UnknownChipError: no such chip.
       UnsupportedDtypeError: the chip does not multiply these dtypes; the message names what it takes.
       IllegalTilesError: `tiles` break rules; the message has every one.
+      SystolicBug: this package is at fault, and not what was asked.
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
     return _plan(problem, known.name, tiles) if known is chip_named(known.name) else _made(problem, known, tiles)
@@ -130,6 +137,7 @@ def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | Blocking | None) ->
     best = choices[0]
     time_us = winner.trial.time_us if winner is not None else None
     traffic = blocked_traffic(computed, best.blocking)
+    known = known or best.known
     return Plan(
         problem=problem,
         orientation=orientation,
@@ -138,15 +146,22 @@ def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | Blocking | None) ->
         kernel="streamed" if best.blocking.pieces else "blocked",
         blocking=best.blocking,
         time_us=time_us if time_us is not None else best.modelled.time_us,
-        known=known or best.known,
+        known=known,
         modelled=best.modelled,
         mxu_us=mxu_us(problem, chip),
         hbm_us=problem.least_hbm_bytes / chip.hbm_bytes_per_s * 1e6,
         hbm_bytes=traffic.hbm_bytes,
         vmem_limit_bytes=vmem_limit(computed, best.blocking, chip),
         considered=considered,
-        reason=_reason(computed, orientation, best, chip, considered, known or best.known, given=tiles is not None),
+        reason=_reason(computed, orientation, best, chip, considered, known, given=tiles is not None),
+        profiles=_made_with(computed, chip) if known == "profiled" else None,
     )
+
+
+def _made_with(problem: MatmulProblem, chip: Chip) -> MadeWith | None:
+    kind = Kind.of(problem, chip)
+    profiles = shipped_profiles(kind) if kind is not None else None
+    return profiles.made_with if profiles is not None else None
 
 
 def _ranked(problem: MatmulProblem, chip: Chip) -> tuple[list[Choice], int]:
@@ -177,7 +192,7 @@ def _winner(problem: MatmulProblem, chip: Chip) -> _Winner | None:
             return None
         return _Winner(trial, chosen(problem, trial.blocking, chip))
     except (StoreError, IllegalTilesError) as error:
-        warnings.warn(f"no winners of systolic tune: {error}", StoreWarning, stacklevel=5)
+        warnings.warn(f"no winners of systolic tune: {error}", StoreWarning, stacklevel=6)
         return None
 
 

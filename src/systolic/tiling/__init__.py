@@ -42,7 +42,7 @@ from systolic.tiling.legality import (
     vmem_violations,
 )
 from systolic.tiling.model import ModelledTime, blocked_time, least_time_us
-from systolic.tiling.profile import Kind, Profile, ProfiledTile, Profiles, StepCost, shipped_profiles
+from systolic.tiling.profile import Kind, MadeWith, Profile, ProfiledTile, Profiles, StepCost, shipped_profiles
 from systolic.tiling.profiled import profiled_choice, profiled_choices
 from systolic.tiling.tiles import Tiles, TilesError
 from systolic.tiling.traffic import hbm_bytes
@@ -57,6 +57,7 @@ __all__ = [
     "Dimension",
     "IllegalTilesError",
     "Kind",
+    "MadeWith",
     "ModelledTime",
     "Outer",
     "Profile",

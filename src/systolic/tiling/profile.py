@@ -114,6 +114,17 @@ _COSTS = ("call", "first", "step", "end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MadeWith:
+    """Versions of what compiled the programs that profiles are of."""
+
+    jax: str
+    libtpu: str
+
+    def __str__(self) -> str:
+        return f"jax {self.jax} and libtpu {self.libtpu}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profiles:
     """All profiles of a kind, and what made them."""
 
@@ -123,6 +134,11 @@ class Profiles:
     libtpu: str
     command: str
     profiles: tuple[Profile, ...]
+
+    @property
+    def made_with(self) -> MadeWith:
+        """The versions on which their times depend."""
+        return MadeWith(jax=self.jax, libtpu=self.libtpu)
 
     @property
     def file_name(self) -> str:

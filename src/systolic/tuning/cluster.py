@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from systolic.bugs import runs_user_code
 from systolic.chips import Chip
 from systolic.compiler import WorkerPool
 from systolic.measure import Measurement, submit_simulation
@@ -81,6 +82,7 @@ def cluster(address: str, certificates: Certificates | None = None) -> Iterator[
         # another one, as often as its `allowed-failures` says: three times unless it is told otherwise.
         executor = client.get_executor(pure=False)
 
+        @runs_user_code  # what Dask raises is the cluster's
         def submit(fn: Callable[..., Any], arguments: Sequence[Any], chip: Chip, label: str) -> Future[Measurement]:
             return executor.submit(simulated_alone, fn, tuple(arguments), chip, label)
 

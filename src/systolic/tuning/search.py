@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from systolic.bugs import reports_bugs
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
 from systolic.compiler import CompilerError, CompilerMissing, CompilerRefusal, CompilerTimeout, WorkerPool
@@ -47,6 +48,7 @@ class Watcher:
     tried: Callable[[Trial, Trial | None], None] = lambda trial, best: None  # one ended; the best so far
 
 
+@reports_bugs
 def tune(
     problem: MatmulProblem,
     chip: str | Chip = "v5e",
@@ -84,6 +86,7 @@ def tune(
       StoreError: the store cannot be read or written; before anything is compiled.
       NoDeviceError: `measured` is asked for, and no such chip is attached.
       StalledError: no trial has ended for a quarter of an hour, as when all workers of a cluster are lost.
+      SystolicBug: this package is at fault, and not what was asked.
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
     if problem.dtype_multiplied not in known.dtypes:

@@ -1,0 +1,61 @@
+"""`systolic doctor`: what works here, and what does not and why."""
+
+from __future__ import annotations
+
+import os
+
+import cattrs
+import click
+
+from systolic.cli.options import output_options
+from systolic.cli.output import check_target, console, note, table, write_json
+from systolic.installation import Installation, installation
+
+_STYLES = {"works": "green", "absent": "dim", "not tried": "dim", "broken": "bold red"}
+
+
+@click.command()
+@click.option(
+    "--compile/--no-compile",
+    "compiles",
+    default=True,
+    show_default=True,
+    help="Compile and run a small product, which takes some seconds.",
+)
+@output_options
+def doctor(compiles: bool, json_file: str | None, quiet: bool) -> int:
+    """Say what of systolic works on this machine: versions, compiler, devices, cache, trial store, extras.
+
+    It starts no TPU. Send what it prints with a report of a bug. Exit code 1: something that should work does not.
+
+    \b
+    Examples:
+      systolic doctor
+      systolic doctor --no-compile --json -
+    """
+    check_target(json_file)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # TPUs are counted, and not used
+    if compiles:
+        note("compiling and running a small product", quiet=quiet)
+    found = installation(compiles=compiles)
+    if json_file is not None:
+        summary = {"ok": found.ok, "installation": cattrs.unstructure(found)}
+        write_json(json_file, "doctor", [cattrs.unstructure(part) for part in found.parts], summary)
+    if json_file != "-":
+        _show(found)
+    return 0 if found.ok else 1
+
+
+def _show(found: Installation) -> None:
+    out = console()
+    installed = (f"{name} {text}" for name, text in found.versions.items() if text is not None)
+    out.print(" · ".join(installed), markup=False)
+    out.print(f"{found.platform} · {found.executable}\n", markup=False)
+    rows = [(f"[{_STYLES[part.state]}]{part.state}[/]", part.name, _line(part.about, part.fix)) for part in found.parts]
+    out.print(table(("", "part", "what was found"), rows, left=("", "part", "what was found")))
+
+
+def _line(about: str, fix: str) -> str:
+    from rich.markup import escape
+
+    return escape(f"{about} ({fix})" if fix else about)

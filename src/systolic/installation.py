@@ -1,0 +1,213 @@
+"""What of systolic works on this machine, and what does not and why: versions, compiler, devices, folders, extras."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from systolic.chips import chip
+from systolic.compiler import CompilerMissing, ProgramCache, WorkerPool, check_available
+from systolic.measure import submit_simulation
+from systolic.trials import TrialStore
+from systolic.versions import versions
+
+State = Literal["works", "absent", "broken", "not tried"]
+
+_CHIP = "v5e"
+_SIDE = 256  # of the product that is compiled and run
+_TIME_LIMIT_S = 240.0
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One thing that this machine has or lacks.
+
+    Attributes:
+      state: "absent" is what a machine need not have; "broken" should work and does not.
+      about: what was found, in a line.
+      fix: what to do; "" where there is nothing to be done.
+    """
+
+    name: str
+    state: State
+    about: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """This machine, as systolic sees it.
+
+    Attributes:
+      versions: of what results depend on; None is not installed.
+    """
+
+    versions: dict[str, str | None]
+    platform: str
+    executable: str
+    parts: tuple[Part, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything works that should."""
+        return all(part.state != "broken" for part in self.parts)
+
+
+def installation(*, compiles: bool = True) -> Installation:
+    """Looks at everything. Starts no TPU, and changes no file but those of a cache or store that is damaged.
+
+    Args:
+      compiles: compile and run a small product too, which takes some seconds; else that is not tried.
+    """
+    return Installation(
+        versions={**versions(), "numpy": version("numpy")},
+        platform=f"{platform.platform()} on {platform.machine()}",
+        executable=sys.executable,
+        parts=(*_products(compiles), _devices(), _cache(), _store(), *_extras()),
+    )
+
+
+def _products(compiles: bool) -> tuple[Part, Part]:
+    """The compiler with the simulator, and interpret mode."""
+    try:
+        check_available()
+        missing = ""
+    except CompilerMissing as error:
+        missing = str(error)
+    without = "plan, roofline, interpret mode and the trial table work without it"
+    absent = Part(name="compiler", state="absent", about=missing.partition(": ")[0], fix=f"{missing}; {without}")
+    if not compiles:
+        untried = Part(name="compiler", state="not tried", about="libtpu is installed")
+        return absent if missing else untried, Part(name="interpret mode", state="not tried", about="")
+    with WorkerPool(max_workers=1, time_limit_s=_TIME_LIMIT_S) as pool:
+        compiler = absent if missing else _part("compiler", functools.partial(_simulated, pool))
+        return compiler, _part("interpret mode", lambda: pool.submit(interpreted_product, label="a product").result())
+
+
+def _part(name: str, tried: Callable[[], str]) -> Part:
+    started = time.monotonic()
+    try:
+        about = tried()
+    except Exception as error:  # noqa: BLE001 -- whatever does not work is the answer
+        lines = [line for line in str(error).splitlines() if line.strip()] or ["no reason given"]
+        fix = "see the reason; report it with this text if it says nothing to you"
+        return Part(name=name, state="broken", about=f"{type(error).__name__}: {lines[0]}", fix=fix)
+    return Part(name=name, state="works", about=f"{about}, in {time.monotonic() - started:.1f} s")
+
+
+def _simulated(pool: WorkerPool) -> str:
+    import jax
+    import jax.numpy as jnp
+
+    from systolic.ops.matmul import matmul
+
+    fn = functools.partial(matmul, implementation="pallas", chip=_CHIP)
+    x = jax.ShapeDtypeStruct((_SIDE, _SIDE), jnp.bfloat16)
+    measured = submit_simulation(pool, fn, [x, x], chip(_CHIP), label="a small product", cached=False)
+    return f"a product of {_SIDE}³ compiled for {_CHIP} and simulated: {measured.result().time_us:.1f} µs"
+
+
+def interpreted_product() -> str:
+    """Runs the kernel of a small product on the CPU, and compares it with NumPy's. For a worker.
+
+    Raises:
+      ArithmeticError: they differ.
+    """
+    import numpy as np
+
+    from systolic.ops.matmul import matmul
+
+    random = np.random.default_rng(0)
+    # Integers, whose sums are exact in float32.
+    lhs, rhs = (random.integers(-7, 8, (_SIDE, _SIDE)).astype(np.float32) for _ in range(2))
+    found: Any = matmul(lhs, rhs, implementation="interpret", chip=_CHIP)
+    if not np.array_equal(np.asarray(found), lhs @ rhs):
+        raise ArithmeticError(f"the kernel's product of {_SIDE}³ differs from NumPy's")
+    return f"the kernel of a product of {_SIDE}³ ran on the CPU, and is right"
+
+
+def _devices() -> Part:
+    from systolic.compat import attached_tpu_chips
+
+    chips = attached_tpu_chips()
+    if chips:
+        return Part(name="TPU", state="works", about=f"{chips} chips are attached; nothing was started on them")
+    return Part(
+        name="TPU", state="absent", about="none is attached: times are simulated", fix="systolic tpu create makes one"
+    )
+
+
+def _cache() -> Part:
+    cache = ProgramCache()
+    if not cache.file.exists():
+        return _to_come("program cache", cache.file)
+    fault = cache.fault()
+    if fault is not None:
+        return _unusable("program cache", f"{cache.file}: {fault}")
+    if not os.access(cache.file, os.W_OK):
+        return _unusable("program cache", f"{cache.file} cannot be written to")
+    kept = f"{cache.count():,} programs, {cache.size_bytes() / _MIB:,.1f} MiB"
+    old = cache.old_size_bytes()
+    more = f"; {old / _MIB:,.1f} MiB of older versions beside it may be removed" if old else ""
+    return Part(name="program cache", state="works", about=f"{cache.file}, {kept}{more}")
+
+
+def _store() -> Part:
+    found = TrialStore.at().health()
+    if found.problem:
+        return _unusable("trial store", found.problem)
+    if not found.there:
+        return _to_come("trial store", found.file)
+    if found.unreadable:
+        count, first = len(found.unreadable), found.unreadable[0]
+        return _unusable("trial store", f"{found.file}: {count} rows cannot be read, such as {first}")
+    if not os.access(found.file, os.W_OK):
+        return _unusable("trial store", f"{found.file} cannot be written to")
+    kept = f"{found.trials:,} trials of {found.subjects:,} products"
+    return Part(name="trial store", state="works", about=f"{found.file}, schema {found.schema}: {kept}")
+
+
+def _to_come(name: str, path: Path) -> Part:
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        return _unusable(name, f"{path} cannot be made: nothing can be written to {there}")
+    return Part(name=name, state="works", about=f"{path} will be made when something is kept")
+
+
+def _unusable(name: str, about: str) -> Part:
+    variable = "SYSTOLIC_STORE" if name == "trial store" else "SYSTOLIC_CACHE_DIR"
+    return Part(name=name, state="broken", about=about, fix=f"mend or remove it, or name another with {variable}")
+
+
+def _extras() -> tuple[Part, ...]:
+    lacking = [name for name in ("altair", "matplotlib", "vl_convert") if importlib.util.find_spec(name) is None]
+    drawing = Part(name="plots and pages", state="works", about="altair, matplotlib and vl-convert are installed")
+    if lacking:
+        missing = f"{', '.join(lacking)} cannot be imported"
+        drawing = Part(name="plots and pages", state="broken", about=missing, fix="install systolic again")
+    browser = next(filter(shutil.which, _BROWSERS), "")
+    has_dask = importlib.util.find_spec("distributed") is not None
+    return (
+        drawing,
+        _extra("cluster", has_dask, "tune --scheduler", 'pip install "systolic[cluster]"'),
+        _extra("browser", bool(browser), f"pages of explain: {browser}", "look at pages of explain elsewhere"),
+        _extra("gcloud", shutil.which("gcloud") is not None, "systolic tpu", "https://cloud.google.com/sdk"),
+    )
+
+
+def _extra(name: str, is_there: bool, serves: str, fix: str) -> Part:
+    if is_there:
+        return Part(name=name, state="works", about=f"for {serves}")
+    return Part(name=name, state="absent", about=f"for {serves.partition(':')[0]} only", fix=fix)

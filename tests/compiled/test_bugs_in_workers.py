@@ -1,0 +1,122 @@
+"""Systolic's own code fails in a worker: library and command line say that it is a bug, and make no finding of it.
+
+What is planted breaks a module of systolic where the user's file is imported, which is in the worker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import systolic
+from systolic.bugs import SystolicBug
+from systolic.cli import main
+
+X = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+TEXT = """
+import jax.numpy as jnp
+import {module}
+
+{module}.{name} = None
+
+def mine(x):
+    return jnp.tanh(x) + 1
+"""
+# A job of check each, and those of the other commands: (command, module, what is gone, where that shows).
+PLANTED = [
+    ("check", "systolic.checking.static", "calls_on_grids", "checking/static.py"),
+    ("check", "systolic.compat", "attached_tpu_chips", ""),  # that nobody needs here
+    ("check", "systolic.checking.running", "scaled_arguments", "checking/running.py"),
+    ("check", "systolic.checking.interpreting", "abstract_mesh_in_all_threads", "checking/interpreting.py"),
+    ("check", "systolic.compiler.driver", "_compile", "compiler/driver.py"),
+    ("simulate", "systolic.measure.simulated", "prepare_listings", "measure/simulated.py"),
+    ("explain", "systolic.explaining.study", "calls_on_grids", "explaining/study.py"),
+]
+
+
+@pytest.mark.parametrize(("command", "module", "name", "place"), PLANTED)
+def test_on_the_command_line(
+    command: str, module: str, name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SYSTOLIC_CACHE_DIR", str(tmp_path / "cache"))
+    Path("planted.py").write_text(TEXT.format(module=module, name=name))
+    arguments = [command, "planted.py:mine", "--arg", "f32[256,256]", "--chip", "v5e", "-q"]
+    code = main([*arguments, "--json", "-"])
+    out, err = capfd.readouterr()
+    if not place:
+        assert code == 0
+        assert [each["rule"] for each in json.loads(out)["rows"][0]["findings"]] == ["no-kernel"]
+        return
+    assert (code, out) == (70, "")
+    assert err.startswith("systolic: this is a bug of systolic, not of your code: TypeError: ")
+    assert f"systolic/{place}:" in err.splitlines()[0]
+    assert "Traceback (most recent call last)" in err
+
+
+def breaking(module: str, name: str) -> Callable[..., Any]:
+    """A function that breaks systolic while it is traced."""
+
+    def fn(x: jax.Array) -> jax.Array:
+        import importlib
+
+        setattr(importlib.import_module(module), name, None)
+        return x + 1
+
+    return fn
+
+
+@pytest.mark.parametrize(
+    ("call", "module", "name"),
+    [
+        (systolic.check, "systolic.checking.static", "calls_on_grids"),
+        (systolic.check, "systolic.checking.running", "Judge"),
+        (systolic.simulate, "systolic.measure.simulated", "prepare_listings"),
+        (systolic.explain, "systolic.explaining.study", "calls_on_grids"),
+    ],
+)
+def test_in_the_library(call: Callable[..., Any], module: str, name: str) -> None:
+    with pytest.raises(SystolicBug, match="this is a bug of systolic") as caught:
+        call(breaking(module, name), X, chip="v5e")
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert f"systolic/{module.removeprefix('systolic.').replace('.', '/')}.py" in caught.value.summary
+    assert "Traceback" in caught.value.details
+
+
+def refusing(x: jax.Array) -> jax.Array:
+    raise KeyError("mine")
+
+
+def two(x: jax.Array, y: jax.Array) -> jax.Array:
+    return x + y
+
+
+def text(x: jax.Array) -> str:
+    return "no array"
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind", "said"),
+    [(refusing, KeyError, "mine"), (two, TypeError, "required positional argument"), (text, TypeError, "JAX type")],
+)
+def test_what_the_user_has_done_is_a_finding(fn: Callable[..., Any], kind: type[Exception], said: str) -> None:
+    """Also where JAX words it, and no frame of the user's is left."""
+    report = systolic.check(fn, X, chip="v5e")
+    found = {each.rule: each for each in report.findings}
+    assert set(found) == {"trace"}
+    assert kind.__name__ in found["trace"].value
+    assert said in found["trace"].detail
+    for call in (systolic.simulate, systolic.explain):
+        with pytest.raises(kind, match=said):
+            call(fn, X, chip="v5e")
+
+
+def test_a_reference_that_raises_is_a_finding() -> None:
+    report = systolic.check(two, X, X, chip="v5e", reference=refusing)
+    assert "reference" in [each.rule for each in report.findings]
