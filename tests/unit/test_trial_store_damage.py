@@ -8,6 +8,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import closing
@@ -340,19 +341,16 @@ sys.exit(main(["table", "show", "--store", file]))
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_what_is_read_only_is_noticed_before_the_work_and_can_be_read(tmp_path_factory: Any, what: str) -> None:
-    folder = tmp_path_factory.mktemp("shared")
-    store = TrialStore(folder / "trials.sqlite")
-    store.keep(SUBJECT, trial())
-    if os.geteuid() == 0:  # to whom nothing is read-only: another user looks, who has to get there
-        for above in (folder.parent, folder.parent.parent):
-            above.chmod(0o755)
-    store.file.chmod(0o444)
-    folder.chmod(0o555 if what == "folder" else 0o777)
-    try:
+def test_what_is_read_only_is_noticed_before_the_work_and_can_be_read(what: str) -> None:
+    # To root nothing is read-only: another user looks, who gets into no folder of pytest's.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        store = TrialStore(folder / "trials.sqlite")
+        store.keep(SUBJECT, trial())
+        store.file.chmod(0o444)
+        folder.chmod(0o555 if what == "folder" else 0o777)
         script = [sys.executable, "-c", READ_ONLY, str(store.file)]
         done = subprocess.run(script, capture_output=True, text=True, check=False)
-    finally:
         folder.chmod(0o755)
     assert done.returncode == 0, done.stderr
     assert f"the trials in {store.file} cannot be read or written" in done.stderr
