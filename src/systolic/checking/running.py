@@ -24,7 +24,7 @@ from systolic.checking.judging import Judge
 from systolic.checking.report import RunSummary
 from systolic.checking.scaling import ScaledArguments, scaled_arguments
 from systolic.chips import Chip
-from systolic.compiler import NamedFunction, abstract_arguments, argument_values, source_line
+from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage, source_line
 
 _MOST_SECONDS = 20.0  # that one run may be expected to take
 _TIME_LIMIT_S = 45.0  # for one run; once so long has gone by, no further one begins
@@ -164,6 +164,7 @@ class _Run:
         except NoInputError as error:
             self._note(f"it was not run: {error}", "a run needs values", "give a value for it")
 
+    @at_stage("interpreting")
     def _run(self, flat: Flat) -> None:
         assert self.scaled is not None
         scaled = self.scaled
@@ -256,7 +257,7 @@ class _Run:
     def _traced(self, flat: Flat, leaves: Sequence[Any]) -> Any:
         import jax
 
-        with traced_as_on(self.chip):
+        with at_stage("tracing"), traced_as_on(self.chip):
             return jax.jit(lambda *given: flat(*given), keep_unused=True).trace(*leaves).jaxpr
 
     def _note(self, value: str, limit: str, fix: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from systolic.checking.calls import KernelCall, Operand, kernel_calls
-from systolic.compiler import Missing, PallasOperands, pallas_operands
+from systolic.compiler import Missing, PallasOperands, at_stage, pallas_operands
 from systolic.problem import dtype_bytes
 
 # A grid of more steps than this is not gone through: a product of 16384³ in tiles of 128³ has two million.
@@ -112,6 +112,7 @@ class CallOnGrid:
     visits: GridVisits | Missing
 
 
+@at_stage("reading")
 def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[CallOnGrid]:
     """Every Pallas call of a traced function, with what the grid of its first execution visits.
 

@@ -16,6 +16,7 @@ from systolic.cli.output import check_target, console, note, progress_bar, write
 from systolic.compiler import (
     CompilerError,
     CompilerMissing,
+    FunctionExit,
     NamedFunctionError,
     WorkerPool,
     check_available,
@@ -83,7 +84,7 @@ def explain(
             question = Question(fn=fn, args=values, arguments=arguments, chip=chip, against=other, tries=tries)
             try:
                 found.append(explained(pool, question, planned=bar.planned, done=bar.done))
-            except (CompilerError, SimulationError) as error:
+            except (CompilerError, SimulationError, FunctionExit) as error:
                 failed[chip.name] = f"{type(error).__name__}: {error}"
             except (NamedFunctionError, CompilerMissing):
                 raise

@@ -21,9 +21,11 @@ from systolic.cli.output import check_target, console, note, progress_bar, versi
 from systolic.cli.simulated_tables import show_run
 from systolic.compiler import (
     CompilerError,
+    FunctionExit,
     NamedFunctionError,
     WorkerPool,
     check_available,
+    source_line,
 )
 from systolic.simulator import SimulationError
 
@@ -140,10 +142,12 @@ def _answer(name: str, chip: Chip, job: Future[Measurement]) -> _Answer:
         return _Answer(function=name, chip=chip, measurement=job.result(), reason="", kind="")
     except NamedFunctionError:
         raise
-    except (CompilerError, SimulationError) as error:
+    except (CompilerError, SimulationError, FunctionExit) as error:
         reason, kind = str(error), type(error).__name__
     except Exception as error:  # noqa: BLE001 -- whatever the user's function raises while it is traced
-        reason, kind = f"{type(error).__name__}: {error}", "error of the function"
+        place = source_line(error)
+        reason = f"{type(error).__name__}: {error}" + (f" (at {place})" if place else "")
+        kind = "error of the function"
     return _Answer(function=name, chip=chip, measurement=None, reason=reason, kind=kind)
 
 

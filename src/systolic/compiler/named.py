@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from systolic.compiler.stage import at_stage
+
 _ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\](?:=(?P<values>.+))?", re.DOTALL)
 _WIDTH = re.compile(r"(bf|f|s|i|u)(\d+)(\w*)")
 _KINDS = {"bf": "bfloat", "f": "float", "s": "int", "i": "int", "u": "uint"}
@@ -42,7 +44,8 @@ class NamedFunction:
 
     def load(self) -> Callable[..., Any]:
         """The function, with its parameters bound; see `named_function`."""
-        found = named_function(self.text)
+        with at_stage("importing"):
+            found = named_function(self.text)
         return functools.partial(found, **self.parameters) if self.parameters else found
 
 

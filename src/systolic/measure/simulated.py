@@ -20,6 +20,7 @@ from systolic.compiler import (
     WorkerPool,
     abstract_arguments,
     argument_values,
+    at_stage,
     compile_function,
     function_name,
     pallas_operands,
@@ -62,22 +63,10 @@ def simulate_in_worker(
       CompilerRefusal: the compiler said no.
       SimulationError: the program holds something that the simulator does not understand.
     """
-    target = target_of(chip)
-    program = compile_function(fn, args, target, cache=ProgramCache() if cached else None, settings=settings)
-    prepared = prepare_program(program, chip)
-
-    def executions() -> list[PallasOperands]:
-        jaxpr = traced_jaxpr(fn, args, target, settings=settings)
-        names = [parameter_name(prepared, number) for number in range(len(values))]
-        given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
-        return pallas_operands(jaxpr, given, names)
-
-    hlo = prepared.hlo
-    assert hlo is not None
-    contents = KernelContents(hlo, executions)
-    run = prepared.run(
-        chip, parameters=parameter_contents(hlo, values), operand_words=contents.operand_words, spans=spans
-    )
+    cache = ProgramCache() if cached else None
+    program = compile_function(fn, args, target_of(chip), cache=cache, settings=settings)
+    with at_stage("simulating"):
+        run = _executed(program, fn, args, values, chip, settings, spans)
     return Measurement(
         chip=chip.name,
         provenance="simulated",
@@ -87,6 +76,31 @@ def simulate_in_worker(
         libtpu_version=program.libtpu_version,
         compile_s=program.compile_s,
         from_cache=program.from_cache,
+    )
+
+
+def _executed(
+    program: CompiledProgram,
+    fn: Callable[..., Any] | NamedFunction,
+    args: Sequence[Any],
+    values: Sequence[np.ndarray | None],
+    chip: Chip,
+    settings: Mapping[str, Any],
+    spans: int,
+) -> SimulatedRun:
+    prepared = prepare_program(program, chip)
+
+    def executions() -> list[PallasOperands]:
+        jaxpr = traced_jaxpr(fn, args, target_of(chip), settings=settings)
+        names = [parameter_name(prepared, number) for number in range(len(values))]
+        given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
+        return pallas_operands(jaxpr, given, names)
+
+    hlo = prepared.hlo
+    assert hlo is not None
+    contents = KernelContents(hlo, executions)
+    return prepared.run(
+        chip, parameters=parameter_contents(hlo, values), operand_words=contents.operand_words, spans=spans
     )
 
 
@@ -177,7 +191,7 @@ def simulate(
       chip: v4, v5e, v5p, v6e or v7x.
       spans: of the timeline to keep, of each kind, from its beginning and from its end.
       cached: use programs compiled before, and keep this one.
-      time_limit_s: seconds after which the compiler is stopped.
+      time_limit_s: seconds of CPU time after which the compiler is stopped.
 
     Returns:
       Cycles, time, stalls by cause, what each unit did, each operation's share, copies, and a timeline.
@@ -185,7 +199,7 @@ def simulate(
     Raises:
       UnknownChipError: no such chip.
       CompilerRefusal: the compiler said no; its reason is the message.
-      CompilerCrash, CompilerTimeout, CompilerMissing: it came to no answer.
+      CompilerCrash, CompilerTimeout, CompilerOutOfMemory, CompilerMissing: it came to no answer.
       UnknownValueError: control flow depends on contents that were not given; the message says of which argument.
       SimulationError: the program holds something that is not understood; the message quotes it.
       DeadlockError: the program waits for something that never comes; the message names the wait.

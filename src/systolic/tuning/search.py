@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
-from systolic.compiler import CompilerError, CompilerMissing, CompilerRefusal, CompilerTimeout, WorkerPool
+from systolic.compiler import (
+    CompilerError,
+    CompilerMissing,
+    CompilerOutOfMemory,
+    CompilerRefusal,
+    CompilerTimeout,
+    WorkerPool,
+)
 from systolic.measure import Measurement, NoDeviceError, device_of, measure, submit_simulation
 from systolic.ops.planning import forget_plans
 from systolic.problem import MatmulProblem
@@ -277,7 +284,9 @@ def _trial(future: Future[Measurement], choice: Choice | None) -> tuple[Trial, b
         raise
     except Exception as error:  # noqa: BLE001 -- JAX's as it traces, Dask's: one trial's failure ends no search
         reason = f"{type(error).__name__}: {error}"
-        lasting = isinstance(error, (CompilerError, SimulationError)) and not isinstance(error, CompilerTimeout)
+        # What the machine could not bear now, it or another one may bear later.
+        scarce = isinstance(error, (CompilerTimeout, CompilerOutOfMemory))
+        lasting = isinstance(error, (CompilerError, SimulationError)) and not scarce
         return Trial(blocking=blocking, status="failed", modelled_us=modelled_us, reason=reason), lasting
     run = measurement.run
     assert run is not None
