@@ -132,6 +132,7 @@ def check(
     seeds: Sequence[int] = (0, 1, 2),
     cached: bool = True,
     time_limit_s: float = 300,
+    memory_limit_bytes: int | None = None,
 ) -> CheckReport:
     """Whether the Pallas kernels of `fn(*args)` are legal, right, free of races and accepted by the compiler.
 
@@ -150,6 +151,7 @@ def check(
       seeds: of the runs: inputs and order of copies.
       cached: use programs compiled before, and keep this one.
       time_limit_s: seconds of CPU time for each of the jobs.
+      memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
 
     Returns:
       Findings, the kernels' operands with their traffic, and the compiler's verdicts.
@@ -161,7 +163,7 @@ def check(
     several = [chip] if isinstance(chip, str | Chip) else list(chip)
     chips = [chip_named(each) if isinstance(each, str) else each for each in several]
     check_available()
-    with WorkerPool(max_workers=2, time_limit_s=time_limit_s) as pool:
+    with WorkerPool(max_workers=2, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return submit_check(pool, fn, args, chips, reference=reference, run=run, seeds=seeds, cached=cached).result()
 
 

@@ -160,11 +160,12 @@ class _Run:
             )
             return
         try:
-            self._run(flat)
+            only = self.scaled.calls[0].where if len(self.scaled.calls) == 1 else ""
+            with at_stage("interpreting", only):
+                self._run(flat)
         except NoInputError as error:
             self._note(f"it was not run: {error}", "a run needs values", "give a value for it")
 
-    @at_stage("interpreting")
     def _run(self, flat: Flat) -> None:
         assert self.scaled is not None
         scaled = self.scaled

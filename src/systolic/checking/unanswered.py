@@ -6,8 +6,8 @@ from systolic.checking.finding import Finding, Grade
 from systolic.compiler import CompilerTimeout, FunctionExit, WorkerEnded
 
 _LIMITS = {
-    "trace": "there is nothing to check: Python code that runs while a function is traced has to come to an end itself",
-    "run": "nothing could be said of its results",
+    "trace": "there is nothing to check: what Python does while a function is traced has to come to an end by itself",
+    "run": "nothing could be said of what it visits, or of its results",
 }
 
 
@@ -41,7 +41,7 @@ def unanswered(error: WorkerEnded | FunctionExit, chip: str) -> Finding:
 
 
 def _rule(error: WorkerEnded) -> tuple[str, Grade]:
-    if error.stage == "interpreting":
+    if error.stage in ("reading", "interpreting"):
         return "run", "error"
     if error.by_function:
         return "trace", "error"

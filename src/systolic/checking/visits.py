@@ -125,9 +125,11 @@ def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[Call
     executions: dict[tuple[tuple[int, ...], int], PallasOperands] = {}
     for execution in pallas_operands(jaxpr, given, [str(number) for number in range(len(given))]):
         executions.setdefault((execution.site, id(execution.equation)), execution)
-    return [
-        CallOnGrid(call, _visits(call, executions.get((call.site, id(call.equation))))) for call in kernel_calls(jaxpr)
-    ]
+    found = []
+    for call in kernel_calls(jaxpr):
+        with at_stage("reading", call.where):
+            found.append(CallOnGrid(call, _visits(call, executions.get((call.site, id(call.equation))))))
+    return found
 
 
 def _visits(call: KernelCall, execution: PallasOperands | None) -> GridVisits | Missing:

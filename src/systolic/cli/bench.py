@@ -16,10 +16,10 @@ from systolic.bench.cases import Case
 from systolic.bench.suites import SUITES
 from systolic.chips import Chip
 from systolic.cli.bench_table import show
-from systolic.cli.options import chip_option, output_options
+from systolic.cli.options import Workers, chip_option, output_options, worker_options
 from systolic.cli.output import check_target, progress_bar, versions, write_json
 from systolic.cli.product import SuiteNames, cases_of, dtype_options
-from systolic.compiler import WorkerPool, check_available
+from systolic.compiler import check_available
 from systolic.problem import PrecisionName
 
 if TYPE_CHECKING:
@@ -53,10 +53,7 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Show a run that --json saved, in place of a new one.",
 )
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes.")
-@click.option(
-    "--time-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds for one compilation."
-)
+@worker_options()
 @output_options
 def bench(
     suites: tuple[str, ...],
@@ -67,8 +64,7 @@ def bench(
     only: str,
     strict: bool,
     saved_file: Path | None,
-    workers: int,
-    time_limit: float,
+    workers: Workers,
     json_file: str | None,
     quiet: bool,
 ) -> int:
@@ -93,7 +89,7 @@ def bench(
     if saved_file is not None:
         rows, found = _saved(saved_file)
     else:
-        rows = _raced(cases_of(suites, dtype, precision, only), chips, against, workers, time_limit, quiet)
+        rows = _raced(cases_of(suites, dtype, precision, only), chips, against, workers, quiet)
     result = summary(rows)
     if json_file is not None:
         write_json(json_file, "bench", [dataclasses.asdict(row) for row in rows], dataclasses.asdict(result))
@@ -102,12 +98,10 @@ def bench(
     return 1 if result.timed < result.rows or (strict and result.missed) else 0
 
 
-def _raced(
-    cases: Sequence[Case], chips: Sequence[Chip], against: str, workers: int, time_limit: float, quiet: bool
-) -> list[BenchRow]:
+def _raced(cases: Sequence[Case], chips: Sequence[Chip], against: str, workers: Workers, quiet: bool) -> list[BenchRow]:
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
-    with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+    with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         from systolic.bench.race import race  # takes a second, for JAX: the bar is up already
 
         return race(cases, chips, pool, against_xla=against == "xla", planned=bar.planned, done=bar.done)

@@ -16,14 +16,13 @@ import click
 from systolic.chips import Chip
 from systolic.chips.constants import load_constants, with_constants
 from systolic.cli.function import function_options, named
-from systolic.cli.options import chip_option, output_options
+from systolic.cli.options import Workers, chip_option, output_options, worker_options
 from systolic.cli.output import check_target, console, note, progress_bar, versions, write_json, write_text
 from systolic.cli.simulated_tables import show_run
 from systolic.compiler import (
     CompilerError,
     FunctionExit,
     NamedFunctionError,
-    WorkerPool,
     check_available,
     source_line,
 )
@@ -64,10 +63,7 @@ class _Answer:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Constants of one of the chips, as `systolic calibrate --out` writes them, in place of the shipped ones.",
 )
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes.")
-@click.option(
-    "--time-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds for one compilation."
-)
+@worker_options()
 @output_options
 def simulate(
     function: str,
@@ -77,8 +73,7 @@ def simulate(
     against: str | None,
     trace_file: Path | None,
     constants_file: Path | None,
-    workers: int,
-    time_limit: float,
+    workers: Workers,
     json_file: str | None,
     quiet: bool,
 ) -> int:
@@ -104,7 +99,7 @@ def simulate(
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     answers: list[_Answer] = []
-    with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+    with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         from systolic.compiler import named_argument
         from systolic.measure import submit_simulation
 

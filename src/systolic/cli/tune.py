@@ -13,7 +13,7 @@ import click
 
 from systolic.bench.cases import Case, Stack, sizes
 from systolic.chips import Chip
-from systolic.cli.options import chip_option, output_options
+from systolic.cli.options import FiniteFloat, Workers, chip_option, output_options, worker_options
 from systolic.cli.output import check_target, console, note, progress_bar, table, versions, write_json
 from systolic.cli.product import (
     ProductSizes,
@@ -27,7 +27,7 @@ from systolic.cli.product import (
 from systolic.compiler import check_available
 from systolic.problem import MatmulProblem, PrecisionName
 from systolic.trials import Trial, TrialStore
-from systolic.tuning import TuningResult, Watcher, cluster
+from systolic.tuning import COMPILE_LIMIT_S, TuningResult, Watcher, cluster
 from systolic.tuning import tune as searched
 
 _SHOWN = 10
@@ -42,7 +42,7 @@ _SHOWN = 10
 @stack_options
 @click.option(
     "--time-budget",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteFloat(min=0, min_open=True),
     default=120.0,
     show_default=True,
     metavar="SECONDS",
@@ -56,7 +56,7 @@ _SHOWN = 10
     help="Blockings to compile for one product at the most; those that the store has count.",
 )
 @click.option("--exhaustive", is_flag=True, help="Try every legal blocking; takes hours.")
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Processes that compile.")
+@worker_options("one trial", time_limit_s=COMPILE_LIMIT_S)
 @click.option(
     "--scheduler",
     metavar="ADDRESS",
@@ -95,7 +95,7 @@ def tune(
     time_budget: float,
     trials: int,
     exhaustive: bool,
-    workers: int,
+    workers: Workers,
     scheduler: str | None,
     store_file: Path | None,
     measured: int,
@@ -123,7 +123,8 @@ def tune(
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
     results = []
     store = TrialStore.at(store_file)
-    somewhere = cluster(scheduler) if scheduler is not None else nullcontext((None, workers))
+    limits = {"time_limit_s": workers.time_limit_s, "memory_limit_bytes": workers.memory_limit_bytes}
+    somewhere = cluster(scheduler, **limits) if scheduler is not None else nullcontext((None, workers.count))
     with progress_bar(quiet=quiet) as bar, somewhere as (submit, at_once):
         for case in cases:
             problem = problem_of(case, batch)
@@ -140,6 +141,7 @@ def tune(
                         time_budget_s=time_budget,
                         exhaustive=exhaustive,
                         workers=at_once,
+                        **limits,
                         submit=submit,
                         measured=measured,
                         store=store,

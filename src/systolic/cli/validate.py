@@ -13,7 +13,7 @@ import click
 from systolic.bench.validation import ChipStatistics, ComparedRow, PublishedProgram, compared, statistics_by_chip
 from systolic.chips import CHIPS, Chip
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
-from systolic.cli.options import ChipNames, output_options
+from systolic.cli.options import ChipNames, Workers, output_options
 from systolic.cli.output import Bar, check_target, console, note, progress_bar, table, versions, write_json, write_text
 from systolic.cli.published import (
     ROW_ERRORS,
@@ -64,8 +64,7 @@ def validate(
     constants_file: Path | None,
     plot_file: Path | None,
     page_file: Path | None,
-    workers: int,
-    time_limit: float,
+    workers: Workers,
     json_file: str | None,
     quiet: bool,
 ) -> int:
@@ -95,7 +94,7 @@ def validate(
             )
         in_use[constants.chip] = with_constants(in_use[constants.chip], constants)
     check_available()
-    with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+    with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         programs = programs_of(published)
         predicted = _predicted(pool, bar, programs, in_use)
     fitted_on = () if constants is None else constants.fitted_on

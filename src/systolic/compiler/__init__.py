@@ -26,6 +26,7 @@ from systolic.compiler.errors import (
     TaskError,
     check_available,
 )
+from systolic.compiler.limits import WALL_TIMES
 from systolic.compiler.named import (
     NamedFunction,
     NamedFunctionError,
@@ -41,6 +42,7 @@ from systolic.compiler.submit import submit_compilation, tracing_settings
 from systolic.compiler.versions import versions
 
 __all__ = [
+    "WALL_TIMES",
     "CacheWarning",
     "CompiledProgram",
     "CompilerCrash",

@@ -187,11 +187,12 @@ def _time_fix(stage: Stage | None, where: str, *, waited: bool) -> str:
     longer = "raise --time-limit (in Python: time_limit_s)"
     if waited:
         return f"find out what it waits for, or {longer}, {WALL_TIMES} times which is the limit by the clock"
-    if stage in OF_THE_FUNCTION:
-        return f"make sure that {'this line' if where else 'the function'} ends, or {longer}"
-    if stage in ("lowering", "compiling"):
-        return f"take smaller tiles, or {longer}"
-    return f"take a smaller problem, or {longer}"
+    if stage in ("importing", "tracing"):
+        return f"make sure that {'this line' if where else 'it'} comes to an end, or {longer}"
+    if stage in ("reading", "interpreting", "simulating"):
+        loops = "the loops of its index maps" if stage == "reading" else "the kernel's loops"
+        return f"make sure that {loops} end, take a smaller problem, or {longer}"
+    return f"take smaller tiles, or {longer}"
 
 
 def _while(stage: Stage | None) -> str:

@@ -113,9 +113,9 @@ def group_use(group: int) -> GroupUse | None:
 
 def _stat_fields(group: int) -> Iterator[list[str]]:
     with suppress(OSError):
-        for name in os.listdir(_PROCESSES):
+        for folder in _PROCESSES.iterdir():
             # A process may end between any two of these calls.
             with suppress(OSError):
-                if name.isdecimal() and os.getpgid(int(name)) == group:
+                if folder.name.isdecimal() and os.getpgid(int(folder.name)) == group:
                     # The command's name, in brackets, may hold spaces and brackets.
-                    yield (_PROCESSES / name / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                    yield (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()

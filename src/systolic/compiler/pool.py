@@ -29,8 +29,8 @@ class WorkerPool:
 
     Args:
         max_workers: processes at most. A compilation keeps about one core busy.
-        time_limit_s: seconds of CPU time that a job may use, unless `submit` says otherwise. A job that waits uses none:
-            it may take ten times as long by the clock. The wait for a free worker is not counted.
+        time_limit_s: seconds of CPU time that a job may use, unless `submit` says otherwise. A job that waits uses
+            none: it may take ten times as long by the clock. The wait for a free worker is not counted.
         memory_limit_bytes: memory that a worker and its children may have resident; None: an equal share of what the
             machine, or the container, has free now, at least 2 GiB.
 
@@ -38,9 +38,7 @@ class WorkerPool:
         ValueError: an argument that is not positive.
     """
 
-    def __init__(
-        self, max_workers: int = 2, time_limit_s: float = 300, memory_limit_bytes: int | None = None
-    ) -> None:
+    def __init__(self, max_workers: int = 2, time_limit_s: float = 300, memory_limit_bytes: int | None = None) -> None:
         if max_workers < 1 or time_limit_s <= 0 or (memory_limit_bytes is not None and memory_limit_bytes <= 0):
             raise ValueError(f"{max_workers=}, {time_limit_s=} and {memory_limit_bytes=} must be positive")
         self._time_limit_s = time_limit_s
@@ -81,9 +79,9 @@ class WorkerPool:
 
         Returns:
             A future. It can be cancelled while it waits for a worker. It raises `CompilerCrash` if the worker died,
-            `CompilerTimeout` if it was too slow, `CompilerOutOfMemory` if it took too much memory, `FunctionExit` if the
-            task asked for the program's end, `CompilerError` if the pool was closed meanwhile, `TaskError` where the
-            outcome cannot be sent, and otherwise whatever the task raised.
+            `CompilerTimeout` if it was too slow, `CompilerOutOfMemory` if it took too much memory, `FunctionExit` if
+            the task asked for the program's end, `CompilerError` if the pool was closed meanwhile, `TaskError` where
+            the outcome cannot be sent, and otherwise whatever the task raised.
 
         Raises:
             CompilerError: the pool is closed.

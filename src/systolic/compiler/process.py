@@ -95,7 +95,7 @@ class WorkerProcess:
         """How the worker died, after it has. Ends what is left of it."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_WAIT_S)
-        tail, stage = self._stderr_tail(), stage_in(self._folder.path)
+        tail, (stage, _) = self._stderr_tail(), stage_in(self._folder.path)
         place = self._folder.exit_place.read_text() if self._folder.exit_place.exists() else None
         self.end()
         code = self._process.returncode
@@ -107,8 +107,8 @@ class WorkerProcess:
 
     def stopped(self, label: str, reached: LimitReachedError) -> CompilerTimeout | CompilerOutOfMemory:
         """What to say of a job that is past a limit. Asks the worker where it is, and ends it."""
-        stage = stage_in(self._folder.path)
-        where = line_in_stacks(self._stacks())
+        stage, about = stage_in(self._folder.path)
+        where = line_in_stacks(self._stacks()) or about
         self.end()
         if reached.kind == "memory":
             limit_bytes, used_bytes = int(reached.limit), reached.used_bytes

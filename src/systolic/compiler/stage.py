@@ -23,37 +23,44 @@ DOING: dict[Stage, str] = {
     "reading": "the kernel's steps and index maps were being followed",
     "interpreting": "the kernel was being interpreted on the CPU",
 }
-# Stages in which Python code of the user's runs, and may not end or may end the process.
+# Stages in which code of the user's runs, and may not end or may end the process.
 OF_THE_FUNCTION = ("importing", "tracing", "reading", "interpreting")
 
 
 @contextmanager
-def at_stage(stage: Stage) -> Iterator[None]:
-    """Note that this worker is at `stage` while the block runs. Outside of a worker nothing happens."""
+def at_stage(stage: Stage, where: str = "") -> Iterator[None]:
+    """Note that this worker is at `stage` while the block runs. Outside of a worker nothing happens.
+
+    Args:
+        stage: what it does.
+        where: the user's line that it does this for, "file.py:12 in name", where no Python stack will show it.
+    """
+    global _noted
     before = _noted
-    _note(stage)
+    _noted = stage, where
+    _write()
     try:
         yield
     finally:
-        _note(before)
+        _noted = before
+        _write()
 
 
-def stage_in(folder: Path) -> Stage | None:
-    """The stage that the worker of `folder` is at, or was at when it died."""
+def stage_in(folder: Path) -> tuple[Stage | None, str]:
+    """The stage that the worker of `folder` is at, or was at when it died, and the place that was noted with it."""
     try:
-        text = (folder / STAGE_FILE).read_text()
+        text, _, where = (folder / STAGE_FILE).read_text().partition("\n")
     except OSError:
-        return None
-    return next((stage for stage in get_args(Stage) if stage == text), None)
+        return None, ""
+    return next((stage for stage in get_args(Stage) if stage == text), None), where
 
 
-_noted: Stage | None = None
+_noted: tuple[Stage, str] | None = None
 
 
-def _note(stage: Stage | None) -> None:
-    global _noted
-    _noted = stage
+def _write() -> None:
     if FOLDER_VARIABLE not in os.environ:
         return
     with suppress(OSError):  # a full disk, say: then the parent does not learn it
-        (Path(os.environ[FOLDER_VARIABLE]) / STAGE_FILE).write_text(stage or "")
+        text = "" if _noted is None else "\n".join(_noted)
+        (Path(os.environ[FOLDER_VARIABLE]) / STAGE_FILE).write_text(text)

@@ -177,6 +177,7 @@ def simulate(
     spans: int = 200,
     cached: bool = True,
     time_limit_s: float = 300,
+    memory_limit_bytes: int | None = None,
 ) -> SimulatedRun:
     """How long `fn(*args)` takes on a chip that is not there, and why: compiled for it, then executed on its model.
 
@@ -192,6 +193,7 @@ def simulate(
       spans: of the timeline to keep, of each kind, from its beginning and from its end.
       cached: use programs compiled before, and keep this one.
       time_limit_s: seconds of CPU time after which the compiler is stopped.
+      memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
 
     Returns:
       Cycles, time, stalls by cause, what each unit did, each operation's share, copies, and a timeline.
@@ -206,7 +208,7 @@ def simulate(
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
     label = f"{function_name(fn)} for {known.name}"
-    with WorkerPool(max_workers=1, time_limit_s=time_limit_s) as pool:
+    with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         run = submit_simulation(pool, fn, args, known, label=label, cached=cached, spans=spans).result().run
     assert run is not None
     return run

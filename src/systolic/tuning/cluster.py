@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -20,7 +21,9 @@ class ClusterError(RuntimeError):
 
 
 @contextmanager
-def cluster(address: str) -> Iterator[tuple[Submit, int]]:
+def cluster(
+    address: str, *, time_limit_s: float = COMPILE_LIMIT_S, memory_limit_bytes: int | None = None
+) -> Iterator[tuple[Submit, int]]:
     """Where `tune` sends its trials, and how many run at once: one for each thread of each Dask worker.
 
     A Dask worker compiles in a process of its own, as a search on one machine does: a crash of the compiler is a trial
@@ -28,6 +31,8 @@ def cluster(address: str) -> Iterator[tuple[Submit, int]]:
 
     Args:
       address: such as "tcp://host:8786".
+      time_limit_s: seconds of CPU time for one trial.
+      memory_limit_bytes: of one trial; None: what the machine that compiles it has free.
 
     Raises:
       ClusterError: nobody answers there, or there are no workers.
@@ -50,15 +55,24 @@ def cluster(address: str) -> Iterator[tuple[Submit, int]]:
         # Not pure: the same trial sent twice is run twice, as here. The scheduler gives what a dead worker had to
         # another one, as often as its `allowed-failures` says: three times unless it is told otherwise.
         executor = client.get_executor(pure=False)
+        alone = functools.partial(simulated_alone, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)
 
         def submit(fn: Callable[..., Any], arguments: Sequence[Any], chip: Chip, label: str) -> Future[Measurement]:
-            return executor.submit(simulated_alone, fn, tuple(arguments), chip, label)
+            return executor.submit(alone, fn, tuple(arguments), chip, label)
 
         yield submit, at_once
         executor.shutdown(wait=False)
 
 
-def simulated_alone(fn: Callable[..., Any], arguments: Sequence[Any], chip: Chip, label: str) -> Measurement:
+def simulated_alone(
+    fn: Callable[..., Any],
+    arguments: Sequence[Any],
+    chip: Chip,
+    label: str,
+    *,
+    time_limit_s: float = COMPILE_LIMIT_S,
+    memory_limit_bytes: int | None = None,
+) -> Measurement:
     """Compiles and simulates in a process of its own, on the machine where this is called."""
-    with WorkerPool(max_workers=1, time_limit_s=COMPILE_LIMIT_S) as pool:
+    with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return submit_simulation(pool, fn, arguments, chip, label=label).result()
