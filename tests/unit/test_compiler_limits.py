@@ -20,7 +20,7 @@ from systolic.compiler import (
 )
 from systolic.compiler.blame import line_in_stacks
 from systolic.compiler.endings import last_words
-from systolic.compiler.limits import Limits, LimitReachedError, Watch, group_use
+from systolic.compiler.limits import LimitReachedError, Limits, Watch, group_use
 from systolic.compiler.memory import bearable_bytes
 
 PATIENCE_S = 60

@@ -13,7 +13,7 @@ from systolic.cli.check_tables import show_check
 from systolic.cli.function import function_options, named
 from systolic.cli.options import Workers, chip_option, output_options, worker_options
 from systolic.cli.output import check_target, console, progress_bar, write_json
-from systolic.compiler import check_available, check_function_name
+from systolic.compiler import check_available
 
 
 @click.command()
@@ -49,8 +49,8 @@ def check(
       systolic check examples/planted_faults.py:dropped_tail --arg "bf16[1024,1000]" --arg "bf16[1000,1024]" --json -
     """
     check_target(json_file)
-    if reference is not None:
-        check_function_name(reference)
+    fn = named(function, parameters)
+    other = named(reference, ()) if reference is not None else None
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
@@ -58,10 +58,10 @@ def check(
 
         pending = submit_check(
             pool,
-            named(function, parameters),
+            fn,
             [named_argument(text) for text in arguments],
             chips,
-            reference=named(reference, ()) if reference is not None else None,
+            reference=other,
             run=run,
             seeds=range(seeds),
         )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from systolic.compiler.names import UnknownNamesError, names_in, source_of_module
 from systolic.compiler.stage import at_stage
+
+_MOST_NAMES = 12  # in a message
 
 _ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\](?:=(?P<values>.+))?", re.DOTALL)
 _WIDTH = re.compile(r"(bf|f|s|i|u)(\d+)(\w*)")
@@ -59,13 +63,26 @@ def check_function_name(text: str) -> None:
     """Whether `text` can name a function: without importing anything, and before any worker starts.
 
     Raises:
-        NamedFunctionError: it has not the form, or the file is not there.
+        NamedFunctionError: it has not the form, there is no such file or module, it is no Python, or it has no such
+            name. Whether what has the name is a function only its import shows.
     """
     place, _, name = text.rpartition(":")
     if not place or not all(part.isidentifier() for part in name.split(".")):
         raise NamedFunctionError(f"{text!r} names no function: write FILE.py:FUNCTION or package.module:FUNCTION")
-    if place.endswith(".py") and not Path(place).is_file():
-        raise NamedFunctionError(f"there is no file {place}")
+    try:
+        known = names_in(Path(place) if place.endswith(".py") else source_of_module(place))
+    except FileNotFoundError as error:
+        raise NamedFunctionError(f"there is no file {place}") from error
+    except ModuleNotFoundError as error:
+        raise NamedFunctionError(f"there is no module {place}: {error}") from error
+    except SyntaxError as error:
+        raise NamedFunctionError(f"{place}:{error.lineno or 1} is no Python: {error.msg}") from error
+    except (OSError, ValueError) as error:
+        raise NamedFunctionError(f"{place} cannot be read: {error}") from error
+    except UnknownNamesError:
+        return
+    if name.split(".")[0] not in known.all:
+        raise NamedFunctionError(_no_function(place, name, known.all, known.functions or known.all))
 
 
 def named_function(text: str) -> Callable[..., Any]:
@@ -81,11 +98,17 @@ def named_function(text: str) -> Callable[..., Any]:
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        known = sorted(
-            each for each, value in vars(_module(place)).items() if callable(value) and not each.startswith("_")
-        )
-        raise NamedFunctionError(f"{place} has no function {name!r}; it has {', '.join(known) or 'none'}")
+        known = [each for each, value in vars(_module(place)).items() if callable(value)]
+        raise NamedFunctionError(_no_function(place, name, known, known))
     return found
+
+
+def _no_function(place: str, name: str, known: Sequence[str], listed: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    shown = [each for each in listed if not each.startswith("_")]
+    rest = f" and {len(shown) - _MOST_NAMES} more" if len(shown) > _MOST_NAMES else ""
+    return f"{place} has no function {name!r}; {meant}it has {', '.join(shown[:_MOST_NAMES]) or 'none'}{rest}"
 
 
 @functools.cache
