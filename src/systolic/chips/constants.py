@@ -99,14 +99,16 @@ def load_constants(path: Path) -> FittedConstants:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConstantsError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # no JSON, or no UTF-8
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or nested without end
         raise ConstantsError(f"{path} is no JSON: {error}") from error
     form = 'one JSON object with "chip" and "constants", as `systolic calibrate --out` writes'
     if not isinstance(found, dict):
         raise ConstantsError(f"{path} does not hold {form}")
     chip, constants, fitted_on = found.get("chip"), found.get("constants"), found.get("fitted_on", [])
     if not isinstance(chip, str) or not isinstance(constants, dict) or not constants:
-        raise ConstantsError(f"{path} does not hold {form}")
+        command = found.get("command")
+        other = f" but is the result of `systolic {command[:40]}`" if isinstance(command, str) else ""
+        raise ConstantsError(f"{path} does not hold {form}{other}")
     if not isinstance(fitted_on, list):
         raise ConstantsError(f"{path}: fitted_on={fitted_on!r} is no list of programs")
     return FittedConstants(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from systolic.cli.bench_table import show
 from systolic.cli.options import Workers, chip_option, output_options, worker_options
 from systolic.cli.output import check_target, progress_bar, versions, write_json
 from systolic.cli.product import SuiteNames, cases_of, dtype_options
+from systolic.cli.results import WrongFileError, read_document, wrong_kind
 from systolic.compiler import check_available
 from systolic.problem import PrecisionName
 
@@ -111,10 +111,14 @@ def _saved(path: Path) -> tuple[list[BenchRow], dict[str, str | None]]:
     """The rows that a run saved, and its versions."""
     from systolic.bench.race import BenchRow
 
+    wanted = "the result of `systolic bench --json FILE`"
+    document = read_document(path, wanted)
+    if document.get("command") != "bench":
+        raise wrong_kind(path, document, wanted)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["command"] != "bench" or not document["rows"]:
-            raise ValueError("no rows of systolic bench")
+        if not document["rows"]:
+            raise ValueError("it has no rows")
         return cattrs.structure(document["rows"], list[BenchRow]), dict(document["versions"])
-    except (cattrs.BaseValidationError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-        raise click.UsageError(f"{path} is no result of systolic bench --json: {error}") from error
+    except (cattrs.BaseValidationError, KeyError, TypeError, ValueError, RecursionError) as error:
+        why = "; ".join(cattrs.transform_error(error)) if isinstance(error, cattrs.BaseValidationError) else str(error)
+        raise WrongFileError(f"{path} is damaged, or of another version: {why[:200]}; this takes {wanted}") from error

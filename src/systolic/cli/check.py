@@ -21,7 +21,9 @@ from systolic.compiler import check_available
 @chip_option("v5e")
 @click.option("--reference", metavar="FILE.py:REF", help="A function of the same arguments, run in float64.")
 @click.option("--run/--no-run", default=True, show_default=True, help="Run it in TPU interpret mode.")
-@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs, each in another order.")
+@click.option(
+    "--seeds", type=click.IntRange(min=1, max=1000), default=3, show_default=True, help="Runs, each in another order."
+)
 @worker_options("one job")
 @output_options
 def check(

@@ -14,7 +14,17 @@ import click
 
 from systolic.chips import Chip
 from systolic.cli.options import Sizes, TileSizes, Workers, chip_option, output_options, worker_options
-from systolic.cli.output import check_target, console, make_folder, note, progress_bar, table, versions, write_json
+from systolic.cli.output import (
+    check_target,
+    console,
+    make_folder,
+    note,
+    progress_bar,
+    table,
+    versions,
+    write_json,
+    writing,
+)
 from systolic.compiler import CompilerMissing, WorkerPool, check_available
 from systolic.tiling import MIB, Tiles
 
@@ -275,7 +285,7 @@ def _plot(rows: Sequence[LadderRow], folder: Path) -> list[Path]:
         if peak is None:  # the chip does not multiply this dtype
             continue
         dtype = shown[0].dtype
-        try:
+        with writing(folder):
             path = plot_rates(
                 [RatePoint(size=row.m, tflops=row.tflops, status=row.status) for row in shown],
                 folder / f"ladder_{rung}_{chip}_{dtype}.png",
@@ -285,7 +295,5 @@ def _plot(rows: Sequence[LadderRow], folder: Path) -> list[Path]:
                 peak_tflops=peak,
                 xla_tflops={row.m: row.xla_tflops for row in of_chip if row.xla_tflops is not None},
             )
-        except OSError as error:
-            raise click.ClickException(f"cannot write into {folder}: {error.strerror}") from error
         made.append(path)
     return made

@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from systolic.chips import CHIPS, Chip, UnknownChipError, chip
+from systolic.problem import LARGEST_SIZE
 from systolic.tiling import Tiles, TilesError
 
 if TYPE_CHECKING:
     from systolic.compiler import WorkerPool
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def whole_number(text: str) -> int | None:
+    """A size, from 1 to the largest that a TPU counts; None where the text is none."""
+    digits = text.strip().lstrip("0")
+    if not digits.isdecimal() or len(digits) > len(str(LARGEST_SIZE)):  # Python refuses to read very long ones
+        return None
+    return size if (size := int(digits)) <= LARGEST_SIZE else None
 
 
 class ChipNames(click.ParamType):
@@ -46,9 +55,10 @@ class Sizes(click.ParamType):
             return value
         found = []
         for part in value.split(","):
-            if not part.strip().isdecimal() or int(part) < 1:
-                self.fail(f"{part!r} is no size; give whole numbers of at least 1, such as 512,1024", param, ctx)
-            found.append(int(part))
+            size = whole_number(part)
+            if size is None:
+                self.fail(f"{part!r} is no size; give whole numbers from 1 to {LARGEST_SIZE}", param, ctx)
+            found.append(size)
         return tuple(dict.fromkeys(found))
 
 
@@ -61,10 +71,10 @@ class TileSizes(click.ParamType):
         """Text to tiles."""
         if not isinstance(value, str):
             return value
-        parts = value.split(",")
-        if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+        parts = [size for part in value.split(",") if (size := whole_number(part)) is not None]
+        if len(parts) != 3 or value.count(",") != 2:
             self.fail(f"{value!r} is no tile; give three whole numbers M,K,N, such as 512,1024,1024", param, ctx)
-        tile_m, tile_k, tile_n = map(int, parts)
+        tile_m, tile_k, tile_n = parts
         try:
             return Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
         except TilesError as error:

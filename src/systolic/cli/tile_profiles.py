@@ -9,7 +9,7 @@ import click
 
 from systolic.chips import Chip
 from systolic.cli.options import Workers, chip_option, worker_options
-from systolic.cli.output import note, progress_bar
+from systolic.cli.output import make_folder, note, progress_bar, write_text
 from systolic.compiler import check_available
 from systolic.tuning import COMPILE_LIMIT_S
 from systolic.tuning.profiling import Watcher, profile_tiles
@@ -41,7 +41,7 @@ def profile(chips: tuple[Chip, ...], dtype: str, count: int, workers: Workers, f
         chip.peak_ops_per_s(dtype)  # refuses what it does not multiply
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, folder)
     missing = 0
     for chip in chips:
         with progress_bar(quiet=quiet) as bar:
@@ -52,8 +52,6 @@ def profile(chips: tuple[Chip, ...], dtype: str, count: int, workers: Workers, f
             note(f"{chip.name}: no profile of {tile.tiles}: {reason.splitlines()[0]}", quiet=quiet)
         missing += not made.profiles
         file = folder / made.file_name
-        partial = file.with_name(f"{file.name}.partial")
-        partial.write_text(made.as_json(), encoding="utf-8")
-        partial.replace(file)
+        write_text(file, made.as_json())
         note(f"{len(made.profiles)} tiles of {chip.name} into {file}", quiet=quiet)
     return 1 if missing else 0

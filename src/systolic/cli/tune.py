@@ -14,7 +14,7 @@ import click
 from systolic.bench.cases import Case, Stack, sizes
 from systolic.chips import Chip
 from systolic.cli.options import FiniteFloat, Workers, chip_option, output_options, worker_options
-from systolic.cli.output import check_target, console, note, progress_bar, table, versions, write_json
+from systolic.cli.output import check_target, console, note, progress_bar, table, versions, write_json, writing
 from systolic.cli.product import (
     ProductSizes,
     SuiteNames,
@@ -236,7 +236,8 @@ def _plot(result: TuningResult, path: Path) -> bool:
         return False
     problem = result.problem
     title = f"{sizes(problem.m, problem.k, problem.n)} {problem.dtype_lhs} on {result.chip}: {len(points)} trials"
-    plot_trials(points, path, title=title, provenance=_provenance(result.winner), xla_us=result.xla_us)
+    with writing(path):
+        plot_trials(points, path, title=title, provenance=_provenance(result.winner), xla_us=result.xla_us)
     return True
 
 

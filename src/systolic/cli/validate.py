@@ -14,7 +14,18 @@ from systolic.bench.validation import ChipStatistics, ComparedRow, PublishedProg
 from systolic.chips import CHIPS, Chip
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
 from systolic.cli.options import ChipNames, Workers, output_options
-from systolic.cli.output import Bar, check_target, console, note, progress_bar, table, versions, write_json, write_text
+from systolic.cli.output import (
+    Bar,
+    check_target,
+    console,
+    note,
+    progress_bar,
+    table,
+    versions,
+    write_json,
+    write_text,
+    writing,
+)
 from systolic.cli.published import (
     ROW_ERRORS,
     STATISTICS,
@@ -213,10 +224,8 @@ def _plot(rows: Sequence[ComparedRow], target: Path) -> str:
     ]
     if not points:
         return "no plot: no row is counted"
-    try:
+    with writing(target):
         plot_predictions(points, target, title="Simulated over published times", provenance="simulated")
-    except OSError as error:
-        raise click.ClickException(f"cannot write {target}: {error.strerror}") from error
     return f"plot {target}"
 
 

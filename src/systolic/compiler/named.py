@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib
 import importlib.util
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,12 @@ import numpy as np
 
 from systolic.compiler.names import UnknownNamesError, names_in, source_of_module
 from systolic.compiler.stage import at_stage
+from systolic.problem import LARGEST_SIZE
 
 _MOST_NAMES = 12  # in a message
+_MOST_VALUES = 2**28
 
-_ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\](?:=(?P<values>.+))?", re.DOTALL)
+_ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[0-9, ]*)\](?:=(?P<values>.+))?", re.DOTALL)
 _WIDTH = re.compile(r"(bf|f|s|i|u)(\d+)(\w*)")
 _KINDS = {"bf": "bfloat", "f": "float", "s": "int", "i": "int", "u": "uint"}
 
@@ -151,14 +154,24 @@ def named_argument(text: str) -> Any:
     import jax
 
     dtype = _dtype(found["dtype"])
-    shape = tuple(int(size) for size in found["shape"].split(",") if size.strip())
+    sizes = [size.strip() for size in found["shape"].split(",") if size.strip()]
+    # Longer numbers Python refuses to read.
+    if any(len(size) > 10 or int(size) > LARGEST_SIZE for size in sizes):
+        raise NamedFunctionError(f"{_short(text)!r}: a dimension has at most {LARGEST_SIZE} elements")
+    shape = tuple(map(int, sizes))
     if found["values"] is None:
         return jax.ShapeDtypeStruct(shape, dtype)
+    if math.prod(shape) > _MOST_VALUES:
+        raise NamedFunctionError(f"{_short(text)!r}: an array with values has at most {_MOST_VALUES} elements here")
     try:
         values = np.array([float(word) for word in found["values"].split(",")])
         return np.broadcast_to(values if values.size == 1 else values.reshape(shape), shape).astype(dtype)
-    except ValueError as error:
-        raise NamedFunctionError(f"{text!r}: {error}; give one value, or as many as the shape holds") from error
+    except (ValueError, OverflowError) as error:
+        raise NamedFunctionError(f"{_short(text)!r}: {error}; give one value, or as many as the shape holds") from error
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def _dtype(name: str) -> np.dtype:
