@@ -22,8 +22,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def whole_number(text: str) -> int | None:
-    """A size, from 1 to the largest that a TPU counts; None where the text is none."""
-    digits = text.strip().lstrip("0")
+    """A number up to the largest size that a TPU counts; None where the text is none."""
+    digits = text.strip()
     if not digits.isdecimal() or len(digits) > len(str(LARGEST_SIZE)):  # Python refuses to read very long ones
         return None
     return size if (size := int(digits)) <= LARGEST_SIZE else None
@@ -56,7 +56,7 @@ class Sizes(click.ParamType):
         found = []
         for part in value.split(","):
             size = whole_number(part)
-            if size is None:
+            if not size:
                 self.fail(f"{part!r} is no size; give whole numbers from 1 to {LARGEST_SIZE}", param, ctx)
             found.append(size)
         return tuple(dict.fromkeys(found))

@@ -27,7 +27,7 @@ class ProductSizes(click.ParamType):
         """Text to sizes."""
         if not isinstance(value, str):
             return value
-        parts = [size for part in value.split(",") if (size := whole_number(part)) is not None]
+        parts = [size for part in value.split(",") if (size := whole_number(part))]
         if len(parts) != 3 or value.count(",") != 2:
             self.fail(
                 f"{value!r}: give three whole numbers M,K,N from 1 to {LARGEST_SIZE}, such as 2048,4096,14336",

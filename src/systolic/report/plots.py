@@ -98,6 +98,6 @@ def save_png(figure: Figure, path: Path) -> Path:
       OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as partial, partial.open("wb") as file:
-        figure.savefig(file, dpi=150, format="png")
+    with whole_file(path) as partial:
+        figure.savefig(partial, dpi=150, format="png")
     return path
