@@ -62,7 +62,7 @@ def test_a_job_that_computes_for_ever_is_stopped_at_its_line():
         pool.submit(spin, time_limit_s=0.5, label="spinning").result()
     found = caught.value
     assert (found.counted, found.limit_s) == ("cpu", 0.5)
-    assert found.used_cpu_s > 0.5
+    assert (found.used_cpu_s or 0) > 0.5
     assert found.where.startswith(f"{__file__}:")
     assert found.where.endswith("in spin")
     assert "--time-limit" in str(found)
@@ -87,6 +87,7 @@ def test_a_job_that_waits_for_ever_is_stopped_by_the_clock():
         pool.submit(time.sleep, PATIENCE_S, time_limit_s=0.5, label="waiting").result()
     found = caught.value
     assert (found.counted, found.limit_s) == ("wall", 5)
+    assert found.used_cpu_s is not None
     assert found.used_cpu_s <= 0.5
     assert "waited for the rest" in str(found)
 

@@ -17,7 +17,7 @@ from systolic.compiler.blame import line_in_stacks
 from systolic.compiler.dump import dump_flags
 from systolic.compiler.endings import CompilerCrash, CompilerOutOfMemory, CompilerTimeout, FunctionExit
 from systolic.compiler.folders import make_worker_folder
-from systolic.compiler.limits import LimitReachedError, Limits, Watch
+from systolic.compiler.limits import WALL_TIMES, LimitReachedError, Limits, Watch
 from systolic.compiler.stage import FOLDER_VARIABLE, stage_in
 from systolic.compiler.worker import DUMP_VARIABLE, PARENT_VARIABLE, STACK_SIGNAL
 
@@ -32,6 +32,7 @@ _START = (
 _STDERR_TAIL_BYTES = 1 << 17
 _EXIT_WAIT_S = 5.0
 _STACK_WAIT_S = 2.0
+_START_LIMIT_S = 60.0
 
 
 class WorkerProcess:
@@ -45,6 +46,7 @@ class WorkerProcess:
         self._folder = make_worker_folder()
         self._stderr_start = 0
         self._lock = threading.Lock()
+        self._started = False
         self._ended = False
         try:
             with self._folder.stderr.open("wb") as stderr:
@@ -85,11 +87,20 @@ class WorkerProcess:
             LimitReachedError: the job is past one of its limits; the worker still runs.
             EOFError, BrokenPipeError: the worker is dead.
         """
+        self._wait_until_started(limits)
         watch = Watch(self._process.pid, limits)
         self._stderr_start = self._folder.stderr.stat().st_size
         request = wire.Request(sys_path=tuple(_absolute_sys_path()), job=job)
         wire.send(self._requests, pickle.dumps(request), check=watch.check)
         return pickle.loads(wire.receive(self._replies, check=watch.check))
+
+    def _wait_until_started(self, limits: Limits) -> None:
+        # Importing this package is no part of the job, and takes longer on a busy machine.
+        if not self._started:
+            cpu_s = max(limits.cpu_s, _START_LIMIT_S)
+            start = Limits(cpu_s=cpu_s, wall_s=WALL_TIMES * cpu_s, memory_bytes=limits.memory_bytes)
+            wire.receive(self._replies, check=Watch(self._process.pid, start).check)
+            self._started = True
 
     def crash(self, label: str) -> CompilerCrash | FunctionExit:
         """How the worker died, after it has. Ends what is left of it."""

@@ -45,7 +45,7 @@ _PARENT_CHECK_MS = 1000
 
 
 def main() -> None:
-    """Serve requests from standard input until it closes. Does not return."""
+    """Say that it has started, and serve requests from standard input until it closes. Does not return."""
     requests, replies = os.dup(0), os.dup(1)
     # Libraries print, and would break the replies: from here on standard output is standard error.
     os.dup2(2, 1)
@@ -56,6 +56,7 @@ def main() -> None:
     _tell_last_lines(Path(os.environ[FOLDER_VARIABLE]))
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive_until_parent_dies, args=(requests, inbox), daemon=True).start()
+    wire.send(replies, b"started")
     while True:
         message = inbox.get()
         wire.send(replies, pickle.dumps(run_request(pickle.loads(message))))
