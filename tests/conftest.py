@@ -1,5 +1,9 @@
 import os
+import signal
 import tempfile
+from collections.abc import Iterator
+
+import pytest
 
 # Winners that somebody has tuned on this machine shall not change what tests see; commands in subprocesses inherit it.
 _STORE = tempfile.TemporaryDirectory(prefix="systolic-store-")
@@ -7,3 +11,11 @@ os.environ["SYSTOLIC_STORE"] = f"{_STORE.name}/trials.sqlite"
 
 # Some tests trace as for a chip, which loads the compiler into their own process: beside other tests' it may.
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C is heard: whoever runs the tests may ignore it, as a shell does for what it runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -8,9 +8,11 @@ from typing import Literal
 import ml_dtypes  # noqa: F401  registers bfloat16 and the float8 types with NumPy
 import numpy as np
 
+LARGEST_SIZE = 2**31 - 1
+
 
 class ProblemError(ValueError):
-    """A product that cannot be: a size below one, an unknown dtype."""
+    """A product that cannot be: a size below one or past what a TPU counts, an unknown dtype."""
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -71,12 +73,17 @@ class Fusion:
     more_outputs: tuple[str, ...] = ()  # dtypes of further outputs of the shape [m, n]
 
 
+def _require_countable(name: str, size: int) -> None:
+    if size > LARGEST_SIZE:
+        raise ProblemError(f"{name} is above {LARGEST_SIZE}, the largest size that a TPU's 32-bit indices count")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulProblem:
     """The product `lhs[m, k] @ rhs[k, n] -> out[m, n]`, `batch` times.
 
     Raises:
-      ProblemError: a size is below one, a dtype or the precision is unknown.
+      ProblemError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown.
     """
 
     m: int
@@ -98,9 +105,11 @@ class MatmulProblem:
             size = getattr(self, name)
             if size < 1:
                 raise ProblemError(f"{name}={size}: a matrix needs at least one row and one column")
+            _require_countable(name, size)
         for name in ("batch", "batch_lhs", "batch_rhs"):
             if getattr(self, name) < 1:
                 raise ProblemError(f"{name}={getattr(self, name)}: there has to be at least one matrix")
+            _require_countable(name, getattr(self, name))
         for dtype in (self.dtype_lhs, self.dtype_rhs, self.dtype_out, *self.fusion.more_outputs):
             dtype_bytes(dtype)
         if self.precision not in PASSES:

@@ -75,9 +75,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def printable(text: str) -> str:
-    """A text in one line that no terminal takes for a command: what cannot be printed is escaped."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+def printable(text: str, *, keep: str = "") -> str:
+    """A text that no terminal takes for a command: `\\x1b` in place of what cannot be printed.
+
+    Args:
+      keep: characters that stay all the same; by default the text becomes one line.
+    """
+    return "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
 
 
 def _no_number(name: str) -> None:

@@ -151,3 +151,72 @@ def test_bad_functions_end_in_a_finding(
 def test_a_wrong_call_is_said_to_be_one(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert main([*arguments, "-q"]) == 2
     assert capsys.readouterr().err
+
+
+ENDLESS = """
+import os, sys, time
+import jax, jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+def tracing(x):
+    while True:
+        pass
+
+def kernel(x):
+    def body(x_vmem, out_vmem):
+        turns = lax.while_loop(lambda j: j >= 0, lambda j: jnp.where(j > 5, 0, j + 1), pl.program_id(0))
+        out_vmem[...] = x_vmem[...] + turns
+    block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+    return pl.pallas_call(body, out_shape=x, grid=(2,), in_specs=[block], out_specs=block)(x)
+
+def index_map(x):
+    def rows(i):
+        return lax.while_loop(lambda j: j >= 0, lambda j: jnp.where(j > 5, 0, j + 1), i), 0
+    def body(x_vmem, out_vmem):
+        out_vmem[...] = x_vmem[...]
+    block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+    return pl.pallas_call(
+        body, out_shape=x, grid=(2,), in_specs=[pl.BlockSpec((8, 128), rows)], out_specs=block)(x)
+
+def leaves(x):
+    sys.exit(7)
+
+def breaks_libtpu(x):
+    def body(x_vmem, out_vmem):
+        values = x_vmem[...].reshape(-1)
+        out_vmem[...] = jnp.take(values, values.astype(jnp.int32)).reshape(out_vmem.shape)
+    return pl.pallas_call(body, out_shape=x)(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "rule", "words", "fix", "line"),
+    [
+        ("tracing", "16,128", "trace", "of CPU time, while the function was being traced", "this line", "in tracing"),
+        ("kernel", "16,128", "run", "being interpreted on the CPU", "the kernel's loops end", "in kernel"),
+        ("index_map", "16,128", "run", "index maps were being followed", "loops of its index maps", "in index_map"),
+        ("leaves", "16,128", "trace", "SystemExit(7)", "raise an error", "in leaves"),
+        ("breaks_libtpu", "1,128", "compiler-crash", "at work: Check failed: ", "reduce the kernel", ""),
+    ],
+)
+def test_what_does_not_end_is_told_from_what_breaks_the_compiler(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    name: str,
+    shape: str,
+    rule: str,
+    words: str,
+    fix: str,
+    line: str,
+) -> None:
+    file = tmp_path / "endless.py"
+    file.write_text(ENDLESS)
+    limits = ["--time-limit", "8", "--seeds", "1", *([] if rule == "run" else ["--no-run"])]
+    code, report = checked(capsys, f"{file}:{name}", "--arg", f"f32[{shape}]", *limits)
+    assert code == 1
+    found = [each for each in report.findings if each.rule == rule and words in each.value]
+    assert len(found) == 1, [str(each) for each in report.findings]
+    assert fix in found[0].fix
+    assert found[0].where.endswith(line)
+    assert "see the text below" not in "".join(each.fix for each in report.findings)

@@ -228,7 +228,7 @@ def test_another_file_is_no_saved_run(run: Run, tmp_path: Path, text: str) -> No
     saved.write_text(text)
     code, out, err = run("bench", "--from", saved)
     assert (code, out) == (2, "")
-    assert "is no result of systolic bench --json" in err
+    assert "this takes the result of `systolic bench --json FILE`" in err
 
 
 @pytest.mark.parametrize(

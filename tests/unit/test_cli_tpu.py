@@ -14,6 +14,8 @@ from fake_cloud import FakeCloud, fake_cloud, interrupts
 
 from systolic.cli import main
 
+pytestmark = pytest.mark.usefixtures("ctrl_c")
+
 Run = Callable[..., tuple[int, str, str]]
 
 TUNE = ("--", "tune", "512,512,512", "--chip", "v6e", "--measure", "2")

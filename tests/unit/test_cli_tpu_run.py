@@ -17,6 +17,8 @@ import systolic
 from systolic.cli import main
 from systolic.machines import remote
 
+pytestmark = pytest.mark.usefixtures("ctrl_c")
+
 Run = Callable[..., tuple[int, str, str]]
 
 TUNE = ("--", "tune", "512,512,512", "--chip", "v6e", "--measure", "2")

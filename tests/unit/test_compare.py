@@ -159,9 +159,9 @@ def test_a_function_that_has_no_time_any_more(run: Run, tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("{", "is no JSON"),
-        ("[]", "holds no object but a list"),
-        ("{}", "holds no explanation"),
-        ('{"command": "bench", "rows": [{"chip": "v5e"}]}', "what `systolic bench` wrote"),
+        ("[]", "is a JSON list"),
+        ("{}", "is a JSON object that no command wrote"),
+        ('{"command": "bench", "rows": [{"chip": "v5e"}]}', "the result of `systolic bench`"),
         ('{"command": "explain", "rows": []}', "holds no rows"),
         ('{"programs": [], "format": 99}', "of 99"),
         ('{"clock_hz": 1}', "this is no simulated run"),

@@ -238,7 +238,7 @@ def test_what_may_be_this_machines_fault_is_tried_again_next_time(tmp_path: Path
 
 
 def test_a_search_that_nobody_works_for_stops_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("systolic.tuning.search._PATIENCE_S", 0.1)
+    monkeypatch.setattr("systolic.tuning.search._PATIENCE", 1e-4)
     waiting: list[Future[Measurement]] = []
 
     def lost(*_: Any) -> Future[Measurement]:

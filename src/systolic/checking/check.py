@@ -13,6 +13,7 @@ from systolic.checking.finding import Finding
 from systolic.checking.report import CheckReport, RunSummary, in_order
 from systolic.checking.running import RunOutcome, run_in_worker
 from systolic.checking.static import StaticResult, read_kernels
+from systolic.checking.unanswered import unanswered
 from systolic.checking.verdict import Verdict, reconciled, refused
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
@@ -21,15 +22,17 @@ from systolic.compiler import (
     CompilerError,
     CompilerMissing,
     CompilerRefusal,
-    CompilerTimeout,
+    FunctionExit,
     NamedFunction,
     NamedFunctionError,
     ProgramCache,
+    WorkerEnded,
     WorkerPool,
     abstract_arguments,
     argument_values,
     check_available,
     function_name,
+    source_line,
     submit_compilation,
     tracing_settings,
     versions,
@@ -67,10 +70,14 @@ class PendingCheck:
         for chip, static, compiled in zip(self.chips, self.static, self.compiled, strict=True):
             read = _static(static, chip)
             verdict, refusal = _verdict(compiled, chip, [kernel.name for kernel in read.kernels])
+            if refusal is not None and refusal.rule == "trace" and any(each.rule == "trace" for each in read.findings):
+                refusal = None  # reading the function has come to the same
             findings += reconciled(read.findings, verdict, refusal)
             kernels += read.kernels
             verdicts.append(verdict)
         run, found = _ran(self.ran)
+        if any(each.rule == "trace" for each in findings):
+            found = tuple(each for each in found if each.rule != "trace")
         return CheckReport(
             function=self.function,
             arguments=self.arguments,
@@ -127,6 +134,7 @@ def check(
     seeds: Sequence[int] = (0, 1, 2),
     cached: bool = True,
     time_limit_s: float = 300,
+    memory_limit_bytes: int | None = None,
 ) -> CheckReport:
     """Whether the Pallas kernels of `fn(*args)` are legal, right, free of races and accepted by the compiler.
 
@@ -144,7 +152,8 @@ def check(
       run: whether to run it at all.
       seeds: of the runs: inputs and order of copies.
       cached: use programs compiled before, and keep this one.
-      time_limit_s: seconds for each of the jobs.
+      time_limit_s: seconds of CPU time for each of the jobs.
+      memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
 
     Returns:
       Findings, the kernels' operands with their traffic, and the compiler's verdicts.
@@ -157,7 +166,7 @@ def check(
     several = [chip] if isinstance(chip, str | Chip) else list(chip)
     chips = [chip_named(each) if isinstance(each, str) else each for each in several]
     check_available()
-    with WorkerPool(max_workers=2, time_limit_s=time_limit_s) as pool:
+    with WorkerPool(max_workers=2, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return submit_check(pool, fn, args, chips, reference=reference, run=run, seeds=seeds, cached=cached).result()
 
 
@@ -173,6 +182,8 @@ def _static(job: Future[StaticResult], chip: Chip) -> StaticResult:
         return job.result()
     except (NamedFunctionError, CompilerMissing, SystolicBug):
         raise
+    except (FunctionExit, WorkerEnded) as error:
+        return StaticResult(findings=(unanswered(error, chip.name),), kernels=())
     except Exception as error:  # noqa: BLE001 -- the user's module may raise anything while it is imported
         found = Finding(
             rule="trace",
@@ -180,6 +191,7 @@ def _static(job: Future[StaticResult], chip: Chip) -> StaticResult:
             value=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
             limit="the function could not be read",
             fix="see the text below",
+            where=source_line(error) or "",
             chip=chip.name,
             detail=str(error),
         )
@@ -192,14 +204,15 @@ def _verdict(job: Future[CompiledProgram], chip: Chip, kernels: list[str]) -> tu
     except CompilerRefusal as refusal:
         found = refused(refusal, chip.name, kernels)
         return Verdict(chip=chip.name, accepted=False, text=refusal.message, where=refusal.where or ""), found
+    except (FunctionExit, WorkerEnded) as error:
+        return Verdict(chip=chip.name, accepted=None, text=str(error)), unanswered(error, chip.name)
     except CompilerError as error:
-        slow = isinstance(error, CompilerTimeout)
         found = Finding(
-            rule="compiler-timeout" if slow else "compiler-crash",
-            grade="warning" if slow else "error",
+            rule="compiler-crash",
+            grade="error",
             value=str(error).splitlines()[0],
             limit="the compiler came to no answer",
-            fix="raise --time-limit, or take smaller tiles" if slow else "reduce the kernel: it breaks the compiler",
+            fix="see the text below",
             chip=chip.name,
             detail=str(error),
         )
@@ -238,6 +251,8 @@ def _ran(job: Future[RunOutcome] | None) -> tuple[RunSummary, tuple[Finding, ...
         outcome = job.result()
     except (NamedFunctionError, SystolicBug):
         raise
+    except (FunctionExit, WorkerEnded) as error:
+        return RunSummary(ran=False), (unanswered(error, ""),)
     except Exception as error:  # noqa: BLE001 -- whatever the user's function does when it runs
         found = Finding(
             rule="run",
@@ -245,6 +260,7 @@ def _ran(job: Future[RunOutcome] | None) -> tuple[RunSummary, tuple[Finding, ...
             value=f"running it ends in {type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}",
             limit="nothing could be said of its results",
             fix="see the text below",
+            where=source_line(error) or "",
             detail=str(error),
         )
         return RunSummary(ran=False), (found,)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from systolic.checking.calls import KernelCall
 from systolic.checking.finding import Finding, Grade
@@ -31,7 +30,7 @@ def failure(error: Exception, calls: Sequence[KernelCall], conditions: str) -> F
       conditions: of the run, in words.
     """
     text = str(error)
-    where = getattr(error, "where", "") or _users_line(error)
+    where = getattr(error, "where", "") or source_line(error) or ""
     if isinstance(error, DeadlockError):
         return about(
             calls,
@@ -91,15 +90,6 @@ def _failed(error: Exception, calls: Sequence[KernelCall], where: str) -> Findin
         where=where,
         detail=text[-4000:],
     )
-
-
-def _users_line(error: Exception) -> str:
-    """The line of the user's that an error is about; what called the function is none of them."""
-    own = str(Path(__file__).parent)
-    found = source_line(error) or (source_line(error.__cause__) if error.__cause__ is not None else None) or ""
-    if found.startswith(own) and error.__cause__ is not None:
-        found = source_line(error.__cause__) or ""
-    return "" if found.startswith(own) else found
 
 
 def buffer_name(calls: Sequence[KernelCall], number: int) -> str:

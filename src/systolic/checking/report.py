@@ -10,6 +10,7 @@ import cattrs
 
 from systolic.checking.finding import GRADES, Finding, Grade
 from systolic.checking.verdict import Verdict
+from systolic.untrusted import UntrustedError, read_json
 
 FORMAT = 1  # of the JSON; raised when a field changes its meaning
 
@@ -132,11 +133,11 @@ class CheckReport:
           CheckReportError: the text is no report, or one of another version's format.
         """
         try:
-            document = json.loads(text)
+            document = read_json(text)
             if not isinstance(document, dict) or document.get("format") != FORMAT:
                 raise CheckReportError(f"this is no report of a check in format {FORMAT}")
             return cattrs.structure(document, CheckReport)
-        except (json.JSONDecodeError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
+        except (UntrustedError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
             raise CheckReportError(f"this is no report of a check: {error}") from error
 
 

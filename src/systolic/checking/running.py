@@ -25,7 +25,7 @@ from systolic.checking.judging import Judge
 from systolic.checking.report import RunSummary
 from systolic.checking.scaling import ScaledArguments, scaled_arguments
 from systolic.chips import Chip
-from systolic.compiler import NamedFunction, abstract_arguments, argument_values, source_line
+from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage, source_line
 
 _MOST_SECONDS = 20.0  # that one run may be expected to take
 _TIME_LIMIT_S = 45.0  # for one run; once so long has gone by, no further one begins
@@ -162,7 +162,9 @@ class _Run:
             )
             return
         try:
-            self._run(flat)
+            only = self.scaled.calls[0].where if len(self.scaled.calls) == 1 else ""
+            with at_stage("interpreting", only):
+                self._run(flat)
         except NoInputError as error:
             self._note(f"it was not run: {error}", "a run needs values", "give a value for it")
 
@@ -263,7 +265,7 @@ class _Run:
     def _traced(self, flat: Flat, leaves: Sequence[Any]) -> Any:
         import jax
 
-        with traced_as_on(self.chip):
+        with at_stage("tracing"), traced_as_on(self.chip):
             return jax.jit(lambda *given: flat(*given), keep_unused=True).trace(*leaves).jaxpr
 
     def _note(self, value: str, limit: str, fix: str) -> None:

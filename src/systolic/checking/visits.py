@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from systolic.checking.calls import KernelCall, Operand, kernel_calls
-from systolic.compiler import Missing, PallasOperands, pallas_operands
+from systolic.compiler import Missing, PallasOperands, at_stage, pallas_operands
 from systolic.problem import dtype_bytes
 
 # A grid of more steps than this is not gone through: a product of 16384³ in tiles of 128³ has two million.
@@ -112,6 +112,7 @@ class CallOnGrid:
     visits: GridVisits | Missing
 
 
+@at_stage("reading")
 def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[CallOnGrid]:
     """Every Pallas call of a traced function, with what the grid of its first execution visits.
 
@@ -124,9 +125,11 @@ def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[Call
     executions: dict[tuple[tuple[int, ...], int], PallasOperands] = {}
     for execution in pallas_operands(jaxpr, given, [str(number) for number in range(len(given))]):
         executions.setdefault((execution.site, id(execution.equation)), execution)
-    return [
-        CallOnGrid(call, _visits(call, executions.get((call.site, id(call.equation))))) for call in kernel_calls(jaxpr)
-    ]
+    found = []
+    for call in kernel_calls(jaxpr):
+        with at_stage("reading", call.where):
+            found.append(CallOnGrid(call, _visits(call, executions.get((call.site, id(call.equation))))))
+    return found
 
 
 def _visits(call: KernelCall, execution: PallasOperands | None) -> GridVisits | Missing:

@@ -107,7 +107,9 @@ def load_constants(path: Path) -> FittedConstants:
         raise ConstantsError(f"{path} does not hold {form}")
     chip, constants, fitted_on = found.get("chip"), found.get("constants"), found.get("fitted_on", [])
     if not isinstance(chip, str) or not isinstance(constants, dict) or not constants:
-        raise ConstantsError(f"{path} does not hold {form}")
+        command = found.get("command")
+        other = f" but is the result of `systolic {command[:40]}`" if isinstance(command, str) else ""
+        raise ConstantsError(f"{path} does not hold {form}{other}")
     if not isinstance(fitted_on, list):
         raise ConstantsError(f"{path}: fitted_on={fitted_on!r} is no list of programs")
     return FittedConstants(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +15,11 @@ from systolic.bench.cases import Case
 from systolic.bench.suites import SUITES
 from systolic.chips import Chip
 from systolic.cli.bench_table import show
-from systolic.cli.options import chip_option, output_options
+from systolic.cli.options import Workers, chip_option, output_options, worker_options
 from systolic.cli.output import check_target, progress_bar, versions, write_json
 from systolic.cli.product import SuiteNames, cases_of, dtype_options
-from systolic.compiler import WorkerPool, check_available
+from systolic.cli.results import WrongFileError, read_document, wrong_kind
+from systolic.compiler import check_available
 from systolic.problem import PrecisionName
 
 if TYPE_CHECKING:
@@ -53,10 +53,7 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Show a run that --json saved, in place of a new one.",
 )
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes.")
-@click.option(
-    "--time-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds for one compilation."
-)
+@worker_options()
 @output_options
 def bench(
     suites: tuple[str, ...],
@@ -67,8 +64,7 @@ def bench(
     only: str,
     strict: bool,
     saved_file: Path | None,
-    workers: int,
-    time_limit: float,
+    workers: Workers,
     json_file: str | None,
     quiet: bool,
 ) -> int:
@@ -93,7 +89,7 @@ def bench(
     if saved_file is not None:
         rows, found = _saved(saved_file)
     else:
-        rows = _raced(cases_of(suites, dtype, precision, only), chips, against, workers, time_limit, quiet)
+        rows = _raced(cases_of(suites, dtype, precision, only), chips, against, workers, quiet)
     result = summary(rows)
     if json_file is not None:
         write_json(json_file, "bench", [dataclasses.asdict(row) for row in rows], dataclasses.asdict(result))
@@ -102,12 +98,10 @@ def bench(
     return 1 if result.timed < result.rows or (strict and result.missed) else 0
 
 
-def _raced(
-    cases: Sequence[Case], chips: Sequence[Chip], against: str, workers: int, time_limit: float, quiet: bool
-) -> list[BenchRow]:
+def _raced(cases: Sequence[Case], chips: Sequence[Chip], against: str, workers: Workers, quiet: bool) -> list[BenchRow]:
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
-    with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+    with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         from systolic.bench.race import race  # takes a second, for JAX: the bar is up already
 
         return race(cases, chips, pool, against_xla=against == "xla", planned=bar.planned, done=bar.done)
@@ -117,10 +111,14 @@ def _saved(path: Path) -> tuple[list[BenchRow], dict[str, str | None]]:
     """The rows that a run saved, and its versions."""
     from systolic.bench.race import BenchRow
 
+    wanted = "the result of `systolic bench --json FILE`"
+    document = read_document(path, wanted)
+    if document.get("command") != "bench":
+        raise wrong_kind(path, document, wanted)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["command"] != "bench" or not document["rows"]:
-            raise ValueError("no rows of systolic bench")
+        if not document["rows"]:
+            raise ValueError("it has no rows")
         return cattrs.structure(document["rows"], list[BenchRow]), dict(document["versions"])
-    except (cattrs.BaseValidationError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-        raise click.UsageError(f"{path} is no result of systolic bench --json: {error}") from error
+    except (cattrs.BaseValidationError, KeyError, TypeError, ValueError, RecursionError) as error:
+        why = "; ".join(cattrs.transform_error(error)) if isinstance(error, cattrs.BaseValidationError) else str(error)
+        raise WrongFileError(f"{path} is damaged, or of another version: {why[:200]}; this takes {wanted}") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from systolic.cli.output import console, table
 
 if TYPE_CHECKING:
@@ -43,8 +45,9 @@ def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str,
     out = console()
     chips = list(dict.fromkeys(row.chip for row in rows))
     what = dict.fromkeys(_dtype(row) for row in rows)
+    made_with = f"jax {versions.get('jax')}, libtpu {versions.get('libtpu')}"
     out.print(
-        f"[bold]{', '.join(chips)}[/] · {', '.join(what)} · jax {versions.get('jax')}, libtpu {versions.get('libtpu')} "
+        f"[bold]{escape(', '.join(chips))}[/] · {escape(', '.join(what))} · {escape(made_with)} "
         "· times are simulated, ours and XLA's: compiled for the chip, executed on its model",
         soft_wrap=True,
     )
@@ -54,7 +57,7 @@ def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str,
         of_chip = [row for row in rows if row.chip == chip]
         for standing in (each for each in summary.standings if each.chip == chip):
             shown = [row for row in of_chip if (row.suite, row.group) == (standing.suite, standing.group)]
-            out.print(f"\n[bold]{_standing(standing)}[/]", soft_wrap=True)
+            out.print(f"\n[bold]{escape(_standing(standing))}[/]", soft_wrap=True)
             beside_even = any(row.even_us is not None for row in shown)
             columns = (*_COLUMNS, *(_EVEN if beside_even else ()), _BLOCKING)
             lines = [_line(row, beside_even=beside_even) for row in shown]

@@ -29,7 +29,7 @@ from systolic.bench.validation import ComparedRow, ErrorStatistics, PublishedPro
 from systolic.chips import Chip
 from systolic.chips.constants import fittable
 from systolic.cli.calibration_tables import show_fit, show_rows
-from systolic.cli.options import ChipNames, output_options
+from systolic.cli.options import ChipNames, Workers, output_options
 from systolic.cli.output import Bar, check_target, note, progress_bar, versions, write_json, write_text
 from systolic.cli.published import (
     ROW_ERRORS,
@@ -38,7 +38,7 @@ from systolic.cli.published import (
     reason_of,
     rows_of,
 )
-from systolic.compiler import CompiledProgram, ProgramCache, WorkerPool, check_available, submit_compilation
+from systolic.compiler import CompiledProgram, ProgramCache, check_available, submit_compilation
 from systolic.measure import prepare_program, target_of
 from systolic.simulator import PreparedProgram, SimulationError
 
@@ -69,8 +69,7 @@ def calibrate(
     names: str,
     dispatch_us: float,
     out_file: Path | None,
-    workers: int,
-    time_limit: float,
+    workers: Workers,
     json_file: str | None,
     quiet: bool,
 ) -> int:
@@ -98,7 +97,7 @@ def calibrate(
         plain = [compared(*pair, 1.0, dispatch_us=dispatch_us) for pair in zip(published, programs, strict=True)]
         # Before an hour of compiling says so.
         require_programs(len({row.program for row in plain if row.counted}), chip)
-        prepared = _prepared(programs, chip, bar, workers, time_limit)
+        prepared = _prepared(programs, chip, bar, workers)
         before, seconds = _predicted(prepared, chip)
         rows_before = _compared(published, programs, before, dispatch_us)
         samples = _samples(rows_before, programs, prepared)
@@ -146,13 +145,13 @@ def _constants(names: str, chip: Chip) -> tuple[str, ...]:
 
 
 def _prepared(
-    programs: Sequence[PublishedProgram | str], chip: Chip, bar: Bar, workers: int, time_limit_s: float
+    programs: Sequence[PublishedProgram | str], chip: Chip, bar: Bar, workers: Workers
 ) -> dict[PublishedProgram, PreparedProgram | str]:
     """Each distinct program, compiled and read, ready to run again and again; or why not."""
     distinct = dict.fromkeys(program for program in programs if isinstance(program, PublishedProgram))
     bar.planned(len(distinct))
     found: dict[PublishedProgram, PreparedProgram | str] = {}
-    with WorkerPool(max_workers=workers, time_limit_s=time_limit_s) as pool:
+    with workers.pool() as pool:
         futures: dict[PublishedProgram, Future[CompiledProgram]] = {}
         for program in distinct:
             try:

@@ -11,9 +11,9 @@ from systolic.checking import submit_check
 from systolic.chips import Chip
 from systolic.cli.check_tables import show_check
 from systolic.cli.function import function_options, named
-from systolic.cli.options import chip_option, output_options
+from systolic.cli.options import Workers, chip_option, output_options, worker_options
 from systolic.cli.output import check_target, console, progress_bar, write_json
-from systolic.compiler import WorkerPool, check_available, check_function_name
+from systolic.compiler import check_available
 
 
 @click.command()
@@ -21,9 +21,10 @@ from systolic.compiler import WorkerPool, check_available, check_function_name
 @chip_option("v5e")
 @click.option("--reference", metavar="FILE.py:REF", help="A function of the same arguments, run in float64.")
 @click.option("--run/--no-run", default=True, show_default=True, help="Run it in TPU interpret mode.")
-@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs, each in another order.")
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes.")
-@click.option("--time-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds for one job.")
+@click.option(
+    "--seeds", type=click.IntRange(min=1, max=1000), default=3, show_default=True, help="Runs, each in another order."
+)
+@worker_options("one job")
 @output_options
 def check(
     function: str,
@@ -33,8 +34,7 @@ def check(
     reference: str | None,
     run: bool,
     seeds: int,
-    workers: int,
-    time_limit: float,
+    workers: Workers,
     json_file: str | None,
     quiet: bool,
 ) -> int:
@@ -51,19 +51,19 @@ def check(
       systolic check examples/planted_faults.py:dropped_tail --arg "bf16[1024,1000]" --arg "bf16[1000,1024]" --json -
     """
     check_target(json_file)
-    if reference is not None:
-        check_function_name(reference)
+    fn = named(function, parameters)
+    other = named(reference, ()) if reference is not None else None
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
-    with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+    with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         from systolic.compiler import named_argument
 
         pending = submit_check(
             pool,
-            named(function, parameters),
+            fn,
             [named_argument(text) for text in arguments],
             chips,
-            reference=named(reference, ()) if reference is not None else None,
+            reference=other,
             run=run,
             seeds=range(seeds),
         )

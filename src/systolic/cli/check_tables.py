@@ -63,9 +63,9 @@ def _show_kernel(out: Console, kernel: KernelUse) -> None:
 def _operand(operand: OperandUse) -> tuple[str, ...]:
     moved, least = operand.moved_bytes, operand.least_bytes
     return (
-        escape(operand.name),
+        operand.name,
         operand.role if operand.memory == "vmem" else f"{operand.role} in {operand.memory}",
-        f"{operand.dtype}\\[{','.join(map(str, operand.shape))}]",
+        f"{operand.dtype}[{','.join(map(str, operand.shape))}]",
         "×".join(map(str, operand.block)),
         "–" if operand.fetches is None else f"{operand.fetches:,}",
         "–" if moved is None else f"{moved / 1e6:,.2f}",

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.markup import escape
 
 from systolic.cli.output import check_target, console, table, write_json
+from systolic.cli.results import read_document, wrong_kind
 from systolic.explaining.explanation import Explanation, ExplanationError
 from systolic.report.compared import ComparedRow, Comparison, compare_explanations, compare_runs
 from systolic.simulator import SimulatedRun
 from systolic.tiling import MIB
+
+_WANTED = "the result of `systolic explain --json FILE` or of `systolic simulate --json FILE`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,7 @@ def compare(before: Path, after: Path, fail_above: float | None, json_file: str 
     if json_file != "-":
         _show(comparisons, lost, unmatched)
         if slower and fail_above is not None:
-            names = ", ".join(f"{each.chip} by {each.slower:.1%}" for each in slower)
+            names = ", ".join(f"{_plain(each.chip)} by {each.slower:.1%}" for each in slower)
             console().print(f"\n[bold]slower by more than {fail_above:g}%[/]: {names}")
     return 1 if failed else 0
 
@@ -90,33 +94,25 @@ def _read(path: Path) -> list[_Answer]:
     """The answers in a file.
 
     Raises:
-      ExplanationError: it is none that `explain` or `simulate` wrote.
+      WrongFileError, ExplanationError: it is none that `explain` or `simulate` wrote.
     """
-    wanted = "give a file that `systolic explain --json FILE` or `systolic simulate --json FILE` wrote"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ExplanationError(f"{path} is no JSON: {error}; {wanted}") from error
-    if not isinstance(document, dict):
-        raise ExplanationError(f"{path} holds no object but a {type(document).__name__}; {wanted}")
+    document = read_document(path, _WANTED)
     rows = document["rows"] if isinstance(document.get("rows"), list) else [document]
     answers = []
     for row in rows:
         try:
             answer = _read_row(row) if isinstance(row, dict) else None
-        except ValueError as error:
-            raise ExplanationError(f"{path}: {error}; {wanted}") from error
+        except (ValueError, RecursionError) as error:
+            raise ExplanationError(f"{path}: {error}; this takes {_WANTED}") from error
         if answer is None:
-            command = document.get("command")
-            of = f" but what `systolic {command}` wrote" if isinstance(command, str) else ""
-            raise ExplanationError(f"{path} holds no explanation{of}; {wanted}")
+            raise wrong_kind(path, document, _WANTED)
         answers.append(answer)
     summary = document.get("summary")
     failed = summary.get("failed") if document.get("command") == "explain" and isinstance(summary, dict) else None
     if isinstance(failed, dict):  # chips of which `explain` has a reason in place of a row
         answers += [_Answer(function="", chip=name, found=None, reason=str(why)) for name, why in failed.items()]
     if not answers:
-        raise ExplanationError(f"{path} holds no rows; {wanted}")
+        raise ExplanationError(f"{path} holds no rows; this takes {_WANTED}")
     return answers
 
 
@@ -195,21 +191,21 @@ def _show(comparisons: Sequence[Comparison], lost: Sequence[_Answer], unmatched:
         if at:
             out.print("")
         names = dict.fromkeys((comparison.before, comparison.after))
-        out.print(f"[bold]{comparison.chip}[/] {_plain(' → '.join(filter(None, names)))}: {_verdict(comparison)}")
+        out.print(
+            f"[bold]{_plain(comparison.chip)}[/] {_plain(' → '.join(filter(None, names)))}: {_verdict(comparison)}"
+        )
         lines = [
             (row.group, row.quantity, _value(row, row.before), _value(row, row.after), _change(row))
             for row in comparison.rows
         ]
-        lines = [(_plain(group), _plain(quantity), *rest) for group, quantity, *rest in lines]
         out.print(table(("of", "quantity", "before", "after", "change"), lines, left=("of", "quantity")))
         for title in comparison.findings_gone:
             out.print(f"finding gone: {_plain(title)}")
         for title in comparison.findings_new:
             out.print(f"finding new: {_plain(title)}")
     for answer in lost:
-        out.print(
-            f"[bold]{answer.chip}[/] {_plain(answer.function)}: no time in the second file: {_plain(answer.reason)}"
-        )
+        name = f"[bold]{_plain(answer.chip)}[/] {_plain(answer.function)}"
+        out.print(f"{name}: no time in the second file: {_plain(answer.reason)}")
     for text in unmatched:
         out.print(f"not compared: {_plain(text)}")
 
@@ -243,4 +239,4 @@ def _change(row: ComparedRow) -> str:
 
 
 def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
+    return escape(text)

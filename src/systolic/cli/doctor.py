@@ -6,6 +6,7 @@ import os
 
 import cattrs
 import click
+from rich.text import Text
 
 from systolic.cli.options import output_options
 from systolic.cli.output import check_target, console, note, table, write_json
@@ -51,11 +52,8 @@ def _show(found: Installation) -> None:
     installed = (f"{name} {text}" for name, text in found.versions.items() if text is not None)
     out.print(" · ".join(installed), markup=False)
     out.print(f"{found.platform} · {found.executable}\n", markup=False)
-    rows = [(f"[{_STYLES[part.state]}]{part.state}[/]", part.name, _line(part.about, part.fix)) for part in found.parts]
+    rows = [
+        (Text(part.state, _STYLES[part.state]), part.name, f"{part.about} ({part.fix})" if part.fix else part.about)
+        for part in found.parts
+    ]
     out.print(table(("", "part", "what was found"), rows, left=("", "part", "what was found")))
-
-
-def _line(about: str, fix: str) -> str:
-    from rich.markup import escape
-
-    return escape(f"{about} ({fix})" if fix else about)

@@ -12,13 +12,13 @@ from systolic.bugs import SystolicBug
 from systolic.chips import Chip
 from systolic.cli.explanation_tables import show_explanation
 from systolic.cli.function import function_options, named
-from systolic.cli.options import chip_option, output_options
+from systolic.cli.options import Workers, chip_option, output_options, worker_options
 from systolic.cli.output import check_target, console, note, progress_bar, write_json, write_text
 from systolic.compiler import (
     CompilerError,
     CompilerMissing,
+    FunctionExit,
     NamedFunctionError,
-    WorkerPool,
     check_available,
     source_line,
 )
@@ -37,10 +37,7 @@ from systolic.simulator import SimulationError
     help="Write one HTML page that needs no network. Several chips: the chip's name is added.",
 )
 @click.option("--tries", type=click.IntRange(min=0), default=12, show_default=True, help="Changes to simulate.")
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes.")
-@click.option(
-    "--time-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds for one compilation."
-)
+@worker_options()
 @output_options
 def explain(
     function: str,
@@ -50,8 +47,7 @@ def explain(
     against: str | None,
     page: Path | None,
     tries: int,
-    workers: int,
-    time_limit: float,
+    workers: Workers,
     json_file: str | None,
     quiet: bool,
 ) -> int:
@@ -76,7 +72,7 @@ def explain(
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     found: list[Explanation] = []
     failed: dict[str, str] = {}
-    with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+    with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         from systolic.compiler import named_argument
 
         values = [named_argument(text) for text in arguments]
@@ -84,7 +80,7 @@ def explain(
             question = Question(fn=fn, args=values, arguments=arguments, chip=chip, against=other, tries=tries)
             try:
                 found.append(explained(pool, question, planned=bar.planned, done=bar.done))
-            except (CompilerError, SimulationError) as error:
+            except (CompilerError, SimulationError, FunctionExit) as error:
                 failed[chip.name] = f"{type(error).__name__}: {error}"
             except (NamedFunctionError, CompilerMissing, SystolicBug):
                 raise

@@ -82,7 +82,7 @@ def _rich(found: ExplainedTable) -> Table:
     kept = [at for at, _ in enumerate(found.columns) if any(row[at].text for row in found.rows)] or [0]
     titles = [found.columns[at].title for at in kept]
     left = [found.columns[at].title for at in kept if found.columns[at].kind != "number"]
-    made = table(titles, [[_plain(row[at].text) for at in kept] for row in found.rows], left=left)
+    made = table(titles, [[row[at].text for at in kept] for row in found.rows], left=left)
     for column in made.columns:
         column.overflow = "fold"  # a long line of source is not cut
     return made

@@ -54,7 +54,7 @@ def named(function: str, parameters: tuple[tuple[str, Any], ...]) -> NamedFuncti
     """The function by its name, with what is static about it. Imports nothing.
 
     Raises:
-      NamedFunctionError: the text names no function, or no file.
+      NamedFunctionError: the text names no function; see `check_function_name`.
     """
     check_function_name(function)
     return NamedFunction(function, dict(parameters))

@@ -13,8 +13,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from systolic.chips import Chip
-from systolic.cli.options import Sizes, TileSizes, chip_option, output_options
-from systolic.cli.output import check_target, console, make_folder, note, progress_bar, table, versions, write_json
+from systolic.cli.options import Sizes, TileSizes, Workers, chip_option, output_options, worker_options
+from systolic.cli.output import (
+    check_target,
+    console,
+    make_folder,
+    note,
+    progress_bar,
+    table,
+    versions,
+    write_json,
+    writing,
+)
 from systolic.compiler import CompilerMissing, WorkerPool, check_available
 from systolic.tiling import MIB, Tiles
 
@@ -61,10 +71,7 @@ _COLUMNS = (
 @click.option(
     "--plot", "plot_folder", type=click.Path(file_okay=False, path_type=Path), help="One picture a rung here."
 )
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes.")
-@click.option(
-    "--time-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds for one compilation."
-)
+@worker_options()
 @output_options
 def ladder(
     names: tuple[str, ...],
@@ -77,8 +84,7 @@ def ladder(
     sweep_trials: int,
     check: bool,
     plot_folder: Path | None,
-    workers: int,
-    time_limit: float,
+    workers: Workers,
     json_file: str | None,
     quiet: bool,
 ) -> int:
@@ -102,7 +108,7 @@ def ladder(
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # results are checked in interpret mode, on the CPU
     missing = _missing_compiler()
     rows: list[LadderRow] = []
-    with progress_bar(quiet=quiet) as bar, _pool(workers, time_limit, missing) as pool:
+    with progress_bar(quiet=quiet) as bar, _pool(workers, missing) as pool:
         from systolic.lessons.ladder.climb import Request, climb  # takes a second, for JAX: the bar is up already
 
         rungs = _rungs(names, sweep, tiles)
@@ -149,8 +155,8 @@ def _rungs(names: tuple[str, ...], sweep: bool, tiles: Tiles | None) -> tuple[Ru
     return rungs
 
 
-def _pool(workers: int, time_limit_s: float, missing: str) -> AbstractContextManager[WorkerPool | None]:
-    return nullcontext() if missing else WorkerPool(max_workers=workers, time_limit_s=time_limit_s)
+def _pool(workers: Workers, missing: str) -> AbstractContextManager[WorkerPool | None]:
+    return nullcontext() if missing else workers.pool()
 
 
 def _missing_compiler() -> str:
@@ -279,7 +285,7 @@ def _plot(rows: Sequence[LadderRow], folder: Path) -> list[Path]:
         if peak is None:  # the chip does not multiply this dtype
             continue
         dtype = shown[0].dtype
-        try:
+        with writing(folder):
             path = plot_rates(
                 [RatePoint(size=row.m, tflops=row.tflops, status=row.status) for row in shown],
                 folder / f"ladder_{rung}_{chip}_{dtype}.png",
@@ -289,7 +295,5 @@ def _plot(rows: Sequence[LadderRow], folder: Path) -> list[Path]:
                 peak_tflops=peak,
                 xla_tflops={row.m: row.xla_tflops for row in of_chip if row.xla_tflops is not None},
             )
-        except OSError as error:
-            raise click.ClickException(f"cannot write into {folder}: {error.strerror}") from error
         made.append(path)
     return made

@@ -22,7 +22,9 @@ from systolic.cli.doctor import doctor
 from systolic.cli.explain import explain
 from systolic.cli.ladder import ladder
 from systolic.cli.lessons import lessons
+from systolic.cli.output import complain, lost_output
 from systolic.cli.plan import plan
+from systolic.cli.results import WrongFileError
 from systolic.cli.simulate import simulate
 from systolic.cli.tpu import tpu
 from systolic.cli.trial_table import trial_table
@@ -57,6 +59,7 @@ _WRONG_CALL = (
     TrialsFileError,
     UnknownChipError,
     UnsupportedDtypeError,
+    WrongFileError,
 )
 
 
@@ -104,30 +107,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = cli.main(
             args=None if arguments is None else list(arguments), prog_name="systolic", standalone_mode=False
         )
+        sys.stdout.flush()  # while an error can still be told
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return 2
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx is not None else "systolic"
-        click.echo(f"{command}: {error.format_message()} (see {command} --help)", err=True)
+        complain(f"{command}: {error.format_message()} (see {command} --help)")
         return 2
     except click.ClickException as error:
-        click.echo(f"systolic: {error.format_message()}", err=True)
+        complain(f"systolic: {error.format_message()}")
         return 2
     except click.Abort:
         click.echo("stopped", err=True)
         return 130
     except _WRONG_CALL as error:
-        click.echo(f"systolic: {error}", err=True)
+        complain(f"systolic: {error}")
         return 2
     except (CompilerMissing, MachineError) as error:
-        click.echo(f"systolic: {error}", err=True)
+        complain(f"systolic: {error}")
         return 1
+    except OSError as error:
+        if not lost_output(error):
+            raise
+        return 1
+    except SystemExit:
+        return 1  # click and rich leave so when the reader of standard output has gone
     except Exception as error:
         if not is_own(error):
             raise
         bug = SystolicBug.of(error)
-        click.echo(f"systolic: {bug}\n\n{bug.details}", err=True, nl=False)
+        complain(f"systolic: {bug}\n\n{bug.details}".rstrip("\n"))
         return _BUG
     return code if isinstance(code, int) else 0
 

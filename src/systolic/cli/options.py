@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from systolic.chips import CHIPS, Chip, UnknownChipError, chip
+from systolic.problem import LARGEST_SIZE
 from systolic.tiling import Tiles, TilesError
 
+if TYPE_CHECKING:
+    from systolic.compiler import WorkerPool
+
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def whole_number(text: str) -> int | None:
+    """A number up to the largest size that a TPU counts; None where the text is none."""
+    digits = text.strip()
+    if not digits.isdecimal() or len(digits) > len(str(LARGEST_SIZE)):  # Python refuses to read very long ones
+        return None
+    return size if (size := int(digits)) <= LARGEST_SIZE else None
 
 
 class ChipNames(click.ParamType):
@@ -39,9 +55,10 @@ class Sizes(click.ParamType):
             return value
         found = []
         for part in value.split(","):
-            if not part.strip().isdecimal() or int(part) < 1:
-                self.fail(f"{part!r} is no size; give whole numbers of at least 1, such as 512,1024", param, ctx)
-            found.append(int(part))
+            size = whole_number(part)
+            if not size:
+                self.fail(f"{part!r} is no size; give whole numbers from 1 to {LARGEST_SIZE}", param, ctx)
+            found.append(size)
         return tuple(dict.fromkeys(found))
 
 
@@ -54,14 +71,92 @@ class TileSizes(click.ParamType):
         """Text to tiles."""
         if not isinstance(value, str):
             return value
-        parts = value.split(",")
-        if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+        parts = [size for part in value.split(",") if (size := whole_number(part)) is not None]
+        if len(parts) != 3 or value.count(",") != 2:
             self.fail(f"{value!r} is no tile; give three whole numbers M,K,N, such as 512,1024,1024", param, ctx)
-        tile_m, tile_k, tile_n = map(int, parts)
+        tile_m, tile_k, tile_n = parts
         try:
             return Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
         except TilesError as error:
             self.fail(str(error), param, ctx)
+
+
+class FiniteFloat(click.FloatRange):
+    """A number in a range, which NaN and infinity are not in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Text to a number."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return found
+
+
+class MemorySize(click.ParamType):
+    """An amount of memory with its unit."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Text to bytes."""
+        if not isinstance(value, str):
+            return value
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT])i?B?", value.strip(), re.IGNORECASE | re.ASCII)
+        size_bytes = int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2].upper()))) if found else 0
+        if size_bytes < 1:
+            self.fail(f"{value!r} is no amount of memory; give one with its unit, such as 512MiB or 4GiB", param, ctx)
+        return size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """The compiler processes that a command may start, and what each job may use.
+
+    Attributes:
+      count: processes at most.
+      time_limit_s: CPU time of a job, seconds.
+      memory_limit_bytes: of a process and its children; None: what the machine can bear.
+    """
+
+    count: int
+    time_limit_s: float
+    memory_limit_bytes: int | None
+
+    def pool(self) -> WorkerPool:
+        """A pool of such processes."""
+        from systolic.compiler import WorkerPool
+
+        return WorkerPool(
+            max_workers=self.count, time_limit_s=self.time_limit_s, memory_limit_bytes=self.memory_limit_bytes
+        )
+
+
+def worker_options(job: str = "one compilation", time_limit_s: float = 300) -> Callable[[_F], _F]:
+    """`--workers`, `--time-limit` and `--memory-limit`, which the command takes as one argument, `workers`."""
+
+    def decorated(command: _F) -> _F:
+        @functools.wraps(command)
+        def packed(*args: Any, workers: int, time_limit: float, memory_limit: int | None, **rest: Any) -> Any:
+            limits = Workers(count=workers, time_limit_s=time_limit, memory_limit_bytes=memory_limit)
+            return command(*args, workers=limits, **rest)
+
+        made: Any = click.option(
+            "--memory-limit",
+            type=MemorySize(),
+            help="Of one of them, such as 4GiB.  [default: an equal share of what the machine has free]",
+        )(packed)
+        made = click.option(
+            "--time-limit",
+            type=FiniteFloat(min=1),
+            default=time_limit_s,
+            show_default=True,
+            help=f"Seconds of CPU time for {job}; by the clock it may take ten times as long.",
+        )(made)
+        return click.option(
+            "--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes."
+        )(made)
+
+    return decorated
 
 
 def chip_option(default: str = "v5e") -> Callable[[_F], _F]:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from systolic.compiler import versions
+from systolic.report.whole_file import whole_file
 from systolic.untrusted import printable
 
 __all__ = [
     "Bar",
-    "cell",
     "check_target",
+    "complain",
     "console",
+    "lost_output",
     "make_folder",
     "note",
     "printable",
@@ -33,23 +36,59 @@ __all__ = [
     "versions",
     "write_json",
     "write_text",
+    "writing",
 ]
 
+_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # A table that goes to a file or a pipe is not cut to a terminal's width.
 _WIDTH_OF_A_FILE = 200
+
+
+class _PrintableConsole(Console):
+    """A console on which no name of a file can move the cursor or change colours."""
+
+    def render_str(self, text: str, **style: Any) -> Text:  # type: ignore[override]
+        """Text that is shown as it stands, but for what no terminal shows."""
+        return super().render_str(_shown(text), **style)
 
 
 def console() -> Console:
     """Standard output."""
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     # Without emoji: of file.py:zero: rich would make a picture.
-    return Console(width=width, highlight=False, soft_wrap=False, emoji=False)
+    return _PrintableConsole(width=width, highlight=False, soft_wrap=False, emoji=False)
+
+
+def _shown(text: str) -> str:
+    """Lines and tabs as they are; what else a terminal would obey is escaped."""
+    return printable(text, keep="\n\t")
+
+
+def complain(text: str) -> None:
+    """What is wrong, on standard error."""
+    click.echo(_shown(text), err=True)
 
 
 def note(text: str, *, quiet: bool) -> None:
     """One line on standard error."""
     if not quiet:
-        click.echo(text, err=True)
+        complain(text)
+
+
+def lost_output(error: OSError) -> bool:
+    """Whether an error is that nobody takes standard output any more; says so, unless its reader has just left.
+
+    What is still to be written is then thrown away: Python would fail on it once more as it ends.
+    """
+    if error.filename is not None or error.errno not in _LOST:
+        return False
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    if error.errno != errno.EPIPE:
+        complain(f"systolic: cannot write standard output: {error.strerror}")
+    return True
 
 
 def check_target(target: str | Path | None) -> None:
@@ -103,14 +142,21 @@ def write_text(path: Path, text: str) -> None:
       click.UsageError: it cannot be written.
     """
     make_folder(path.parent, path)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
+    with writing(path), whole_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around what writes a file.
+
+    Raises:
+      click.UsageError: it cannot be written.
+    """
+    try:
+        yield
     except OSError as error:
         raise click.UsageError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _finite(value: Any) -> Any:
@@ -121,18 +167,14 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def cell(text: str) -> str:
-    """What somebody else wrote, for a table: on one line, without control characters and without markup."""
-    return escape(printable(text))
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> Table:
-    """A plain table; columns named in `left` are text, the others numbers."""
+def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], *, left: Sequence[str] = ()) -> Table:
+    """A plain table; columns named in `left` are text, the others numbers. Text is shown as it is, without markup."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        made.add_column(column, justify="left" if column in left else "right", no_wrap=column not in left)
+        is_text = column in left
+        made.add_column(Text(_shown(column)), justify="left" if is_text else "right", no_wrap=not is_text)
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(each if isinstance(each, Text) else Text(_shown(each)) for each in row))
     return made
 
 

@@ -12,7 +12,8 @@ import click
 
 from systolic.bench.cases import Case, Stack, sizes
 from systolic.bench.suites import SUITES, UnknownSuiteError, suite
-from systolic.problem import MatmulProblem, PrecisionName
+from systolic.cli.options import whole_number
+from systolic.problem import LARGEST_SIZE, MatmulProblem, PrecisionName
 
 DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
 
@@ -26,10 +27,14 @@ class ProductSizes(click.ParamType):
         """Text to sizes."""
         if not isinstance(value, str):
             return value
-        parts = value.split(",")
-        if len(parts) != 3 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-            self.fail(f"{value!r}: give three whole numbers M,K,N of at least 1, such as 2048,4096,14336", param, ctx)
-        m, k, n = map(int, parts)
+        parts = [size for part in value.split(",") if (size := whole_number(part))]
+        if len(parts) != 3 or value.count(",") != 2:
+            self.fail(
+                f"{value!r}: give three whole numbers M,K,N from 1 to {LARGEST_SIZE}, such as 2048,4096,14336",
+                param,
+                ctx,
+            )
+        m, k, n = parts
         return m, k, n
 
 

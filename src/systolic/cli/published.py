@@ -12,7 +12,7 @@ import click
 from systolic.bench.published import PublishedRow, read_published
 from systolic.bench.validation import ComparedRow, ErrorStatistics, PublishedProgram, program_or_reason
 from systolic.chips import Chip, UnknownChipError, chip
-from systolic.cli.output import cell
+from systolic.cli.options import FiniteFloat, worker_options
 from systolic.compiler import CompilerError, CompilerRefusal
 from systolic.simulator import SimulationError
 
@@ -27,15 +27,10 @@ STATISTICS = ("rows", "programs", "median", "90th percentile", "worst", "bias")
 def published_options(command: _F) -> _F:
     """The CSV file and how its programs are compiled."""
     csv_file = click.Path(exists=True, dir_okay=False, path_type=Path)
-    command = click.option(
-        "--time-limit", type=click.FloatRange(min=1), default=600, show_default=True, help="Seconds for one program."
-    )(command)
-    command = click.option(
-        "--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes."
-    )(command)
+    command = worker_options("one program", time_limit_s=600)(command)
     command = click.option(
         "--dispatch-us",
-        type=click.FloatRange(min=0),
+        type=FiniteFloat(min=0),
         default=115.0,
         show_default=True,
         help="What the host needs for one call: taken off wall-clock rows before the error is formed.",
@@ -82,7 +77,7 @@ def reason_of(error: BaseException) -> str:
 
 def program_cells(row: ComparedRow) -> tuple[str, str, str, str, str]:
     """What was timed: chip, op, size, dtypes, tiles."""
-    return cell(row.chip), cell(row.op), f"{row.m}/{row.k}/{row.n}", cell(row.dtypes), row.tiles
+    return row.chip, row.op, f"{row.m}/{row.k}/{row.n}", row.dtypes, row.tiles
 
 
 def number(value: float | None, form: str) -> str:

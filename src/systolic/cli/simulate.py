@@ -17,14 +17,15 @@ from systolic.bugs import SystolicBug
 from systolic.chips import Chip
 from systolic.chips.constants import load_constants, with_constants
 from systolic.cli.function import function_options, named
-from systolic.cli.options import chip_option, output_options
+from systolic.cli.options import Workers, chip_option, output_options, worker_options
 from systolic.cli.output import check_target, console, note, progress_bar, versions, write_json, write_text
 from systolic.cli.simulated_tables import show_run
 from systolic.compiler import (
     CompilerError,
+    FunctionExit,
     NamedFunctionError,
-    WorkerPool,
     check_available,
+    source_line,
 )
 from systolic.simulator import SimulationError
 
@@ -63,10 +64,7 @@ class _Answer:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Constants of one of the chips, as `systolic calibrate --out` writes them, in place of the shipped ones.",
 )
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes.")
-@click.option(
-    "--time-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds for one compilation."
-)
+@worker_options()
 @output_options
 def simulate(
     function: str,
@@ -76,8 +74,7 @@ def simulate(
     against: str | None,
     trace_file: Path | None,
     constants_file: Path | None,
-    workers: int,
-    time_limit: float,
+    workers: Workers,
     json_file: str | None,
     quiet: bool,
 ) -> int:
@@ -103,7 +100,7 @@ def simulate(
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     answers: list[_Answer] = []
-    with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+    with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         from systolic.compiler import named_argument
         from systolic.measure import submit_simulation
 
@@ -141,10 +138,12 @@ def _answer(name: str, chip: Chip, job: Future[Measurement]) -> _Answer:
         return _Answer(function=name, chip=chip, measurement=job.result(), reason="", kind="")
     except (NamedFunctionError, SystolicBug):
         raise
-    except (CompilerError, SimulationError) as error:
+    except (CompilerError, SimulationError, FunctionExit) as error:
         reason, kind = str(error), type(error).__name__
     except Exception as error:  # noqa: BLE001 -- whatever the user's function raises while it is traced
-        reason, kind = f"{type(error).__name__}: {error}", "error of the function"
+        place = source_line(error)
+        reason = f"{type(error).__name__}: {error}" + (f" (at {place})" if place else "")
+        kind = "error of the function"
     return _Answer(function=name, chip=chip, measurement=None, reason=reason, kind=kind)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 
 from systolic.cli.output import table
 from systolic.simulator import CoreRun, OpRun, SimulatedRun
@@ -35,7 +36,7 @@ def show_run(out: Console, title: str, run: SimulatedRun) -> None:
 
 
 def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
+    return escape(text)
 
 
 def _verdict(run: SimulatedRun) -> str:
@@ -75,8 +76,8 @@ def _ops(run: SimulatedRun, core: CoreRun):
 def _op_line(run: SimulatedRun, core: CoreRun, op: OpRun) -> tuple[str, ...]:
     cycles = max(1, op.cycles)
     return (
-        _plain(op.name),
-        _plain(op.scope),
+        op.name,
+        op.scope,
         str(op.calls),
         f"{op.cycles / run.clock_hz * 1e6:,.2f}",
         f"{op.cycles / max(1, core.cycles):.1%}",
@@ -98,7 +99,7 @@ def _loops(run: SimulatedRun, core: CoreRun):
         steady = op.loop.steady_round_cycles
         lines.append(
             (
-                _plain(op.name),
+                op.name,
                 f"{op.loop.rounds:,}",
                 f"{op.loop.first_cycles * scale:,.2f}",
                 "–" if steady is None else f"{steady * scale:,.3f}",

@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from systolic.chips import Chip
-from systolic.cli.options import chip_option
-from systolic.cli.output import note, progress_bar
+from systolic.cli.options import Workers, chip_option, worker_options
+from systolic.cli.output import make_folder, note, progress_bar, write_text
 from systolic.compiler import check_available
+from systolic.tuning import COMPILE_LIMIT_S
 from systolic.tuning.profiling import Watcher, profile_tiles
 
 
@@ -18,7 +19,7 @@ from systolic.tuning.profiling import Watcher, profile_tiles
 @chip_option()
 @click.option("--dtype", default="bfloat16", show_default=True, help="Of both operands.")
 @click.option("--count", type=click.IntRange(min=1), default=160, show_default=True, help="Tiles of each chip.")
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Processes that compile.")
+@worker_options("one tile", time_limit_s=COMPILE_LIMIT_S)
 @click.option(
     "--out",
     "folder",
@@ -27,7 +28,7 @@ from systolic.tuning.profiling import Watcher, profile_tiles
     help="Where to write CHIP_DTYPE.json; those that come with the package lie in systolic/tiling/profiles.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
-def profile(chips: tuple[Chip, ...], dtype: str, count: int, workers: int, folder: Path, quiet: bool) -> int:
+def profile(chips: tuple[Chip, ...], dtype: str, count: int, workers: Workers, folder: Path, quiet: bool) -> int:
     """Compile and simulate single tiles, to know what their steps cost: from that follows the time of any shape.
 
     Exit code 1: no tile of some chip has a profile.
@@ -40,18 +41,17 @@ def profile(chips: tuple[Chip, ...], dtype: str, count: int, workers: int, folde
         chip.peak_ops_per_s(dtype)  # refuses what it does not multiply
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, folder)
     missing = 0
     for chip in chips:
         with progress_bar(quiet=quiet) as bar:
             watcher = Watcher(planned=bar.planned, done=lambda tile, name=chip.name: bar.done(f"{name} {tile}"))
-            made, failed = profile_tiles(dtype, chip, count=count, workers=workers, watcher=watcher)
+            with workers.pool() as pool:
+                made, failed = profile_tiles(pool, dtype, chip, count=count, watcher=watcher)
         for tile, reason in failed.items():
             note(f"{chip.name}: no profile of {tile.tiles}: {reason.splitlines()[0]}", quiet=quiet)
         missing += not made.profiles
         file = folder / made.file_name
-        partial = file.with_name(f"{file.name}.partial")
-        partial.write_text(made.as_json(), encoding="utf-8")
-        partial.replace(file)
+        write_text(file, made.as_json())
         note(f"{len(made.profiles)} tiles of {chip.name} into {file}", quiet=quiet)
     return 1 if missing else 0

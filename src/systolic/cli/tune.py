@@ -13,8 +13,18 @@ import click
 
 from systolic.bench.cases import Case, Stack, sizes
 from systolic.chips import Chip
-from systolic.cli.options import chip_option, output_options
-from systolic.cli.output import cell, check_target, console, note, printable, progress_bar, table, versions, write_json
+from systolic.cli.options import FiniteFloat, Workers, chip_option, output_options, worker_options
+from systolic.cli.output import (
+    check_target,
+    console,
+    note,
+    printable,
+    progress_bar,
+    table,
+    versions,
+    write_json,
+    writing,
+)
 from systolic.cli.product import (
     ProductSizes,
     SuiteNames,
@@ -28,7 +38,7 @@ from systolic.cli.tls_options import certificates_of, tls_options
 from systolic.compiler import check_available
 from systolic.problem import MatmulProblem, PrecisionName
 from systolic.trials import Trial, TrialStore
-from systolic.tuning import TuningResult, Watcher, cluster
+from systolic.tuning import COMPILE_LIMIT_S, TuningResult, Watcher, cluster
 from systolic.tuning import tune as searched
 
 _SHOWN = 10
@@ -43,7 +53,7 @@ _SHOWN = 10
 @stack_options
 @click.option(
     "--time-budget",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteFloat(min=0, min_open=True),
     default=120.0,
     show_default=True,
     metavar="SECONDS",
@@ -57,7 +67,7 @@ _SHOWN = 10
     help="Blockings to compile for one product at the most; those that the store has count.",
 )
 @click.option("--exhaustive", is_flag=True, help="Try every legal blocking; takes hours.")
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Processes that compile.")
+@worker_options("one trial", time_limit_s=COMPILE_LIMIT_S)
 @click.option(
     "--scheduler",
     metavar="ADDRESS",
@@ -98,7 +108,7 @@ def tune(
     time_budget: float,
     trials: int,
     exhaustive: bool,
-    workers: int,
+    workers: Workers,
     scheduler: str | None,
     tls_ca: Path | None,
     tls_cert: Path | None,
@@ -131,7 +141,9 @@ def tune(
     if not measured:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
     results = []
-    somewhere = cluster(scheduler, certificates) if scheduler is not None else nullcontext((None, workers))
+    limits = {"time_limit_s": workers.time_limit_s, "memory_limit_bytes": workers.memory_limit_bytes}
+    there = cluster(scheduler, certificates, **limits) if scheduler is not None else None
+    somewhere = there if there is not None else nullcontext((None, workers.count))
     with progress_bar(quiet=quiet) as bar, somewhere as (submit, at_once):
         for case in cases:
             problem = problem_of(case, batch)
@@ -148,6 +160,7 @@ def tune(
                         time_budget_s=time_budget,
                         exhaustive=exhaustive,
                         workers=at_once,
+                        **limits,
                         submit=submit,
                         measured=measured,
                         store=store,
@@ -242,7 +255,8 @@ def _plot(result: TuningResult, path: Path) -> bool:
         return False
     problem = result.problem
     title = f"{sizes(problem.m, problem.k, problem.n)} {problem.dtype_lhs} on {result.chip}: {len(points)} trials"
-    plot_trials(points, path, title=title, provenance=_provenance(result.winner), xla_us=result.xla_us)
+    with writing(path):
+        plot_trials(points, path, title=title, provenance=_provenance(result.winner), xla_us=result.xla_us)
     return True
 
 
@@ -285,7 +299,7 @@ def _show_one(result: TuningResult) -> None:
                 f"{trial.measured_us:,.1f}" if trial.measured_us is not None else "–",
                 f"{trial.modelled_us:,.1f}" if trial.modelled_us is not None else "–",
                 f"{result.xla_us / time_us:.3f}" if time_us is not None and result.xla_us is not None else "–",
-                cell(trial.limit if time_us is not None else _first_line(trial.reason)[:60]),
+                trial.limit if time_us is not None else _first_line(trial.reason)[:60],
                 f"{trial.vmem_bytes / 2**20:.0f}" if trial.vmem_bytes is not None else "–",
                 f"{trial.compile_s:.1f}" if trial.compile_s is not None else "–",
             ]

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from rich.markup import escape
 
 from systolic.bench.validation import ChipStatistics, ComparedRow, PublishedProgram, compared, statistics_by_chip
 from systolic.chips import CHIPS, Chip
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
-from systolic.cli.options import ChipNames, output_options
+from systolic.cli.options import ChipNames, Workers, output_options
 from systolic.cli.output import (
     Bar,
-    cell,
     check_target,
     console,
     note,
@@ -25,6 +25,7 @@ from systolic.cli.output import (
     versions,
     write_json,
     write_text,
+    writing,
 )
 from systolic.cli.published import (
     ROW_ERRORS,
@@ -75,8 +76,7 @@ def validate(
     constants_file: Path | None,
     plot_file: Path | None,
     page_file: Path | None,
-    workers: int,
-    time_limit: float,
+    workers: Workers,
     json_file: str | None,
     quiet: bool,
 ) -> int:
@@ -106,7 +106,7 @@ def validate(
             )
         in_use[constants.chip] = with_constants(in_use[constants.chip], constants)
     check_available()
-    with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool:
+    with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         programs = programs_of(published)
         predicted = _predicted(pool, bar, programs, in_use)
     fitted_on = () if constants is None else constants.fitted_on
@@ -172,7 +172,7 @@ def _show(
     out = console()
     packages = versions()
     out.print(
-        f"[bold]{', '.join(map(cell, statistics))}[/] · jax {packages['jax']}, libtpu {packages['libtpu']} · predicted "
+        f"[bold]{escape(', '.join(statistics))}[/] · jax {packages['jax']}, libtpu {packages['libtpu']} · predicted "
         "times are simulated: compiled for the chip, executed on its model"
     )
     counted = sum(row.counted for row in rows)
@@ -195,7 +195,7 @@ def _show(
             ("from 2048, not in view", found.from_2048_not_in_view),
         )
         lines += [
-            (cell(name), sizes, *statistics_cells(part), number(part.rank_correlation, ".3f"))
+            (name, sizes, *statistics_cells(part), number(part.rank_correlation, ".3f"))
             for sizes, part in parts
             if part.rows
         ]
@@ -207,7 +207,7 @@ def _show(
 def _line(row: ComparedRow) -> tuple[str, ...]:
     return (
         *program_cells(row),
-        cell(row.timing),
+        row.timing,
         number(row.published_us, ",.1f"),
         number(row.predicted_us, ",.1f"),
         number(row.error, "+.1%") if row.counted or row.error is None else f"({row.error:+.1%})",
@@ -225,10 +225,8 @@ def _plot(rows: Sequence[ComparedRow], target: Path) -> str:
     ]
     if not points:
         return "no plot: no row is counted"
-    try:
+    with writing(target):
         plot_predictions(points, target, title="Simulated over published times", provenance="simulated")
-    except OSError as error:
-        raise click.ClickException(f"cannot write {target}: {error.strerror}") from error
     return f"plot {target}"
 
 

@@ -11,16 +11,22 @@ from systolic.compiler.blame import short_place, source_line, written_at
 from systolic.compiler.cache import CacheWarning, ProgramCache, cache_folder
 from systolic.compiler.contents import Deferred, Missing, PallasOperands, inner_jaxprs, pallas_operands
 from systolic.compiler.driver import compile_function, traced_jaxpr
-from systolic.compiler.errors import (
+from systolic.compiler.endings import (
     CompilerCrash,
+    CompilerOutOfMemory,
+    CompilerTimeout,
+    FunctionExit,
+    WorkerEnded,
+)
+from systolic.compiler.errors import (
     CompilerError,
     CompilerMissing,
     CompilerRefusal,
-    CompilerTimeout,
     RefusalKind,
     TaskError,
     check_available,
 )
+from systolic.compiler.limits import WALL_TIMES
 from systolic.compiler.named import (
     NamedFunction,
     NamedFunctionError,
@@ -31,18 +37,22 @@ from systolic.compiler.named import (
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target
 from systolic.compiler.sharded import ShardedFunction, with_virtual_devices
+from systolic.compiler.stage import at_stage
 from systolic.compiler.submit import submit_compilation, tracing_settings
 from systolic.versions import versions
 
 __all__ = [
+    "WALL_TIMES",
     "CacheWarning",
     "CompiledProgram",
     "CompilerCrash",
     "CompilerError",
     "CompilerMissing",
+    "CompilerOutOfMemory",
     "CompilerRefusal",
     "CompilerTimeout",
     "Deferred",
+    "FunctionExit",
     "Missing",
     "NamedFunction",
     "NamedFunctionError",
@@ -52,9 +62,11 @@ __all__ = [
     "ShardedFunction",
     "Target",
     "TaskError",
+    "WorkerEnded",
     "WorkerPool",
     "abstract_arguments",
     "argument_values",
+    "at_stage",
     "cache_folder",
     "check_available",
     "check_function_name",

@@ -6,9 +6,20 @@ import importlib.util
 import re
 import sysconfig
 import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+# Rooms of this package whose functions no user asks about: they run the user's. Kernels and lessons are read as users'
+# code is.
+_MACHINERY = (
+    *("bench", "checking", "cli", "compiler", "explaining", "machines", "measure", "report", "simulator", "trials"),
+    *("tuning", "compat.py"),
+)
+_STACK_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
+_RECORDED = "_systolic_where"
 
 _LOCATION = re.compile(r'"(?P<name>[^"]*)"\("(?P<file>[^"]+)":(?P<line>\d+):\d+')
 
@@ -17,19 +28,52 @@ def source_line(error: BaseException) -> str | None:
     """The innermost line in `error`'s tracebacks that is the user's: "file.py:12 in name", or None.
 
     JAX hangs the place where a refused operation was written on the exception, as its traceback or as its cause's, or
-    leaves it in the text, as a location of MLIR's.
+    leaves it in the text, as a location of MLIR's. An exception that comes from a worker has its line recorded.
     """
     each: BaseException | None = error
     while each is not None:
-        for frame in reversed(traceback.extract_tb(each.__traceback__)):
-            # A frame that Pallas made up of the compiler's location may have part of that location for a name.
-            made_up = '"' in frame.name
-            if not made_up and Path(frame.filename).is_file() and not _is_foreign(frame.filename):
-                return f"{frame.filename}:{frame.lineno} in {frame.name}"
+        if recorded := getattr(each, _RECORDED, ""):
+            return recorded
+        if found := _innermost(traceback.extract_tb(each.__traceback__)):
+            return found
         each = each.__cause__
     for found in _LOCATION.finditer(str(error)):
         if Path(found["file"]).is_file() and not _is_foreign(found["file"]):
             return f"{found['file']}:{found['line']} in {found['name']}"
+    return None
+
+
+def record_line(error: BaseException, where: str) -> None:
+    """Keep what `source_line` shall say of an exception that comes from another process: tracebacks do not travel."""
+    with suppress(Exception):  # an exception may have slots
+        setattr(error, _RECORDED, where)
+
+
+def current_line() -> str:
+    """The innermost line of the user's that is being executed in this thread: "file.py:12 in name", or ""."""
+    return _innermost(traceback.extract_stack()) or ""
+
+
+def line_in_stacks(text: str) -> str:
+    """The innermost line of the user's in what `faulthandler` writes of all threads, or "".
+
+    It writes the main thread last, and of each thread the innermost frame first.
+    """
+    threads: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if frame := _STACK_FRAME.match(line):
+            if _is_users(frame["file"]):
+                threads[-1].append(f"{frame['file']}:{frame['line']} in {frame['name']}")
+        elif threads[-1]:
+            threads.append([])
+    return next((frames[0] for frames in reversed(threads) if frames), "")
+
+
+def _innermost(frames: Sequence[traceback.FrameSummary]) -> str | None:
+    for frame in reversed(frames):
+        # A frame that Pallas made up of the compiler's location may have part of that location for a name.
+        if '"' not in frame.name and _is_users(frame.filename):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}"
     return None
 
 
@@ -61,17 +105,24 @@ def short_place(where: str) -> str:
     return f"{Path(*path.parts[-2:])}{colon}{rest}" if path.is_absolute() else where
 
 
+def _is_users(file: str) -> bool:
+    return Path(file).is_file() and not _is_foreign(file)
+
+
 def _is_foreign(file: str) -> bool:
     # Without a virtual environment site-packages lies inside the standard library's folder.
     in_stdlib = file.startswith(f"{sysconfig.get_path('stdlib')}/") and "-packages/" not in file
-    return in_stdlib or file.startswith(_foreign_packages())
+    return in_stdlib or file.startswith(_foreign_code())
 
 
 @cache
-def _foreign_packages() -> tuple[str, ...]:
-    roots = [str(Path(__file__).parent)]
-    for package in ("jax", "jaxlib"):
+def _foreign_code() -> tuple[str, ...]:
+    """What the paths of code begin with that is not the user's."""
+    own = Path(__file__).parents[1]
+    folders = []
+    for package in ("jax", "jaxlib", "numpy"):
         spec = importlib.util.find_spec(package)
         if spec is not None and spec.submodule_search_locations:
-            roots.extend(spec.submodule_search_locations)
-    return tuple(f"{root}/" for root in roots)
+            folders.extend(spec.submodule_search_locations)
+    rooms = (f"{own / name}" if name.endswith(".py") else f"{own / name}/" for name in _MACHINERY)
+    return (*rooms, *(f"{folder}/" for folder in folders))

@@ -21,6 +21,7 @@ from systolic.compiler.errors import CompilerError, CompilerRefusal, RefusalKind
 from systolic.compiler.named import NamedFunction
 from systolic.compiler.program import CompiledProgram, Target
 from systolic.compiler.sharded import ShardedFunction
+from systolic.compiler.stage import at_stage
 from systolic.compiler.worker import DUMP_VARIABLE
 
 # jax is imported inside the functions: this module's names are needed in processes that never compile.
@@ -70,7 +71,8 @@ def compile_function(
     devices = _devices(target)
     with _configured(settings or {}), _device_context(target):
         traced = _trace(fn, args, devices)
-        lowered = _lower(traced)
+        with at_stage("lowering"):
+            lowered = _lower(traced)
         key = _key(lowered.as_text(), target, devices[0], dump)
         if cache is not None and (known := cache.get(key)) is not None:
             if isinstance(known, CompilerRefusal):
@@ -78,7 +80,8 @@ def compile_function(
             return known
         empty_dump(dump)
         try:
-            compiled = _compile(traced, lowered)
+            with at_stage("compiling"):
+                compiled = _compile(traced, lowered)
             compile_s = time.perf_counter() - started
             left = read_dump(dump)
         except CompilerRefusal as refusal:
@@ -156,7 +159,8 @@ def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     import jax
 
     # An argument that is not used stays a parameter: the program's are those of the call, by number.
-    return jax.jit(fn, keep_unused=True).trace(*args)
+    with at_stage("tracing"):
+        return jax.jit(fn, keep_unused=True).trace(*args)
 
 
 def _lower(traced: Any) -> Any:

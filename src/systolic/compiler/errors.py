@@ -94,42 +94,6 @@ class CompilerRefusal(CompilerError):  # noqa: N818 -- said the way the user thi
         return cls(message, kind=kind, requested_bytes=requested, available_bytes=available, where=where)
 
 
-class CompilerCrash(CompilerError):  # noqa: N818 -- said the way the user thinks of it
-    """The worker process died.
-
-    Attributes:
-        label: what it was doing.
-        exit_code: its exit status; None where a signal killed it.
-        signal_name: such as "SIGABRT"; None where it exited by itself.
-        stderr_tail: the end of what it wrote to standard error during this job.
-    """
-
-    def __init__(self, *, label: str, exit_code: int | None, signal_name: str | None, stderr_tail: str) -> None:
-        self.label = label
-        self.exit_code = exit_code
-        self.signal_name = signal_name
-        self.stderr_tail = stderr_tail
-        how = f"by {signal_name}" if signal_name else f"with exit code {exit_code}"
-        check = re.search(r"Check failed:[^\n]*", stderr_tail)
-        super().__init__(
-            f"the worker process ended {how} during {label or 'a task'}" + (f": {check.group()}" if check else "")
-        )
-
-
-class CompilerTimeout(CompilerError):  # noqa: N818 -- said the way the user thinks of it
-    """The worker was killed because the job took too long.
-
-    Attributes:
-        label: what it was doing.
-        limit_s: the limit that was passed, seconds.
-    """
-
-    def __init__(self, *, label: str, limit_s: float) -> None:
-        self.label = label
-        self.limit_s = limit_s
-        super().__init__(f"{label or 'a task'} was stopped after its time limit of {limit_s:g} s")
-
-
 class TaskError(CompilerError):
     """A task raised, or returned, something that cannot travel between processes.
 

@@ -10,6 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+STACK_FILE = "stack.txt"
+EXIT_FILE = "exit.txt"
+
 _PREFIX = "systolic-worker-"
 
 
@@ -35,6 +38,16 @@ class WorkerFolder:
     def stderr(self) -> Path:
         """Where the worker's standard error, and whatever is printed in it, goes."""
         return self.path / "stderr.txt"
+
+    @property
+    def stack(self) -> Path:
+        """Where the worker writes the Python stacks of its threads, when it is asked to."""
+        return self.path / STACK_FILE
+
+    @property
+    def exit_place(self) -> Path:
+        """Where the worker writes which line has called `os._exit`."""
+        return self.path / EXIT_FILE
 
     def remove(self) -> None:
         """Remove the folder and let go of the lock. Called once."""

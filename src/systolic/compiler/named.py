@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.util
+import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,14 @@ from typing import Any
 import numpy as np
 
 from systolic.bugs import runs_user_code
+from systolic.compiler.names import UnknownNamesError, names_in, source_of_module
+from systolic.compiler.stage import at_stage
+from systolic.problem import LARGEST_SIZE
 
-_ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\](?:=(?P<values>.+))?", re.DOTALL)
+_MOST_NAMES = 12  # in a message
+_MOST_VALUES = 2**28
+
+_ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[0-9, ]*)\](?:=(?P<values>.+))?", re.DOTALL)
 _WIDTH = re.compile(r"(bf|f|s|i|u)(\d+)(\w*)")
 _KINDS = {"bf": "bfloat", "f": "float", "s": "int", "i": "int", "u": "uint"}
 
@@ -44,7 +52,8 @@ class NamedFunction:
 
     def load(self) -> Callable[..., Any]:
         """The function, with its parameters bound; see `named_function`."""
-        found = named_function(self.text)
+        with at_stage("importing"):
+            found = named_function(self.text)
         return functools.partial(found, **self.parameters) if self.parameters else found
 
 
@@ -58,13 +67,26 @@ def check_function_name(text: str) -> None:
     """Whether `text` can name a function: without importing anything, and before any worker starts.
 
     Raises:
-        NamedFunctionError: it has not the form, or the file is not there.
+        NamedFunctionError: it has not the form, there is no such file or module, it is no Python, or it has no such
+            name. Whether what has the name is a function only its import shows.
     """
     place, _, name = text.rpartition(":")
     if not place or not all(part.isidentifier() for part in name.split(".")):
         raise NamedFunctionError(f"{text!r} names no function: write FILE.py:FUNCTION or package.module:FUNCTION")
-    if place.endswith(".py") and not Path(place).is_file():
-        raise NamedFunctionError(f"there is no file {place}")
+    try:
+        known = names_in(Path(place) if place.endswith(".py") else source_of_module(place))
+    except FileNotFoundError as error:
+        raise NamedFunctionError(f"there is no file {place}") from error
+    except ModuleNotFoundError as error:
+        raise NamedFunctionError(f"there is no module {place}: {error}") from error
+    except SyntaxError as error:
+        raise NamedFunctionError(f"{place}:{error.lineno or 1} is no Python: {error.msg}") from error
+    except (OSError, ValueError) as error:
+        raise NamedFunctionError(f"{place} cannot be read: {error}") from error
+    except UnknownNamesError:
+        return
+    if name.split(".")[0] not in known.all:
+        raise NamedFunctionError(_no_function(place, name, known.all, known.functions or known.all))
 
 
 def named_function(text: str) -> Callable[..., Any]:
@@ -80,11 +102,17 @@ def named_function(text: str) -> Callable[..., Any]:
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        known = sorted(
-            each for each, value in vars(_module(place)).items() if callable(value) and not each.startswith("_")
-        )
-        raise NamedFunctionError(f"{place} has no function {name!r}; it has {', '.join(known) or 'none'}")
+        known = [each for each, value in vars(_module(place)).items() if callable(value)]
+        raise NamedFunctionError(_no_function(place, name, known, known))
     return found
+
+
+def _no_function(place: str, name: str, known: Sequence[str], listed: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    shown = [each for each in listed if not each.startswith("_")]
+    rest = f" and {len(shown) - _MOST_NAMES} more" if len(shown) > _MOST_NAMES else ""
+    return f"{place} has no function {name!r}; {meant}it has {', '.join(shown[:_MOST_NAMES]) or 'none'}{rest}"
 
 
 @functools.cache
@@ -128,14 +156,24 @@ def named_argument(text: str) -> Any:
     import jax
 
     dtype = _dtype(found["dtype"])
-    shape = tuple(int(size) for size in found["shape"].split(",") if size.strip())
+    sizes = [size.strip() for size in found["shape"].split(",") if size.strip()]
+    # Longer numbers Python refuses to read.
+    if any(len(size) > 10 or int(size) > LARGEST_SIZE for size in sizes):
+        raise NamedFunctionError(f"{_short(text)!r}: a dimension has at most {LARGEST_SIZE} elements")
+    shape = tuple(map(int, sizes))
     if found["values"] is None:
         return jax.ShapeDtypeStruct(shape, dtype)
+    if math.prod(shape) > _MOST_VALUES:
+        raise NamedFunctionError(f"{_short(text)!r}: an array with values has at most {_MOST_VALUES} elements here")
     try:
         values = np.array([float(word) for word in found["values"].split(",")])
         return np.broadcast_to(values if values.size == 1 else values.reshape(shape), shape).astype(dtype)
-    except ValueError as error:
-        raise NamedFunctionError(f"{text!r}: {error}; give one value, or as many as the shape holds") from error
+    except (ValueError, OverflowError) as error:
+        raise NamedFunctionError(f"{_short(text)!r}: {error}; give one value, or as many as the shape holds") from error
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def _dtype(name: str) -> np.dtype:

@@ -11,8 +11,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from systolic.bugs import runs_user_code
-from systolic.compiler.errors import CompilerError, CompilerTimeout, TaskError
+from systolic.compiler.blame import record_line
+from systolic.compiler.errors import CompilerError, TaskError
 from systolic.compiler.folders import sweep_worker_folders
+from systolic.compiler.limits import WALL_TIMES, LimitReachedError, Limits
+from systolic.compiler.memory import bearable_bytes
 from systolic.compiler.pickling import dumps
 from systolic.compiler.process import WorkerProcess
 from systolic.compiler.wire import Reply
@@ -31,16 +34,20 @@ class WorkerPool:
 
     Args:
         max_workers: processes at most. A compilation keeps about one core busy.
-        time_limit_s: seconds a job may take, unless `submit` says otherwise; the wait for a free worker is not counted.
+        time_limit_s: seconds of CPU time that a job may use, unless `submit` says otherwise. A job that waits uses
+            none: it may take ten times as long by the clock. The wait for a free worker is not counted.
+        memory_limit_bytes: memory that a worker and its children may have resident; None: an equal share of what the
+            machine, or the container, has free now, at least 2 GiB.
 
     Raises:
         WorkerPoolError: an argument that is not positive.
     """
 
-    def __init__(self, max_workers: int = 2, time_limit_s: float = 300) -> None:
-        if max_workers < 1 or time_limit_s <= 0:
-            raise WorkerPoolError(f"{max_workers=} and {time_limit_s=} must be positive")
+    def __init__(self, max_workers: int = 2, time_limit_s: float = 300, memory_limit_bytes: int | None = None) -> None:
+        if max_workers < 1 or time_limit_s <= 0 or (memory_limit_bytes is not None and memory_limit_bytes <= 0):
+            raise WorkerPoolError(f"{max_workers=}, {time_limit_s=} and {memory_limit_bytes=} must be positive")
         self._time_limit_s = time_limit_s
+        self._memory_bytes = bearable_bytes(max_workers) if memory_limit_bytes is None else memory_limit_bytes
         self._lock = threading.Lock()
         self._idle: list[WorkerProcess] = []
         self._busy: set[WorkerProcess] = set()
@@ -72,12 +79,13 @@ class WorkerPool:
         Args:
             task: any callable.
             args: its arguments.
-            time_limit_s: seconds it may take; None: the pool's limit.
+            time_limit_s: seconds of CPU time it may use; None: the pool's limit.
             label: what to call the job in an error, such as "mm for v5e".
 
         Returns:
             A future. It can be cancelled while it waits for a worker. It raises `CompilerCrash` if the worker died,
-            `CompilerTimeout` if it was too slow, `CompilerError` if the pool was closed meanwhile, `TaskError` where
+            `CompilerTimeout` if it was too slow, `CompilerOutOfMemory` if it took too much memory, `FunctionExit` if
+            the task asked for the program's end, `CompilerError` if the pool was closed meanwhile, `TaskError` where
             the outcome cannot be sent, and otherwise whatever the task raised.
 
         Raises:
@@ -85,9 +93,10 @@ class WorkerPool:
         """
         # Pickled now, so that a mistake shows where it was made and later changes to the arguments do not count.
         job = dumps((task, args))
-        limit_s = self._time_limit_s if time_limit_s is None else time_limit_s
+        cpu_s = self._time_limit_s if time_limit_s is None else time_limit_s
+        limits = Limits(cpu_s=cpu_s, wall_s=WALL_TIMES * cpu_s, memory_bytes=self._memory_bytes)
         try:
-            return self._threads.submit(self._run, job, limit_s, label)
+            return self._threads.submit(self._run, job, limits, label)
         except RuntimeError as error:
             raise CompilerError("the worker pool is closed") from error
 
@@ -102,14 +111,14 @@ class WorkerPool:
             worker.end()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, job: bytes, limit_s: float, label: str) -> Any:
+    def _run(self, job: bytes, limits: Limits, label: str) -> Any:
         worker = self._take()
         keep = False
         try:
-            reply = worker.call(job, time_limit_s=limit_s)
+            reply = worker.call(job, limits=limits)
             keep = True
-        except TimeoutError:
-            raise CompilerTimeout(label=label, limit_s=limit_s) from None
+        except LimitReachedError as reached:
+            raise worker.stopped(label, reached) from None
         except (EOFError, BrokenPipeError):
             if self._closed:
                 raise CompilerError(f"the worker pool was closed during {label or 'a task'}") from None
@@ -158,4 +167,5 @@ def _unpacked(reply: Reply) -> Any:
         ) from error
     if reply.ok:
         return value
+    record_line(value, reply.where)
     raise value

@@ -13,10 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from systolic.compiler import wire
+from systolic.compiler.blame import line_in_stacks
 from systolic.compiler.dump import dump_flags
-from systolic.compiler.errors import CompilerCrash
+from systolic.compiler.endings import CompilerCrash, CompilerOutOfMemory, CompilerTimeout, FunctionExit
 from systolic.compiler.folders import make_worker_folder
-from systolic.compiler.worker import DUMP_VARIABLE, FOLDER_VARIABLE, PARENT_VARIABLE
+from systolic.compiler.limits import WALL_TIMES, LimitReachedError, Limits, Watch
+from systolic.compiler.stage import FOLDER_VARIABLE, stage_in
+from systolic.compiler.worker import DUMP_VARIABLE, PARENT_VARIABLE, STACK_SIGNAL
 
 _SYS_PATH_VARIABLE = "SYSTOLIC_WORKER_SYS_PATH"
 # A program text and not `-m systolic.compiler.worker`: the worker has to find the package, and everything else, along
@@ -25,8 +28,11 @@ _START = (
     f"import os, sys; sys.path[:] = os.environ.pop({_SYS_PATH_VARIABLE!r}).split(os.pathsep); "
     "from systolic.compiler.worker import main; main()"
 )
-_STDERR_TAIL_BYTES = 8192
+# libtpu says why it aborts before a stack trace and its crash handler's report.
+_STDERR_TAIL_BYTES = 1 << 17
 _EXIT_WAIT_S = 5.0
+_STACK_WAIT_S = 2.0
+_START_LIMIT_S = 60.0
 
 
 class WorkerProcess:
@@ -40,6 +46,7 @@ class WorkerProcess:
         self._folder = make_worker_folder()
         self._stderr_start = 0
         self._lock = threading.Lock()
+        self._started = False
         self._ended = False
         try:
             with self._folder.stderr.open("wb") as stderr:
@@ -73,28 +80,74 @@ class WorkerProcess:
         """Whether the process still runs."""
         return not self._ended and self._process.poll() is None
 
-    def call(self, job: bytes, *, time_limit_s: float) -> wire.Reply:
-        """Send a pickled job and wait for what comes of it, at most `time_limit_s` seconds.
+    def call(self, job: bytes, *, limits: Limits) -> wire.Reply:
+        """Send a pickled job and wait for what comes of it.
 
         Raises:
-            TimeoutError: no answer in time; the worker still runs.
+            LimitReachedError: the job is past one of its limits; the worker still runs.
             EOFError, BrokenPipeError: the worker is dead.
         """
-        deadline = time.monotonic() + time_limit_s
+        self._wait_until_started(limits)
+        watch = Watch(self._process.pid, limits)
         self._stderr_start = self._folder.stderr.stat().st_size
         request = wire.Request(sys_path=tuple(_absolute_sys_path()), job=job)
-        wire.send(self._requests, pickle.dumps(request), deadline=deadline)
-        return pickle.loads(wire.receive(self._replies, deadline=deadline))
+        wire.send(self._requests, pickle.dumps(request), check=watch.check)
+        return pickle.loads(wire.receive(self._replies, check=watch.check))
 
-    def crash(self, label: str) -> CompilerCrash:
+    def _wait_until_started(self, limits: Limits) -> None:
+        # Importing this package is no part of the job, and takes longer on a busy machine.
+        if not self._started:
+            cpu_s = max(limits.cpu_s, _START_LIMIT_S)
+            start = Limits(cpu_s=cpu_s, wall_s=WALL_TIMES * cpu_s, memory_bytes=limits.memory_bytes)
+            wire.receive(self._replies, check=Watch(self._process.pid, start).check)
+            self._started = True
+
+    def crash(self, label: str) -> CompilerCrash | FunctionExit:
         """How the worker died, after it has. Ends what is left of it."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_WAIT_S)
-        tail = self._stderr_tail()
+        tail, (stage, _) = self._stderr_tail(), stage_in(self._folder.path)
+        place = self._folder.exit_place.read_text() if self._folder.exit_place.exists() else None
         self.end()
         code = self._process.returncode
+        if place is not None and code >= 0:
+            return FunctionExit(f"os._exit({code})", place)
         name = signal.Signals(-code).name if code < 0 else None
-        return CompilerCrash(label=label, exit_code=None if name else code, signal_name=name, stderr_tail=tail)
+        exit_code = None if name else code
+        return CompilerCrash(label=label, exit_code=exit_code, signal_name=name, stderr_tail=tail, stage=stage)
+
+    def stopped(self, label: str, reached: LimitReachedError) -> CompilerTimeout | CompilerOutOfMemory:
+        """What to say of a job that is past a limit. Asks the worker where it is, and ends it."""
+        stage, about = stage_in(self._folder.path)
+        where = line_in_stacks(self._stacks()) or about
+        self.end()
+        if reached.kind == "memory":
+            limit_bytes, used_bytes = int(reached.limit), reached.used_bytes
+            return CompilerOutOfMemory(
+                label=label, limit_bytes=limit_bytes, used_bytes=used_bytes, stage=stage, where=where
+            )
+        return CompilerTimeout(
+            label=label,
+            limit_s=reached.limit,
+            counted=reached.kind,
+            used_cpu_s=reached.used_cpu_s,
+            stage=stage,
+            where=where,
+        )
+
+    def _stacks(self) -> str:
+        """What the worker's threads are executing of Python; "" where it does not answer, as one that is starting."""
+        with suppress(OSError):
+            self._process.send_signal(STACK_SIGNAL)
+            deadline = time.monotonic() + _STACK_WAIT_S
+            before = ""
+            while time.monotonic() < deadline:
+                time.sleep(0.05)
+                now = self._folder.stack.read_text(errors="replace")
+                if now and now == before:
+                    return now
+                before = now
+        return ""
 
     def interrupt(self) -> None:
         """Kill the process and its children, and leave the cleaning up to the thread that uses it."""

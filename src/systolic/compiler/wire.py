@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import select
 import struct
-import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 _LENGTH = struct.Struct(">Q")
 _CHUNK_BYTES = 1 << 20
+_CHECK_MS = 250
+
+# Called every quarter of a second while nothing comes or goes. What it raises ends the wait.
+Check = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,44 +33,46 @@ class Reply:
         ok: whether `value` is a result.
         value: pickled result or exception.
         remote_traceback: the exception's traceback in the worker, as text.
+        where: the user's line that raised it, "file.py:12 in name", or "".
         warnings: message and pickled category of each.
     """
 
     ok: bool
     value: bytes
     remote_traceback: str = ""
+    where: str = ""
     warnings: tuple[tuple[str, bytes], ...] = ()
 
 
-def send(descriptor: int, message: bytes, *, deadline: float | None = None) -> None:
-    """Write one message. `deadline` is a `time.monotonic()` in seconds.
+def send(descriptor: int, message: bytes, *, check: Check | None = None) -> None:
+    """Write one message.
 
     Raises:
-        TimeoutError: the reader was too slow.
         BrokenPipeError: there is no reader.
+        Exception: whatever `check` raises.
     """
     data = memoryview(_LENGTH.pack(len(message)) + message)
     while data:
-        _wait(descriptor, select.POLLOUT, deadline)
+        _wait(descriptor, select.POLLOUT, check)
         with suppress(BlockingIOError):
             data = data[os.write(descriptor, data[:_CHUNK_BYTES]) :]
 
 
-def receive(descriptor: int, *, deadline: float | None = None) -> bytes:
-    """Read one message. `deadline` is a `time.monotonic()` in seconds.
+def receive(descriptor: int, *, check: Check | None = None) -> bytes:
+    """Read one message.
 
     Raises:
-        TimeoutError: no whole message came in time.
         EOFError: the writer has gone.
+        Exception: whatever `check` raises.
     """
-    (length,) = _LENGTH.unpack(_read(descriptor, _LENGTH.size, deadline))
-    return _read(descriptor, length, deadline)
+    (length,) = _LENGTH.unpack(_read(descriptor, _LENGTH.size, check))
+    return _read(descriptor, length, check)
 
 
-def _read(descriptor: int, length: int, deadline: float | None) -> bytes:
+def _read(descriptor: int, length: int, check: Check | None) -> bytes:
     data = bytearray()
     while len(data) < length:
-        _wait(descriptor, select.POLLIN, deadline)
+        _wait(descriptor, select.POLLIN, check)
         with suppress(BlockingIOError):
             chunk = os.read(descriptor, min(length - len(data), _CHUNK_BYTES))
             if not chunk:
@@ -75,9 +81,9 @@ def _read(descriptor: int, length: int, deadline: float | None) -> bytes:
     return bytes(data)
 
 
-def _wait(descriptor: int, event: int, deadline: float | None) -> None:
+def _wait(descriptor: int, event: int, check: Check | None) -> None:
     poll = select.poll()
     poll.register(descriptor, event)
-    remaining_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-    if not poll.poll(remaining_ms):
-        raise TimeoutError
+    while not poll.poll(None if check is None else _CHECK_MS):
+        assert check is not None
+        check()

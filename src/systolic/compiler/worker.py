@@ -8,33 +8,45 @@ The pool starts it with these environment variables of its own:
 
 from __future__ import annotations
 
+import dataclasses
+import faulthandler
+import functools
 import os
 import pickle
 import queue
 import select
 import shutil
+import signal
 import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from systolic.bugs import SystolicBug, is_own, runs_user_code
 from systolic.compiler import wire
+from systolic.compiler.blame import current_line, source_line
+from systolic.compiler.endings import FunctionExit
 from systolic.compiler.errors import CompilerError, TaskError
+from systolic.compiler.folders import EXIT_FILE, STACK_FILE
+from systolic.compiler.stage import FOLDER_VARIABLE
 
 DUMP_VARIABLE = "SYSTOLIC_DUMP_DIR"
-FOLDER_VARIABLE = "SYSTOLIC_WORKER_FOLDER"
 PARENT_VARIABLE = "SYSTOLIC_WORKER_PARENT"
+
+# Asks the worker for the Python stacks of its threads.
+STACK_SIGNAL = signal.SIGUSR1
 
 _PARENT_CHECK_MS = 1000
 
 
 def main() -> None:
-    """Serve requests from standard input until it closes. Does not return."""
+    """Say that it has started, and serve requests from standard input until it closes. Does not return."""
     requests, replies = os.dup(0), os.dup(1)
     # Libraries print, and would break the replies: from here on standard output is standard error.
     os.dup2(2, 1)
@@ -42,8 +54,10 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     _leave_no_core_files()
+    _tell_last_lines(Path(os.environ[FOLDER_VARIABLE]))
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive_until_parent_dies, args=(requests, inbox), daemon=True).start()
+    wire.send(replies, b"started")
     while True:
         message = inbox.get()
         wire.send(replies, pickle.dumps(run_request(pickle.loads(message))))
@@ -55,11 +69,14 @@ def run_request(request: wire.Request) -> wire.Reply:
     with warnings.catch_warnings(record=True) as caught:
         try:
             reply = _packed_result(_performed(request.job))
-        except BaseException as error:  # noqa: BLE001 -- whatever a task does, sys.exit() too, is the caller's
-            # Said here: a traceback, which tells, does not travel.
-            reply = _packed_error(SystolicBug.of(error) if is_own(error) else error)
+        except Exception as error:  # noqa: BLE001 -- whatever a task raises is the caller's
+            # Whether it is a bug of systolic is said here: a traceback, which tells, does not travel.
+            reply = _packed_error(SystolicBug.of(error) if is_own(error) else error, source_line(error) or "")
+        except BaseException as error:  # noqa: BLE001 -- what sys.exit() raises: the caller's program shall go on
+            where = source_line(error) or ""
+            reply = _packed_error(FunctionExit(repr(error), where).with_traceback(error.__traceback__), where)
     noted = tuple((str(warning.message), cloudpickle.dumps(warning.category)) for warning in caught)
-    return wire.Reply(ok=reply.ok, value=reply.value, remote_traceback=reply.remote_traceback, warnings=noted)
+    return dataclasses.replace(reply, warnings=noted)
 
 
 @runs_user_code
@@ -76,21 +93,19 @@ def _packed_result(result: Any) -> wire.Reply:
         raise TaskError(f"the task returned a {kind}, which cannot be sent on: {error}", remote_traceback="") from error
 
 
-def _packed_error(error: BaseException) -> wire.Reply:
+def _packed_error(error: Exception, where: str) -> wire.Reply:
     text = "".join(traceback.format_exception(error))
-    value = None
-    if isinstance(error, Exception):
-        # A class whose constructor wants more than its `args` pickles well and cannot be unpickled: try both here.
-        with suppress(Exception):
+    # A class whose constructor wants more than its `args` pickles well and cannot be unpickled: try both here.
+    with suppress(Exception):
+        value = cloudpickle.dumps(error)
+        pickle.loads(value)
+        if not isinstance(error, CompilerError | SystolicBug):
+            error.add_note(f"In the worker process:\n{text}")
             value = cloudpickle.dumps(error)
-            pickle.loads(value)
-            if not isinstance(error, CompilerError | SystolicBug):
-                error.add_note(f"In the worker process:\n{text}")
-                value = cloudpickle.dumps(error)
-            return wire.Reply(ok=False, value=value, remote_traceback=text)
+        return wire.Reply(ok=False, value=value, remote_traceback=text, where=where)
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     wrapped = TaskError(f"the task raised {name}, which cannot be sent on: {error}", remote_traceback=text)
-    return wire.Reply(ok=False, value=pickle.dumps(wrapped), remote_traceback=text)
+    return wire.Reply(ok=False, value=pickle.dumps(wrapped), remote_traceback=text, where=where)
 
 
 def _receive_until_parent_dies(requests: int, inbox: queue.SimpleQueue[bytes]) -> None:
@@ -106,6 +121,23 @@ def _receive_until_parent_dies(requests: int, inbox: queue.SimpleQueue[bytes]) -
                 inbox.put(wire.receive(requests))
     shutil.rmtree(os.environ[FOLDER_VARIABLE], ignore_errors=True)
     os._exit(0)
+
+
+def _tell_last_lines(folder: Path) -> None:
+    """Let the parent find where this process was, when it stops it and when the user's code ends it."""
+    # The file stays open: the handler knows nothing but its descriptor.
+    stacks = os.open(folder / STACK_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
+    faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
+    # Nothing can be caught when a process exits by this function, and its parent would see an exit code alone.
+    os._exit = functools.partial(_exit_noted, os.getpid(), folder / EXIT_FILE, os._exit)
+
+
+def _exit_noted(worker: int, file: Path, leave: Callable[[int], Any], status: int) -> None:
+    # A child that was forked ends by it in the ordinary way.
+    if os.getpid() == worker:
+        with suppress(OSError):
+            file.write_text(current_line())
+    leave(status)
 
 
 def _leave_no_core_files() -> None:

@@ -98,6 +98,7 @@ def explain(
     against: Callable[..., Any] | None = None,
     tries: int = 12,
     time_limit_s: float = 300,
+    memory_limit_bytes: int | None = None,
 ) -> Explanation:
     """Why `fn(*args)` takes the time it takes on a chip that is not there, and what would change it.
 
@@ -113,7 +114,8 @@ def explain(
       chip: v4, v5e, v5p, v6e or v7x.
       against: another function of the same arguments.
       tries: changes to simulate, at most; 0: none.
-      time_limit_s: seconds for one compilation.
+      time_limit_s: seconds of CPU time for one compilation.
+      memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
 
     Returns:
       The explanation; `systolic.report.explanation_page` draws it.
@@ -131,7 +133,7 @@ def explain(
     leaves = jax.tree.leaves(abstract_arguments(args))
     texts = tuple(f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for leaf in leaves)
     question = Question(fn=fn, args=args, arguments=texts, chip=known, against=against, tries=tries)
-    with WorkerPool(max_workers=2, time_limit_s=time_limit_s) as pool:
+    with WorkerPool(max_workers=2, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return explained(pool, question)
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 import cattrs
 
 from systolic.simulator import SimulatedRun
+from systolic.untrusted import UntrustedError, read_json
 
 # `this`: the function that is explained. `xla`: what XLA makes of the same result without Pallas. `other`: a function
 # that the user gave to compare with. `change`: this function with one parameter changed.
@@ -212,10 +213,10 @@ class Explanation:
           ExplanationError: the text is no explanation, or one of another version's format.
         """
         try:
-            document = json.loads(text)
+            document = read_json(text)
             if not isinstance(document, dict) or document.get("format") != FORMAT:
                 found = document.get("format") if isinstance(document, dict) else type(document).__name__
                 raise ExplanationError(f"this is no explanation of format {FORMAT}, but of {found}")
             return cattrs.structure(document, Explanation)
-        except (json.JSONDecodeError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
+        except (UntrustedError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
             raise ExplanationError(f"this is no explanation: {error}") from error

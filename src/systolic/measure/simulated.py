@@ -22,6 +22,7 @@ from systolic.compiler import (
     WorkerPool,
     abstract_arguments,
     argument_values,
+    at_stage,
     compile_function,
     function_name,
     pallas_operands,
@@ -64,22 +65,10 @@ def simulate_in_worker(
       CompilerRefusal: the compiler said no.
       SimulationError: the program holds something that the simulator does not understand.
     """
-    target = target_of(chip)
-    program = compile_function(fn, args, target, cache=ProgramCache() if cached else None, settings=settings)
-    prepared = prepare_program(program, chip)
-
-    def executions() -> list[PallasOperands]:
-        jaxpr = traced_jaxpr(fn, args, target, settings=settings)
-        names = [parameter_name(prepared, number) for number in range(len(values))]
-        given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
-        return pallas_operands(jaxpr, given, names)
-
-    hlo = prepared.hlo
-    assert hlo is not None
-    contents = KernelContents(hlo, executions)
-    run = prepared.run(
-        chip, parameters=parameter_contents(hlo, values), operand_words=contents.operand_words, spans=spans
-    )
+    cache = ProgramCache() if cached else None
+    program = compile_function(fn, args, target_of(chip), cache=cache, settings=settings)
+    with at_stage("simulating"):
+        run = _executed(program, fn, args, values, chip, settings, spans)
     return Measurement(
         chip=chip.name,
         provenance="simulated",
@@ -89,6 +78,31 @@ def simulate_in_worker(
         libtpu_version=program.libtpu_version,
         compile_s=program.compile_s,
         from_cache=program.from_cache,
+    )
+
+
+def _executed(
+    program: CompiledProgram,
+    fn: Callable[..., Any] | NamedFunction,
+    args: Sequence[Any],
+    values: Sequence[np.ndarray | None],
+    chip: Chip,
+    settings: Mapping[str, Any],
+    spans: int,
+) -> SimulatedRun:
+    prepared = prepare_program(program, chip)
+
+    def executions() -> list[PallasOperands]:
+        jaxpr = traced_jaxpr(fn, args, target_of(chip), settings=settings)
+        names = [parameter_name(prepared, number) for number in range(len(values))]
+        given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
+        return pallas_operands(jaxpr, given, names)
+
+    hlo = prepared.hlo
+    assert hlo is not None
+    contents = KernelContents(hlo, executions)
+    return prepared.run(
+        chip, parameters=parameter_contents(hlo, values), operand_words=contents.operand_words, spans=spans
     )
 
 
@@ -173,6 +187,7 @@ def simulate(
     spans: int = 200,
     cached: bool = True,
     time_limit_s: float = 300,
+    memory_limit_bytes: int | None = None,
 ) -> SimulatedRun:
     """How long `fn(*args)` takes on a chip that is not there, and why: compiled for it, then executed on its model.
 
@@ -187,7 +202,8 @@ def simulate(
       chip: v4, v5e, v5p, v6e or v7x.
       spans: of the timeline to keep, of each kind, from its beginning and from its end.
       cached: use programs compiled before, and keep this one.
-      time_limit_s: seconds after which the compiler is stopped.
+      time_limit_s: seconds of CPU time after which the compiler is stopped.
+      memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
 
     Returns:
       Cycles, time, stalls by cause, what each unit did, each operation's share, copies, and a timeline.
@@ -195,7 +211,7 @@ def simulate(
     Raises:
       UnknownChipError: no such chip.
       CompilerRefusal: the compiler said no; its reason is the message.
-      CompilerCrash, CompilerTimeout, CompilerMissing: it came to no answer.
+      CompilerCrash, CompilerTimeout, CompilerOutOfMemory, CompilerMissing: it came to no answer.
       UnknownValueError: control flow depends on contents that were not given; the message says of which argument.
       SimulationError: the program holds something that is not understood; the message quotes it.
       DeadlockError: the program waits for something that never comes; the message names the wait.
@@ -203,7 +219,7 @@ def simulate(
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
     label = f"{function_name(fn)} for {known.name}"
-    with WorkerPool(max_workers=1, time_limit_s=time_limit_s) as pool:
+    with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         run = submit_simulation(pool, fn, args, known, label=label, cached=cached, spans=spans).result().run
     assert run is not None
     return run

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from systolic.report.whole_file import whole_file
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -96,10 +98,6 @@ def save_png(figure: Figure, path: Path) -> Path:
       OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
+    with whole_file(path) as partial:
         figure.savefig(partial, dpi=150, format="png")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
     return path

@@ -10,6 +10,7 @@ import cattrs
 
 from systolic.simulator.model.loops import LoopTime
 from systolic.simulator.model.timeline import Span
+from systolic.untrusted import UntrustedError, read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +224,6 @@ class SimulatedRun:
           ValueError: the text is no such run.
         """
         try:
-            return cattrs.structure(json.loads(text), SimulatedRun)
-        except (cattrs.BaseValidationError, AttributeError, KeyError, RecursionError, TypeError) as error:
+            return cattrs.structure(read_json(text), SimulatedRun)
+        except (UntrustedError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"this is no simulated run: {error}") from error

@@ -3,9 +3,10 @@
 from systolic.tuning.cluster import Certificates, ClusterError, cluster
 from systolic.tuning.ranking import Ranking
 from systolic.tuning.result import End, TuningResult, repeated_us
-from systolic.tuning.search import MOST_TRIALS, StalledError, Submit, Watcher, tune
+from systolic.tuning.search import COMPILE_LIMIT_S, MOST_TRIALS, StalledError, Submit, Watcher, tune
 
 __all__ = [
+    "COMPILE_LIMIT_S",
     "MOST_TRIALS",
     "Certificates",
     "ClusterError",

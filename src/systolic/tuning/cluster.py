@@ -6,6 +6,7 @@ of its clients. With `tls://`, only who has a certificate of the same authority 
 
 from __future__ import annotations
 
+import functools
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -47,7 +48,13 @@ class Certificates:
 
 
 @contextmanager
-def cluster(address: str, certificates: Certificates | None = None) -> Iterator[tuple[Submit, int]]:
+def cluster(
+    address: str,
+    certificates: Certificates | None = None,
+    *,
+    time_limit_s: float = COMPILE_LIMIT_S,
+    memory_limit_bytes: int | None = None,
+) -> Iterator[tuple[Submit, int]]:
     """Where `tune` sends its trials, and how many run at once: one for each thread of each Dask worker.
 
     A Dask worker compiles in a process of its own, as a search on one machine does: a crash of the compiler is a trial
@@ -56,6 +63,8 @@ def cluster(address: str, certificates: Certificates | None = None) -> Iterator[
     Args:
       address: such as "tcp://host:8786" or "tls://host:8786".
       certificates: for `tls://`; None: those that Dask's own configuration names.
+      time_limit_s: seconds of CPU time for one trial.
+      memory_limit_bytes: of one trial; None: what the machine that compiles it has free.
 
     Raises:
       ClusterError: nobody answers there, the certificates are not taken, or there are no workers.
@@ -81,10 +90,11 @@ def cluster(address: str, certificates: Certificates | None = None) -> Iterator[
         # Not pure: the same trial sent twice is run twice, as here. The scheduler gives what a dead worker had to
         # another one, as often as its `allowed-failures` says: three times unless it is told otherwise.
         executor = client.get_executor(pure=False)
+        alone = functools.partial(simulated_alone, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)
 
         @runs_user_code  # what Dask raises is the cluster's
         def submit(fn: Callable[..., Any], arguments: Sequence[Any], chip: Chip, label: str) -> Future[Measurement]:
-            return executor.submit(simulated_alone, fn, tuple(arguments), chip, label)
+            return executor.submit(alone, fn, tuple(arguments), chip, label)
 
         yield submit, at_once
         executor.shutdown(wait=False)
@@ -140,7 +150,15 @@ def _check(certificates: Certificates) -> None:
         ) from error
 
 
-def simulated_alone(fn: Callable[..., Any], arguments: Sequence[Any], chip: Chip, label: str) -> Measurement:
+def simulated_alone(
+    fn: Callable[..., Any],
+    arguments: Sequence[Any],
+    chip: Chip,
+    label: str,
+    *,
+    time_limit_s: float = COMPILE_LIMIT_S,
+    memory_limit_bytes: int | None = None,
+) -> Measurement:
     """Compiles and simulates in a process of its own, on the machine where this is called."""
-    with WorkerPool(max_workers=1, time_limit_s=COMPILE_LIMIT_S) as pool:
+    with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return submit_simulation(pool, fn, arguments, chip, label=label).result()

@@ -32,7 +32,6 @@ from systolic.tiling import (
     chosen,
 )
 from systolic.trials import Subject
-from systolic.tuning.search import COMPILE_LIMIT_S
 
 # Steps of the grid that is profiled: two runs of blocks each way on each core, of three steps over k.
 _BLOCKS, _STEPS_K = 2, 3
@@ -74,14 +73,14 @@ class Watcher:
 
 
 def profile_tiles(
-    dtype: str, chip: Chip, *, count: int, workers: int = 2, watcher: Watcher | None = None
+    pool: WorkerPool, dtype: str, chip: Chip, *, count: int, watcher: Watcher | None = None
 ) -> tuple[Profiles, dict[ProfiledTile, str]]:
     """Profiles of the tiles that are most worth it, and why others of these have none.
 
     Args:
+      pool: of the processes that compile.
       dtype: of both operands.
       count: of tiles.
-      workers: processes that compile.
     """
     watcher = watcher or Watcher()
     tiles = worth_profiling(dtype, chip, count, watcher)
@@ -90,24 +89,23 @@ def profile_tiles(
     failed: dict[ProfiledTile, str] = {}
     kind = Kind.of(MatmulProblem.of(1, 1, 1, dtype), chip)
     assert kind is not None
-    with WorkerPool(max_workers=workers, time_limit_s=COMPILE_LIMIT_S) as pool:
-        jobs = {}
-        for tile in tiles:
-            try:
-                jobs[submit_profile(pool, dtype, chip, tile)] = tile
-            except IllegalTilesError as error:
-                failed[tile] = str(error)
-        for job in as_completed(jobs):
-            tile = jobs[job]
-            watcher.done(str(tile.tiles))
-            try:
-                run = job.result().run
-                assert run is not None
-                found.append(Profile(tile=tile, cost=step_cost(run, tile), bundles=run.bundles))
-            except CompilerMissing:
-                raise
-            except (CompilerError, SimulationError, ValueError) as error:
-                failed[tile] = str(error)
+    jobs = {}
+    for tile in tiles:
+        try:
+            jobs[submit_profile(pool, dtype, chip, tile)] = tile
+        except IllegalTilesError as error:
+            failed[tile] = str(error)
+    for job in as_completed(jobs):
+        tile = jobs[job]
+        watcher.done(str(tile.tiles))
+        try:
+            run = job.result().run
+            assert run is not None
+            found.append(Profile(tile=tile, cost=step_cost(run, tile), bundles=run.bundles))
+        except CompilerMissing:
+            raise
+        except (CompilerError, SimulationError, ValueError) as error:
+            failed[tile] = str(error)
     made_with = Subject.here(MatmulProblem.of(1, 1, 1, dtype), chip.name)
     made = Profiles(
         kind=kind,

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from systolic.bugs import reports_bugs
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
-from systolic.compiler import CompilerError, CompilerMissing, CompilerRefusal, CompilerTimeout, WorkerPool
+from systolic.compiler import (
+    WALL_TIMES,
+    CompilerError,
+    CompilerMissing,
+    CompilerOutOfMemory,
+    CompilerRefusal,
+    CompilerTimeout,
+    WorkerPool,
+)
 from systolic.measure import Measurement, NoDeviceError, device_of, measure, submit_simulation
 from systolic.ops.planning import forget_plans
 from systolic.problem import MatmulProblem
@@ -33,7 +41,8 @@ Submit = Callable[[Callable[..., Any], Sequence[Any], Chip, str], Future[Measure
 MOST_TRIALS = 12
 _PROFILED_FIRST = 2
 COMPILE_LIMIT_S = 120.0
-_PATIENCE_S = 900.0
+# Without a trial that ends, in limits by the clock of one trial: then whoever should run them is gone.
+_PATIENCE = 1.5
 
 
 class StalledError(RuntimeError):
@@ -58,6 +67,8 @@ def tune(
     exhaustive: bool = False,
     against_xla: bool = True,
     workers: int = 2,
+    time_limit_s: float = COMPILE_LIMIT_S,
+    memory_limit_bytes: int | None = None,
     store: TrialStore | None = None,
     submit: Submit | None = None,
     measured: int = 0,
@@ -73,6 +84,8 @@ def tune(
       exhaustive: try every legal blocking, however many and however long; `trials` and `time_budget_s` do not count.
       against_xla: compile XLA's program too, which is no trial.
       workers: processes that compile.
+      time_limit_s: seconds of CPU time for one trial.
+      memory_limit_bytes: of one of the processes; None: an equal share of what the machine has free.
       store: keeps every trial; None: the user's.
       submit: compiles and simulates somewhere else; None: in worker processes here.
       measured: so many of the best, and XLA's program, are run at the end on the TPU that is attached; the winner is
@@ -85,7 +98,7 @@ def tune(
       IllegalTilesError: no blocking is legal.
       StoreError: the store cannot be read or written; before anything is compiled.
       NoDeviceError: `measured` is asked for, and no such chip is attached.
-      StalledError: no trial has ended for a quarter of an hour, as when all workers of a cluster are lost.
+      StalledError: no trial has ended for far longer than one may take, as when all workers of a cluster are lost.
       SystolicBug: this package is at fault, and not what was asked.
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
@@ -114,10 +127,11 @@ def tune(
         most=None if exhaustive else trials,
         measured=measured,
         until=float("inf") if exhaustive else time.monotonic() + time_budget_s,
+        patience_s=_PATIENCE * WALL_TIMES * time_limit_s,
     )
     if submit is not None:
         return search.run(submit, workers, against_xla=against_xla)
-    with WorkerPool(max_workers=workers, time_limit_s=COMPILE_LIMIT_S) as pool:
+    with WorkerPool(max_workers=workers, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
 
         def here(fn: Callable[..., Any], arguments: Sequence[Any], its: Chip, label: str) -> Future[Measurement]:
             return submit_simulation(pool, fn, arguments, its, label=label)
@@ -137,6 +151,7 @@ class _Search:
     most: int | None
     measured: int
     until: float
+    patience_s: float
     found: dict[Blocking | None, Trial] = field(default_factory=dict)
     compiled: int = 0
 
@@ -172,12 +187,12 @@ class _Search:
                 under_way[submit(fn, self.programs.arguments, self.chip, label)] = choice
             if not under_way:
                 break
-            ended = wait(under_way, timeout=_PATIENCE_S, return_when=FIRST_COMPLETED).done
+            ended = wait(under_way, timeout=self.patience_s, return_when=FIRST_COMPLETED).done
             if not ended:
                 raise StalledError(
-                    f"none of {len(under_way)} trials has ended in {_PATIENCE_S / 60:.0f} minutes, though compiling is "
-                    f"stopped after {COMPILE_LIMIT_S:.0f} s: are there workers left? What had ended is kept in "
-                    f"{self.store.file}; the same command goes on"
+                    f"none of {len(under_way)} trials has ended in {self.patience_s / 60:.0f} minutes, though each is "
+                    f"stopped after {self.patience_s / _PATIENCE / 60:.0f}: are there workers left? What had ended is "
+                    f"kept in {self.store.file}; the same command goes on"
                 )
             for future in ended:
                 choice = under_way.pop(future)
@@ -283,7 +298,9 @@ def _trial(future: Future[Measurement], choice: Choice | None) -> tuple[Trial, b
         raise
     except Exception as error:  # noqa: BLE001 -- JAX's as it traces, Dask's: one trial's failure ends no search
         reason = _text(f"{type(error).__name__}: {error}")
-        lasting = isinstance(error, (CompilerError, SimulationError)) and not isinstance(error, CompilerTimeout)
+        # What the machine could not bear now, it or another one may bear later.
+        scarce = isinstance(error, (CompilerTimeout, CompilerOutOfMemory))
+        lasting = isinstance(error, (CompilerError, SimulationError)) and not scarce
         return Trial(blocking=blocking, status="failed", modelled_us=modelled_us, reason=reason), lasting
     run = measurement.run
     assert run is not None

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from systolic.bench.accuracy import Accuracy, ResultError, check
 from systolic.bench.comparison import abstract_operands, speed, xla_matmul
 from systolic.chips import Chip
-from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout, WorkerPool
+from systolic.compiler import CompilerRefusal, WorkerEnded, WorkerPool
 from systolic.lessons.ladder.row import Baseline, LadderRow
 from systolic.lessons.ladder.rung import Rung
 from systolic.lessons.ladder.sweep import Sweep, no_candidates
@@ -88,7 +88,7 @@ def climb(
 def _baseline(future: Future[Measurement]) -> Baseline:
     try:
         return Baseline(measurement=future.result())
-    except (CompilerRefusal, CompilerCrash, CompilerTimeout, SimulationError) as error:
+    except (CompilerRefusal, WorkerEnded, SimulationError) as error:
         return Baseline(measurement=None, reason=str(error))
 
 
@@ -251,7 +251,7 @@ class _RungAtSize:
                 vmem_requested_bytes=refusal.requested_bytes,
                 vmem_available_bytes=refusal.available_bytes,
             )
-        except (CompilerCrash, CompilerTimeout) as failure:
+        except WorkerEnded as failure:
             return _refused(row, str(failure))
         except SimulationError as error:
             reason = f"compiled, but not simulated: {error}"

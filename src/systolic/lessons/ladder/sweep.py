@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from systolic.bench.comparison import abstract_operands
 from systolic.chips import Chip
-from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout, WorkerPool
+from systolic.compiler import CompilerRefusal, WorkerEnded, WorkerPool
 from systolic.lessons.ladder.row import Trial
 from systolic.lessons.ladder.rung import Rung, clipped
 from systolic.measure import Measurement, submit_simulation
@@ -17,7 +17,7 @@ from systolic.problem import MatmulProblem
 from systolic.simulator import SimulationError
 from systolic.tiling import LANES, MIB, Tiles, Violation, candidates, hbm_bytes, modelled_s
 
-_FAILURES = (CompilerRefusal, CompilerCrash, CompilerTimeout, SimulationError)
+_FAILURES = (CompilerRefusal, WorkerEnded, SimulationError)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,56 @@
+"""Files that an earlier command wrote by `--json`, and what is said of one that is of another kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from systolic.untrusted import UntrustedError, read_json
+
+_MOST_KEYS = 5
+
+
+class WrongFileError(ValueError):
+    """A file that is not what a command reads."""
+
+
+def read_document(path: Path, wanted: str) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Args:
+      path: of the file.
+      wanted: what it should be, as the end of "this takes …".
+
+    Raises:
+      WrongFileError: it cannot be read, is no JSON, or is no object.
+    """
+    try:
+        document = read_json(path.read_bytes())
+    except OSError as error:
+        raise WrongFileError(f"cannot read {path}: {error.strerror}") from error
+    except UntrustedError as error:
+        raise WrongFileError(f"{path} is {error}; this takes {wanted}") from error
+    if not isinstance(document, dict):
+        raise wrong_kind(path, document, wanted)
+    return document
+
+
+def wrong_kind(path: Path, document: Any, wanted: str) -> WrongFileError:
+    """The error that a file is JSON, but of another kind than `wanted`."""
+    return WrongFileError(f"{path} is {_described(document)}; this takes {wanted}")
+
+
+def _described(document: Any) -> str:
+    if not isinstance(document, dict):
+        return {list: "a JSON list", str: "a JSON string", type(None): "JSON's null"}.get(
+            type(document), "a JSON number"
+        )
+    command = document.get("command")
+    if isinstance(command, str) and "rows" in document:
+        return f"the result of `systolic {command[:40]}`"
+    if "constants" in document and "chip" in document:
+        return "a file of constants, which `systolic calibrate --out` writes"
+    if "traceEvents" in document:
+        return "a timeline, which `systolic simulate --trace` writes"
+    keys = ", ".join(str(key)[:20] for key in list(document)[:_MOST_KEYS])
+    return f"a JSON object that no command wrote, with {keys or 'nothing in it'}"
