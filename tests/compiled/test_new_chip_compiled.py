@@ -29,8 +29,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PRODUCT = f"{EXAMPLES / 'slow_products.py'}:product"
 ARGUMENTS = ("--arg", "bf16[512,512]", "--arg", "bf16[512,512]")
 V8X = dataclasses.replace(V6E, name="v8x", aliases=(), title="TPU v8x")
-# What runs on SparseCores is compiled, and has no time.
-RIGHT = ("ok", "not on this chip", "not simulated", None)
 SHAPE = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
 
 
@@ -120,5 +118,4 @@ LONG = ("scalar_prefetch", "numbers_on_chip", "operation_costs")
 def test_every_lesson(name: str) -> None:
     lesson = importlib.import_module(LESSONS[name]).lesson([V8X])
     assert lesson.ok
-    assert [row for row in lesson.rows if row.get("status") not in RIGHT] == []
     assert {row.get("chip") for row in lesson.rows} <= {"v8x", None}
