@@ -54,9 +54,5 @@ def test_the_rules_foretell_what_the_compiler_says(rows: list[dict[str, Any]]) -
 def test_vmem_is_what_the_compiler_counts(benchmark: ModuleType, rows: list[dict[str, Any]]) -> None:
     found = benchmark.figures(rows)
     assert found["vmem_compared"] > 5
-    assert found["vmem_within_5_percent"] > 0.8
-    # Windows and scratch are exact; only spills are an estimate.
-    for row in rows:
-        if row["vmem_reported"]:
-            buffers = row["vmem_estimate"] - row["other_estimate"], row["vmem_reported"] - row["other_reported"]
-            assert buffers[0] == buffers[1], row
+    assert found["vmem_added_to"]  # registers that do not fit, of which the rules know nothing
+    assert [row for row in rows if row["vmem_estimate"] != row["vmem_reported"]] == []

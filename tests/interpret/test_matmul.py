@@ -67,7 +67,7 @@ def blocked(call: Call, blocking: Blocking, name: str, precision: PrecisionName 
     dtype_out = np.dtype(call.keywords["preferred_element_type"]).name
     args = {side: call.keywords.get(f"{side}_args", ()) for side in ("lhs", "rhs")}
     product = Product(
-        where=Where(implementation=CAREFUL, chip=name, tiles=None),
+        where=Where(implementation=CAREFUL, chip=chip(name), tiles=None),
         precision=precision,
         dtypes_out=(dtype_out,),
         epilogue=epilogue_of(

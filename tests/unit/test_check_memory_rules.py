@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.checking.calls import KernelCall, kernel_calls
 from systolic.checking.rules.memory import memory_findings, vmem_estimate
 from systolic.chips import CHIPS, chip
+from systolic.explaining.spills import spilled_sums_bytes
 
 KIB, MIB = 2**10, 2**20
 V5E = chip("v5e")
@@ -195,36 +196,30 @@ def product_call(m: int, k: int, n: int, steps: int, *, scratch: bool = False, d
     return called(launch, ((2 * m, steps * k), dtype), ((steps * k, n), dtype))
 
 
-@pytest.mark.parametrize("name", ["v5e", "v5p", "v6e", "v7x"])
+def test_a_sum_over_one_step_is_no_sum() -> None:
+    several, one = (vmem_estimate(product_call(512, 128, 512, steps, scratch=True), V5E) for steps in (4, 1))
+    assert [each.kind for each in several.parts] == ["window"] * 3 + ["scratch"]
+    assert [each.kind for each in one.parts] == ["window"] * 3
+
+
+def test_what_the_compiler_may_add_is_left_to_it() -> None:
+    call = product_call(1024, 1024, 1024, 4)  # its windows are 16 MiB, all there is; the compiler says 18.37
+    assert vmem_estimate(call, V5E).total_bytes == vmem_estimate(call, V5E).limit_bytes
+    assert memory_findings(call, V5E) == []
+
+
 @pytest.mark.parametrize("scratch", [False, True])
 @pytest.mark.parametrize(
     ("m", "k", "n", "registers"),
     [(64, 128, 256, 0), (256, 128, 512, 77), (512, 128, 1024, 461), (512, 256, 128, 13)],
 )
-def test_sums_above_51_registers_spill(name: str, scratch: bool, m: int, k: int, n: int, registers: int) -> None:
-    estimate = vmem_estimate(product_call(m, k, n, 4, scratch=scratch), chip(name))
-    spilled = [each.size_bytes for each in estimate.parts if each.kind == "spill"]
-    assert spilled == ([registers * 4 * KIB] if registers else [])
-    assert estimate.total_bytes - estimate.buffer_bytes == registers * 4 * KIB
+def test_sums_above_51_registers_spill(scratch: bool, m: int, k: int, n: int, registers: int) -> None:
+    assert spilled_sums_bytes(product_call(m, k, n, 4, scratch=scratch)) == registers * 4 * KIB
 
 
-def test_a_sum_over_one_step_is_no_sum() -> None:
-    several, one = (vmem_estimate(product_call(512, 128, 512, steps, scratch=True), V5E) for steps in (4, 1))
-    assert [each.kind for each in several.parts] == ["window"] * 3 + ["scratch", "spill"]
-    assert [each.kind for each in one.parts] == ["window"] * 3
-
-
-def test_a_long_contraction_holds_its_lhs() -> None:
-    short, long = (vmem_estimate(product_call(128, k, 512, 4), V5E) for k in (256, 2048))
-    assert short.total_bytes - short.buffer_bytes == 13 * 4 * KIB
-    assert long.total_bytes - long.buffer_bytes == (64 + 128 - 60) * 4 * KIB  # the compiler says 130
-
-
-def test_spills_alone_can_be_too_much() -> None:
-    call = product_call(1024, 1024, 1024, 4)  # its windows are 16 MiB, all there is
-    (found,) = memory_findings(call, V5E)
-    assert found.value.startswith("it needs about 21.")  # the compiler says 21.37
-    assert "spills" in found.value
+def test_what_is_not_added_up_does_not_spill() -> None:
+    assert spilled_sums_bytes(product_call(512, 128, 512, 4, scratch=True))
+    assert not spilled_sums_bytes(product_call(512, 128, 512, 1, scratch=True))
 
 
 def test_a_grid_without_steps_needs_nothing() -> None:

@@ -11,6 +11,7 @@ from systolic.checking import CheckFailedError, CheckReport, CheckReportError, F
 from systolic.checking.finding import RULES
 from systolic.checking.report import RunSummary, in_order
 from systolic.checking.verdict import Verdict, reconciled, refused, rule_of
+from systolic.chips import V4, V5E, Chip
 from systolic.compiler import CompilerRefusal
 
 ERROR = Finding(
@@ -64,11 +65,29 @@ def test_findings_of_several_chips_are_said_once_and_errors_first() -> None:
 
 
 def test_a_refusal_is_put_to_the_rule_that_foresaw_it() -> None:
-    refusal = refused(MISALIGNED, "v5e", ["kernel"])
+    refusal = refused(MISALIGNED, V5E, ["kernel"])
     (found,) = reconciled([ERROR], REFUSED, refusal)
     assert (found.rule, found.detail) == ("block-alignment", MISALIGNED.message)
     added, note = reconciled([NOTE], REFUSED, refusal)
     assert (added.rule, added.grade, note) == ("block-alignment", "error", NOTE)
+
+
+@pytest.mark.parametrize(
+    ("chip", "fix"),
+    [
+        (V5E, "use smaller blocks, or vmem_limit_bytes=19922944 in pltpu.CompilerParams"),
+        (V4, "use smaller blocks"),  # it has not more
+    ],
+)
+def test_a_kernel_that_needs_too_much_with_what_the_compiler_adds(chip: Chip, fix: str) -> None:
+    text = "Ran out of memory in memory space vmem. Scoped allocation with size 18.37M and limit 16.00M exceeded …"
+    (found,) = reconciled(
+        [], Verdict(chip=chip.name, accepted=False), refused(CompilerRefusal.from_text(text), chip, ["x"])
+    )
+    assert (found.rule, found.grade) == ("vmem", "error")
+    assert "needs 18.37 MiB of VMEM" in found.value
+    assert found.limit == "there are 16.00 MiB"
+    assert found.fix == fix
 
 
 def test_a_rule_that_the_compiler_contradicts_is_no_error() -> None:

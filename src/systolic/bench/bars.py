@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from systolic.bench.race import BenchRow
+from systolic.chips import CHIPS
 
 _MOST_BUNDLES = 16_000
 _LONGEST_COMPILE_S = 20.0
@@ -122,8 +123,9 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
         yield from _least([row for row in bfloat16 if row.m >= 2048], "× XLA from 2048³", 0.95, ratio)
         yield from _least([row for row in bfloat16 if row.m < 2048], "× XLA below 2048³", 0.80, ratio)
         large = [row for row in bfloat16 if row.m >= 4096]
-        share = 0.95 if chip == "v5e" else 0.92
-        yield from _least(large, "of the model's limit from 4096³", share, lambda row: row.share_of_model)
+        if chip in CHIPS:  # saved rows may be of a chip that is not known here
+            share = CHIPS[chip].bars.least_share_of_limit
+            yield from _least(large, "of the model's limit from 4096³", share, lambda row: row.share_of_model)
     elif group == "prefill":
         yield from _mean_bar(rows, 1.00)
         yield from _least(bfloat16, "× XLA", 0.96, ratio)

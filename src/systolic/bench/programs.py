@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.bench.cases import Case, Stack
+from systolic.chips import Chip
 from systolic.ops.epilogue import ACTIVATIONS, epilogue_of, operand_fn, work_of
 from systolic.ops.matmul import matmul
 from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn
@@ -53,7 +54,7 @@ def arguments(case: Case) -> Operands:
 
 
 def ours(
-    case: Case, chip: str, implementation: Literal["pallas", "xla", "interpret"] = "pallas"
+    case: Case, chip: str | Chip, implementation: Literal["pallas", "xla", "interpret"] = "pallas"
 ) -> Callable[[Operands], Array]:
     """`systolic.matmul` of a case's operands, with the planner's tiles for a chip."""
     return functools.partial(_ours, case, chip, implementation)
@@ -64,7 +65,7 @@ def xla(case: Case) -> Callable[[Operands], Array]:
     return functools.partial(_xla, case)
 
 
-def _ours(case: Case, chip: str, implementation: Any, operands: Operands) -> Array:
+def _ours(case: Case, chip: str | Chip, implementation: Any, operands: Operands) -> Array:
     stack = case.stack
     return matmul(
         operands.lhs,

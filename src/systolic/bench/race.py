@@ -112,7 +112,7 @@ def race(
     planned(len(wanted))
     jobs: dict[tuple[str, Who, Case], Future[Measurement]] = {}
     for key, (chip, case) in wanted.items():
-        function = ours(case, chip.name) if key[1] == "ours" else xla(case)
+        function = ours(case, chip) if key[1] == "ours" else xla(case)
         label = f"{chip.name} {case.name} {key[1]}"
         jobs[key] = submit_simulation(pool, function, (arguments(case),), chip, label=label)
         jobs[key].add_done_callback(lambda _, label=label: done(label))

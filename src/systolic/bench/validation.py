@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from systolic.bench.published import PublishedRow
-from systolic.chips import UnknownChipError, chip
+from systolic.chips import CHIPS, UnknownChipError, chip
 from systolic.problem import MatmulProblem
 from systolic.tiling import Tiles
 
@@ -178,15 +178,15 @@ def compared(
 
 
 def _in_view(row: PublishedRow) -> bool:
-    """Whether the shipped constants were chosen with such rows in view; `chips/` says so in its sources.
+    """Whether the shipped constants were chosen with such rows in view.
 
-    They were fitted to a tuning cache, with rows of a dense product in it; v5e's copy latency was chosen for wall
-    clocks of dense tiles of 128³; and XLA's 4096³ on v6e was looked at beside the row that its strided copies were
-    fitted to.
+    All were fitted to a tuning cache, with rows of a dense product in it; `Chip.seen_rows` names the others.
     """
-    small_tiles = (row.tile_m, row.tile_k, row.tile_n) == (128, 128, 128)
-    beside = (row.chip, row.op, row.m, row.k, row.n) == ("v6e", "xla", 4096, 4096, 4096)
-    return "tuning cache" in row.source or (row.chip == "v5e" and small_tiles) or beside
+    seen = CHIPS[row.chip].seen_rows if row.chip in CHIPS else ()
+    sizes, tiles = (row.m, row.k, row.n), (row.tile_m, row.tile_k, row.tile_n)
+    return "tuning cache" in row.source or any(
+        each.op in (None, row.op) and each.sizes in (None, sizes) and each.tiles in (None, tiles) for each in seen
+    )
 
 
 def error_statistics(rows: Sequence[ComparedRow]) -> ErrorStatistics:

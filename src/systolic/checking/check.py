@@ -147,7 +147,7 @@ def check(
     Args:
       fn: any function that `jax.jit` takes. Bind what is static with `functools.partial`.
       args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them. Contents matter where a kernel prefetches scalars.
-      chip: one or several of v4, v5e, v5p, v6e, v7x.
+      chip: one or several: names such as "v6e" (`systolic chips` lists them), or records of your own.
       reference: a function of the same arguments without kernels, run in float64 for comparison.
       run: whether to run it at all.
       seeds: of the runs: inputs and order of copies.
@@ -202,7 +202,7 @@ def _verdict(job: Future[CompiledProgram], chip: Chip, kernels: list[str]) -> tu
     try:
         program = job.result()
     except CompilerRefusal as refusal:
-        found = refused(refusal, chip.name, kernels)
+        found = refused(refusal, chip, kernels)
         return Verdict(chip=chip.name, accepted=False, text=refusal.message, where=refusal.where or ""), found
     except (FunctionExit, WorkerEnded) as error:
         return Verdict(chip=chip.name, accepted=None, text=str(error)), unanswered(error, chip.name)

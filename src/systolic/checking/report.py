@@ -53,7 +53,7 @@ class OperandUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelUse:
-    """One Pallas call. `vmem_bytes` is an estimate; `Verdict.vmem_bytes` is the compiler's account."""
+    """One Pallas call. `vmem_bytes` are blocks and scratch; `Verdict.vmem_bytes` is the compiler's account of all."""
 
     name: str
     where: str

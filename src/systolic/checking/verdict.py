@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from systolic.checking.finding import Finding
+from systolic.chips import Chip
 from systolic.compiler import CompilerRefusal
+from systolic.tiling import MIB
 
 # What the compiler says, and the rule that it means. The first that is found counts.
 _MEANINGS = {
@@ -53,17 +55,27 @@ def rule_of(refusal: CompilerRefusal) -> str:
     return next(found, "compiler")
 
 
-def refused(refusal: CompilerRefusal, chip: str, kernels: Sequence[str]) -> Finding:
+def refused(refusal: CompilerRefusal, chip: Chip, kernels: Sequence[str]) -> Finding:
     """A refusal as a finding."""
+    value, limit = f"the compiler refuses it: {refusal.summary}", f"there is no program for a {chip.name}"
+    fix = "see the compiler's own words"
+    needed, available = refusal.requested_bytes, refusal.available_bytes
+    if refusal.kind == "vmem" and needed is not None and available is not None:
+        value = f"it needs {needed / MIB:.2f} MiB of VMEM, with what the compiler adds to blocks and scratch"
+        limit = f"there are {available / MIB:.2f} MiB"
+        fix = "use smaller blocks"
+        raised = (needed // MIB + 1) * MIB  # the compiler's number is rounded
+        if raised <= chip.usable_vmem_bytes_per_core:
+            fix += f", or vmem_limit_bytes={raised} in pltpu.CompilerParams"
     return Finding(
         rule=rule_of(refusal),
         grade="error",
-        value=f"the compiler refuses it: {refusal.summary}",
-        limit=f"there is no program for a {chip}",
-        fix="see the compiler's own words",
+        value=value,
+        limit=limit,
+        fix=fix,
         kernel=kernels[0] if len(kernels) == 1 else "",
         where=refusal.where or "",
-        chip=chip,
+        chip=chip.name,
         detail=refusal.message,
     )
 

@@ -1,6 +1,19 @@
-"""What the hardware is: every TPU generation that systolic knows, each number with its source."""
+"""What the hardware is: every TPU generation that systolic knows, each number with its source.
 
-from systolic.chips.chip import Chip, MachineModel, UnknownChipError, UnsupportedDtypeError
+Whatever is true of one generation alone is in its file here, and in no other file of the package.
+"""
+
+from systolic.chips.chip import (
+    BenchBars,
+    Chip,
+    CloudOffer,
+    MachineModel,
+    NotOffered,
+    SeenRows,
+    StepEstimate,
+    UnknownChipError,
+    UnsupportedDtypeError,
+)
 from systolic.chips.v4 import V4
 from systolic.chips.v5e import V5E
 from systolic.chips.v5p import V5P
@@ -9,20 +22,58 @@ from systolic.chips.v7x import V7X
 
 CHIPS = {chip.name: chip for chip in (V4, V5E, V5P, V6E, V7X)}
 
-_ALSO_CALLED = {"tpu7x": "v7x", "ironwood": "v7x", "trillium": "v6e", "v5litepod": "v5e"}
+
+class ChipNameError(ValueError):
+    """A chip cannot be known by such a name, or another one has it."""
 
 
 def chip(name: str) -> Chip:
-    """The chip of that name, such as `"v5e"`.
+    """The chip of that name or alias, such as `"v5e"` or `"trillium"`.
 
     Raises:
       UnknownChipError: no such chip; the message names those there are.
     """
     key = name.strip().lower()
-    key = _ALSO_CALLED.get(key, key)
-    if key not in CHIPS:
+    found = next((each for each in CHIPS.values() if key in (each.name, *each.aliases)), None)
+    if found is None:
         raise UnknownChipError(f"chip {name!r} is not known; known are {', '.join(CHIPS)}")
-    return CHIPS[key]
+    return found
 
 
-__all__ = ["CHIPS", "Chip", "MachineModel", "UnknownChipError", "UnsupportedDtypeError", "chip"]
+def register(chip: Chip) -> Chip:
+    """Makes a chip known by its name and aliases to this process, as those are that have a file here.
+
+    Functions that take a chip take the record too, registered or not. Worker processes get records; a name that a
+    function looks up for itself while it is traced in a worker is known there only of chips that have a file.
+
+    Returns:
+      The chip.
+
+    Raises:
+      ChipNameError: a name that `chip` would not find, or one that another chip has.
+    """
+    for name in (chip.name, *chip.aliases):
+        if not name or name != name.strip().lower() or "," in name:
+            raise ChipNameError(f"a chip named {name!r}: names are in lower case, without commas and outer spaces")
+        other = next((each for each in CHIPS.values() if name in (each.name, *each.aliases)), None)
+        if other is not None:
+            raise ChipNameError(f"{name!r} is a name of {other.title}: give the new chip a name and aliases of its own")
+    CHIPS[chip.name] = chip
+    return chip
+
+
+__all__ = [
+    "CHIPS",
+    "BenchBars",
+    "Chip",
+    "ChipNameError",
+    "CloudOffer",
+    "MachineModel",
+    "NotOffered",
+    "SeenRows",
+    "StepEstimate",
+    "UnknownChipError",
+    "UnsupportedDtypeError",
+    "chip",
+    "register",
+]

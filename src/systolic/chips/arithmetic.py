@@ -1,9 +1,8 @@
-"""Which dtypes a kernel's body computes with, chip by chip: the dot's operands, and what vector units have no
-operation for.
+"""Which dtypes a kernel's body computes with: the dot's operands, which each chip's file names, and what the vector
+units of all chips have no operation for.
 
-Source of the dots: all 121 pairs of eleven dtypes, each with float32, int32 and bfloat16 sums and at both precisions,
-compiled in a 128 × 256 × 128 product for every chip with libtpu 0.0.42.1. Source of the vector operations: 40 of them
-on fourteen dtypes, compiled likewise. `benchmarks/check_configurations.py` goes on checking both.
+Source of the vector operations: 40 of them on fourteen dtypes, compiled for every chip with libtpu 0.0.42.1.
+`benchmarks/check_configurations.py` goes on checking them and the dots.
 """
 
 from __future__ import annotations
@@ -11,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_WIDE = frozenset({"float32", "bfloat16"})
-_FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2"})
-_ALL_FLOAT8 = _FLOAT8 | {"float8_e4m3b11fnuz"}
-_WHOLE = frozenset({"int4", "int8", "int16", "int32"})
+_FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,50 +59,15 @@ class DotOperands:
         return None
 
 
-_V5 = DotOperands(
-    floats=_WIDE | _ALL_FLOAT8,
-    integers=_WHOLE,
-    integer_pairs=frozenset({"int4", "int8"}),
-    converts=False,
-    exact_partners=_WHOLE | {"float32"},
-)
-
-_OPERANDS: Mapping[str, DotOperands] = {
-    "v4": DotOperands(
-        floats=_WIDE,
-        integers=_WHOLE,
-        integer_pairs=frozenset(),
-        converts=False,
-        exact_partners=_WHOLE | {"float32"},
-    ),
-    "v5e": _V5,
-    "v5p": _V5,
-    "v6e": _V5,
-    "v7x": DotOperands(
-        floats=_WIDE | _FLOAT8,
-        integers=_WHOLE - {"int16"},
-        integer_pairs=frozenset({"int4", "int8"}),
-        converts=True,
-        exact_partners=frozenset({"float32", "int32"}),
-    ),
-}
-
-
-def dot_operands(chip_name: str) -> DotOperands:
-    """What a dot in a kernel takes on that chip."""
-    return _OPERANDS[chip_name]
-
-
 EXACT_PASSES = 6  # bfloat16 passes of a float32 dot at HIGHEST: the `vmatmul`s of 256³ on every chip, against default
 
 # Loading, storing and converting these is refused on every chip.
 UNLOADABLE = frozenset({"float16"})
 
 _BYTES = frozenset({"int8", "uint8", "int4", "uint4"})
-_FLOATS = _ALL_FLOAT8
 _SHORTS = frozenset({"int16", "uint16"})
 _UNSIGNED = frozenset({"uint8", "uint16", "uint32"})
-_ARITHMETIC = _BYTES | _FLOATS
+_ARITHMETIC = _BYTES | _FLOAT8
 
 # Vector operations by JAX's name, and the dtypes of operands of which every chip refuses them.
 VECTOR_REFUSALS: Mapping[str, frozenset[str]] = {
@@ -115,29 +76,29 @@ VECTOR_REFUSALS: Mapping[str, frozenset[str]] = {
     "sub": _ARITHMETIC,
     "mul": _ARITHMETIC,
     "neg": _ARITHMETIC,
-    "abs": _FLOATS | {"int8"},
-    "div": _FLOATS,
-    "rsqrt": _FLOATS,
+    "abs": _FLOAT8 | {"int8"},
+    "div": _FLOAT8,
+    "rsqrt": _FLOAT8,
     "max": _ARITHMETIC | _SHORTS | _UNSIGNED,
     "min": _ARITHMETIC | _SHORTS | _UNSIGNED,
     "lt": _ARITHMETIC | {"uint16"},
     "le": _ARITHMETIC | {"uint16"},
     "gt": _ARITHMETIC | {"uint16"},
     "ge": _ARITHMETIC | {"uint16"},
-    "eq": _FLOATS | {"int4"},
-    "ne": _FLOATS | {"int4"},
+    "eq": _FLOAT8 | {"int4"},
+    "ne": _FLOAT8 | {"int4"},
     "rem": _ARITHMETIC | _SHORTS | {"bfloat16"},
     "sign": frozenset({"int4", "int8"}),
     "integer_pow": _ARITHMETIC,
     "shift_left": _BYTES | _SHORTS,
     "shift_right_arithmetic": _BYTES | _SHORTS,
     "shift_right_logical": _BYTES | _SHORTS,
-    "exp": _FLOATS,
-    "log": _FLOATS,
-    "logistic": _FLOATS,
-    "sqrt": _FLOATS,
-    "tanh": _FLOATS,
-    "reduce_sum": _FLOATS | _UNSIGNED,
+    "exp": _FLOAT8,
+    "log": _FLOAT8,
+    "logistic": _FLOAT8,
+    "sqrt": _FLOAT8,
+    "tanh": _FLOAT8,
+    "reduce_sum": _FLOAT8 | _UNSIGNED,
     "reduce_max": _ARITHMETIC | _SHORTS | _UNSIGNED | {"bool"},
     "reduce_min": _ARITHMETIC | _SHORTS | _UNSIGNED | {"bool"},
 }

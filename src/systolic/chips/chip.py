@@ -1,9 +1,14 @@
-"""The records that describe a TPU generation: what is published, and the machine model that the simulator runs on."""
+"""The records that describe a TPU generation: what is published, the machine model that the simulator runs on, and
+whatever else this package has to know of it. A chip's file fills them in.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from systolic.chips.arithmetic import DotOperands
 
 
 class UnknownChipError(ValueError):
@@ -40,16 +45,74 @@ class MachineModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepEstimate:
+    """Constants by which `tiling.model` estimates how long a step of a kernel takes that was never simulated.
+
+    Cycles are cycles of one core. A *subtile* is the part of the output tile that is multiplied at a time; a register
+    is a vector register of 1024 words of 32 bits; a bundle is one instruction word of straight code.
+    """
+
+    fill_cycles: float  # of a subtile: to load the first weights
+    drain_cycles_per_row: float  # of a subtile: to get the last results out
+    step_cycles: float  # scalar code of one step of the pipeline
+    weight_cycles: float  # to load one tile of weights into a matrix unit; hides behind as many rows
+    weight_gap_cycles: float  # between one tile of weights and the next, which nothing hides
+    bundles_per_cycle: float  # of straight code, for each cycle that a subtile's products keep the matrix units busy
+    bundles_per_register: float  # and for each register of the subtile's output
+    bundles_per_made_register: float  # and for each register of an operand that is computed from what is stored
+    highest_bundles: float  # code of six passes over float32, over that of six products
+    most_summed_rows: int | None  # above which the vector unit adds up parts along k; None: code never grows by that
+    unsummed_bundles: float  # code of products with more rows, over that without
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudOffer:
+    """What to ask the Cloud TPU API for."""
+
+    accelerator_type: str  # of the smallest machine with this chip
+    runtime_version: str  # of the software for JAX on it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotOffered:
+    """Why the Cloud TPU API makes no machine with this chip, and where it is said how to get one."""
+
+    reason: str  # the main clause of a sentence that goes on with "that this command calls"
+    instructions_url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRows:
+    """Published times that were looked at when constants of `machine` were chosen. None stands for any.
+
+    A prediction of such a row says less about the model than one of a row that nobody had looked at.
+    """
+
+    op: str | None = None  # as in a file of published times, such as "xla"
+    sizes: tuple[int, int, int] | None = None  # m, k, n
+    tiles: tuple[int, int, int] | None = None  # tile_m, tile_k, tile_n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchBars:
+    """What `systolic bench` asks of this package's kernels where it depends on the chip."""
+
+    least_share_of_limit: float  # of the model's limit, that bfloat16 squares from 4096³ on have to reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
     """A TPU generation. A *device* is what JAX shows as one: both cores of a v4 or v5p chip, one core of a v7x chip.
 
     `sources` names for each field, and for each field of `machine` as `machine.NAME`, where the number is from.
     """
 
-    name: str
+    name: str  # in lower case
+    aliases: tuple[str, ...]  # other names of it, in lower case, also that of accelerator types
     title: str
     device_kind: str  # jax.Device.device_kind
     topology: str  # a topology of few devices that libtpu compiles for
+    ring_topology: str  # a topology that is two chips wide, so that a ring goes through all of its devices
     topology_config: str | None  # the chip's configuration in it, where the usual one shows each core as a device
     cores_per_chip: int
     cores_per_device: int
@@ -62,14 +125,30 @@ class Chip:
     scoped_vmem_bytes: int  # what a kernel may use of VMEM unless `vmem_limit_bytes` raises it
     usable_smem_bytes_per_core: int  # for a kernel's scalars: SMEM less what the program keeps there
     peak_ops_per_s_per_chip: Mapping[str, float]  # by operand dtype
+    peak_clock_hz: float  # at which the published peak is reached
     emulated_dtypes: Mapping[str, str]  # accepted, but converted first: dtype → what it is converted to
+    dot_operands: DotOperands  # what a dot in a kernel takes
     machine: MachineModel
+    step_estimate: StepEstimate
+    cloud: CloudOffer | NotOffered
+    seen_rows: tuple[SeenRows, ...]  # besides those of a tuning cache, which were in view for every chip
+    bars: BenchBars
     sources: Mapping[str, str]
+
+    def __hash__(self) -> int:
+        # Chips are keys of caches; the mappings in them cannot be hashed, and names tell nearly all chips apart.
+        return hash(self.name)
 
     @property
     def devices_per_chip(self) -> int:
         """JAX devices on one chip."""
         return self.cores_per_chip // self.cores_per_device
+
+    @property
+    def ring_devices(self) -> int:
+        """JAX devices of `ring_topology`."""
+        extents = self.ring_topology.rpartition(":")[2].split("x")
+        return math.prod(map(int, extents)) * self.devices_per_chip
 
     @property
     def dtypes(self) -> tuple[str, ...]:

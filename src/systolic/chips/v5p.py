@@ -1,6 +1,7 @@
 """TPU v5p."""
 
-from systolic.chips.chip import Chip, MachineModel
+from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel
+from systolic.chips.v5e import V5E
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
 _COMPILER = "libtpu 0.0.42.1: v5p:2x2x1 compiles as this device kind; VMEM limits as its refusals name them"
@@ -12,12 +13,25 @@ _POPS = (
     "schedules by a latency of its own, which is no longer than this"
 )
 _NO_RUNS = "no published row shows it"
+_DOTS = (
+    "all 121 pairs of eleven dtypes, each with float32, int32 and bfloat16 sums and at both precisions, compiled in a "
+    "128 × 256 × 128 product with libtpu 0.0.42.1: as on v5e"
+)
+_ESTIMATE = "not fitted: it has v5e's matrix units, and takes its numbers"
+_CLOUD = (
+    "accelerator type: the page of this TPU version beneath "
+    "https://cloud.google.com/tpu/docs/system-architecture-tpu-vm; runtime version: "
+    "https://cloud.google.com/tpu/docs/runtimes, the one for JAX"
+)
+_ASKED = "asked of this package's kernels; docs/matmul.md names what misses it"
 
 V5P = Chip(
     name="v5p",
+    aliases=(),
     title="TPU v5p",
     device_kind="TPU v5",
     topology="v5p:2x2x1",
+    ring_topology="v5p:2x2x1",
     topology_config=None,
     cores_per_chip=2,
     cores_per_device=2,
@@ -35,7 +49,9 @@ V5P = Chip(
         "int8": 918e12,
         "float8_e5m2": 459e12,
     },
+    peak_clock_hz=1.75e9,
     emulated_dtypes={"float8_e4m3fn": "bfloat16"},
+    dot_operands=V5E.dot_operands,
     machine=MachineModel(
         clock_hz=1.75e9,
         mxu_count=4,
@@ -54,11 +70,20 @@ V5P = Chip(
         hbm_address_bytes=512,
         vmem_address_bytes=32,
     ),
+    step_estimate=V5E.step_estimate,
+    cloud=CloudOffer(
+        accelerator_type="v5p-8",  # the API counts cores, and the smallest machine has four chips
+        runtime_version="v2-alpha-tpuv5",
+    ),
+    seen_rows=(),
+    bars=BenchBars(least_share_of_limit=0.92),
     sources={
         "name": _DOCS,
+        "aliases": _DOCS,
         "title": _DOCS,
         "device_kind": _COMPILER,
         "topology": _COMPILER,
+        "ring_topology": "libtpu 0.0.42.1 compiles for it; two chips wide",
         "topology_config": _COMPILER,
         "cores_per_chip": _DOCS,
         "cores_per_device": _DOCS,
@@ -71,7 +96,13 @@ V5P = Chip(
         "scoped_vmem_bytes": _COMPILER,
         "usable_smem_bytes_per_core": f"{_COMPILER}; 261,632 scalars of 32 bits fit, 261,888 do not",
         "peak_ops_per_s_per_chip": f"{_DOCS}; float8_e5m2, which is native, at the rate of bfloat16: {_LISTING}",
+        "peak_clock_hz": _PEAK,
         "emulated_dtypes": _LISTING,
+        "dot_operands": _DOTS,
+        "step_estimate": _ESTIMATE,
+        "cloud": _CLOUD,
+        "seen_rows": "none but those of the tuning cache",
+        "bars": _ASKED,
         "machine.clock_hz": _PEAK,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,

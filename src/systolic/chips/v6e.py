@@ -1,6 +1,7 @@
 """TPU v6e (Trillium)."""
 
-from systolic.chips.chip import Chip, MachineModel
+from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel, SeenRows, StepEstimate
+from systolic.chips.v5e import V5E
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
 _COMPILER = "libtpu 0.0.42.1: v6e:2x2 compiles as this device kind; VMEM limits as its refusals name them"
@@ -15,12 +16,28 @@ _RUNS = (
     "fitted to one published row, 4096³ in tiles of 1024/1024/2048 by a ragged kernel (tokamax tuning cache, 223 us), "
     "simulated as JAX's own ragged kernel with the metadata it computes; XLA's rows, which hardly feel it, check it"
 )
+_DOTS = (
+    "all 121 pairs of eleven dtypes, each with float32, int32 and bfloat16 sums and at both precisions, compiled in a "
+    "128 × 256 × 128 product with libtpu 0.0.42.1: as on v5e"
+)
+_ESTIMATE = (
+    "times: fitted to 98 simulated bfloat16 kernels, of the products that benchmarks/blocked_model.py calls fitted, by "
+    "their mean error in per cent; code: set by hand beside those kernels and the ones of the suites"
+)
+_CLOUD = (
+    "accelerator type: the page of this TPU version beneath "
+    "https://cloud.google.com/tpu/docs/system-architecture-tpu-vm; runtime version: "
+    "https://cloud.google.com/tpu/docs/runtimes, the one for JAX"
+)
+_ASKED = "asked of this package's kernels; docs/matmul.md names what misses it"
 
 V6E = Chip(
     name="v6e",
+    aliases=("trillium",),
     title="TPU v6e (Trillium)",
     device_kind="TPU v6 lite",
     topology="v6e:2x2",
+    ring_topology="v6e:2x4",
     topology_config=None,
     cores_per_chip=1,
     cores_per_device=1,
@@ -38,7 +55,9 @@ V6E = Chip(
         "int8": 1836e12,
         "float8_e5m2": 918e12,
     },
+    peak_clock_hz=1.75e9,
     emulated_dtypes={"float8_e4m3fn": "bfloat16"},
+    dot_operands=V5E.dot_operands,
     machine=MachineModel(
         clock_hz=1.75e9,
         mxu_count=2,
@@ -57,11 +76,32 @@ V6E = Chip(
         hbm_address_bytes=512,
         vmem_address_bytes=32,
     ),
+    step_estimate=StepEstimate(
+        fill_cycles=127,
+        drain_cycles_per_row=0.067,
+        step_cycles=13,
+        weight_cycles=32,
+        weight_gap_cycles=7.2,
+        bundles_per_cycle=1.0,
+        bundles_per_register=0.0,
+        bundles_per_made_register=0.4,
+        highest_bundles=1.2,
+        most_summed_rows=None,
+        unsummed_bundles=1.0,
+    ),
+    cloud=CloudOffer(
+        accelerator_type="v6e-1",  # the API counts chips
+        runtime_version="v2-alpha-tpuv6e",
+    ),
+    seen_rows=(SeenRows(op="xla", sizes=(4096, 4096, 4096)),),
+    bars=BenchBars(least_share_of_limit=0.92),
     sources={
         "name": _DOCS,
+        "aliases": _DOCS,
         "title": _DOCS,
         "device_kind": _COMPILER,
         "topology": _COMPILER,
+        "ring_topology": "libtpu 0.0.42.1 compiles for it; two chips wide",
         "topology_config": _COMPILER,
         "cores_per_chip": _DOCS,
         "cores_per_device": _DOCS,
@@ -74,7 +114,13 @@ V6E = Chip(
         "scoped_vmem_bytes": _COMPILER,
         "usable_smem_bytes_per_core": f"{_COMPILER}; 261,632 scalars of 32 bits fit, 261,888 do not",
         "peak_ops_per_s_per_chip": f"{_DOCS}; float8_e5m2, which is native, at the rate of bfloat16: {_LISTING}",
+        "peak_clock_hz": _PEAK,
         "emulated_dtypes": _LISTING,
+        "dot_operands": _DOTS,
+        "step_estimate": _ESTIMATE,
+        "cloud": _CLOUD,
+        "seen_rows": "XLA's 4096³, which was looked at while machine.hbm_run_cycles was fitted",
+        "bars": _ASKED,
         "machine.clock_hz": _PEAK,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,

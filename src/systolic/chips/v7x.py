@@ -1,6 +1,7 @@
 """TPU7x (Ironwood)."""
 
-from systolic.chips.chip import Chip, MachineModel
+from systolic.chips.arithmetic import DotOperands
+from systolic.chips.chip import BenchBars, Chip, MachineModel, NotOffered, StepEstimate
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
 _COMPILER = "libtpu 0.0.42.1: tpu7x:2x2x1 compiles as this device kind; VMEM limits as its refusals name them"
@@ -15,12 +16,27 @@ _POPS = (
     "schedules by a latency of its own, which is no longer than this"
 )
 _NO_RUNS = "no published row shows it"
+_DOTS = (
+    "all 121 pairs of eleven dtypes, each with float32, int32 and bfloat16 sums and at both precisions, compiled in a "
+    "128 × 256 × 128 product with libtpu 0.0.42.1"
+)
+_ESTIMATE = (
+    "times: fitted to 98 simulated bfloat16 kernels, of the products that benchmarks/blocked_model.py calls fitted, by "
+    "their mean error in per cent; code: set by hand beside those kernels and the ones of the suites"
+)
+_CLOUD = (
+    'https://cloud.google.com/tpu/docs/create-tpu-vm: "The Cloud TPU API is not supported on TPU7x and later TPU '
+    'versions."'
+)
+_ASKED = "asked of this package's kernels; docs/matmul.md names what misses it"
 
 V7X = Chip(
     name="v7x",
+    aliases=("tpu7x", "ironwood"),
     title="TPU7x (Ironwood)",
     device_kind="TPU7x",
     topology="tpu7x:2x2x1",
+    ring_topology="tpu7x:2x2x1",
     topology_config=None,
     cores_per_chip=2,
     cores_per_device=1,
@@ -33,7 +49,15 @@ V7X = Chip(
     scoped_vmem_bytes=32 * 2**20,
     usable_smem_bytes_per_core=2**20 - 2 * 2**10,
     peak_ops_per_s_per_chip={"float32": 2307e12, "bfloat16": 2307e12, "float8_e4m3fn": 4614e12, "float8_e5m2": 4614e12},
+    peak_clock_hz=2.2e9,
     emulated_dtypes={"int8": "bfloat16"},
+    dot_operands=DotOperands(
+        floats=frozenset({"float32", "bfloat16", "float8_e4m3fn", "float8_e5m2"}),
+        integers=frozenset({"int4", "int8", "int32"}),
+        integer_pairs=frozenset({"int4", "int8"}),
+        converts=True,
+        exact_partners=frozenset({"float32", "int32"}),
+    ),
     machine=MachineModel(
         clock_hz=1.87e9,
         mxu_count=2,
@@ -52,11 +76,32 @@ V7X = Chip(
         hbm_address_bytes=512,
         vmem_address_bytes=32,
     ),
+    step_estimate=StepEstimate(
+        fill_cycles=75,
+        drain_cycles_per_row=0.226,
+        step_cycles=58,
+        weight_cycles=32,
+        weight_gap_cycles=3.6,
+        bundles_per_cycle=0.46,
+        bundles_per_register=0.7,
+        bundles_per_made_register=1.8,
+        highest_bundles=2.2,
+        most_summed_rows=1024,
+        unsummed_bundles=1.65,
+    ),
+    cloud=NotOffered(
+        reason="Google Cloud gives TPU7x by Compute Engine and GKE only, not by the Cloud TPU API",
+        instructions_url="https://cloud.google.com/compute/docs/tpus",
+    ),
+    seen_rows=(),
+    bars=BenchBars(least_share_of_limit=0.92),
     sources={
         "name": _DOCS,
+        "aliases": _DOCS,
         "title": _DOCS,
         "device_kind": _COMPILER,
         "topology": _COMPILER,
+        "ring_topology": "libtpu 0.0.42.1 compiles for it; two chips wide",
         "topology_config": _COMPILER,
         "cores_per_chip": _DOCS,
         "cores_per_device": _DOCS,
@@ -69,7 +114,13 @@ V7X = Chip(
         "scoped_vmem_bytes": _COMPILER,
         "usable_smem_bytes_per_core": f"{_COMPILER}; 261,632 scalars of 32 bits fit, 261,888 do not",
         "peak_ops_per_s_per_chip": _DOCS,
+        "peak_clock_hz": _PEAK,
         "emulated_dtypes": _LISTING,
+        "dot_operands": _DOTS,
+        "step_estimate": _ESTIMATE,
+        "cloud": _CLOUD,
+        "seen_rows": "none but those of the tuning cache",
+        "bars": _ASKED,
         "machine.clock_hz": _PEAK,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,

@@ -55,8 +55,8 @@ def _show_kernel(out: Console, kernel: KernelUse) -> None:
     out.print(table(columns, [_operand(each) for each in kernel.operands], left=("operand", "role", "array", "block")))
     share = kernel.vmem_bytes / kernel.vmem_limit_bytes
     out.print(
-        f"VMEM: about {kernel.vmem_bytes / MIB:.2f} MiB of {kernel.vmem_limit_bytes / MIB:.2f} MiB ({share:.0%}) on "
-        f"{kernel.chip}, by estimate"
+        f"VMEM: blocks and scratch take {kernel.vmem_bytes / MIB:.2f} MiB of {kernel.vmem_limit_bytes / MIB:.2f} MiB "
+        f"({share:.0%}) on {kernel.chip}"
     )
 
 

@@ -28,6 +28,27 @@ _COLUMNS = (
     "kernel's VMEM MiB",
 )
 
+# What is shown beside the machine model: the hardware, not what this package's planner and rules conclude from it.
+_FIELDS = (
+    "name",
+    "title",
+    "device_kind",
+    "topology",
+    "topology_config",
+    "cores_per_chip",
+    "cores_per_device",
+    "hbm_bytes_per_chip",
+    "hbm_bytes_per_s_per_chip",
+    "ici_bytes_per_s_per_chip",
+    "ici_links_per_chip",
+    "vmem_bytes_per_core",
+    "usable_vmem_bytes_per_core",
+    "scoped_vmem_bytes",
+    "usable_smem_bytes_per_core",
+    "peak_ops_per_s_per_chip",
+    "emulated_dtypes",
+)
+
 
 @click.command()
 @click.argument("names", nargs=-1)
@@ -78,10 +99,8 @@ def _line(chip: Chip) -> tuple[str, ...]:
 
 def _fields(chip: Chip) -> list[tuple[str, str, str]]:
     rows = []
-    for field in dataclasses.fields(chip):
-        if field.name in ("name", "title", "machine", "sources"):
-            continue
-        rows.append((field.name, _shown(getattr(chip, field.name)), chip.sources[field.name]))
+    for name in _FIELDS[2:]:
+        rows.append((name, _shown(getattr(chip, name)), chip.sources[name]))
     for field in dataclasses.fields(chip.machine):
         name = f"machine.{field.name}"
         rows.append((name, _shown(getattr(chip.machine, field.name)), chip.sources[name]))
@@ -95,4 +114,6 @@ def _shown(value: Any) -> str:
 
 
 def _record(chip: Chip) -> dict[str, Any]:
-    return dataclasses.asdict(chip)
+    sources = {name: source for name, source in chip.sources.items() if name.startswith("machine.") or name in _FIELDS}
+    fields = {name: getattr(chip, name) for name in _FIELDS}
+    return {**fields, "machine": dataclasses.asdict(chip.machine), "sources": sources}

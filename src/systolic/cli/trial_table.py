@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from systolic.bench.cases import sizes
-from systolic.chips import Chip
+from systolic.chips import CHIPS, Chip
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, note, write_json
 from systolic.cli.output import table as text_table
@@ -42,7 +42,7 @@ trial_table.add_command(profile)
 
 @trial_table.command()
 @_STORE
-@chip_option("v4,v5e,v5p,v6e,v7x")
+@chip_option(",".join(CHIPS))
 @output_options
 def show(store_file: Path | None, chips: tuple[Chip, ...], json_file: str | None, quiet: bool) -> int:
     """Show the winner of every product in the store, and how many trials it is the best of."""

@@ -111,7 +111,7 @@ def explain(
       fn: any function that `jax.jit` takes. Bind what is static with `functools.partial`; numbers that are bound or
         have defaults and are sizes of blocks are tried with other values.
       args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
-      chip: v4, v5e, v5p, v6e or v7x.
+      chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
       against: another function of the same arguments.
       tries: changes to simulate, at most; 0: none.
       time_limit_s: seconds of CPU time for one compilation.

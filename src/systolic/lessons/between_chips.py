@@ -52,9 +52,6 @@ from systolic.lessons.lesson import Lesson
 from systolic.lessons.rings import RING, all_gather, reduce_scatter, ring_of
 from systolic.measure import target_of
 
-# Slices two chips wide, so that they are rings; on v7x a device is a core.
-SLICES = {"v4": "v4:2x2x1", "v5e": "v5e:2x4", "v5p": "v5p:2x2x1", "v6e": "v6e:2x4", "v7x": "tpu7x:2x2x1"}
-_DEVICES = {"v4": 4, "v5e": 8, "v5p": 4, "v6e": 8, "v7x": 8}
 _VIRTUAL = 8
 ROWS, COLUMNS = 256, 1024  # of one block, 1 MiB
 _RUN_ROWS, _RUN_COLUMNS = 16, 128
@@ -133,8 +130,8 @@ def run(pool: WorkerPool, one: Collective, chip: Chip) -> Future[RunOutcome]:
 
 def compiled(pool: WorkerPool, one: Collective, chip: Chip) -> Future[CompiledProgram]:
     """Compiles it for all devices of the chip's slice."""
-    target = dataclasses.replace(target_of(chip), topology=SLICES[chip.name])
-    argument = one.argument(_DEVICES[chip.name], ROWS, COLUMNS)
+    target = dataclasses.replace(target_of(chip), topology=chip.ring_topology)
+    argument = one.argument(chip.ring_devices, ROWS, COLUMNS)
     # Not kept: that text of the program by which kept ones are found does not say in which order the devices are.
     label = f"{one.name} for {target.topology}"
     return submit_compilation(pool, one.function, (argument,), target, cache=None, label=label)
@@ -142,7 +139,7 @@ def compiled(pool: WorkerPool, one: Collective, chip: Chip) -> Future[CompiledPr
 
 def modelled_us(one: Collective, chip: Chip) -> float:
     """The time that its bytes take over one link, both directions of it at once."""
-    return one.bytes_per_link(_DEVICES[chip.name]) / chip.ici_bytes_per_s_per_link * 1e6
+    return one.bytes_per_link(chip.ring_devices) / chip.ici_bytes_per_s_per_link * 1e6
 
 
 def _row(one: Collective, chip: Chip, outcome: RunOutcome, program: Future[CompiledProgram]) -> dict[str, object]:
@@ -159,10 +156,10 @@ def _row(one: Collective, chip: Chip, outcome: RunOutcome, program: Future[Compi
     return {
         "part": one.name,
         "chip": chip.name,
-        "slice": SLICES[chip.name],
-        "devices": _DEVICES[chip.name],
+        "slice": chip.ring_topology,
+        "devices": chip.ring_devices,
         "status": status,
-        "link_mb": one.bytes_per_link(_DEVICES[chip.name]) / 1e6,
+        "link_mb": one.bytes_per_link(chip.ring_devices) / 1e6,
         "link_gb_per_s": chip.ici_bytes_per_s_per_link / 1e9,
         "modelled_us": modelled_us(one, chip),
         "code_kib": None if code_bytes is None else code_bytes / 2**10,
@@ -197,7 +194,7 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
         lines=(
             f"On {_VIRTUAL} virtual devices {right} of {len(COLLECTIVES) - 1} are right and have no race; without one "
             f"wait the run finds: {rows[-1]['found'] or 'nothing'}.",
-            f"Compiled for {', '.join(SLICES[chip.name] for chip in chips)}: {len(rows) - refused} of {len(rows)}.",
+            f"Compiled for {', '.join(chip.ring_topology for chip in chips)}: {len(rows) - refused} of {len(rows)}.",
             f"All-gather one way → both ways, modelled from the links' published bandwidth: {times}.",
         ),
         rows=tuple(rows),

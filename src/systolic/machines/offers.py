@@ -5,25 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from systolic.chips import UnknownChipError, chip
+from systolic.chips import CloudOffer, UnknownChipError, chip
 from systolic.machines.machine import Address
 
-# Accelerator types: the pages of each TPU version beneath https://cloud.google.com/tpu/docs/system-architecture-tpu-vm.
-# v4 and v5p count cores, two a chip, and their smallest machine has four chips; v5e and v6e count chips, from one.
-# Runtime versions: https://cloud.google.com/tpu/docs/runtimes, the ones for JAX.
-_OFFERS = {
-    "v4": ("v4-8", "tpu-ubuntu2204-base"),
-    "v5e": ("v5litepod-1", "v2-alpha-tpuv5-lite"),
-    "v5p": ("v5p-8", "v2-alpha-tpuv5"),
-    "v6e": ("v6e-1", "v2-alpha-tpuv6e"),
-}
 _DEFAULT_CHIP = "v5e"
-# https://cloud.google.com/tpu/docs/create-tpu-vm: "The Cloud TPU API is not supported on TPU7x and later TPU versions."
-_WITHOUT_OFFER = {
-    "v7x": "Google Cloud gives TPU7x by Compute Engine and GKE only, not by the Cloud TPU API that this command "
-    "calls: make one as https://cloud.google.com/compute/docs/tpus says, and run systolic on it; "
-    "if your project can make one here nonetheless, give --accelerator-type and --runtime-version",
-}
 # https://cloud.google.com/compute/docs/naming-resources
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -81,18 +66,24 @@ def order(
         raise MachineRequestError(
             f"--chip {asked} and --accelerator-type {accelerator_type}, which has {of_type}, disagree: leave one out"
         )
-    name = asked or of_type or ("" if accelerator_type else _DEFAULT_CHIP)
-    if name not in _OFFERS and not (accelerator_type and runtime_version):
+    if not (accelerator_type and runtime_version):
+        usual = _offer(asked or of_type or ("" if accelerator_type else _DEFAULT_CHIP), accelerator_type)
+        accelerator_type = accelerator_type or usual.accelerator_type
+        runtime_version = runtime_version or usual.runtime_version
+    return Order(address=where, accelerator_type=accelerator_type, runtime_version=runtime_version, spot=spot)
+
+
+def _offer(chip_name: str, accelerator_type: str) -> CloudOffer:
+    if not chip_name:
         raise MachineRequestError(
-            _WITHOUT_OFFER.get(name)
-            or f"what runs on accelerator type {accelerator_type} is not known: give --runtime-version too"
+            f"what runs on accelerator type {accelerator_type} is not known: give --runtime-version too"
         )
-    usual_type, usual_runtime = _OFFERS.get(name, ("", ""))
-    return Order(
-        address=where,
-        accelerator_type=accelerator_type or usual_type,
-        runtime_version=runtime_version or usual_runtime,
-        spot=spot,
+    cloud = chip(chip_name).cloud
+    if isinstance(cloud, CloudOffer):
+        return cloud
+    raise MachineRequestError(
+        f"{cloud.reason} that this command calls: make one as {cloud.instructions_url} says, and run systolic on it; "
+        "if your project can make one here nonetheless, give --accelerator-type and --runtime-version"
     )
 
 

@@ -199,7 +199,7 @@ def simulate(
       args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them. Contents matter only where a program branches on
         them: kernels with scalar prefetch, dynamic grids, `lax.cond`. Of arrays of more than 16 MiB only the shape
         counts.
-      chip: v4, v5e, v5p, v6e or v7x.
+      chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
       spans: of the timeline to keep, of each kind, from its beginning and from its end.
       cached: use programs compiled before, and keep this one.
       time_limit_s: seconds of CPU time after which the compiler is stopped.

@@ -264,4 +264,4 @@ def _where(implementation: Implementation, chip: str | Chip | None, tiles: Any) 
         except (TypeError, ValueError) as error:
             raise ProblemError(f"tiles={tiles!r}; use three whole numbers: (tile_m, tile_k, tile_n)") from error
         tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
-    return Where(implementation=implementation, chip=known.name if known is not None else "", tiles=tiles)
+    return Where(implementation=implementation, chip=known, tiles=tiles)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from systolic.bugs import reports_bugs
-from systolic.chips import Chip, UnsupportedDtypeError
+from systolic.chips import CHIPS, Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
 from systolic.ops.orientation import Orientation
 from systolic.problem import MatmulProblem
@@ -93,7 +93,7 @@ def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | Blo
 
     Args:
       problem: sizes, dtypes, transposes, what is fused.
-      chip: v4, v5e, v5p, v6e or v7x.
+      chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
       tiles: use these; or a whole blocking, of what the kernel computes, as an earlier plan has it.
 
     Raises:
@@ -103,15 +103,11 @@ def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | Blo
       SystolicBug: this package is at fault, and not what was asked.
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
-    return _plan(problem, known.name, tiles) if known is chip_named(known.name) else _made(problem, known, tiles)
+    return _plan(problem, known, tiles)
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(problem: MatmulProblem, chip_name: str, tiles: Tiles | Blocking | None) -> Plan:
-    return _made(problem, chip_named(chip_name), tiles)
-
-
-def _made(problem: MatmulProblem, chip: Chip, tiles: Tiles | Blocking | None) -> Plan:
+def _plan(problem: MatmulProblem, chip: Chip, tiles: Tiles | Blocking | None) -> Plan:
     if problem.dtype_multiplied not in chip.dtypes:
         raise UnsupportedDtypeError(
             f"{chip.name} has no matrix multiplication of {problem.dtype_multiplied}; it takes {', '.join(chip.dtypes)}"
@@ -184,8 +180,8 @@ class _Winner(NamedTuple):
 
 def _winner(problem: MatmulProblem, chip: Chip) -> _Winner | None:
     """What `systolic tune` has found for this product; nothing where the store cannot be read, or it breaks rules."""
-    if chip != chip_named(chip.name):
-        return None  # a chip that somebody has changed
+    if chip != CHIPS.get(chip.name, chip):
+        return None  # a chip that somebody has changed, but whose name the store knows
     try:
         trial = TrialStore.at().winner(Subject.here(problem, chip.name))
         if trial is None or trial.blocking is None:

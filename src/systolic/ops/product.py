@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.custom_batching import custom_vmap
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.chips import chip as chip_named
+from systolic.chips import Chip
 from systolic.kernels.blocked import blocked_matmul
 from systolic.kernels.interpreted import as_traceable
 from systolic.kernels.step import Functions
@@ -37,7 +37,7 @@ class Where:
     """By what a product is computed."""
 
     implementation: Implementation  # None: Pallas where the program runs on a TPU, else XLA
-    chip: str  # whose tiles; "" where no TPU is in sight and nobody asked for one
+    chip: Chip | None  # whose tiles; None where no TPU is in sight and nobody asked for one
     tiles: Tiles | Blocking | None
 
 
@@ -96,7 +96,7 @@ def _batched(product: Product, *arrays: Array) -> tuple[Array, ...]:
 def _dispatched(product: Product, arrays: Sequence[Array]) -> tuple[Array, ...]:
     where = product.where
     empty = any(0 in array.shape for array in arrays)
-    if where.implementation == "xla" or not where.chip or empty:
+    if where.implementation == "xla" or where.chip is None or empty:
         return by_xla(product, *arrays)
     if where.implementation is None:
         # Decided when the program is lowered: the same traced function may run on a CPU.
@@ -135,7 +135,8 @@ def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
     """The product by the Pallas kernel, with the tiles of `plan`."""
     folded, batch = fold(product.transpose_lhs, product.beside, arrays)
     problem = problem_of(product, folded)
-    chip = chip_named(product.where.chip)
+    chip = product.where.chip
+    assert chip is not None  # else it is computed by XLA
     chosen = plan(problem, chip, tiles=product.where.tiles)
     transcendentals = _epilogue_work(product).transcendentals * problem.batch * problem.m * problem.n
     lhs, rhs, *extras = chosen.orientation.arrays(folded, product.beside)

@@ -1,7 +1,7 @@
 """The time of a blocked matmul by arithmetic: traffic, ramp, what a slice costs besides its products, the last store.
 
-It ranks blockings, and it says which of these is the larger part. How far it is from simulated times, and the sweep
-from which its few constants are, `benchmarks/blocked_model.py` prints.
+It ranks blockings, and it says which of these is the larger part. Its constants that depend on the chip are
+`Chip.step_estimate`. How far it is from simulated times, `benchmarks/blocked_model.py` prints.
 """
 
 from __future__ import annotations
@@ -24,67 +24,8 @@ from systolic.tiling.blocking import (
 from systolic.tiling.copies import Copies, blocked_traffic
 from systolic.tiling.tiles import Tiles
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceCost:
-    """What a slice costs on one chip, in cycles of a core: fitted to simulated times of this kernel."""
-
-    fill_cycles: float  # to load the first weights
-    drain_cycles_per_row: float  # to get the last results out
-    step_cycles: float  # scalar code of one step of the pipeline
-    weight_cycles: float  # to load one tile of weights into a matrix unit; hides behind as many rows
-    weight_gap_cycles: float  # between one tile of weights and the next, which nothing hides
-    bundles_per_cycle: float  # of straight code, for each cycle that its products keep the matrix units busy
-    bundles_per_register: float  # and for each register of the slice's output
-    bundles_per_made_register: float  # and for each register of an operand that is made on the way
-    highest_bundles: float  # code of six passes over float32, over that of six products
-
-
-# Times: fitted to 98 simulated bfloat16 kernels a chip, of the products that `benchmarks/blocked_model.py` calls
-# fitted, by their mean error in per cent. Code: set by hand beside those kernels and the ones of the suites. v4 and v5p
-# have v5e's matrix units, and take its numbers.
-_V5E = SliceCost(
-    fill_cycles=93,
-    drain_cycles_per_row=0.004,
-    step_cycles=149,
-    weight_cycles=64,
-    weight_gap_cycles=1.5,
-    bundles_per_cycle=0.86,
-    bundles_per_register=0.02,
-    bundles_per_made_register=0.2,
-    highest_bundles=1.15,
-)
-_SLICE_COSTS = {
-    "v4": _V5E,
-    "v5e": _V5E,
-    "v5p": _V5E,
-    "v6e": SliceCost(
-        fill_cycles=127,
-        drain_cycles_per_row=0.067,
-        step_cycles=13,
-        weight_cycles=32,
-        weight_gap_cycles=7.2,
-        bundles_per_cycle=1.0,
-        bundles_per_register=0.0,
-        bundles_per_made_register=0.4,
-        highest_bundles=1.2,
-    ),
-    "v7x": SliceCost(
-        fill_cycles=75,
-        drain_cycles_per_row=0.226,
-        step_cycles=58,
-        weight_cycles=32,
-        weight_gap_cycles=3.6,
-        bundles_per_cycle=0.46,
-        bundles_per_register=0.7,
-        bundles_per_made_register=1.8,
-        highest_bundles=2.2,
-    ),
-}
 _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled with
-_MOST_SUMMED_ROWS = 1024  # that v7x' matrix units sum up along k themselves; of more the vector unit adds parts
-_UNSUMMED_BUNDLES = 1.65
 _PIECE_CYCLES = 0.7  # to add a register of a piece's sum to that of the pieces before
 # What it takes to make an operand on the way, in operations a register besides its function. The first from int8
 # weights and 16 rows on v7x (1.1 cycles for three operations), the others from v6e's 2048·4096·14336 with a mask (9.2
@@ -120,10 +61,10 @@ class ModelledTime:
 
 def bundles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
     """Size of the kernel's code at a guess: one slice's straight code, and the rest."""
-    cost = _SLICE_COSTS[chip.name]
+    cost = chip.step_estimate
     products = _slice_cycles(problem, blocking, chip) * cost.bundles_per_cycle
-    if chip.name == "v7x" and blocking.slice_m > _MOST_SUMMED_ROWS:
-        products *= _UNSUMMED_BUNDLES
+    if cost.most_summed_rows is not None and blocking.slice_m > cost.most_summed_rows:
+        products *= cost.unsummed_bundles
     registers = blocking.slice_m * blocking.slice_n / _VECTOR_ELEMENTS
     # Each pass over float32 also takes the operands apart.
     products *= cost.highest_bundles if problem.passes > 3 else 1
@@ -144,7 +85,7 @@ def bundles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
 
 def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> ModelledTime:
     """The time on one device; on two cores each has half of the blocks and HBM is shared."""
-    machine, cost, tiles = chip.machine, _SLICE_COSTS[chip.name], blocking.tiles
+    machine, cost, tiles = chip.machine, chip.step_estimate, blocking.tiles
     grid_m, grid_n, grid_k = tiles.grid(problem)
     outputs = problem.batch * grid_m * grid_n
     cores = chip.cores_per_device if blocking.buffers == 2 else 1
@@ -221,7 +162,7 @@ def _longer(*times_s: float) -> float:
 
 def _slice_cycles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
     """Cycles for which a slice's products keep the matrix units of a core busy."""
-    machine, cost = chip.machine, _SLICE_COSTS[chip.name]
+    machine, cost = chip.machine, chip.step_estimate
     rows = -(-blocking.slice_m // 8) * 8
     weights = math.ceil(blocking.tiles.tile_k / machine.mxu_rows) * math.ceil(blocking.slice_n / machine.mxu_columns)
     rate = machine.mxu_rows_per_cycle.get(_listing_type(problem.dtype_multiplied), machine.mxu_rows_per_cycle["bf16"])

@@ -89,7 +89,7 @@ def _product(problem: MatmulProblem, chip: Chip) -> Product:
         raise ProblemError("a product with more than one output cannot be built from its description")
     bias, residual, scale = (word in words for word in _AROUND)
     return Product(
-        where=Where(implementation="pallas", chip=chip.name, tiles=None),
+        where=Where(implementation="pallas", chip=chip, tiles=None),
         precision=problem.precision,
         dtypes_out=(problem.dtype_out,),
         epilogue=_epilogue(bias, names[0] if names else "", residual, scale, problem.dtype_out),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from systolic.chips import Chip
-from systolic.chips import chip as chip_named
 from systolic.problem import MatmulProblem
 from systolic.tiling import Blocking
 from systolic.trials import Trial
@@ -23,6 +22,7 @@ class TuningResult:
       computed: what the kernel computes, to which blockings belong.
       trials: of this search and of those before it, fastest first.
       xla: XLA's program; None where it was not asked for or has no time.
+      xla_us: its time in repeated calls, where its copy ahead of the call hides behind the call before.
       considered: legal blockings that the model ranked.
       compiled: trials of this search.
       seconds: it took.
@@ -34,6 +34,7 @@ class TuningResult:
     chip: str
     trials: tuple[Trial, ...]
     xla: Trial | None
+    xla_us: float | None
     considered: int
     compiled: int
     seconds: float
@@ -54,11 +55,6 @@ class TuningResult:
         if self.winner is None or self.winner.blocking is None:
             raise LookupError("no trial has a time; their reasons are in `trials`")
         return self.winner.blocking
-
-    @property
-    def xla_us(self) -> float | None:
-        """XLA's time in repeated calls, where its copy ahead of the call hides behind the call before."""
-        return None if self.xla is None else repeated_us(self.xla, self.problem, chip_named(self.chip))
 
     @property
     def ratio_to_xla(self) -> float | None:

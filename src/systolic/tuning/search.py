@@ -31,7 +31,7 @@ from systolic.simulator import SimulationError
 from systolic.tiling import Blocking, Choice, blockings, chosen, least_time_us, profiled_choices
 from systolic.trials import Subject, Trial, TrialStore, best_first
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.result import End, TuningResult
+from systolic.tuning.result import End, TuningResult, repeated_us
 
 if TYPE_CHECKING:
     from systolic.tuning.programs import Programs
@@ -78,7 +78,7 @@ def tune(
 
     Args:
       problem: with what is fused named in `fusion.epilogue`.
-      chip: v4, v5e, v5p, v6e or v7x.
+      chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
       trials: to compile at the most, those counted that the store has already.
       time_budget_s: seconds after which no trial is begun.
       exhaustive: try every legal blocking, however many and however long; `trials` and `time_budget_s` do not count.
@@ -208,12 +208,14 @@ class _Search:
         finally:
             forget_plans()  # which may have been made without these trials
         kernels = [trial for blocking, trial in self.found.items() if blocking is not None]
+        xla = self.found.get(None)
         return TuningResult(
             problem=self.problem,
             computed=self.programs.computed,
             chip=self.chip.name,
             trials=tuple(best_first(kernels)),
-            xla=self.found.get(None),
+            xla=xla,
+            xla_us=None if xla is None else repeated_us(xla, self.problem, self.chip),
             considered=len(self.choices),
             compiled=self.compiled,
             seconds=time.monotonic() - begun,

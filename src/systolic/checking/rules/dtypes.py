@@ -8,7 +8,7 @@ from systolic.checking.body import body_equations
 from systolic.checking.calls import KernelCall
 from systolic.checking.finding import Finding, Grade
 from systolic.chips import Chip
-from systolic.chips.arithmetic import EXACT_PASSES, UNLOADABLE, VECTOR_REFUSALS, dot_operands
+from systolic.chips.arithmetic import EXACT_PASSES, UNLOADABLE, VECTOR_REFUSALS
 from systolic.compiler import written_at
 
 
@@ -73,9 +73,9 @@ def _dot(call: KernelCall, equation: Any, chip: Chip) -> list[Finding]:
             )
         ]
     exact = "HIGHEST" in names
-    reason = dot_operands(chip.name).refusal(lhs, rhs, total, exact=exact)
+    reason = chip.dot_operands.refusal(lhs, rhs, total, exact=exact)
     if reason is not None:
-        plainly = exact and dot_operands(chip.name).refusal(lhs, rhs, total, exact=False) is None
+        plainly = exact and chip.dot_operands.refusal(lhs, rhs, total, exact=False) is None
         return [
             _finding(
                 call,
@@ -154,7 +154,7 @@ def _one_pass(call: KernelCall, equation: Any, chip: Chip, operands: tuple[str, 
     if exact or "float32" not in operands:
         return []
     partner = [dtype for dtype in operands if dtype != "float32"]
-    if partner and dot_operands(chip.name).refusal(*operands, "float32", exact=True) is not None:
+    if partner and chip.dot_operands.refusal(*operands, "float32", exact=True) is not None:
         fix = f"convert {partner[0]} to float32 and set Precision.HIGHEST"
     else:
         fix = "set precision=jax.lax.Precision.HIGHEST"

@@ -1,9 +1,10 @@
 """What a kernel keeps in VMEM and SMEM, buffer by buffer, as the compiler counts it, and whether it fits.
 
-The compiler refuses a kernel whose windows, scratch and spills together are above its limit, by one byte: so it was
-for limits from 8 to 256 MiB on every chip. The limit is `vmem_limit_bytes`, else the chip's default, and never more
-than the chip has. Where a whole array fits into what the limit leaves of VMEM, XLA may put it there ahead of the call;
-then its window falls away. That is decided by XLA's own costs and is not foreseen.
+The compiler refuses a kernel whose windows, scratch and spilled registers together are above its limit, by one byte: so
+it was for limits from 8 to 256 MiB on every chip. The limit is `vmem_limit_bytes`, else the chip's default, and never
+more than the chip has. How many registers are spilled only the compiler knows: where they make the difference, the
+finding is its refusal. Where a whole array fits into what the limit leaves of VMEM, XLA may put it there ahead of the
+call; then its window falls away. That is decided by XLA's own costs and is not foreseen.
 """
 
 from __future__ import annotations
@@ -15,17 +16,16 @@ from systolic.checking.calls import KernelCall, Operand
 from systolic.checking.finding import Finding
 from systolic.checking.folding import set_each_step
 from systolic.checking.layout import ALLOCATION_BYTES, array_tile_rows, padded_bytes, scalar_bytes
-from systolic.checking.spills import spill_bytes
 from systolic.checking.windows import copies
 from systolic.chips import Chip
 from systolic.tiling.legality import MIB
 
-PartKind = Literal["window", "scratch", "spill"]
+PartKind = Literal["window", "scratch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmemPart:
-    """Something that a kernel keeps in VMEM. `name` is the kernel's parameter; of spills "spills"."""
+    """Something that a kernel keeps in VMEM. `name` is the kernel's parameter."""
 
     name: str
     kind: PartKind
@@ -35,10 +35,9 @@ class VmemPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmemEstimate:
-    """What a kernel keeps in VMEM, and what it may.
+    """The windows and scratch that a kernel keeps in VMEM, and what it may keep there.
 
-    The compiler's account is the same for windows and scratch; spills, which depend on how it allocates registers, are
-    estimated: see `checking.spills`.
+    The compiler's account is the same for these, and adds registers that it spills.
     """
 
     parts: tuple[VmemPart, ...]
@@ -48,11 +47,6 @@ class VmemEstimate:
     def total_bytes(self) -> int:
         """All of it."""
         return sum(part.size_bytes for part in self.parts)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """What is known for sure: without spills."""
-        return sum(part.size_bytes for part in self.parts if part.kind != "spill")
 
 
 def vmem_estimate(call: KernelCall, chip: Chip) -> VmemEstimate:
@@ -69,8 +63,6 @@ def vmem_estimate(call: KernelCall, chip: Chip) -> VmemEstimate:
         for operand, variable in zip(call.operands, call.body.invars, strict=True)
         if operand.role == "scratch" and operand.memory == "vmem" and variable not in dropped
     ]
-    if spilled := spill_bytes(call, chip):
-        parts.append(VmemPart(name="spills", kind="spill", copies=1, size_bytes=spilled))
     return VmemEstimate(parts=tuple(parts), limit_bytes=vmem_limit_bytes(call, chip))
 
 
@@ -105,19 +97,17 @@ def _vmem(call: KernelCall, chip: Chip) -> list[Finding]:
         f"{part.name} {part.size_bytes / MIB:.2f}{f' ({part.copies} copies)' if part.copies > 1 else ''}"
         for part in parts
     )
-    # Spills are an estimate: what they alone push over the limit may fit.
-    sure = estimate.buffer_bytes > estimate.limit_bytes
     most = chip.usable_vmem_bytes_per_core
     said = "vmem_limit_bytes" if call.vmem_limit_bytes is not None else f"the default of a {chip.name}"
     fix = "use smaller blocks"
     if estimate.total_bytes <= most:
-        raised = -(-estimate.total_bytes // MIB) + (0 if sure else 1)
+        raised = -(-estimate.total_bytes // MIB)
         fix += f", or vmem_limit_bytes={min(raised * MIB, most)} in pltpu.CompilerParams"
     return [
         Finding(
             rule="vmem",
             grade="error",
-            value=f"it needs {'' if sure else 'about '}{estimate.total_bytes / MIB:.2f} MiB of VMEM: {listed}",
+            value=f"it needs {estimate.total_bytes / MIB:.2f} MiB of VMEM: {listed}",
             limit=f"there are {estimate.limit_bytes / MIB:.2f} MiB ({said})",
             fix=fix,
             kernel=call.name,
