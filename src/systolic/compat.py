@@ -143,10 +143,31 @@ def abstract_mesh_in_all_threads(mesh: Any) -> Iterator[None]:
     before = global_mesh.get_global()
     global_mesh.set_global(mesh)
     try:
-        with jax.sharding.use_abstract_mesh(mesh):
+        with jax.sharding.use_abstract_mesh(mesh), _cpus_taken_for_this_device():
             yield
     finally:
         global_mesh.set_global(before)
+
+
+@contextmanager
+def _cpus_taken_for_this_device() -> Iterator[None]:
+    """What asks for the TPU on a mesh of CPUs is told of the device of the mesh that is set now.
+
+    `jax.shard_map` sets a mesh of its own, of the devices that the function runs on, and jax 0.12 asks while it lowers.
+    """
+    from jax._src.pallas.mosaic import tpu_info
+
+    kind, registry = "cpu", tpu_info.registry
+    ask: Any = tpu_info.get_tpu_info
+    before, info = registry.get(kind), ask()
+    registry[kind] = lambda: info
+    try:
+        yield
+    finally:
+        registry.pop(kind)
+        if before is not None:
+            registry[kind] = before
+        ask.cache_clear()
 
 
 def _abstract_mesh_setting() -> Any:

@@ -92,12 +92,20 @@ ISSUES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
 }
 
 
+# The compiler of jax 0.10 refuses these, that of 0.12 takes them: then the finding is a warning, and says so.
+ACCEPTED_SINCE = {"HIGH is not there inside of a kernel", "int8 tiles of 8 rows"}
+
+
 @pytest.mark.parametrize("issue", ISSUES)
 def test_a_public_issue_is_found(issue: str) -> None:
     fn, args, rule, grade = ISSUES[issue]
     report = systolic.check(fn, *args, chip="v5e", run=False)
     found = [each for each in report.findings if each.rule == rule]
     assert found, [str(each) for each in report.findings]
+    if issue in ACCEPTED_SINCE and report.verdicts[0].accepted:
+        assert found[0].grade == "warning"
+        assert "the compiler accepts it" in found[0].limit
+        return
     assert found[0].grade == grade
     if report.verdicts[0].accepted is False:
         assert {each.rule for each in report.findings if each.grade == "error"} == {rule}

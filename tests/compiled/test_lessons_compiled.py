@@ -25,6 +25,8 @@ def told(name: str, on: str) -> Lesson:
     return lesson
 
 
+# Of SparseCores: jax 0.12 warns of the copies of its own pipeline.
+@pytest.mark.filterwarnings("ignore:Destination semaphore is ignored")
 @pytest.mark.parametrize(("name", "on"), SHOWN)
 def test_everything_comes_out_as_it_must(name: str, on: str) -> None:
     lesson = told(name, on)

@@ -8,6 +8,7 @@ import threading
 
 import jax
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from systolic.compat import (
@@ -47,6 +48,16 @@ def test_a_mesh_is_that_of_every_thread_and_no_longer_afterwards() -> None:
     with pytest.raises(KeyError), abstract_mesh_in_all_threads(mesh("TPU v5")):
         raise KeyError
     assert device_kinds() == [None, None]
+
+
+def test_a_mesh_of_cpus_is_taken_for_one_of_the_device() -> None:
+    """As `jax.shard_map` sets one on virtual devices."""
+    cpus = AbstractMesh((1,), ("x",), abstract_device=AbstractDevice(device_kind="cpu", num_cores=1, platform="cpu"))
+    for kind, generation in (("TPU v5", 5), ("TPU v6 lite", 6)):
+        with abstract_mesh_in_all_threads(mesh(kind)), jax.sharding.use_abstract_mesh(cpus):
+            assert pltpu.get_tpu_info().generation == generation
+    with jax.sharding.use_abstract_mesh(cpus), pytest.raises(ValueError, match="Unsupported TPU device kind: cpu"):
+        pltpu.get_tpu_info()
 
 
 def test_a_mesh_of_cores_has_as_many_as_asked_for_or_all() -> None:
