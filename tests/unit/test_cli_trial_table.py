@@ -227,6 +227,7 @@ def test_what_a_compiler_said_is_shown_as_it_is(tmp_path: Path, capsys: pytest.C
         chip="v6e",
         trials=tuple(found),
         xla=replace(found[0], blocking=None),
+        xla_us=None,
         considered=2,
         compiled=2,
         seconds=1.0,

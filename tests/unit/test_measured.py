@@ -71,8 +71,8 @@ def test_what_was_measured_wins_over_what_was_only_simulated() -> None:
 
     def result(xla: Trial) -> TuningResult:
         return TuningResult(
-            problem=problem, computed=problem, chip="v6e", trials=tuple(trials), xla=xla, considered=3, compiled=3,
-            seconds=1.0, end="all",
+            problem=problem, computed=problem, chip="v6e", trials=tuple(trials), xla=xla, xla_us=xla.time_us,
+            considered=3, compiled=3, seconds=1.0, end="all",
         )  # fmt: skip
 
     assert result(xla).winner == third
