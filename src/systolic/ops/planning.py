@@ -173,7 +173,7 @@ def _winner(problem: MatmulProblem, chip: Chip) -> _Winner | None:
             return None
         return _Winner(trial, chosen(problem, trial.blocking, chip))
     except (StoreError, IllegalTilesError) as error:
-        warnings.warn(f"no winners of systolic tune: {error}", StoreWarning, stacklevel=5)
+        warnings.warn(f"no winners of systolic tune: {error}", StoreWarning, stacklevel=4)
         return None
 
 
