@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.checking.calls import KernelCall, kernel_calls
 from systolic.checking.rules.memory import memory_findings, vmem_estimate
 from systolic.chips import CHIPS, chip
-from systolic.explaining.spills import spilled_sums_bytes
+from systolic.explaining.spills import spilled_bytes
 
 KIB, MIB = 2**10, 2**20
 V5E = chip("v5e")
@@ -208,18 +208,17 @@ def test_what_the_compiler_may_add_is_left_to_it() -> None:
     assert memory_findings(call, V5E) == []
 
 
-@pytest.mark.parametrize("scratch", [False, True])
+@pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize(
     ("m", "k", "n", "registers"),
     [(64, 128, 256, 0), (256, 128, 512, 77), (512, 128, 1024, 461), (512, 256, 128, 13)],
 )
-def test_sums_above_51_registers_spill(scratch: bool, m: int, k: int, n: int, registers: int) -> None:
-    assert spilled_sums_bytes(product_call(m, k, n, 4, scratch=scratch)) == registers * 4 * KIB
+def test_explain_supposes_that_51_registers_hold_sums(steps: int, m: int, k: int, n: int, registers: int) -> None:
+    assert spilled_bytes(product_call(m, k, n, steps)) == registers * 4 * KIB
 
 
-def test_what_is_not_added_up_does_not_spill() -> None:
-    assert spilled_sums_bytes(product_call(512, 128, 512, 4, scratch=True))
-    assert not spilled_sums_bytes(product_call(512, 128, 512, 1, scratch=True))
+def test_explain_supposes_no_spills_without_a_dot() -> None:
+    assert spilled_bytes(copy_call((2**10, 2**10), (256, 256))) == 0
 
 
 def test_a_grid_without_steps_needs_nothing() -> None:

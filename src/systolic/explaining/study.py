@@ -25,7 +25,7 @@ from systolic.explaining.explanation import LineWork, OperandTraffic
 from systolic.explaining.lines import kernel_work, matrix_flops, rounds_of_calls
 from systolic.explaining.parameters import TileParameter, tile_parameters
 from systolic.explaining.rewriting import can_reorder
-from systolic.explaining.spills import spilled_sums_bytes
+from systolic.explaining.spills import spilled_bytes
 from systolic.measure import target_of
 from systolic.problem import dtype_bytes
 
@@ -212,7 +212,7 @@ def _facts(each: CallOnGrid, chip: Chip, rounds: int | None) -> CallFacts:
         moved_bytes=sum(visits.moved_bytes for visits in found.visits.values()) if known and found.visits else None,
         orders=_orders(call, found, chip) if isinstance(found, GridVisits) else (),
         independent=_independent(found) if isinstance(found, GridVisits) else (),
-        vmem_bytes=estimate.total_bytes + spilled_sums_bytes(call),
+        vmem_bytes=estimate.total_bytes + spilled_bytes(call),
         vmem_limit_bytes=estimate.limit_bytes,
         sets_limit=call.vmem_limit_bytes is not None,
         single=tuple(at for at, operand in enumerate(blocks) if operand.buffers == 1),
