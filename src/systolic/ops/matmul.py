@@ -96,4 +96,4 @@ def matmul(
         tiles=tiles,
     )
     with jax.named_scope("systolic"):
-        return multiply(call.formula, call.operands).reshape(call.shape)
+        return multiply(call.formula, call.operands).reshape(call.shape).astype(call.dtype)
