@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from systolic.ops.elementwise import elementwise
@@ -93,8 +94,8 @@ def epilogue_of(
 ) -> Fn:
     """`(activation(sum + bias) + residual) · scale`, cast; and with `keep_sum` also `sum + bias`.
 
-    Everything but the sum of integers alone is computed in float32. A float that becomes an integer is rounded to
-    the nearest, ties to even, and saturates.
+    Everything but the sum of integers alone is computed in float32. A result that is an integer is rounded to the
+    nearest, ties to even, and saturates, whatever it is made of.
     """
 
     def epilogue(total: Array, *extras: Array) -> tuple[Array, ...]:
@@ -117,8 +118,15 @@ def epilogue_of(
 
 
 def as_dtype(value: Array, dtype: str) -> Array:
-    """A cast that rounds and saturates where a float becomes an integer."""
-    if jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(value.dtype, jnp.floating):
-        limits = jnp.iinfo(dtype)
-        value = jnp.clip(jnp.round(value), limits.min, limits.max).astype(jnp.int32)
-    return value.astype(dtype)
+    """A cast. To integers it saturates; a float is rounded to the nearest, ties to even, and NaN is 0."""
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return value.astype(dtype)
+    limits = jnp.iinfo(dtype)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return jnp.clip(value, limits.min, limits.max).astype(dtype)
+    # Chips need not agree on what a float out of the integers' range becomes: none reaches that cast. The largest int32
+    # is no float32, so the largest float32 below 2^31 stands for it.
+    largest = np.nextafter(np.float32(limits.max + 1), np.float32(0)) if limits.bits > 24 else limits.max
+    number = jnp.where(value == value, jnp.round(value), 0.0)
+    whole = jnp.clip(number, limits.min, largest).astype(jnp.int32)
+    return jnp.where(number > largest, limits.max, whole).astype(dtype)
