@@ -227,6 +227,29 @@ def test_what_mixes_elements_is_refused(name: str) -> None:
     assert "\n" not in said
 
 
+@jax.custom_vjp
+def clipped(t: jax.Array) -> jax.Array:
+    """The same; its gradient's norm is at most one, as some train."""
+    return t * 1.0
+
+
+clipped.defvjp(lambda t: (t, None), lambda _, slope: (slope / jnp.linalg.norm(slope),))
+
+
+@jax.custom_jvp
+def without_a_rule_for_vjp(t: jax.Array) -> jax.Array:
+    return t * 2.0
+
+
+without_a_rule_for_vjp.defjvp(lambda t, slope: (t[0] * 2.0, lax.while_loop(lambda _: False, lambda s: s, slope[0])))
+
+
+def test_a_derivative_of_its_own_is_looked_at_too() -> None:
+    assert "clipped's derivative is not elementwise: it has reduce_sum" in refusal(clipped)
+    assert "reduce_sum" in refusal(lambda t, a: clipped(t) + a, (7, 12), (1, 12), what="lhs_fn")
+    takes(without_a_rule_for_vjp)  # and as long as nobody differentiates it, there is nothing wrong with it
+
+
 def test_a_refusal_says_what_to_do() -> None:
     assert "pass arrays as bias, residual or out_scale" in refusal(REFUSED["a captured row"][0])
     for side in ("lhs", "rhs"):

@@ -34,28 +34,45 @@ def elementwise(fn: Fn, what: str, args: Sequence[jax.ShapeDtypeStruct], *, in_k
       ProblemError: it does something else, or it fails.
     """
     name = getattr(fn, "__name__", type(fn).__name__)
-    captured, _ = _followed(fn, name, what, args)
+    seen = _follow(fn, name, what, args)
     # What is not the same function of blocks of another size computes with that size.
-    steps = [_followed(fn, name, what, _blocks(args, times))[1] for times in (1, 2)]
+    steps = [_follow(fn, name, what, _blocks(args, times)).steps for times in (1, 2)]
     if steps[0] != steps[1]:
         raise ProblemError(
             f"{what} {name} is not elementwise: it computes with the size of what it is given, which in a kernel is a "
             "block. Use a number"
         )
-    if in_kernel and (arrays := [value for value in captured if np.size(value) > 1]):
+    if in_kernel and (arrays := [value for value in seen.captured if np.size(value) > 1]):
         raise ProblemError(
             f"{what} {name} closes over an array of shape {list(np.shape(arrays[0]))}, and a kernel has no constants; "
             f"use numbers, or {_fix(what)}"
         )
-    return with_numbers(fn) if captured else fn
+    if seen.has_own_derivative:
+        _check_derivative(fn, name, what, _blocks(args, 1))
+    return with_numbers(fn) if seen.captured else fn
+
+
+def _check_derivative(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) -> None:
+    """The derivative of an elementwise function is elementwise, unless somebody has defined another one."""
+    block, *beside = args
+
+    def derivative(block: Any, slope: Any, *beside: Any) -> Any:
+        return jax.vjp(lambda one: fn(one, *beside), block)[1](slope)[0]
+
+    shapes = [block, jax.eval_shape(fn, *args), *beside]
+    try:
+        jax.make_jaxpr(derivative)(*shapes)
+    except Exception:  # noqa: BLE001  it has none, and who wants one is told so by JAX
+        return
+    _follow(derivative, f"{name}'s derivative", what, shapes)
 
 
 def _fix(what: str) -> str:
     return "pass arrays as bias, residual or out_scale" if what == "activation" else f"pass arrays in {what[:3]}_args"
 
 
-def _followed(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) -> tuple[tuple[Any, ...], list[Any]]:
-    """What the function closes over, and what it does in which order, when it is given arguments of these shapes."""
+def _follow(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) -> Follower:
+    """What the function does with arguments of these shapes."""
     try:
         closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
     except Exception as error:
@@ -78,7 +95,7 @@ def _followed(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]
             f"{what} {name} is not elementwise: it {error}. A kernel applies it block by block, so each element has to "
             f"be computed alone. Do that outside of the product, and {_fix(what)}"
         ) from error
-    return tuple(follower.captured), follower.steps
+    return follower
 
 
 def _blocks(args: Sequence[jax.ShapeDtypeStruct], times: int) -> list[jax.ShapeDtypeStruct]:

@@ -63,6 +63,7 @@ class Follower:
     def __init__(self) -> None:
         self.steps: list[Any] = []  # primitives, and every number that decides what comes out
         self.captured: list[Any] = []  # constants of jaxprs
+        self.has_own_derivative = False  # defined by somebody, who may have defined anything
 
     def follow(self, closed: Any, inputs: Sequence[Followed]) -> list[Followed]:
         """The outputs of a jaxpr.
@@ -103,6 +104,7 @@ class Follower:
         shapes = [atom.aval.shape for atom in equation.outvars]
         if equation.effects:
             raise NotElementwiseError(f"has {name}, which has an effect")
+        self.has_own_derivative |= name.startswith(("custom_jvp", "custom_vjp"))
         if name in CALLS:
             return self.follow(equation.params[CALLS[name]], given)
         if name in _CONTROL:
