@@ -111,10 +111,11 @@ def test_the_largest_number(precision: str) -> None:
 
 def by_both(lhs: np.ndarray, rhs: np.ndarray, **keywords: Any) -> np.ndarray:
     """The result, which has to be the same to the bit by XLA and by the kernel."""
-    found = [np.asarray(systolic.matmul(lhs, rhs, implementation=one, **keywords)) for one in ("xla", "interpret")]
-    np.testing.assert_array_equal(*found)
-    assert found[0].dtype == found[1].dtype
-    return found[1]
+    by_xla = np.asarray(systolic.matmul(lhs, rhs, implementation="xla", **keywords))
+    by_kernel = np.asarray(systolic.matmul(lhs, rhs, implementation="interpret", **keywords))
+    np.testing.assert_array_equal(by_xla, by_kernel)
+    assert by_xla.dtype == by_kernel.dtype
+    return by_kernel
 
 
 @pytest.mark.parametrize("fused", [{}, {"bias": np.float32(0)}, {"out_scale": 1.0}, {"activation": lambda t: t}])

@@ -31,9 +31,7 @@ PALLAS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("case", PALLAS)
 def test_a_kernel_where_no_tpu_is(case: str) -> None:
-    with pytest.raises(
-        ProblemError, match=r'"pallas" runs on a TPU, and this .* use "interpret" .* XLA'
-    ):
+    with pytest.raises(ProblemError, match=r'"pallas" runs on a TPU, and this .* use "interpret" .* XLA'):
         PALLAS[case]()
 
 
@@ -84,7 +82,8 @@ def test_arrays_beside_are_converted_too() -> None:
 def test_gradients_of_float16_are_float16() -> None:
     lhs, rhs = (jnp.linspace(-1, 1, 12).reshape(3, 4).astype(jnp.float16), ones(4, 5, dtype=jnp.float16))
     for implementation in ("interpret", "xla"):
-        slope = jax.grad(lambda x, by=implementation: systolic.matmul(x, rhs, implementation=by).sum())(lhs)
+        product = functools.partial(systolic.matmul, implementation=implementation)
+        slope = jax.grad(lambda x, product=product: product(x, rhs).sum())(lhs)
         assert slope.dtype == jnp.float16
         np.testing.assert_array_equal(np.asarray(slope), np.full((3, 4), 5.0))
 
@@ -95,4 +94,4 @@ def test_float64_is_refused_where_jax_has_it() -> None:
             systolic.matmul(np.ones((3, 4)), RHS)
         with pytest.raises(ProblemError, match=r"bias is float64, .* use float32"):
             systolic.matmul(LHS, RHS, bias=np.ones(5))
-        assert systolic.matmul(LHS, RHS, bias=[1.0] * 5, out_scale=0.5).dtype == jnp.float32
+        assert systolic.matmul(LHS, RHS, bias=cast(Any, [1.0] * 5), out_scale=0.5).dtype == jnp.float32

@@ -94,7 +94,7 @@ class Follower:
             raise NotElementwiseError(
                 f"closes over a traced value of shape {list(shape)}, and a kernel has no other inputs than its operands"
             )
-        if jnp.issubdtype(getattr(value, "dtype", None), jax.dtypes.extended):
+        if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.extended):
             raise NotElementwiseError("closes over a PRNG key, and blocks would all draw the same")
         self.steps.append(np.asarray(value).tobytes())
         return Followed.constant(shape, f"an array of shape {list(shape)} that it closes over")
@@ -176,7 +176,8 @@ def _joined(values: Sequence[Followed], rank: int) -> list[Along]:
     """How elements lie that are made of these values' elements at the same place."""
     found: list[Along] = []
     for dimension in range(rank):
-        kinds = {one.along[dimension] for one in values if one.along} - {"same"}
+        kinds: set[Along] = {one.along[dimension] for one in values if one.along}
+        kinds.discard("same")
         if len(kinds) > 1:
             own = next((one for one in values if one.along and one.along[dimension] == "own"), None)
             raise NotElementwiseError(own._places() if own is not None else "combines a row of its block with a column")
@@ -202,15 +203,19 @@ def _reshape(equation: Any, given: Followed) -> list[Along]:
     if all(along == "same" for along in given.along):
         return ["same"] * len(shape)
     if equation.params["dimensions"] is None and [s for s in own if s != 1] == [s for s in shape if s != 1]:
-        kept = iter([along for along, size in zip(given.along, own, strict=True) if size != 1])
-        return ["same" if size == 1 else next(kept) for size in shape]
+        kept = [along for along, size in zip(given.along, own, strict=True) if size != 1]
+        found: list[Along] = ["same"] * len(shape)
+        for along, at in zip(kept, [at for at, size in enumerate(shape) if size != 1], strict=True):
+            found[at] = along
+        return found
     if any(isinstance(along, int) for along in given.along):
         raise NotElementwiseError(f"has reshape, of {list(own)} to {list(shape)}")
     return ["own"] * len(shape)
 
 
 def _squeeze(equation: Any, given: Followed) -> list[Along]:
-    return [along for at, along in enumerate(given.along) if at not in equation.params["dimensions"]]
+    dropped = equation.params["dimensions"]
+    return [along for at, along in enumerate(given.along) if at not in dropped]
 
 
 def _transpose(equation: Any, given: Followed) -> list[Along]:
