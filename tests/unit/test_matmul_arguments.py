@@ -58,31 +58,40 @@ SHAPES: dict[str, tuple[tuple[Any, Any], dict[str, Any], tuple[str, ...]]] = {
 }  # fmt: skip
 
 DTYPES = {
-    "complex lhs": ((ones(3, 4, dtype=jnp.complex64), RHS), {}, ("lhs[3, 4] is complex64", "astype(float32")),
-    "complex rhs": ((LHS, ones(4, 5, dtype=jnp.complex64)), {}, ("rhs[4, 5] is complex64", "rhs.astype")),
-    "float64 lhs": ((np.ones((3, 4)), RHS), {}, ("lhs[3, 4] is float64", "lhs.astype(float32)")),
-    "float64 rhs": ((LHS, np.ones((4, 5))), {}, ("rhs[4, 5] is float64", "rhs.astype(float32)")),
-    "float16": ((ones(3, 4, dtype=jnp.float16), RHS), {}, ("lhs[3, 4] is float16", "astype(bfloat16)")),
-    "uint8": ((ones(3, 4, dtype=jnp.uint8), RHS), {}, ("lhs[3, 4] is uint8", "astype(bfloat16)", "int8")),
-    "int32": ((ones(3, 4, dtype=jnp.int32), RHS), {}, ("lhs[3, 4] is int32", "float8_e4m3fn")),
-    "int64": ((np.ones((3, 4), np.int64), RHS), {}, ("lhs[3, 4] is int64",)),
-    "bool": ((LHS, ones(4, 5, dtype=jnp.bool_)), {}, ("rhs[4, 5] is bool",)),
+    "complex lhs": ((ones(3, 4, dtype=jnp.complex64), RHS), {}, ("lhs[3, 4] is complex64", "multiply .real and .imag")),
+    "complex rhs": ((LHS, ones(4, 5, dtype=jnp.complex64)), {}, ("rhs[4, 5] is complex64", "real numbers")),
+    "int4": ((ones(3, 4, dtype=jnp.int4), RHS), {}, (
+        "lhs[3, 4] is int4", "not take yet, though the matrix units of v5e, v5p and v6e do", "lhs.astype(jnp.int8)",
+        "exact")),
+    "float8 of a v6e": ((LHS, ones(4, 5, dtype=jnp.float8_e4m3b11fnuz)), {}, (
+        "rhs[4, 5] is float8_e4m3b11fnuz", "not take yet, though the matrix units of v5e, v5p and v6e do",
+        "rhs.astype(jnp.bfloat16)", "exact")),
+    "float4": ((ones(3, 4, dtype=jnp.float4_e2m1fn), RHS), {}, ("float4_e2m1fn", "v7x do", "astype(jnp.bfloat16)")),
+    "another float8": ((ones(3, 4, dtype=jnp.float8_e5m2fnuz), RHS), {}, ("no TPU multiplies", "bfloat16", "exact")),
+    "uint8": ((ones(3, 4, dtype=jnp.uint8), RHS), {}, (
+        "lhs[3, 4] is uint8", "no TPU multiplies unsigned", "astype(jnp.bfloat16), which is exact")),
+    "int16": ((ones(3, 4, dtype=jnp.int16), RHS), {}, ("no TPU multiplies", "astype(jnp.float32)", "'highest'")),
+    "int32": ((ones(3, 4, dtype=jnp.int32), RHS), {}, ("lhs[3, 4] is int32", "up to 2^24", "float8_e4m3fn")),
+    "int64": ((np.ones((3, 4), np.int64), RHS), {}, ("lhs[3, 4] is int32",)),
+    "bool": ((LHS, ones(4, 5, dtype=jnp.bool_)), {}, ("rhs[4, 5] is bool", "astype(jnp.int8)")),
+    "keys": ((jax.random.split(jax.random.key(0), 3), RHS), {}, ("lhs is an array of key<fry>", "jax.random.normal")),
+    "keys as bias": ((LHS, RHS), {"bias": jax.random.split(jax.random.key(0), 5)}, ("bias is an array of key<fry>",)),
+    "a shape": ((jax.ShapeDtypeStruct((3, 4), jnp.float32), RHS), {}, (
+        "lhs is a ShapeDtypeStruct, which has no elements", "jax.eval_shape", "systolic.plan", "systolic.simulate")),
+    "a shape as rhs_args": ((LHS, RHS), {"rhs_fn": two, "rhs_args": (jax.ShapeDtypeStruct((5,), jnp.float32),)}, (
+        "rhs_args[0] is a ShapeDtypeStruct",)),
+    "objects": ((np.array([[object()]]), RHS), {}, ("lhs[1, 1] is object",)),
     "a list": (([[1.0, 2.0]], ones(2, 3)), {}, ("lhs is a list", "jnp.asarray")),
     "a tuple": ((LHS, ((1.0,),) * 4), {}, ("rhs is a tuple", "jnp.asarray")),
     "a number": ((1.0, RHS), {}, ("lhs is a float",)),
     "nothing": ((None, RHS), {}, ("lhs is a NoneType",)),
     "an array without dimensions": ((ones(), RHS), {}, ("lhs is a scalar", "Use * for scalars")),
-    "float64 bias": ((LHS, RHS), {"bias": np.ones(5)}, ("bias is float64", "float32")),
     "complex bias": ((LHS, RHS), {"bias": ones(5, dtype=jnp.complex64)}, ("bias is complex64", "float32")),
-    "float16 residual": ((LHS, RHS), {"residual": ones(3, 5, dtype=jnp.float16)}, ("residual is float16",)),
-    "float64 out_scale": ((LHS, RHS), {"out_scale": np.ones(5)}, ("out_scale is float64",)),
-    "float64 argument": ((LHS, RHS), {"lhs_fn": two, "lhs_args": (np.ones(4),)}, ("lhs_args[0] is float64",)),
     "a mask": ((LHS, RHS), {"lhs_fn": two, "lhs_args": (np.ones((3, 4), bool),)}, ("lhs_args[0] is bool",)),
     "words as bias": ((LHS, RHS), {"bias": "x"}, ("bias is",)),
     "an object as residual": ((LHS, RHS), {"residual": object()}, ("residual is a object", "jnp.asarray")),
     "no tuple of arguments": ((LHS, RHS), {"lhs_fn": two, "lhs_args": 2.0}, ("lhs_args is a float", "tuple")),
     "result float64": ((LHS, RHS), {"preferred_element_type": "float64"}, ("preferred_element_type=float64",)),
-    "result float16": ((LHS, RHS), {"preferred_element_type": jnp.float16}, ("preferred_element_type=float16",)),
     "result complex": ((LHS, RHS), {"preferred_element_type": jnp.complex64}, ("preferred_element_type=complex64",)),
     "result unknown": ((LHS, RHS), {"preferred_element_type": "real"}, ("preferred_element_type='real'",)),
 }  # fmt: skip
@@ -102,7 +111,9 @@ FUNCTIONS = {
     "rhs_fn that runs along": ({"rhs_fn": lambda w: jnp.cumsum(w, axis=0)}, ("rhs_fn", "cumsum")),
     "lhs_fn that transposes": ({"lhs_fn": lambda x: x.T}, ("lhs_fn <lambda>", "(3, 4) into (4, 3)")),
     "lhs_fn that fails": ({"lhs_fn": two}, ("lhs_fn two fails on float32[3, 4]", "missing 1 required")),
-    "lhs_fn to float16": ({"lhs_fn": lambda x: x.astype(jnp.float16)}, ("returns float16", "astype(jnp.bfloat16)")),
+    "lhs_fn to float16": (
+        {"lhs_fn": lambda x: x.astype(jnp.float16)}, ("returns float16", "no TPU multiplies", "astype(jnp.bfloat16)")),
+    "lhs_fn to int4": ({"lhs_fn": lambda x: x.astype(jnp.int4)}, ("returns int4", "v6e do", ".astype(jnp.int8)")),
     "lhs_fn that is none": ({"lhs_fn": 3}, ("lhs_fn int",)),
 }  # fmt: skip
 

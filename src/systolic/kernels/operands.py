@@ -21,6 +21,8 @@ from systolic.problem import Extra, MatmulProblem
 from systolic.tiling import LANES, Blocking, is_made, is_split, is_staged, sublane_multiple
 
 _STAGED_ROWS = 256  # of an operand that are rewritten at once
+# The largest bfloat16 below 2^120. A low part that is rounded to 2^120 would make float32's largest number infinite.
+_LARGEST_LOW = 2.0**120 - 2.0**112
 
 Fn = Callable[..., Any]
 
@@ -116,7 +118,9 @@ def multiply(lhs: Operand, rhs: Operand, piece: Slice, problem: MatmulProblem) -
     if len(of_lhs) == 1:
         return dot(*of_lhs, *of_rhs)
     (lhs_high, lhs_low), (rhs_high, rhs_low) = of_lhs, of_rhs
-    return (dot(lhs_low, rhs_high) + dot(lhs_high, rhs_low)) + dot(lhs_high, rhs_high)
+    small = dot(lhs_low, rhs_high) + dot(lhs_high, rhs_low)
+    # An infinite element has no low part: it makes NaN of the small products, ∞ − ∞ and ∞ · 0. The high ones are right.
+    return jnp.where(small == small, small, 0.0) + dot(lhs_high, rhs_high)
 
 
 def _within(extra: Extra, rows: Any, columns: Any) -> tuple[Any, Any]:
@@ -126,12 +130,15 @@ def _within(extra: Extra, rows: Any, columns: Any) -> tuple[Any, Any]:
 def split(block: Array) -> tuple[Array, Array]:
     """A float32 block as two bfloat16 blocks whose sum is within 2^-16 of it.
 
-    The high part is cut, not rounded: by a mask on the bits, which no compiler takes for a cast that it may skip.
+    The high part is cut, not rounded: by a mask on the bits, which no compiler takes for a cast that it may skip. The
+    low part of an infinite element is NaN; so is that of a NaN, whose high part is NaN if one of its upper bits is set,
+    as in every NaN that arithmetic makes.
     """
     block = block.astype(jnp.float32)
     bits = lax.bitcast_convert_type(block, jnp.uint32)
     high = lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32)
-    return high.astype(jnp.bfloat16), (block - high).astype(jnp.bfloat16)
+    low = jnp.clip(block - high, -_LARGEST_LOW, _LARGEST_LOW)
+    return high.astype(jnp.bfloat16), low.astype(jnp.bfloat16)
 
 
 def _cast_to(name: str) -> Callable[[Array], tuple[Array]]:

@@ -8,24 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
-from systolic.ops.epilogue import activation_of, check_elementwise
+from systolic.ops.dtypes import beside, given_dtype, multiplied_dtype, operand, result_dtype
+from systolic.ops.elementwise import elementwise
+from systolic.ops.epilogue import activation_of
 from systolic.ops.gradient import Formula, Operands
 from systolic.ops.product import Implementation, Where
 from systolic.ops.target import target_chip
-from systolic.problem import MatmulProblem, PrecisionName, ProblemError
+from systolic.problem import PrecisionName, ProblemError
 from systolic.tiling import Blocking, Tiles
 
-# What the matrix unit of some chip takes. Anything else is converted by the caller, who knows what is lost.
-OPERAND_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
-# What may stand beside them. A kernel computes with all of it in float32.
-_BESIDE_DTYPES = (*OPERAND_DTYPES, "int16", "int32")
+Fn = Callable[..., Any]
 _IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")
 _PRECISIONS: dict[Any, PrecisionName] = {
     None: "default",
@@ -44,11 +42,12 @@ _PRECISIONS: dict[Any, PrecisionName] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call in canonical form, and the shape that its caller expects."""
+    """A call in canonical form, and the shape and dtype that its caller expects."""
 
     formula: Formula
     operands: Operands
     shape: tuple[int, ...]
+    dtype: str
 
 
 def canonical(
@@ -77,7 +76,9 @@ def canonical(
       ProblemError: shapes or dtypes that do not go together, functions that are not elementwise.
       UnknownChipError: no such chip.
     """
-    lhs, rhs = _operand(lhs, "lhs"), _operand(rhs, "rhs")
+    where = _where(implementation, chip, tiles)
+    stored = given_dtype(lhs, "lhs"), given_dtype(rhs, "rhs")
+    lhs, rhs = operand(lhs, "lhs"), operand(rhs, "rhs")
     lhs_args, rhs_args = _arguments(lhs_args, "lhs_args"), _arguments(rhs_args, "rhs_args")
     row, column = lhs.ndim == 1, rhs.ndim == 1
     given = f"lhs{list(lhs.shape)}{_marked(transpose_lhs)}", f"rhs{list(rhs.shape)}{_marked(transpose_rhs)}"
@@ -100,12 +101,12 @@ def canonical(
             "or one of them 1"
         ) from error
     shape = (*batch, *(() if row else (m,)), *(() if column else (n,)))
-    dtypes = [
-        _dtype_after(fn, what, array, args)
-        for fn, what, array, args in ((lhs_fn, "lhs_fn", lhs, lhs_args), (rhs_fn, "rhs_fn", rhs, rhs_args))
-    ]
-    dtype_out = _dtype_out(dtypes[0], dtypes[1], preferred_element_type)
-    name, function = activation_of(activation)
+    in_kernel = where.implementation != "xla" and bool(where.chip)
+    lhs_fn, dtype_lhs = _function(lhs_fn, "lhs_fn", lhs, lhs_args, in_kernel)
+    rhs_fn, dtype_rhs = _function(rhs_fn, "rhs_fn", rhs, rhs_args, in_kernel)
+    unmade = stored[0] if lhs_fn is None else dtype_lhs, stored[1] if rhs_fn is None else dtype_rhs
+    dtype_out = result_dtype((dtype_lhs, dtype_rhs), unmade, preferred_element_type)
+    name, function = activation_of(activation, in_kernel=in_kernel)
     rank = len(batch)
     operands = Operands(
         lhs=_ranked(lhs, rank),
@@ -117,9 +118,9 @@ def canonical(
         rhs_args=tuple(_argument(arg, f"rhs_args[{i}]", rhs, rank) for i, arg in enumerate(rhs_args)),
     )
     formula = Formula(
-        where=_where(implementation, chip, tiles),
+        where=where,
         precision=_precision(precision),
-        dtype_out=dtype_out,
+        dtype_out="float32" if dtype_out == "float16" else dtype_out,
         transpose_lhs=transpose_lhs,
         transpose_rhs=transpose_rhs,
         lhs_fn=lhs_fn,
@@ -127,55 +128,23 @@ def canonical(
         activation=function,
         activation_name=name,
     )
-    return Call(formula=formula, operands=operands, shape=shape)
+    return Call(formula=formula, operands=operands, shape=shape, dtype=dtype_out)
 
 
 def _marked(transposed: bool) -> str:
     return " transposed" if transposed else ""
 
 
-def _operand(value: Any, name: str) -> Array:
-    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
-        raise ProblemError(f"{name} is a {type(value).__name__}, not an array; use jnp.asarray")
-    dtype = np.dtype(value.dtype).name
-    if dtype not in OPERAND_DTYPES:
-        fix = {"float64": "float32", "float16": "bfloat16", "uint8": "bfloat16"}.get(dtype, "float32 or bfloat16")
-        raise ProblemError(
-            f"{name}{list(value.shape)} is {dtype}, which no TPU multiplies; use {name}.astype({fix}). "
-            f"matmul takes {', '.join(OPERAND_DTYPES)}"
-        )
-    if value.ndim == 0:
-        raise ProblemError(f"{name} is a scalar; matmul takes vectors and matrices. Use * for scalars")
-    return jnp.asarray(value)
-
-
-def _dtype_out(dtype_lhs: str, dtype_rhs: str, preferred: Any) -> str:
-    if preferred is None:
-        one = MatmulProblem(m=1, k=1, n=1, dtype_lhs=dtype_lhs, dtype_rhs=dtype_rhs, dtype_out="float32")
-        return "int32" if one.dtype_accumulator == "int32" else one.dtype_multiplied
-    try:
-        found = np.dtype(preferred).name
-    except TypeError as error:
-        raise ProblemError(f"preferred_element_type={preferred!r} is no dtype") from error
-    known = (*OPERAND_DTYPES, "int32")
-    if found not in known:
-        raise ProblemError(f"preferred_element_type={found} is not supported; use one of {', '.join(known)}")
-    return found
-
-
-def _dtype_after(fn: Callable[..., Any] | None, what: str, array: Array, args: Sequence[Any]) -> str:
-    """The dtype that is multiplied: of the operand, or of what its function makes of it."""
+def _function(fn: Fn | None, what: str, array: Array, args: Sequence[Array], in_kernel: bool) -> tuple[Fn | None, str]:
+    """An operand's function, and the dtype that is multiplied: of the operand, or of what the function makes of it."""
     if fn is None:
         if args:
             raise ProblemError(f"{what.replace('fn', 'args')} without {what}: there is nothing to give them to")
-        return array.dtype.name
-    name = getattr(fn, "__name__", type(fn).__name__)
+        return None, array.dtype.name
     shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in (array, *args)]
-    check_elementwise(fn, name, what, shapes)
-    found = jax.eval_shape(fn, *shapes).dtype.name
-    if found not in OPERAND_DTYPES:
-        raise ProblemError(f"{what} {name} returns {found}, which no TPU multiplies; end it with .astype(jnp.bfloat16)")
-    return found
+    fn = elementwise(fn, what, shapes, in_kernel=in_kernel)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return fn, multiplied_dtype(jax.eval_shape(fn, *shapes).dtype.name, f"{what} {name}")
 
 
 def _ranked(array: Array, rank: int) -> Array:
@@ -185,21 +154,7 @@ def _ranked(array: Array, rank: int) -> Array:
 def _arguments(values: Any, name: str) -> tuple[Array, ...]:
     if not isinstance(values, (tuple, list)):
         raise ProblemError(f"{name} is a {type(values).__name__}; use a tuple of arrays")
-    return tuple(_array(value, f"{name}[{i}]") for i, value in enumerate(values))
-
-
-def _array(value: Any, name: str) -> Array:
-    """What is read beside an operand or the output. Numbers become float32 or int32; arrays are never converted."""
-    try:
-        wide = np.asarray(value) if np.isscalar(value) or isinstance(value, (list, tuple)) else value
-        found = np.dtype(wide.dtype)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ProblemError(f"{name} is a {type(value).__name__}, not an array; use jnp.asarray") from error
-    if wide is not value:
-        found = np.dtype({"f": np.float32, "i": np.int32}.get(found.kind, found))
-    if found.name not in _BESIDE_DTYPES:
-        raise ProblemError(f"{name} is {found.name}, which a TPU kernel does not take; use float32 or bfloat16")
-    return jnp.asarray(wide, found)
+    return tuple(beside(value, f"{name}[{i}]") for i, value in enumerate(values))
 
 
 def _argument(array: Array, name: str, operand: Array, rank: int) -> Array:
@@ -218,7 +173,7 @@ def _beside(
     """What has to broadcast to the shape `wanted`, in its canonical form [*batch or 1, m or 1, n or 1]."""
     if value is None:
         return None
-    array = _array(value, name)
+    array = beside(value, name)
     try:
         fits = np.broadcast_shapes(array.shape, wanted) == tuple(wanted)
     except ValueError:

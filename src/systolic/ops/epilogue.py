@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from systolic.ops.elementwise import elementwise
 from systolic.problem import OperandFn, ProblemError
 
 Fn = Callable[..., Any]
@@ -28,9 +30,6 @@ ACTIVATIONS: dict[str, Fn] = {
 # What one of these costs in vector operations, at a guess; anything else is one.
 _DEAR = {"exp": 8, "exp2": 7, "log": 10, "log1p": 12, "tanh": 12, "logistic": 12, "erf": 20, "div": 6, "rsqrt": 6}
 _DEAR |= {"sqrt": 6, "sin": 20, "cos": 20, "pow": 20, "integer_pow": 2}
-# Primitives that mix elements, or know where an element stands, by how their names begin.
-_MIXING = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "cum", "sort", "arg")
-_MIXING += ("rev", "iota", "dot_general", "conv_general", "fft", "top_k")
 _FREE = {"broadcast_in_dim", "reshape", "squeeze", "pjit", "jit", "custom_jvp_call", "copy"}
 
 
@@ -42,11 +41,11 @@ class Work:
     transcendentals: int
 
 
-def activation_of(activation: str | Fn | None) -> tuple[str, Fn | None]:
+def activation_of(activation: str | Fn | None, *, in_kernel: bool) -> tuple[str, Fn | None]:
     """Name and function.
 
     Raises:
-      ProblemError: no activation of that name; a function that fails on float32, or changes the shape.
+      ProblemError: no activation of that name; a function that fails on float32, or is not elementwise.
     """
     if activation is None:
         return "", None
@@ -56,50 +55,8 @@ def activation_of(activation: str | Fn | None) -> tuple[str, Fn | None]:
             raise ProblemError(f"activation={activation!r} is not known; use a function, or one of {known}")
         return activation, ACTIVATIONS[activation]
     name = getattr(activation, "__name__", type(activation).__name__)
-    check_elementwise(activation, name, "activation", [jax.ShapeDtypeStruct((8, 128), jnp.float32)])
-    return name, activation
-
-
-def check_elementwise(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) -> None:
-    """That `fn` returns one array of its first argument's shape.
-
-    Raises:
-      ProblemError: it does not, or it fails.
-    """
-    try:
-        out = jax.eval_shape(fn, *args)
-    except Exception as error:
-        shapes = ", ".join(f"{arg.dtype.name}{list(arg.shape)}" for arg in args)
-        raise ProblemError(f"{what} {name} fails on {shapes}: {type(error).__name__}: {error}") from error
-    shape = getattr(out, "shape", None)
-    if shape != args[0].shape:
-        raise ProblemError(
-            f"{what} {name} turns a block of shape {args[0].shape} into {shape if shape is not None else type(out)}; "
-            "it has to be elementwise: one array of the same shape"
-        )
-    # A kernel gives it one block after the other: what looks at other elements, or at its place, would be wrong there.
-    mixing = next((one for one in _primitives(fn, args) if one.startswith(_MIXING)), None)
-    if mixing is not None:
-        raise ProblemError(
-            f"{what} {name} has {mixing}, which is not elementwise: each element has to be computed alone"
-        )
-
-
-def _primitives(fn: Fn, args: Sequence[jax.ShapeDtypeStruct]) -> list[str]:
-    """Names of the primitives that take something of the first argument's shape, or make it from nothing."""
-    found: list[str] = []
-
-    def visit(jaxpr: Any) -> None:
-        for equation in jaxpr.eqns:
-            inner = [value for value in equation.params.values() if hasattr(value, "eqns") or hasattr(value, "jaxpr")]
-            for value in inner:
-                visit(getattr(value, "jaxpr", value))
-            taken = equation.invars or equation.outvars
-            if args[0].shape in [getattr(one.aval, "shape", None) for one in taken]:
-                found.append(equation.primitive.name)
-
-    visit(jax.make_jaxpr(fn)(*args).jaxpr)
-    return found
+    tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+    return name, elementwise(activation, "activation", [tile], in_kernel=in_kernel)
 
 
 def work_of(fn: Fn, *args: jax.ShapeDtypeStruct) -> Work:
@@ -137,8 +94,8 @@ def epilogue_of(
 ) -> Fn:
     """`(activation(sum + bias) + residual) · scale`, cast; and with `keep_sum` also `sum + bias`.
 
-    Everything but the sum of integers alone is computed in float32. A float that becomes an integer is rounded to
-    the nearest, ties to even, and saturates.
+    Everything but the sum of integers alone is computed in float32. A result that is an integer is rounded to the
+    nearest, ties to even, and saturates, whatever it is made of.
     """
 
     def epilogue(total: Array, *extras: Array) -> tuple[Array, ...]:
@@ -161,8 +118,15 @@ def epilogue_of(
 
 
 def as_dtype(value: Array, dtype: str) -> Array:
-    """A cast that rounds and saturates where a float becomes an integer."""
-    if jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(value.dtype, jnp.floating):
-        limits = jnp.iinfo(dtype)
-        value = jnp.clip(jnp.round(value), limits.min, limits.max).astype(jnp.int32)
-    return value.astype(dtype)
+    """A cast. To integers it saturates; a float is rounded to the nearest, ties to even, and NaN is 0."""
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return value.astype(dtype)
+    limits = jnp.iinfo(dtype)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return jnp.clip(value, limits.min, limits.max).astype(dtype)
+    # Chips need not agree on what a float out of the integers' range becomes: none reaches that cast. The largest int32
+    # is no float32, so the largest float32 below 2^31 stands for it.
+    largest = np.nextafter(np.float32(limits.max + 1), np.float32(0)) if limits.bits > 24 else limits.max
+    number = jnp.where(value == value, jnp.round(value), 0.0)
+    whole = jnp.clip(number, limits.min, largest).astype(jnp.int32)
+    return jnp.where(number > largest, limits.max, whole).astype(dtype)

@@ -48,7 +48,7 @@ def matmul(
 
     Args:
       lhs: [..., m, k], or [..., k, m] with `transpose_lhs`, or [k]. float32, bfloat16, int8, float8_e4m3fn or
-        float8_e5m2.
+        float8_e5m2. float16 is multiplied as float32.
       rhs: [..., k, n], or [..., n, k] with `transpose_rhs`, or [k]. Dtypes may differ: a bfloat16 lhs
         with an int8 weight is multiplied in bfloat16.
       bias: [n], or one element.
@@ -62,7 +62,7 @@ def matmul(
       precision: of float32 operands. DEFAULT is one bfloat16 pass: 8 bits of each operand; HIGH is three, 16 bits;
         HIGHEST is six, nearly all 24. None: `jax.default_matmul_precision`.
       preferred_element_type: of the result. Default: that of the operands, int32 for int8. The sum is taken in float32
-        or int32; a float that becomes an integer is rounded and saturates.
+        or int32, where it wraps; a result that is an integer is rounded to the nearest and saturates.
       implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
         TPU interpret mode, with a `pltpu.InterpretParams` of your own if you like.
       chip: whose tiles to use. None: that of the program being traced.
@@ -72,7 +72,8 @@ def matmul(
       The product as `jnp.matmul` shapes it.
 
     Raises:
-      ProblemError: shapes or dtypes that do not go together, a function that is not elementwise.
+      ProblemError: shapes or dtypes that do not go together, a function that is not elementwise; when the program is
+        lowered, a kernel asked for where no TPU is.
       UnsupportedDtypeError: the chip does not multiply this dtype; the message names what it takes.
       IllegalTilesError: `tiles` break rules; the message has each of them.
     """
@@ -96,4 +97,4 @@ def matmul(
         tiles=tiles,
     )
     with jax.named_scope("systolic"):
-        return multiply(call.formula, call.operands).reshape(call.shape)
+        return multiply(call.formula, call.operands).reshape(call.shape).astype(call.dtype)

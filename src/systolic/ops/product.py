@@ -24,6 +24,7 @@ from systolic.kernels.interpreted import as_traceable
 from systolic.kernels.step import Functions
 from systolic.kernels.streamed import streamed_matmul
 from systolic.ops.epilogue import Work, operand_fn, work_of
+from systolic.ops.lowering import for_a_tpu
 from systolic.ops.planning import plan
 from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, Side
 from systolic.tiling import Blocking, Tiles
@@ -133,6 +134,8 @@ def by_xla(product: Product, *arrays: Array) -> tuple[Array, ...]:
 @functools.partial(jax.jit, static_argnums=0)
 def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
     """The product by the Pallas kernel, with the tiles of `plan`."""
+    if product.where.implementation == "pallas":
+        arrays = (for_a_tpu(arrays[0]), *arrays[1:])
     folded, batch = fold(product.transpose_lhs, product.beside, arrays)
     problem = problem_of(product, folded)
     chip = product.where.chip

@@ -1,0 +1,290 @@
+"""Follows how the values of a jaxpr depend on places in a block.
+
+Every dimension of every value goes along a dimension of the block, or all elements along it are the same, or it is the
+function's own: an `iota`, a stack of candidates. Primitives that work along dimensions may do so along a function's own
+ones, where they see the same whatever the block is; never along the block's. Where a dimension of the block meets one
+of the function's own, elements would depend on their place.
+
+Only primitives of which that is known are let through (`systolic.ops.primitives`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from systolic.compat import scan_counts
+from systolic.ops.primitives import CALLS, ELEMENTWISE, OF_CONSTANTS, REDUCTIONS, WITHIN
+
+Along = int | Literal["same", "own"]  # the number of a dimension of the block, or one of the other two kinds
+
+
+class NotElementwiseError(Exception):
+    """An element would depend on others, or on its place; the text goes on after "it"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """What is known of a value."""
+
+    along: tuple[Along, ...]  # for each of its dimensions
+    of_block: bool  # made from the block, and not from constants alone
+    origin: str = ""  # of dimensions of its own, for messages
+
+    @classmethod
+    def block(cls, shape: Sequence[int], along: Sequence[Along]) -> Followed:
+        """An argument of the function. Along a dimension of one element all elements are the same."""
+        return cls(along=_short(shape, along), of_block=True)
+
+    @classmethod
+    def constant(cls, shape: Sequence[int], origin: str) -> Followed:
+        """A value of which nothing is known but that no block decides it."""
+        return cls(along=_short(shape, ("own",) * len(shape)), of_block=False, origin=origin)
+
+    def expect(self, wanted: Sequence[int]) -> None:
+        """Raises unless each element stands at its place in the block."""
+        for along, axis in zip(self.along, wanted, strict=True):
+            if along not in ("same", axis):
+                raise NotElementwiseError(self._places() if along == "own" else "transposes its block")
+
+    def _places(self) -> str:
+        return f"has {self.origin}, by which an element depends on its place"
+
+
+class Follower:
+    """Follows values through a jaxpr, and writes down what they go through."""
+
+    def __init__(self) -> None:
+        self.steps: list[Any] = []  # primitives, and every number that decides what comes out
+        self.captured: list[Any] = []  # constants of jaxprs
+        self.has_own_derivative = False  # defined by somebody, who may have defined anything
+
+    def follow(self, closed: Any, inputs: Sequence[Followed]) -> list[Followed]:
+        """The outputs of a jaxpr.
+
+        Raises:
+          NotElementwiseError: elements would be mixed.
+        """
+        jaxpr = getattr(closed, "jaxpr", closed)
+        known: dict[Any, Followed] = {}
+        for variable, value in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True):
+            known[variable] = self._constant(value)
+            self.captured.append(value)
+        known.update(zip(jaxpr.invars, inputs, strict=True))
+
+        def of(atom: Any) -> Followed:
+            return self._constant(atom.val) if hasattr(atom, "val") else known[atom]
+
+        for equation in jaxpr.eqns:
+            given = [of(atom) for atom in equation.invars]
+            numbers = [value for value in equation.params.values() if isinstance(value, (bool, int, float, str))]
+            self.steps.append((equation.primitive.name, repr(numbers)))
+            known.update(zip(equation.outvars, self._through(equation, given), strict=True))
+        return [of(atom) for atom in jaxpr.outvars]
+
+    def _constant(self, value: Any) -> Followed:
+        shape = np.shape(value)
+        if isinstance(value, Tracer):
+            raise NotElementwiseError(
+                f"closes over a traced value of shape {list(shape)}, and a kernel has no other inputs than its operands"
+            )
+        if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.extended):
+            raise NotElementwiseError("closes over a PRNG key, and blocks would all draw the same")
+        self.steps.append(np.asarray(value).tobytes())
+        return Followed.constant(shape, f"an array of shape {list(shape)} that it closes over")
+
+    def _through(self, equation: Any, given: list[Followed]) -> list[Followed]:
+        name = equation.primitive.name
+        shapes = [atom.aval.shape for atom in equation.outvars]
+        if equation.effects:
+            raise NotElementwiseError(f"has {name}, which has an effect")
+        self.has_own_derivative |= name.startswith(("custom_jvp", "custom_vjp"))
+        if name in CALLS:
+            return self.follow(equation.params[CALLS[name]], given)
+        if name in _CONTROL:
+            return _CONTROL[name](self, equation, given)
+        if name in _PLACING:
+            (one,) = given
+            return [_made(shapes[0], _PLACING[name](equation, one), given)]
+        rank = len(shapes[0]) if shapes else 0
+        if name in ELEMENTWISE and all(len(atom.aval.shape) in (0, rank) for atom in equation.invars):
+            return [_made(shapes[0], _joined(given, rank), given)]
+        if name in REDUCTIONS | WITHIN:
+            return self._along(equation, given)
+        if name not in OF_CONSTANTS or any(one.of_block for one in given):
+            raise NotElementwiseError(f"has {name}, which is not known to keep elements apart")
+        self.steps.append([atom.aval.shape for atom in equation.invars])
+        self.steps.append(repr([value for value in equation.params.values() if isinstance(value, tuple)]))
+        return [Followed.constant(shape, name) for shape in shapes]
+
+    def _along(self, equation: Any, given: list[Followed]) -> list[Followed]:
+        """Results of a primitive that works along some of its operands' dimensions, all of them the function's own."""
+        name, shape = equation.primitive.name, equation.invars[0].aval.shape
+        worked = _worked_along(equation)
+        joined = _joined(given, len(shape))
+        if name == "stack":
+            joined.insert(worked[0], "own")
+        elif any(isinstance(joined[dimension], int) for dimension in worked):
+            raise NotElementwiseError(f"has {name} along a dimension of its block")
+        else:
+            each = [
+                value for value in equation.params.values() if isinstance(value, tuple) and len(value) == len(shape)
+            ]
+            self.steps.append([(shape[at], *(str(value[at]) for value in each)) for at in worked])
+        found: list[Along] = ["own" if at in worked else along for at, along in enumerate(joined)]
+        if name in REDUCTIONS:
+            found = [along for at, along in enumerate(found) if at not in worked]
+        return [_made(atom.aval.shape, found, given, name) for atom in equation.outvars]
+
+
+def _worked_along(equation: Any) -> tuple[int, ...]:
+    """The dimensions whose elements a primitive mixes, moves or leaves out."""
+    params = equation.params
+    if "axes" in params:
+        return tuple(params["axes"])
+    if "dimensions" in params:
+        return tuple(params["dimensions"])
+    if "axis" in params or "dimension" in params:
+        return (params.get("axis", params.get("dimension")),)
+    if "padding_config" in params:
+        return tuple(at for at, padding in enumerate(params["padding_config"]) if any(padding))
+    shape, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    return tuple(at for at, (size, taken) in enumerate(zip(shape, out, strict=True)) if size != taken)
+
+
+def _short(shape: Sequence[int], along: Sequence[Along]) -> tuple[Along, ...]:
+    return tuple("same" if size == 1 else one for size, one in zip(shape, along, strict=True))
+
+
+def _made(shape: Sequence[int], along: Sequence[Along], given: Sequence[Followed], origin: str = "") -> Followed:
+    short = _short(shape, along)
+    origins = [one.origin for one in given if "own" in one.along]
+    return Followed(
+        along=short,
+        of_block=any(one.of_block for one in given),
+        origin="" if "own" not in short else origins[0] if origins else origin,
+    )
+
+
+def _joined(values: Sequence[Followed], rank: int) -> list[Along]:
+    """How elements lie that are made of these values' elements at the same place."""
+    found: list[Along] = []
+    for dimension in range(rank):
+        kinds: set[Along] = {one.along[dimension] for one in values if one.along}
+        kinds.discard("same")
+        if len(kinds) > 1:
+            own = next((one for one in values if one.along and one.along[dimension] == "own"), None)
+            raise NotElementwiseError(own._places() if own is not None else "combines a row of its block with a column")
+        found.append(kinds.pop() if kinds else "same")
+    return found
+
+
+# Primitives that place whole dimensions anew: how the result lies.
+
+
+def _broadcast(equation: Any, given: Followed) -> list[Along]:
+    shape, own = equation.params["shape"], equation.invars[0].aval.shape
+    found: list[Along] = ["same"] * len(shape)
+    for dimension, to in enumerate(equation.params["broadcast_dimensions"]):
+        if own[dimension] == shape[to]:
+            found[to] = given.along[dimension]
+    return found
+
+
+def _reshape(equation: Any, given: Followed) -> list[Along]:
+    """Dimensions of one element may come and go. Others stay as they are, unless all elements are the same."""
+    own, shape = equation.invars[0].aval.shape, equation.params["new_sizes"]
+    if all(along == "same" for along in given.along):
+        return ["same"] * len(shape)
+    if equation.params["dimensions"] is None and [s for s in own if s != 1] == [s for s in shape if s != 1]:
+        kept = [along for along, size in zip(given.along, own, strict=True) if size != 1]
+        found: list[Along] = ["same"] * len(shape)
+        for along, at in zip(kept, [at for at, size in enumerate(shape) if size != 1], strict=True):
+            found[at] = along
+        return found
+    if any(isinstance(along, int) for along in given.along):
+        raise NotElementwiseError(f"has reshape, of {list(own)} to {list(shape)}")
+    return ["own"] * len(shape)
+
+
+def _squeeze(equation: Any, given: Followed) -> list[Along]:
+    dropped = equation.params["dimensions"]
+    return [along for at, along in enumerate(given.along) if at not in dropped]
+
+
+def _transpose(equation: Any, given: Followed) -> list[Along]:
+    return [given.along[at] for at in equation.params["permutation"]]
+
+
+_PLACING: dict[str, Callable[[Any, Followed], list[Along]]] = {
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "squeeze": _squeeze,
+    "transpose": _transpose,
+}
+
+
+# Control flow: what decides is one scalar for all elements.
+
+
+def _either(first: Sequence[Followed], second: Sequence[Followed], *deciding: Followed) -> list[Followed]:
+    return [
+        Followed(
+            along=tuple(_joined((one, other), len(one.along))),
+            of_block=any(value.of_block for value in (one, other, *deciding)),
+            origin=one.origin or other.origin,
+        )
+        for one, other in zip(first, second, strict=True)
+    ]
+
+
+def _cond(follower: Follower, equation: Any, given: list[Followed]) -> list[Followed]:
+    decides, *operands = given
+    first, *others = (follower.follow(branch, operands) for branch in equation.params["branches"])
+    found = _either(first, first, decides)
+    for other in others:
+        found = _either(found, other)
+    return found
+
+
+def _while(follower: Follower, equation: Any, given: list[Followed]) -> list[Followed]:
+    n_condition, n_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+    of_condition, of_body = given[:n_condition], given[n_condition : n_condition + n_body]
+    carried = given[n_condition + n_body :]
+    while True:
+        (decides,) = follower.follow(equation.params["cond_jaxpr"], [*of_condition, *carried])
+        outs = follower.follow(equation.params["body_jaxpr"], [*of_body, *carried])
+        after = _either(carried, outs, decides)
+        if after == carried:
+            return carried
+        carried = after
+
+
+def _scan(follower: Follower, equation: Any, given: list[Followed]) -> list[Followed]:
+    n_constants, n_carried = scan_counts(equation.params)
+    constants, carried = given[:n_constants], given[n_constants : n_constants + n_carried]
+    rounds = given[n_constants + n_carried :]
+    if any(isinstance(one.along[0], int) for one in rounds):
+        raise NotElementwiseError("has scan along a dimension of its block")
+    each = [Followed(along=one.along[1:], of_block=one.of_block, origin=one.origin) for one in rounds]
+    while True:
+        outs = follower.follow(equation.params["jaxpr"], [*constants, *carried, *each])
+        after = _either(carried, outs[:n_carried])
+        if after == carried:
+            break
+        carried = after
+    stacked = zip(equation.outvars[n_carried:], outs[n_carried:], strict=True)
+    return [*carried, *(_made(atom.aval.shape, ("own", *one.along), [one], "scan") for atom, one in stacked)]
+
+
+_CONTROL: dict[str, Callable[[Follower, Any, list[Followed]], list[Followed]]] = {
+    "cond": _cond,
+    "while": _while,
+    "scan": _scan,
+}
