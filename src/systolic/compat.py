@@ -111,3 +111,10 @@ def abstract_mesh_in_all_threads(mesh: Any) -> Iterator[None]:
             yield
     finally:
         config.abstract_mesh_context_manager.set_global(before)
+
+
+def interpreted_effects() -> frozenset[Any]:
+    """The effects that JAX gives to a kernel in TPU interpret mode."""
+    from jax._src.pallas.mosaic.interpret.params import get_interpret_effects
+
+    return frozenset(get_interpret_effects())

@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.ops.epilogue import activation_of, check_elementwise
-from systolic.ops.gradient import Formula, Operands
+from systolic.ops.formula import Formula, Operands
 from systolic.ops.product import Implementation, Where
 from systolic.ops.target import target_chip
 from systolic.problem import MatmulProblem, PrecisionName, ProblemError

@@ -19,11 +19,13 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import chip as chip_named
+from systolic.compat import interpreted_effects
 from systolic.kernels.blocked import blocked_matmul
-from systolic.kernels.interpreted import as_traceable
+from systolic.kernels.interpreted import as_traceable, tracing_for
 from systolic.kernels.step import Functions
 from systolic.kernels.streamed import streamed_matmul
 from systolic.ops.epilogue import Work, operand_fn, work_of
+from systolic.ops.linear import floating, linear, perturbed
 from systolic.ops.planning import plan
 from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, Side
 from systolic.tiling import Blocking, Tiles
@@ -39,6 +41,11 @@ class Where:
     implementation: Implementation  # None: Pallas where the program runs on a TPU, else XLA
     chip: str  # whose tiles; "" where no TPU is in sight and nobody asked for one
     tiles: Tiles | Blocking | None
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        """JAX's effects of a product."""
+        return interpreted_effects() if _interpret(self.implementation) else frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,26 +64,54 @@ class Product:
     beside: tuple[Side, ...] = ()  # for each extra
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def compute(product: Product, *arrays: Array) -> tuple[Array, ...]:
-    """All outputs, each [*batch, m, n].
+    """All outputs, each [*batch, m, n]; differentiable in both modes, any number of times, by XLA.
 
     Args:
       arrays: lhs, rhs and the extras, as the module says.
     """
+    return _batched(product, *arrays)
 
-    # Products of the backward pass can be differentiated again: then by XLA.
-    @jax.custom_vjp
-    def differentiable(*arrays: Array) -> tuple[Array, ...]:
-        return _batched(product, *arrays)
 
-    def forward(*arrays: Array) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        return _batched(product, *arrays), arrays
+@functools.partial(compute.defjvp, symbolic_zeros=True)
+def _compute_tangent(
+    product: Product, arrays: tuple[Array, ...], tangents: tuple[Any, ...]
+) -> tuple[tuple[Array, ...], tuple[Any, ...]]:
+    outs = compute(product, *arrays)
+    return outs, linear(_Tangent(product=product), arrays, perturbed(tangents), outs)
 
-    def backward(arrays: tuple[Array, ...], cotangents: tuple[Array, ...]) -> tuple[Array, ...]:
-        return jax.vjp(functools.partial(by_xla, product), *arrays)[1](cotangents)
 
-    differentiable.defvjp(forward, backward)
-    return differentiable(*arrays)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tangent:
+    """The derivative of a product. `matmul` has one of its own, so this is only that of a derivative."""
+
+    product: Product
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return frozenset()
+
+    def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
+        fn, at = self._of(residuals, arguments)
+        return jax.jvp(fn, at, tuple(argument for argument in arguments if argument is not None))[1]
+
+    def transpose(
+        self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
+    ) -> Sequence[Array | None]:
+        fn, at = self._of(residuals, arguments)
+        found = iter(jax.vjp(fn, *at)[1](tuple(cotangents)))
+        return [None if argument is None else next(found) for argument in arguments]
+
+    def _of(self, arrays: Sequence[Array], wanted: Sequence[Any]) -> tuple[Fn, tuple[Array, ...]]:
+        """The product as a function of some of its arrays, and these."""
+
+        def fn(*some: Array) -> tuple[Array, ...]:
+            given = iter(some)
+            all_of_them = [old if one is None else next(given) for old, one in zip(arrays, wanted, strict=True)]
+            return floating(by_xla(self.product, *all_of_them))
+
+        return fn, tuple(array for array, one in zip(arrays, wanted, strict=True) if one is not None)
 
 
 def _batched(product: Product, *arrays: Array) -> tuple[Array, ...]:
@@ -133,6 +168,13 @@ def by_xla(product: Product, *arrays: Array) -> tuple[Array, ...]:
 @functools.partial(jax.jit, static_argnums=0)
 def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
     """The product by the Pallas kernel, with the tiles of `plan`."""
+    # A TPU's scalar unit has 32 bits, and so has every number in a kernel: its own, those of Pallas' pipelines, and
+    # what functions of users make of Python's.
+    with jax.enable_x64(False), tracing_for(chip_named(product.where.chip)):
+        return _by_pallas(product, arrays)
+
+
+def _by_pallas(product: Product, arrays: Sequence[Array]) -> tuple[Array, ...]:
     folded, batch = fold(product.transpose_lhs, product.beside, arrays)
     problem = problem_of(product, folded)
     chip = chip_named(product.where.chip)
