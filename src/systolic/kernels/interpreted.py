@@ -47,10 +47,10 @@ def _stored_size(shape: tuple[int, ...], spec: pl.BlockSpec) -> tuple[int, ...]:
 def tracing_for(chip: Chip) -> AbstractContextManager[Any]:
     """For a kernel: where no TPU is in sight, JAX takes the program's device for one of this chip.
 
-    `emit_pipeline` asks for the device while it is traced, and some operations, `//` and `sign` among them, while they
-    are lowered. Both know no CPU: not for interpret mode, and not for a function whose program for TPUs is made on a
-    machine without one. Under `shard_map` over devices of a CPU nothing can be done: there all arrays are tied to the
-    mesh of CPUs, and none can be taken for a TPU's.
+    `emit_pipeline` asks for the device while it is traced, and some operations, `jnp.sign` among them, while they are
+    lowered. Neither knows CPUs: not for interpret mode, and not for a program for TPUs that is made on a machine
+    without one. Under `shard_map` over devices of a CPU nothing can be done: there all arrays are tied to the mesh of
+    CPUs, and none can be taken for a TPU's.
     """
     if _tpu_in_sight() or get_abstract_mesh().axis_names:
         return nullcontext()

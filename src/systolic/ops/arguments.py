@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.ops.epilogue import activation_of, check_elementwise
-from systolic.ops.formula import Formula, Operands
+from systolic.ops.gradient import Formula, Operands
 from systolic.ops.product import Implementation, Where
 from systolic.ops.target import target_chip
 from systolic.problem import MatmulProblem, PrecisionName, ProblemError
@@ -93,7 +93,7 @@ def canonical(
             "check transpose_lhs and transpose_rhs"
         )
     try:
-        batch = np.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
+        batch = lax.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
     except ValueError as error:
         raise ProblemError(
             f"batch dimensions of {given[0]} and {given[1]} do not broadcast: each pair has to be equal, "
@@ -204,7 +204,7 @@ def _array(value: Any, name: str) -> Array:
 
 def _argument(array: Array, name: str, operand: Array, rank: int) -> Array:
     try:
-        fits = np.broadcast_shapes(array.shape, operand.shape) == operand.shape
+        fits = lax.broadcast_shapes(array.shape, operand.shape) == operand.shape
     except ValueError:
         fits = False
     if not fits:
@@ -220,7 +220,7 @@ def _beside(
         return None
     array = _array(value, name)
     try:
-        fits = np.broadcast_shapes(array.shape, wanted) == tuple(wanted)
+        fits = lax.broadcast_shapes(array.shape, wanted) == tuple(wanted)
     except ValueError:
         fits = False
     if not fits:

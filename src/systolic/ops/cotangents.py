@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from systolic.ops.epilogue import work_of
 from systolic.ops.formula import Fn, Formula, Operands, kept_dtype
@@ -116,7 +116,7 @@ def _operand_cotangents(
     other_side: Side = "rhs" if dz_left else "lhs"
     beside: list[Side] = [*(dz_side for _ in source[1:]), *(other_side for _ in other_args)]
     extras = [*source[1:], *other_args]
-    reduced = _batch_of(first) != array.shape[:-2]
+    reduced = lax.broadcast_shapes(*(one.shape[:-2] for one in first)) != array.shape[:-2]
     fused = own_fn is not None and not args and not reduced
     if fused:
         beside.append("out")
@@ -160,10 +160,6 @@ def _input_derivative(fn: Fn, dtype: str) -> Fn:
 
 def _identity(total: Array) -> tuple[Array]:
     return (total,)
-
-
-def _batch_of(arrays: tuple[Array, Array]) -> tuple[int, ...]:
-    return tuple(max(sizes) for sizes in zip(*(array.shape[:-2] for array in arrays), strict=True))
 
 
 def _summed(wide: Array, like: Array) -> Array:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from systolic.ops.epilogue import epilogue_of
 from systolic.ops.product import Product, Where, compute
@@ -98,5 +97,5 @@ def kept_dtype(operands: Operands) -> str:
 def output_shape(formula: Formula, operands: Operands) -> tuple[int, ...]:
     """[*batch, m, n]."""
     lhs, rhs = operands.lhs.shape, operands.rhs.shape
-    batch = np.broadcast_shapes(*(array.shape[:-2] for array in jax.tree.leaves(operands)))
+    batch = lax.broadcast_shapes(*(array.shape[:-2] for array in jax.tree.leaves(operands)))
     return *batch, lhs[-1 if formula.transpose_lhs else -2], rhs[-2 if formula.transpose_rhs else -1]

@@ -22,7 +22,7 @@ from systolic.compat import varying_alike
 from systolic.ops.cotangents import operand_cotangents
 from systolic.ops.formula import Fn, Formula, Operands, evaluated, output_shape
 from systolic.ops.linear import linear, perturbed
-from systolic.ops.product import fold
+from systolic.ops.product import fold, is_symbolic
 from systolic.problem import Side
 
 _OPERANDS: tuple[Literal["lhs", "rhs"], ...] = ("lhs", "rhs")
@@ -42,7 +42,7 @@ def _folded(formula: Formula, operands: Operands) -> tuple[Operands, tuple[int, 
     """A batch that shares rhs as one matrix, so that the gradient of rhs is one product too, and not a sum of many."""
     around = [array for array in (operands.bias, operands.residual, operands.scale) if array is not None]
     arrays = [operands.lhs, operands.rhs, *operands.lhs_args, *operands.rhs_args, *around]
-    if any(0 in array.shape for array in arrays):
+    if is_symbolic(arrays) or any(0 in array.shape for array in arrays):
         return operands, None
     sides: dict[Side, int] = {"lhs": len(operands.lhs_args), "rhs": len(operands.rhs_args), "out": len(around)}
     flat, batch = fold(formula.transpose_lhs, [side for side, count in sides.items() for _ in range(count)], arrays)

@@ -27,11 +27,17 @@ from systolic.kernels.streamed import streamed_matmul
 from systolic.ops.epilogue import Work, operand_fn, work_of
 from systolic.ops.linear import floating, linear, perturbed
 from systolic.ops.planning import plan
-from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, Side
+from systolic.ops.unplanned import without_kernel
+from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, ProblemError, Side
 from systolic.tiling import Blocking, Tiles
 
 Implementation = Literal["pallas", "xla", "interpret"] | pltpu.InterpretParams | None
 Fn = Callable[..., Any]
+
+_NO_CHIP = (
+    "it was traced where no TPU that systolic knows is in sight; say whose tiles are wanted, as with "
+    'chip="v6e", or implementation="xla" where XLA is'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +136,33 @@ def _batched(product: Product, *arrays: Array) -> tuple[Array, ...]:
 
 def _dispatched(product: Product, arrays: Sequence[Array]) -> tuple[Array, ...]:
     where = product.where
-    empty = any(0 in array.shape for array in arrays)
-    if where.implementation == "xla" or not where.chip or empty:
+    if where.implementation == "xla" or any(0 in array.shape for array in arrays):
         return by_xla(product, *arrays)
+    if is_symbolic(arrays):
+        return by_xla(product, _unplanned(where, arrays), *arrays[1:])
+    if not where.chip:
+        return by_xla(product, without_kernel(arrays[0], _NO_CHIP), *arrays[1:])
     if where.implementation is None:
         # Decided when the program is lowered: the same traced function may run on a CPU.
         return lax.platform_dependent(
             *arrays, tpu=functools.partial(by_pallas, product), default=functools.partial(by_xla, product)
         )
     return by_pallas(product, *arrays)
+
+
+def is_symbolic(arrays: Sequence[Any]) -> bool:
+    """Whether sizes are symbols, as `jax.export.symbolic_shape` makes them."""
+    return not all(isinstance(size, int) for array in arrays for size in array.shape)
+
+
+def _unplanned(where: Where, arrays: Sequence[Array]) -> Array:
+    shapes = " and ".join(f"[{', '.join(map(str, array.shape))}]" for array in arrays[:2])
+    if where.implementation is not None:
+        raise ProblemError(
+            f"implementation={where.implementation!r} with operands of {shapes}: tiles are chosen for sizes that are "
+            "numbers. Leave it out, and XLA multiplies, or export once for each size"
+        )
+    return without_kernel(arrays[0], f"tiles are chosen for sizes that are numbers, and operands are {shapes}")
 
 
 def by_xla(product: Product, *arrays: Array) -> tuple[Array, ...]:
@@ -149,7 +173,8 @@ def by_xla(product: Product, *arrays: Array) -> tuple[Array, ...]:
         lhs = product.lhs_fn(lhs, *extras["lhs"])
     if product.rhs_fn is not None:
         rhs = product.rhs_fn(rhs, *extras["rhs"])
-    problem = problem_of(product, arrays)
+    # Only dtypes are wanted: sizes may be symbols.
+    problem = problem_of(product, [jax.ShapeDtypeStruct((1,) * array.ndim, array.dtype) for array in arrays])
     operands = [array.astype(problem.dtype_multiplied) for array in (lhs, rhs)]
     if product.transpose_lhs:
         operands[0] = operands[0].mT
