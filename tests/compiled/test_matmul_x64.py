@@ -81,6 +81,7 @@ def test_the_program_is_that_without_x64(pool: WorkerPool, form: str, name: str)
     plain = submit_simulation(pool, fn, arguments, chip(name), label=f"{form} on {name}")
     with jax.enable_x64(True):
         wide = submit_simulation(pool, fn, arguments, chip(name), label=f"{form} on {name} under x64")
-    runs = [job.result().run for job in (plain, wide)]
-    assert runs[0].cycles == runs[1].cycles
-    assert runs[0].bundles == runs[1].bundles
+    without, under = plain.result().run, wide.result().run
+    assert without is not None
+    assert under is not None
+    assert (under.cycles, under.bundles) == (without.cycles, without.bundles)

@@ -113,7 +113,7 @@ TRANSFORMS: dict[str, Callable[[Fn], Any]] = {
     "batch": lambda f: jax.jvp(jax.grad(loss(f), both), BATCH, BATCH),
     "batch that shares rhs": lambda f: jax.jvp(f, (BATCH[0], SMALL[1]), (BATCH[0], SMALL[1])),
     "jvp of scan": lambda f: jax.jvp(layers(f), (SMALL[0], LAYERS), (SMALL[0], LAYERS)),
-    "jvp of grad of scan": lambda f: jax.jvp(jax.grad(total(layers(f)), both), *2 * [(SMALL[0], LAYERS)]),
+    "jvp of grad of scan": lambda f: jax.jvp(jax.grad(total(layers(f)), both), (SMALL[0], LAYERS), (SMALL[0], LAYERS)),
     "jvp of checkpoint": lambda f: jax.jvp(jax.checkpoint(f), SMALL, SMALL),
     "second of checkpoint": lambda f: jax.grad(again(loss(jax.checkpoint(f))), both)(*SMALL),
     "checkpoint in a scan": lambda f: jax.grad(total(layers(jax.checkpoint(f))), both)(SMALL[0], LAYERS),

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 import systolic
-from systolic.ops.unplanned import NoKernelWarning
-from systolic.problem import MatmulProblem, ProblemError
+from systolic.problem import MatmulProblem, NoKernelWarning, ProblemError
 
 CHIPS = ["v4", "v5e", "v5p", "v6e", "v7x"]
 F32, BF16, INT8 = jnp.float32, jnp.bfloat16, jnp.int8
@@ -147,7 +146,7 @@ def symbolic(text: str = "b, m") -> Any:
 def test_symbolic_sizes_go_to_xla() -> None:
     batch, rows = symbolic()
 
-    def product(lhs: jax.Array, rhs: jax.Array, bias: jax.Array, chip: str | None = None) -> jax.Array:
+    def product(lhs: jax.Array, rhs: jax.Array, bias: jax.Array, *, chip: str | None = None) -> jax.Array:
         return systolic.matmul(lhs, rhs, bias=bias, activation="silu", lhs_fn=jnp.sin, out_scale=2.0, chip=chip)
 
     operands = shapes((batch, rows, 16), (16, 24), (24,), dtype=F32)

@@ -60,7 +60,7 @@ def tracing_for(chip: Chip) -> AbstractContextManager[Any]:
 
 def as_traceable(blocking: Blocking) -> Blocking:
     """Two buffers in place of three where `emit_pipeline` can't be traced: see `tracing_for`."""
-    if _tpu_in_sight() or not get_abstract_mesh().axis_names:
+    if blocking.pieces or _tpu_in_sight() or not get_abstract_mesh().axis_names:
         return blocking
     return dataclasses.replace(blocking, buffers=2)
 

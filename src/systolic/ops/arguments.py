@@ -17,7 +17,7 @@ from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.ops.epilogue import activation_of, check_elementwise
 from systolic.ops.gradient import Formula, Operands
-from systolic.ops.product import Implementation, Where
+from systolic.ops.product import Implementation, Where, broadcast_shapes
 from systolic.ops.target import target_chip
 from systolic.problem import MatmulProblem, PrecisionName, ProblemError
 from systolic.tiling import Blocking, Tiles
@@ -93,7 +93,7 @@ def canonical(
             "check transpose_lhs and transpose_rhs"
         )
     try:
-        batch = lax.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
+        batch = broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
     except ValueError as error:
         raise ProblemError(
             f"batch dimensions of {given[0]} and {given[1]} do not broadcast: each pair has to be equal, "
@@ -204,7 +204,7 @@ def _array(value: Any, name: str) -> Array:
 
 def _argument(array: Array, name: str, operand: Array, rank: int) -> Array:
     try:
-        fits = lax.broadcast_shapes(array.shape, operand.shape) == operand.shape
+        fits = broadcast_shapes(array.shape, operand.shape) == operand.shape
     except ValueError:
         fits = False
     if not fits:
@@ -220,7 +220,7 @@ def _beside(
         return None
     array = _array(value, name)
     try:
-        fits = lax.broadcast_shapes(array.shape, wanted) == tuple(wanted)
+        fits = broadcast_shapes(array.shape, wanted) == tuple(wanted)
     except ValueError:
         fits = False
     if not fits:

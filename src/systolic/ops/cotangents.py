@@ -14,11 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from systolic.ops.epilogue import work_of
 from systolic.ops.formula import Fn, Formula, Operands, kept_dtype
-from systolic.ops.product import Product, compute
+from systolic.ops.product import Product, broadcast_shapes, compute
 from systolic.problem import MatmulProblem, Side
 
 # Vector operations an element up to which the activation's derivative is computed inside the products.
@@ -45,15 +45,15 @@ def operand_cotangents(
         before = before if formula.activation is None else formula.activation(before)
         if operands.residual is not None:
             before = before + operands.residual.astype(jnp.float32)
-        dscale = _summed(wide * before, operands.scale)
+        dscale = wide * before
     dlhs, dlhs_args = _operand_cotangents("lhs", formula, operands, wanted, source, fn)
     drhs, drhs_args = _operand_cotangents("rhs", formula, operands, wanted, source, fn)
     return Operands(
         lhs=dlhs,
         rhs=drhs,
-        bias=_summed(dz, operands.bias) if wanted.bias else None,
-        residual=_summed(scaled, operands.residual) if wanted.residual else None,
-        scale=dscale,
+        bias=_summed(dz if wanted.bias else None, operands.bias),
+        residual=_summed(scaled if wanted.residual else None, operands.residual),
+        scale=_summed(dscale, operands.scale),
         lhs_args=dlhs_args,
         rhs_args=drhs_args,
     )
@@ -93,8 +93,8 @@ def _derivative_ops(activation: Fn) -> int:
 
 def _operand_cotangents(
     side: Side, formula: Formula, operands: Operands, wanted: Operands, source: tuple[Array, ...], fn: Fn | None
-) -> tuple[Array | None, tuple[Array | None, ...]]:
-    """The cotangent of lhs or rhs, stored like it, and of the arguments of its function."""
+) -> tuple[Any, tuple[Any, ...]]:
+    """The cotangent of lhs or rhs, stored like it, and of its function's arguments; None where it is not wanted."""
     is_lhs = side == "lhs"
     array, args = (operands.lhs, operands.lhs_args) if is_lhs else (operands.rhs, operands.rhs_args)
     other, other_args = (operands.rhs, operands.rhs_args) if is_lhs else (operands.lhs, operands.lhs_args)
@@ -116,7 +116,7 @@ def _operand_cotangents(
     other_side: Side = "rhs" if dz_left else "lhs"
     beside: list[Side] = [*(dz_side for _ in source[1:]), *(other_side for _ in other_args)]
     extras = [*source[1:], *other_args]
-    reduced = lax.broadcast_shapes(*(one.shape[:-2] for one in first)) != array.shape[:-2]
+    reduced = broadcast_shapes(*(one.shape[:-2] for one in first)) != array.shape[:-2]
     fused = own_fn is not None and not args and not reduced
     if fused:
         beside.append("out")
@@ -162,8 +162,10 @@ def _identity(total: Array) -> tuple[Array]:
     return (total,)
 
 
-def _summed(wide: Array, like: Array) -> Array:
-    """Summed over what was broadcast, in the dtype of `like`."""
+def _summed(wide: Array | None, like: Array | None) -> Any:
+    """Summed over what was broadcast, in the dtype of `like`; None where nothing is wanted."""
+    if wide is None or like is None:
+        return None
     return _summed_to(wide, like.shape).astype(like.dtype)
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, lax
+from jax import Array
 
 from systolic.ops.epilogue import epilogue_of
-from systolic.ops.product import Product, Where, compute
+from systolic.ops.product import Product, Where, broadcast_shapes, compute
 from systolic.problem import PrecisionName, Side
 
 Fn = Callable[..., Any]
@@ -97,5 +97,5 @@ def kept_dtype(operands: Operands) -> str:
 def output_shape(formula: Formula, operands: Operands) -> tuple[int, ...]:
     """[*batch, m, n]."""
     lhs, rhs = operands.lhs.shape, operands.rhs.shape
-    batch = lax.broadcast_shapes(*(array.shape[:-2] for array in jax.tree.leaves(operands)))
+    batch = broadcast_shapes(*(array.shape[:-2] for array in jax.tree.leaves(operands)))
     return *batch, lhs[-1 if formula.transpose_lhs else -2], rhs[-2 if formula.transpose_rhs else -1]

@@ -97,8 +97,10 @@ def _tangent(
     if moving:
 
         def of_moving(*values: Array) -> tuple[Array, ...]:
-            moved = dict(zip(moving, values, strict=True))
-            return tuple(fn.forward([moved.get(at, array) for at, array in enumerate(residuals)], arguments))
+            moved = list(residuals)
+            for number, value in zip(moving, values, strict=True):
+                moved[number] = value
+            return tuple(fn.forward(moved, arguments))
 
         at = tuple(residuals[number] for number in moving)
         terms.append(jax.jvp(of_moving, at, tuple(of_residuals[number] for number in moving))[1])

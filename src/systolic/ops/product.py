@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -148,6 +148,15 @@ def _dispatched(product: Product, arrays: Sequence[Array]) -> tuple[Array, ...]:
             *arrays, tpu=functools.partial(by_pallas, product), default=functools.partial(by_xla, product)
         )
     return by_pallas(product, *arrays)
+
+
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """As NumPy has it, but sizes may be symbols.
+
+    Raises:
+      ValueError: the shapes do not broadcast.
+    """
+    return cast(tuple[int, ...], lax.broadcast_shapes(*shapes))
 
 
 def is_symbolic(arrays: Sequence[Any]) -> bool:

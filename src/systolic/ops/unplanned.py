@@ -9,9 +9,7 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-
-class NoKernelWarning(UserWarning):
-    """A program for a TPU holds XLA's product in place of systolic's kernel; the message says why, and what helps."""
+from systolic.problem import NoKernelWarning
 
 
 def without_kernel(array: Array, reason: str) -> Array:
