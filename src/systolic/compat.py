@@ -183,3 +183,10 @@ def attached_tpu_chips() -> int:
     from jax._src import hardware_utils
 
     return hardware_utils.num_available_tpu_chips_and_device_id()[0]
+
+
+def interpreted_effects() -> frozenset[Any]:
+    """The effects that JAX gives to a kernel in TPU interpret mode."""
+    from jax._src.pallas.mosaic.interpret.params import get_interpret_effects
+
+    return frozenset(get_interpret_effects())

@@ -15,6 +15,10 @@ class ProblemError(ValueError):
     """A product that cannot be: a size below one or past what a TPU counts, an unknown dtype."""
 
 
+class NoKernelWarning(UserWarning):
+    """A program for a TPU holds XLA's product in place of systolic's kernel; the message says why, and what helps."""
+
+
 def dtype_bytes(dtype: str) -> int:
     """Bytes of one element of `dtype`, a NumPy or ml_dtypes name such as `"bfloat16"`.
 

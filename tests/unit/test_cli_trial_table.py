@@ -116,7 +116,7 @@ GONE = object()
         ((*SUBJECT_OF, "libtpu"), "1\n2", "is not of its form"),
         ((*SUBJECT_OF, "kernel_version"), -1, "below 0"),
         ((*SUBJECT_OF, "problem", "m"), 10**400, "no whole number"),
-        ((*SUBJECT_OF, "problem", "m"), 2**31, "above what a TPU counts"),
+        ((*SUBJECT_OF, "problem", "m"), 2**31, "above 2147483647"),
         ((*SUBJECT_OF, "problem", "dtype_lhs"), "O", "dtype 'O' is not known"),
         ((*SUBJECT_OF, "problem", "dtype_lhs"), "i4,i4", "is not known"),
         ((*SUBJECT_OF, "problem", "precision"), "most", "is none of default, high, highest"),

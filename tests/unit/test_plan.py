@@ -213,6 +213,23 @@ def test_illegal_tiles_are_refused_with_every_rule(case: str) -> None:
         assert violation.fix in str(caught.value)
 
 
+def test_a_refusal_says_that_the_product_is_computed_transposed() -> None:
+    problem = MatmulProblem.of(4096, 512, 100, "bfloat16")
+    with pytest.raises(IllegalTilesError) as caught:
+        systolic.plan(problem, "v5e", tiles=Tiles(tile_m=1000, tile_k=512, tile_n=100))
+    said = "tiles 1000/512/100 of lhs · rhs, computed as rhsᵀ · lhsᵀ because XLA stores the output by columns: "
+    assert str(caught.value).startswith(said)
+    assert "tile_m=1000 is no multiple of 128" in str(caught.value)
+    # A whole blocking is of what the kernel computes, and so is what is said of it.
+    whole = systolic.plan(problem, "v5e").blocking
+    kernels = dataclasses.replace(whole, slice_n=500, tiles=Tiles(tile_m=100, tile_k=512, tile_n=1000))
+    with pytest.raises(IllegalTilesError, match=r"of rhsᵀ · lhsᵀ, which the kernel computes: .*tile_n=1000 is no mult"):
+        systolic.plan(problem, "v5e", tiles=kernels)
+    with pytest.raises(IllegalTilesError) as plain:
+        systolic.plan(MatmulProblem.of(4096, 512, 4096, "bfloat16"), tiles=Tiles(tile_m=1001, tile_k=512, tile_n=128))
+    assert "rhsᵀ" not in str(plain.value)
+
+
 def test_the_fix_of_a_refusal_is_legal() -> None:
     with pytest.raises(IllegalTilesError) as caught:
         systolic.plan(MatmulProblem.of(300, 300, 300, "float32"), tiles=Tiles(tile_m=301, tile_k=100, tile_n=99))

@@ -143,5 +143,5 @@ def problem_of(case: Case, batch: int = 1) -> MatmulProblem:
     from systolic.bench.programs import problem_of as of_case
     from systolic.ops.epilogue import activation_of
 
-    activation_of(case.stack.activation or None)
+    activation_of(case.stack.activation or None, in_kernel=True)
     return dataclasses.replace(of_case(case), batch=batch, batch_lhs=batch, batch_rhs=batch)

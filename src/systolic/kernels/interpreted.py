@@ -45,23 +45,22 @@ def _stored_size(shape: tuple[int, ...], spec: pl.BlockSpec) -> tuple[int, ...]:
 
 
 def tracing_for(chip: Chip) -> AbstractContextManager[Any]:
-    """For the body of a kernel: where no TPU is in sight, Pallas takes the program's device for one of this chip.
+    """For a kernel: where no TPU is in sight, JAX takes the program's device for one of this chip.
 
-    `emit_pipeline` asks for the device while it is traced, and knows no CPU: not for interpret mode, and not for a
-    function whose program for TPUs is traced beside that for CPUs.
+    `emit_pipeline` asks for the device while it is traced, and some operations, `jnp.sign` among them, while they are
+    lowered. Neither knows CPUs: not for interpret mode, and not for a program for TPUs that is made on a machine
+    without one. Under `shard_map` over devices of a CPU nothing can be done: there all arrays are tied to the mesh of
+    CPUs, and none can be taken for a TPU's.
     """
-    if _tpu_in_sight():
+    if _tpu_in_sight() or get_abstract_mesh().axis_names:
         return nullcontext()
     device = AbstractDevice(device_kind=chip.device_kind, num_cores=chip.cores_per_device, platform="tpu")
     return use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
 
 
 def as_traceable(blocking: Blocking) -> Blocking:
-    """Two buffers in place of three where `emit_pipeline` can't be traced: under `shard_map` over devices of a CPU.
-
-    There all arrays are tied to the mesh of CPUs, and none can be taken for a TPU's.
-    """
-    if _tpu_in_sight() or not get_abstract_mesh().axis_names:
+    """Two buffers in place of three where `emit_pipeline` can't be traced: see `tracing_for`."""
+    if blocking.pieces or _tpu_in_sight() or not get_abstract_mesh().axis_names:
         return blocking
     return dataclasses.replace(blocking, buffers=2)
 

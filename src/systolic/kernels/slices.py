@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -25,7 +27,7 @@ class Slice:
     def number(cls, number: Any, blocking: Blocking) -> Slice:
         """The slice of that number, counted along the rows of slices."""
         across = blocking.tiles.tile_n // blocking.slice_n
-        row, column = (number, 0) if across == 1 else (number // across, number % across)
+        row, column = (number, 0) if across == 1 else (quotient(number, across), number % across)
         if blocking.tiles.tile_m == blocking.slice_m:
             row, column = 0, number
         return cls(
@@ -62,6 +64,19 @@ class Slice:
 def times(number: Any, step: int) -> Any:
     """A multiple of `step`, which the compiler is told."""
     return number * step if isinstance(number, int) else pl.multiple_of(number * step, step)
+
+
+def quotient(number: Any, by: int) -> Any:
+    """`number // by`, known or traced.
+
+    The same operations as those of JAX's `//`, but for the sign of the number: to lower that, Pallas asks for the chip,
+    which a machine without one does not know, and under `jax_enable_x64` makes 64 bits of it, which no TPU has.
+    """
+    if isinstance(number, int):
+        return number // by
+    whole = lax.div(number, np.int32(by))
+    sign = (number > 0).astype(np.int32) - (number < 0).astype(np.int32)
+    return jnp.where((sign != 1) & (lax.rem(number, np.int32(by)) != 0), whole - 1, whole)
 
 
 def loop(count: int, body: Callable[[Any], None]) -> None:

@@ -25,7 +25,7 @@ from jaxtyping import Shaped
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.blocked import SMALL_ELEMENTS, from_hbm
 from systolic.kernels.operands import Operand, multiply
-from systolic.kernels.slices import Slice, loop
+from systolic.kernels.slices import Slice, loop, quotient
 from systolic.kernels.step import Functions, step
 from systolic.kernels.streams import Order, Output, Stream
 from systolic.problem import MatmulProblem
@@ -186,7 +186,7 @@ def _run(
 
     def work(number: Any) -> None:
         place = order.place(number)
-        run = number // grid_k
+        run = quotient(number, grid_k)
         refs = [streams[at].block(number) if at in streams else ref for at, ref in enumerate(inputs)]
         outputs = [out.vmem.at[run % 2] for out in outs]
         # An output's buffer is used again two runs later.

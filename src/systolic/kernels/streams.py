@@ -9,7 +9,7 @@ from typing import Any
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.kernels.slices import Slice, times
+from systolic.kernels.slices import Slice, quotient, times
 from systolic.kernels.step import Place
 from systolic.problem import MatmulProblem
 from systolic.tiling import Blocking, Dimension
@@ -51,9 +51,9 @@ class Order:
 
     def place(self, number: Any) -> Place:
         """The place of a step; along a dimension of one block it is known while the kernel is traced."""
-        run, kk = number // self.counts["k"], number % self.counts["k"]
+        run, kk = quotient(number, self.counts["k"]), number % self.counts["k"]
         at: dict[Dimension, Any] = {"k": kk}
-        at |= {self.outer: run // self.counts[self.inner], self.inner: run % self.counts[self.inner]}
+        at |= {self.outer: quotient(run, self.counts[self.inner]), self.inner: run % self.counts[self.inner]}
         known = {dimension: 0 if self.counts[dimension] == 1 else where for dimension, where in at.items()}
         return Place(i=known["m"], j=known["n"], kk=known["k"])
 
@@ -72,7 +72,7 @@ class Stream:
 
     def slot(self, number: Any) -> Any:
         """Which buffer holds the block of a step."""
-        return (number // self.period) % self.buffers
+        return quotient(number, self.period) % self.buffers
 
     def block(self, number: Any) -> Any:
         """The block of a step."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 
@@ -18,7 +17,7 @@ from systolic.ops.dtypes import beside, given_dtype, multiplied_dtype, operand, 
 from systolic.ops.elementwise import elementwise
 from systolic.ops.epilogue import activation_of
 from systolic.ops.gradient import Formula, Operands
-from systolic.ops.product import Implementation, Where
+from systolic.ops.product import Implementation, Where, broadcast_shapes
 from systolic.ops.target import target_chip
 from systolic.problem import PrecisionName, ProblemError
 from systolic.tiling import Blocking, Tiles
@@ -94,7 +93,7 @@ def canonical(
             "check transpose_lhs and transpose_rhs"
         )
     try:
-        batch = np.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
+        batch = broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
     except ValueError as error:
         raise ProblemError(
             f"batch dimensions of {given[0]} and {given[1]} do not broadcast: each pair has to be equal, "
@@ -159,7 +158,7 @@ def _arguments(values: Any, name: str) -> tuple[Array, ...]:
 
 def _argument(array: Array, name: str, operand: Array, rank: int) -> Array:
     try:
-        fits = np.broadcast_shapes(array.shape, operand.shape) == operand.shape
+        fits = broadcast_shapes(array.shape, operand.shape) == operand.shape
     except ValueError:
         fits = False
     if not fits:
@@ -175,7 +174,7 @@ def _beside(
         return None
     array = beside(value, name)
     try:
-        fits = np.broadcast_shapes(array.shape, wanted) == tuple(wanted)
+        fits = broadcast_shapes(array.shape, wanted) == tuple(wanted)
     except ValueError:
         fits = False
     if not fits:

@@ -1,31 +1,40 @@
-"""An operation that does nothing, and refuses to be lowered for anything but a TPU.
+"""Operations that do nothing but speak up when a program is lowered: only then is it known what it is for.
 
-Whether `implementation="pallas"` can run is known when the program is lowered: traced on a machine without a TPU it may
-be for one elsewhere. Pallas' own refusal names neither the argument nor another choice.
+Traced on a machine without a TPU, a program may still be for one elsewhere.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NoReturn
 
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from systolic.problem import ProblemError
+from systolic.problem import NoKernelWarning, ProblemError
 
 _for_a_tpu = Primitive("for_a_tpu")
 _for_a_tpu.def_abstract_eval(lambda array: array)
 _for_a_tpu.def_impl(lambda array: array)
 
+_without_kernel = Primitive("without_kernel")
+_without_kernel.def_abstract_eval(lambda array, *, reason: array)
+_without_kernel.def_impl(lambda array, *, reason: array)
+
 
 def for_a_tpu(array: Array) -> Array:
-    """The array, in a program that is for a TPU.
+    """The array, in a program that is for a TPU. Pallas' own refusal of another one names no other choice.
 
     Raises:
       ProblemError: when the program is lowered, if it is for something else.
     """
     return _for_a_tpu.bind(array)
+
+
+def without_kernel(array: Array, reason: str) -> Array:
+    """The array, in a program without a kernel; where it is lowered for a TPU, a warning gives the reason."""
+    return _without_kernel.bind(array, reason=reason)
 
 
 def _refused(_context: Any, _array: Any) -> NoReturn:
@@ -35,5 +44,12 @@ def _refused(_context: Any, _array: Any) -> NoReturn:
     )
 
 
+def _warned(_context: Any, array: Any, *, reason: str) -> list[Any]:
+    warnings.warn(f"no kernel of systolic's in this program for a TPU: {reason}", NoKernelWarning, stacklevel=2)
+    return [array]
+
+
 mlir.register_lowering(_for_a_tpu, _refused)
 mlir.register_lowering(_for_a_tpu, lambda _context, array: [array], platform="tpu")
+mlir.register_lowering(_without_kernel, lambda _context, array, *, reason: [array])
+mlir.register_lowering(_without_kernel, _warned, platform="tpu")

@@ -41,8 +41,9 @@ def matmul(
     """`(activation(lhs_fn(lhs) @ rhs_fn(rhs) + bias) + residual) · out_scale`, in one kernel on a TPU.
 
     Shapes are those of `jnp.matmul`: vectors, matrices, batch dimensions that broadcast, any size from 0 up. It is
-    differentiable, and works under `jit`, `vmap`, `checkpoint`, `scan` and `shard_map`. Under `jit` alone with sharded
-    arrays XLA does not know how to cut the kernel: use `shard_map`.
+    differentiable in both modes and to any order, and works under `jit`, `vmap`, `checkpoint` (which JAX refuses around
+    interpret mode), `scan` and `shard_map`. Under `jit` alone with sharded arrays XLA does not know how to cut the
+    kernel: use `shard_map`.
 
     On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses and shows; elsewhere XLA computes the same.
 

@@ -83,17 +83,23 @@ class Orientation:
             return tiles
         return Tiles(tile_m=tiles.tile_n, tile_k=tiles.tile_k, tile_n=tiles.tile_m)
 
-    def refusal(self, error: IllegalTilesError) -> IllegalTilesError:
-        """What the planner said of the kernel's product, in the words of the caller's."""
+    def refusal(self, error: IllegalTilesError, *, of_kernel: bool) -> IllegalTilesError:
+        """What the planner said of the kernel's product, in the words of the caller's.
+
+        Args:
+          of_kernel: the caller gave a whole blocking, which is of the kernel's product: its words are the right ones.
+        """
         if not self.swap:
             return error
+        if of_kernel:
+            return IllegalTilesError(f"{error.kernel} of rhsᵀ · lhsᵀ, which the kernel computes", error.violations)
 
         def turned(text: str) -> str:
             return re.sub(r"\b(tile_)?([mn]|lhs|rhs)\b", lambda found: (found[1] or "") + _CALLERS[found[2]], text)
 
         kernel = re.sub(r"(\d+)/(\d+)/(\d+)", r"\3/\2/\1", error.kernel)
         return IllegalTilesError(
-            kernel,
+            f"{kernel} of lhs · rhs, computed as rhsᵀ · lhsᵀ because XLA stores the output by columns",
             [
                 Violation(rule=one.rule, value=turned(one.value), limit=turned(one.limit), fix=turned(one.fix))
                 for one in error.violations

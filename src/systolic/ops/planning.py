@@ -129,7 +129,7 @@ def _plan(problem: MatmulProblem, chip: Chip, tiles: Tiles | Blocking | None) ->
         else:
             choices, considered = _ranked(computed, chip)
     except IllegalTilesError as error:
-        raise orientation.refusal(error) from None
+        raise orientation.refusal(error, of_kernel=isinstance(tiles, Blocking)) from None
     best = choices[0]
     time_us = winner.trial.time_us if winner is not None else None
     traffic = blocked_traffic(computed, best.blocking)

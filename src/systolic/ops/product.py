@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +19,25 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import Chip
+from systolic.compat import interpreted_effects
 from systolic.kernels.blocked import blocked_matmul
-from systolic.kernels.interpreted import as_traceable
+from systolic.kernels.interpreted import as_traceable, tracing_for
 from systolic.kernels.step import Functions
 from systolic.kernels.streamed import streamed_matmul
 from systolic.ops.epilogue import Work, operand_fn, work_of
-from systolic.ops.lowering import for_a_tpu
+from systolic.ops.linear import floating, linear, perturbed
+from systolic.ops.lowering import for_a_tpu, without_kernel
 from systolic.ops.planning import plan
-from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, Side
+from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, ProblemError, Side
 from systolic.tiling import Blocking, Tiles
 
 Implementation = Literal["pallas", "xla", "interpret"] | pltpu.InterpretParams | None
 Fn = Callable[..., Any]
+
+_NO_CHIP = (
+    "it was traced where no TPU that systolic knows is in sight; say whose tiles are wanted, as with "
+    'chip="v6e", or implementation="xla" where XLA is'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,11 @@ class Where:
     implementation: Implementation  # None: Pallas where the program runs on a TPU, else XLA
     chip: Chip | None  # whose tiles; None where no TPU is in sight and nobody asked for one
     tiles: Tiles | Blocking | None
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        """JAX's effects of a product."""
+        return interpreted_effects() if _interpret(self.implementation) else frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,26 +70,54 @@ class Product:
     beside: tuple[Side, ...] = ()  # for each extra
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def compute(product: Product, *arrays: Array) -> tuple[Array, ...]:
-    """All outputs, each [*batch, m, n].
+    """All outputs, each [*batch, m, n]; differentiable in both modes, any number of times, by XLA.
 
     Args:
       arrays: lhs, rhs and the extras, as the module says.
     """
+    return _batched(product, *arrays)
 
-    # Products of the backward pass can be differentiated again: then by XLA.
-    @jax.custom_vjp
-    def differentiable(*arrays: Array) -> tuple[Array, ...]:
-        return _batched(product, *arrays)
 
-    def forward(*arrays: Array) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        return _batched(product, *arrays), arrays
+@functools.partial(compute.defjvp, symbolic_zeros=True)
+def _compute_tangent(
+    product: Product, arrays: tuple[Array, ...], tangents: tuple[Any, ...]
+) -> tuple[tuple[Array, ...], tuple[Any, ...]]:
+    outs = compute(product, *arrays)
+    return outs, linear(_Tangent(product=product), arrays, perturbed(tangents), outs)
 
-    def backward(arrays: tuple[Array, ...], cotangents: tuple[Array, ...]) -> tuple[Array, ...]:
-        return jax.vjp(functools.partial(by_xla, product), *arrays)[1](cotangents)
 
-    differentiable.defvjp(forward, backward)
-    return differentiable(*arrays)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tangent:
+    """The derivative of a product. `matmul` has one of its own, so this is only that of a derivative."""
+
+    product: Product
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return frozenset()
+
+    def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
+        fn, at = self._of(residuals, arguments)
+        return jax.jvp(fn, at, tuple(argument for argument in arguments if argument is not None))[1]
+
+    def transpose(
+        self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
+    ) -> Sequence[Array | None]:
+        fn, at = self._of(residuals, arguments)
+        found = iter(jax.vjp(fn, *at)[1](tuple(cotangents)))
+        return [None if argument is None else next(found) for argument in arguments]
+
+    def _of(self, arrays: Sequence[Array], wanted: Sequence[Any]) -> tuple[Fn, tuple[Array, ...]]:
+        """The product as a function of some of its arrays, and these."""
+
+        def fn(*some: Array) -> tuple[Array, ...]:
+            given = iter(some)
+            all_of_them = [old if one is None else next(given) for old, one in zip(arrays, wanted, strict=True)]
+            return floating(by_xla(self.product, *all_of_them))
+
+        return fn, tuple(array for array, one in zip(arrays, wanted, strict=True) if one is not None)
 
 
 def _batched(product: Product, *arrays: Array) -> tuple[Array, ...]:
@@ -96,15 +136,42 @@ def _batched(product: Product, *arrays: Array) -> tuple[Array, ...]:
 
 def _dispatched(product: Product, arrays: Sequence[Array]) -> tuple[Array, ...]:
     where = product.where
-    empty = any(0 in array.shape for array in arrays)
-    if where.implementation == "xla" or where.chip is None or empty:
+    if where.implementation == "xla" or any(0 in array.shape for array in arrays):
         return by_xla(product, *arrays)
+    if is_symbolic(arrays):
+        return by_xla(product, _unplanned(where, arrays), *arrays[1:])
+    if where.chip is None:
+        return by_xla(product, without_kernel(arrays[0], _NO_CHIP), *arrays[1:])
     if where.implementation is None:
         # Decided when the program is lowered: the same traced function may run on a CPU.
         return lax.platform_dependent(
             *arrays, tpu=functools.partial(by_pallas, product), default=functools.partial(by_xla, product)
         )
     return by_pallas(product, *arrays)
+
+
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """As NumPy has it, but sizes may be symbols.
+
+    Raises:
+      ValueError: the shapes do not broadcast.
+    """
+    return cast(tuple[int, ...], lax.broadcast_shapes(*shapes))
+
+
+def is_symbolic(arrays: Sequence[Any]) -> bool:
+    """Whether sizes are symbols, as `jax.export.symbolic_shape` makes them."""
+    return not all(isinstance(size, int) for array in arrays for size in array.shape)
+
+
+def _unplanned(where: Where, arrays: Sequence[Array]) -> Array:
+    shapes = " and ".join(f"[{', '.join(map(str, array.shape))}]" for array in arrays[:2])
+    if where.implementation is not None:
+        raise ProblemError(
+            f"implementation={where.implementation!r} with operands of {shapes}: tiles are chosen for sizes that are "
+            "numbers. Leave it out, and XLA multiplies, or export once for each size"
+        )
+    return without_kernel(arrays[0], f"tiles are chosen for sizes that are numbers, and operands are {shapes}")
 
 
 def by_xla(product: Product, *arrays: Array) -> tuple[Array, ...]:
@@ -115,7 +182,8 @@ def by_xla(product: Product, *arrays: Array) -> tuple[Array, ...]:
         lhs = product.lhs_fn(lhs, *extras["lhs"])
     if product.rhs_fn is not None:
         rhs = product.rhs_fn(rhs, *extras["rhs"])
-    problem = problem_of(product, arrays)
+    # Only dtypes are wanted: sizes may be symbols.
+    problem = problem_of(product, [jax.ShapeDtypeStruct((1,) * array.ndim, array.dtype) for array in arrays])
     operands = [array.astype(problem.dtype_multiplied) for array in (lhs, rhs)]
     if product.transpose_lhs:
         operands[0] = operands[0].mT
@@ -136,10 +204,17 @@ def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
     """The product by the Pallas kernel, with the tiles of `plan`."""
     if product.where.implementation == "pallas":
         arrays = (for_a_tpu(arrays[0]), *arrays[1:])
-    folded, batch = fold(product.transpose_lhs, product.beside, arrays)
-    problem = problem_of(product, folded)
     chip = product.where.chip
     assert chip is not None  # else it is computed by XLA
+    # A TPU's scalar unit has 32 bits, and so has every number in a kernel: its own, those of Pallas' pipelines, and
+    # what functions of users make of Python's.
+    with jax.enable_x64(False), tracing_for(chip):
+        return _by_pallas(product, arrays, chip)
+
+
+def _by_pallas(product: Product, arrays: Sequence[Array], chip: Chip) -> tuple[Array, ...]:
+    folded, batch = fold(product.transpose_lhs, product.beside, arrays)
+    problem = problem_of(product, folded)
     chosen = plan(problem, chip, tiles=product.where.tiles)
     transcendentals = _epilogue_work(product).transcendentals * problem.batch * problem.m * problem.n
     lhs, rhs, *extras = chosen.orientation.arrays(folded, product.beside)

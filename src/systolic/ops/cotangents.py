@@ -1,0 +1,174 @@
+"""The backward pass of `matmul`: from the cotangent of the output to those of the operands.
+
+    dz = activation'(z) · scale · dout       dlhs = lhs_fn'(dz @ rhs_fn(rhs)ᵀ)       drhs = rhs_fn'(lhs_fn(lhs)ᵀ @ dz)
+
+Transposes are index maps. A cheap activation's derivative is computed inside both products, from blocks of dout and z;
+a dear one once, ahead of them, because each product would compute it again for every block of the other operand.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from systolic.ops.epilogue import work_of
+from systolic.ops.formula import Fn, Formula, Operands, kept_dtype
+from systolic.ops.product import Product, broadcast_shapes, compute
+from systolic.problem import MatmulProblem, Side
+
+# Vector operations an element up to which the activation's derivative is computed inside the products.
+_CHEAP_DERIVATIVE_OPS = 6
+
+
+def operand_cotangents(
+    formula: Formula, operands: Operands, z: Array | None, wanted: Operands, dout: Array
+) -> Operands:
+    """The cotangents of the operands that are wanted, None of the others.
+
+    Args:
+      z: the sum and the bias, kept where there is an activation or a scale.
+      wanted: for each operand whether its cotangent is wanted; never that of integers.
+      dout: cotangent of the output.
+    """
+    wide = dout.astype(jnp.float32)
+    scaled = wide if operands.scale is None else wide * operands.scale.astype(jnp.float32)
+    dz, source, fn = _derivative(formula, operands, z, dout, scaled)
+    dscale = None
+    if wanted.scale:
+        assert z is not None
+        before = z.astype(jnp.float32)
+        before = before if formula.activation is None else formula.activation(before)
+        if operands.residual is not None:
+            before = before + operands.residual.astype(jnp.float32)
+        dscale = wide * before
+    dlhs, dlhs_args = _operand_cotangents("lhs", formula, operands, wanted, source, fn)
+    drhs, drhs_args = _operand_cotangents("rhs", formula, operands, wanted, source, fn)
+    return Operands(
+        lhs=dlhs,
+        rhs=drhs,
+        bias=_summed(dz if wanted.bias else None, operands.bias),
+        residual=_summed(scaled if wanted.residual else None, operands.residual),
+        scale=_summed(dscale, operands.scale),
+        lhs_args=dlhs_args,
+        rhs_args=drhs_args,
+    )
+
+
+def _derivative(
+    formula: Formula, operands: Operands, z: Array | None, dout: Array, scaled: Array
+) -> tuple[Array, tuple[Array, ...], Fn | None]:
+    """dz in float32; and from which arrays, by which function, the products get it as an operand."""
+    multiplied = MatmulProblem.of(1, 1, 1, kept_dtype(operands)).dtype_multiplied
+    if formula.activation is None:
+        if operands.scale is None:
+            source = dout if jnp.issubdtype(dout.dtype, jnp.floating) else scaled
+            return scaled, (source.astype(multiplied),), None
+        return scaled, (scaled.astype(multiplied),), None
+    assert z is not None
+    activation = formula.activation
+    dz = jax.vjp(activation, z.astype(jnp.float32))[1](scaled)[0]
+    if operands.scale is None and _derivative_ops(activation) <= _CHEAP_DERIVATIVE_OPS:
+        return dz, (dout, z), _derivative_fn(activation, multiplied)
+    return dz, (dz.astype(multiplied),), None
+
+
+@functools.lru_cache(maxsize=256)
+def _derivative_fn(activation: Fn, dtype: str) -> Fn:
+    def derivative(dout: Array, z: Array) -> Array:
+        return jax.vjp(activation, z.astype(jnp.float32))[1](dout.astype(jnp.float32))[0].astype(dtype)
+
+    return derivative
+
+
+@functools.lru_cache(maxsize=256)
+def _derivative_ops(activation: Fn) -> int:
+    tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+    return work_of(_derivative_fn(activation, "float32"), tile, tile).ops
+
+
+def _operand_cotangents(
+    side: Side, formula: Formula, operands: Operands, wanted: Operands, source: tuple[Array, ...], fn: Fn | None
+) -> tuple[Any, tuple[Any, ...]]:
+    """The cotangent of lhs or rhs, stored like it, and of its function's arguments; None where it is not wanted."""
+    is_lhs = side == "lhs"
+    array, args = (operands.lhs, operands.lhs_args) if is_lhs else (operands.rhs, operands.rhs_args)
+    other, other_args = (operands.rhs, operands.rhs_args) if is_lhs else (operands.lhs, operands.lhs_args)
+    own_fn, other_fn = (formula.lhs_fn, formula.rhs_fn) if is_lhs else (formula.rhs_fn, formula.lhs_fn)
+    transposed = formula.transpose_lhs if is_lhs else formula.transpose_rhs
+    other_transposed = formula.transpose_rhs if is_lhs else formula.transpose_lhs
+    own_wanted, args_wanted = (wanted.lhs, wanted.lhs_args) if is_lhs else (wanted.rhs, wanted.rhs_args)
+    if not own_wanted and not any(args_wanted):
+        return None, tuple(None for _ in args)
+    # dz stands on the left in the gradient of lhs, and on the right in that of rhs; stored transposed, the other way.
+    dz_left = is_lhs != transposed
+    # As stored, dz is [m, n]; on the left it is wanted as [m, n] for lhs and [n, m] for rhs, and so on.
+    dz_transposed = not is_lhs if dz_left else is_lhs
+    others_transposed = (not other_transposed) if not transposed else other_transposed
+    first = (source[0], other) if dz_left else (other, source[0])
+    fns = (fn, other_fn) if dz_left else (other_fn, fn)
+    transposes = (dz_transposed, others_transposed) if dz_left else (others_transposed, dz_transposed)
+    dz_side: Side = "lhs" if dz_left else "rhs"
+    other_side: Side = "rhs" if dz_left else "lhs"
+    beside: list[Side] = [*(dz_side for _ in source[1:]), *(other_side for _ in other_args)]
+    extras = [*source[1:], *other_args]
+    reduced = broadcast_shapes(*(one.shape[:-2] for one in first)) != array.shape[:-2]
+    fused = own_fn is not None and not args and not reduced
+    if fused:
+        beside.append("out")
+        extras.append(array)
+    whole = own_fn is None or fused
+    product = Product(
+        where=replace(formula.where, tiles=None),  # they were given for the forward product, which has another shape
+        precision=formula.precision,
+        dtypes_out=(array.dtype.name if whole and not reduced else "float32",),
+        epilogue=_input_derivative(own_fn, array.dtype.name) if fused else _identity,
+        epilogue_name=f"derivative of {side}_fn" if fused else "",
+        transpose_lhs=transposes[0],
+        transpose_rhs=transposes[1],
+        lhs_fn=fns[0],
+        rhs_fn=fns[1],
+        beside=tuple(beside),
+    )
+    (found,) = compute(product, *first, *extras)
+    if whole:
+        return _summed(found, array), ()
+    assert own_fn is not None
+    through = _through(own_fn, found, array, args)
+    each = [one if is_wanted else None for one, is_wanted in zip(through, (own_wanted, *args_wanted), strict=True)]
+    return each[0], tuple(each[1:])
+
+
+def _through(fn: Fn, cotangent: Array, array: Array, args: tuple[Array, ...]) -> tuple[Any, ...]:
+    """A cotangent taken back through the function of an operand, over whole arrays."""
+    value, back = jax.vjp(fn, array, *args)
+    return back(_summed_to(cotangent, value.shape).astype(value.dtype))
+
+
+@functools.lru_cache(maxsize=256)
+def _input_derivative(fn: Fn, dtype: str) -> Fn:
+    def derivative(total: Array, block: Array) -> tuple[Array]:
+        value, back = jax.vjp(fn, block)
+        return (back(total.astype(value.dtype))[0].astype(dtype),)
+
+    return derivative
+
+
+def _identity(total: Array) -> tuple[Array]:
+    return (total,)
+
+
+def _summed(wide: Array | None, like: Array | None) -> Any:
+    """Summed over what was broadcast, in the dtype of `like`; None where nothing is wanted."""
+    if wide is None or like is None:
+        return None
+    return _summed_to(wide, like.shape).astype(like.dtype)
+
+
+def _summed_to(wide: Array, shape: tuple[int, ...]) -> Array:
+    axes = tuple(axis for axis, (size, own) in enumerate(zip(wide.shape, shape, strict=True)) if size != own)
+    return wide.sum(axes, keepdims=True) if axes else wide

@@ -1,0 +1,183 @@
+"""Functions that are linear in some of their arguments, each with a transpose of its own.
+
+`jax.custom_vjp` has no forward mode. A `jax.custom_jvp` has both modes if JAX can transpose its tangent. Here the
+tangent is one equation that JAX transposes by a function that it is given, so the backward pass is as free as with
+`custom_vjp`. `jax.custom_derivatives.linear_call` is the same idea, but it cannot be batched, nor differentiated with
+regard to what it is not linear in; this can be, any number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.custom_derivatives import SymbolicZero, zero_from_primal
+from jax.extend.core import Primitive, unmapped_aval
+from jax.interpreters import ad, batching, mlir
+
+
+class Linear(Protocol):
+    """A function of residuals and arguments, linear in the arguments; a hashable record."""
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        """JAX's effects of `forward`."""
+        ...
+
+    def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
+        """The results that are floating. An argument that is None is zero."""
+        ...
+
+    def transpose(
+        self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
+    ) -> Sequence[Array | None]:
+        """The cotangent of each argument. An argument is None where none is wanted, else it has a shape and a dtype."""
+        ...
+
+
+def linear(
+    fn: Linear, residuals: Sequence[Array], arguments: Sequence[Array | None], primals: Sequence[Array]
+) -> tuple[Any, ...]:
+    """The tangents of some results of a `jax.custom_jvp`: those that are floating by `fn`, zero for the integers.
+
+    Args:
+      arguments: one of them at least is not None.
+      primals: the results themselves.
+    """
+    outs = tuple(jax.typeof(primal) for primal in floating(primals))
+    found = iter(_bound(fn, residuals, arguments, outs) if outs else ())
+    return tuple(
+        next(found) if floating([primal]) else zero_from_primal(primal, symbolic_zeros=True) for primal in primals
+    )
+
+
+def floating(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """Those that have a derivative: all but the integers."""
+    return tuple(array for array in arrays if jnp.issubdtype(array.dtype, jnp.inexact))
+
+
+def perturbed(tangents: Sequence[Any]) -> list[Array | None]:
+    """What a rule with `symbolic_zeros` is given, with None for every zero."""
+    return [None if isinstance(one, SymbolicZero) else one for one in tangents]
+
+
+def _bound(
+    fn: Linear, residuals: Sequence[Array], arguments: Sequence[Array | None], outs: tuple[Any, ...]
+) -> tuple[Array, ...]:
+    given = [argument for argument in arguments if argument is not None]
+    present = tuple(argument is not None for argument in arguments)
+    return tuple(_linear.bind(*residuals, *given, fn=fn, present=present, outs=outs))
+
+
+def _split(flat: Sequence[Any], present: tuple[bool, ...]) -> tuple[list[Any], list[Any]]:
+    """Residuals, and arguments with None for those that are absent."""
+    count = len(flat) - sum(present)
+    given = iter(flat[count:])
+    return list(flat[:count]), [next(given) if there else None for there in present]
+
+
+def _forward(*flat: Array, fn: Linear, present: tuple[bool, ...], outs: tuple[Any, ...]) -> list[Array]:
+    return list(fn.forward(*_split(flat, present)))
+
+
+def _tangent(
+    primals: Sequence[Array], tangents: Sequence[Any], *, fn: Linear, present: tuple[bool, ...], outs: tuple[Any, ...]
+) -> tuple[Sequence[Array], Sequence[Any]]:
+    residuals, arguments = _split(primals, present)
+    changes = [None if isinstance(tangent, ad.Zero) else tangent for tangent in tangents]
+    of_residuals, of_arguments = _split(changes, present)
+    terms = []
+    if any(change is not None for change in of_arguments):
+        terms.append(_bound(fn, residuals, of_arguments, outs))
+    moving = [number for number, change in enumerate(of_residuals) if change is not None]
+    if moving:
+
+        def of_moving(*values: Array) -> tuple[Array, ...]:
+            moved = list(residuals)
+            for number, value in zip(moving, values, strict=True):
+                moved[number] = value
+            return tuple(fn.forward(moved, arguments))
+
+        at = tuple(residuals[number] for number in moving)
+        terms.append(jax.jvp(of_moving, at, tuple(of_residuals[number] for number in moving))[1])
+    total = terms[0] if len(terms) == 1 else [one + other for one, other in zip(*terms, strict=True)]
+    return _bound(fn, residuals, arguments, outs), total
+
+
+def _transposed(
+    cotangents: Sequence[Any], *flat: Any, fn: Linear, present: tuple[bool, ...], outs: tuple[Any, ...]
+) -> list[Any]:
+    residuals, arguments = _split(flat, present)
+    wanted = [argument.aval if ad.is_undefined_primal(argument) else None for argument in arguments]
+    found = fn.transpose(residuals, wanted, [ad.instantiate_zeros(cotangent) for cotangent in cotangents])
+    return [*(None for _ in residuals), *(one for one, there in zip(found, present, strict=True) if there)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batched:
+    """A function over one more axis of some of its arrays, which is the first of all its results."""
+
+    fn: Linear
+    size: int
+    residual_axes: tuple[int | None, ...]
+    argument_axes: tuple[int | None, ...]
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.fn.effects
+
+    def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
+        axes = [axis if array is not None else None for array, axis in zip(arguments, self.argument_axes, strict=True)]
+        if all(axis is None for axis in (*self.residual_axes, *axes)):
+            return [jnp.broadcast_to(out, (self.size, *out.shape)) for out in self.fn.forward(residuals, arguments)]
+        return jax.vmap(self.fn.forward, (list(self.residual_axes), axes))(list(residuals), list(arguments))
+
+    def transpose(
+        self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
+    ) -> Sequence[Array | None]:
+        one = [_without(array, axis) for array, axis in zip(arguments, self.argument_axes, strict=True)]
+
+        def transpose(residuals: Sequence[Array], cotangents: Sequence[Array]) -> Sequence[Array | None]:
+            return self.fn.transpose(residuals, one, cotangents)
+
+        found = jax.vmap(transpose, (list(self.residual_axes), 0))(list(residuals), list(cotangents))
+        # The cotangent of an argument that is the same for the whole batch is a sum over it.
+        return [
+            array if array is None else array.sum(0) if axis is None else jnp.moveaxis(array, 0, axis)
+            for array, axis in zip(found, self.argument_axes, strict=True)
+        ]
+
+
+def _without(array: Any, axis: int | None) -> Any:
+    if array is None or axis is None:
+        return array
+    return jax.ShapeDtypeStruct((*array.shape[:axis], *array.shape[axis + 1 :]), array.dtype)
+
+
+def _over_batch(
+    flat: Sequence[Array],
+    axes: Sequence[int | None],
+    *,
+    fn: Linear,
+    present: tuple[bool, ...],
+    outs: tuple[Any, ...],
+) -> tuple[Sequence[Array], Sequence[int]]:
+    size = next(array.shape[axis] for array, axis in zip(flat, axes, strict=True) if axis is not None)
+    residual_axes, argument_axes = _split(axes, present)
+    batched = _Batched(fn=fn, size=size, residual_axes=tuple(residual_axes), argument_axes=tuple(argument_axes))
+    found = _bound(batched, *_split(flat, present), tuple(unmapped_aval(size, 0, out) for out in outs))
+    return found, [0] * len(found)
+
+
+_linear = Primitive("systolic_linear")
+_linear.multiple_results = True
+_linear.def_impl(_forward)
+_linear.def_effectful_abstract_eval(lambda *_, fn, present, outs: (list(outs), fn.effects))
+ad.primitive_jvps[_linear] = _tangent
+ad.primitive_transposes[_linear] = _transposed
+batching.primitive_batchers[_linear] = _over_batch
+mlir.register_lowering(_linear, mlir.lower_fun(_forward, multiple_results=True))
