@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import export, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 
@@ -272,6 +272,14 @@ def test_arguments_that_are_turned_are_refused() -> None:
     assert "column" in refusal(lambda t, a: t + t.T + a, (12, 12), (1,), what="lhs_fn")
     assert "reduce_sum" in refusal(lambda t, a: t * a.sum(), (7, 12), (7, 1), what="lhs_fn")
     assert "transposes" in refusal(lambda t: t.T, (12, 12), what="lhs_fn")
+
+
+def test_symbolic_sizes() -> None:
+    rows, columns = export.symbolic_shape("rows, columns")
+    shapes: Any = (rows, columns), (1, columns), (rows, 1)
+    takes(lambda t, a, b: jax.nn.gelu(t) * a + b, *shapes, what="lhs_fn")
+    assert "reduce_sum" in refusal(lambda t, a, b: t - t.sum(0) + a * b, *shapes, what="lhs_fn")
+    assert "dim_as_value" in refusal(lambda t, a, b: t / t.shape[0] + a * b, *shapes, what="lhs_fn")
 
 
 def test_one_row_is_no_excuse() -> None:

@@ -105,6 +105,6 @@ def _blocks(args: Sequence[jax.ShapeDtypeStruct], times: int) -> list[jax.ShapeD
     found = [jax.ShapeDtypeStruct(block, args[0].dtype)]
     for arg in args[1:]:
         shape = (1, 1, *arg.shape)[-2:]
-        sizes = (full if one == every > 1 else 1 for full, one, every in zip(block, shape, whole, strict=True))
+        sizes = (full if one == every != 1 else 1 for full, one, every in zip(block, shape, whole, strict=True))
         found.append(jax.ShapeDtypeStruct(tuple(sizes), arg.dtype))
     return found

@@ -203,7 +203,7 @@ def _reshape(equation: Any, given: Followed) -> list[Along]:
     if all(along == "same" for along in given.along):
         return ["same"] * len(shape)
     if equation.params["dimensions"] is None and [s for s in own if s != 1] == [s for s in shape if s != 1]:
-        kept = [along for along, size in zip(given.along, own, strict=True) if size != 1]
+        kept: list[Along] = [along for along, size in zip(given.along, own, strict=True) if size != 1]
         found: list[Along] = ["same"] * len(shape)
         for along, at in zip(kept, [at for at, size in enumerate(shape) if size != 1], strict=True):
             found[at] = along
