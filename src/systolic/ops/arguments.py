@@ -17,7 +17,8 @@ from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.ops.epilogue import activation_of, check_elementwise
 from systolic.ops.gradient import Formula, Operands
-from systolic.ops.product import Implementation, Where, broadcast_shapes
+from systolic.ops.product import Implementation, Where
+from systolic.ops.shapes import broadcast_shapes
 from systolic.ops.target import target_chip
 from systolic.problem import MatmulProblem, PrecisionName, ProblemError
 from systolic.tiling import Blocking, Tiles
