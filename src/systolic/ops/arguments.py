@@ -17,7 +17,8 @@ from systolic.ops.dtypes import beside, given_dtype, multiplied_dtype, operand, 
 from systolic.ops.elementwise import elementwise
 from systolic.ops.epilogue import activation_of
 from systolic.ops.gradient import Formula, Operands
-from systolic.ops.product import Implementation, Where, broadcast_shapes
+from systolic.ops.product import Implementation, Where
+from systolic.ops.shapes import broadcast_shapes
 from systolic.ops.target import target_chip
 from systolic.problem import PrecisionName, ProblemError
 from systolic.tiling import Blocking, Tiles

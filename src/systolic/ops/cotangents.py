@@ -18,7 +18,8 @@ from jax import Array
 
 from systolic.ops.epilogue import work_of
 from systolic.ops.formula import Fn, Formula, Operands, kept_dtype
-from systolic.ops.product import Product, broadcast_shapes, compute
+from systolic.ops.product import Product, compute
+from systolic.ops.shapes import broadcast_shapes
 from systolic.problem import MatmulProblem, Side
 
 # Vector operations an element up to which the activation's derivative is computed inside the products.

@@ -14,7 +14,8 @@ import jax
 from jax import Array
 
 from systolic.ops.epilogue import epilogue_of
-from systolic.ops.product import Product, Where, broadcast_shapes, compute
+from systolic.ops.product import Product, Where, compute
+from systolic.ops.shapes import broadcast_shapes
 from systolic.problem import PrecisionName, Side
 
 Fn = Callable[..., Any]

@@ -22,7 +22,7 @@ from systolic.compat import varying_alike
 from systolic.ops.cotangents import operand_cotangents
 from systolic.ops.formula import Fn, Formula, Operands, evaluated, output_shape
 from systolic.ops.linear import linear, perturbed
-from systolic.ops.product import fold, is_symbolic
+from systolic.ops.shapes import fold, is_symbolic
 from systolic.problem import Side
 
 _OPERANDS: tuple[Literal["lhs", "rhs"], ...] = ("lhs", "rhs")

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from systolic.ops.epilogue import Work, operand_fn, work_of
 from systolic.ops.linear import floating, linear, perturbed
 from systolic.ops.lowering import for_a_tpu, without_kernel
 from systolic.ops.planning import plan
+from systolic.ops.shapes import fold, is_symbolic
 from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, ProblemError, Side
 from systolic.tiling import Blocking, Tiles
 
@@ -150,20 +151,6 @@ def _dispatched(product: Product, arrays: Sequence[Array]) -> tuple[Array, ...]:
     return by_pallas(product, *arrays)
 
 
-def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """As NumPy has it, but sizes may be symbols.
-
-    Raises:
-      ValueError: the shapes do not broadcast.
-    """
-    return cast(tuple[int, ...], lax.broadcast_shapes(*shapes))
-
-
-def is_symbolic(arrays: Sequence[Any]) -> bool:
-    """Whether sizes are symbols, as `jax.export.symbolic_shape` makes them."""
-    return not all(isinstance(size, int) for array in arrays for size in array.shape)
-
-
 def _unplanned(where: Where, arrays: Sequence[Array]) -> Array:
     shapes = " and ".join(f"[{', '.join(map(str, array.shape))}]" for array in arrays[:2])
     if where.implementation is not None:
@@ -243,33 +230,6 @@ def _interpret(implementation: Implementation) -> bool | pltpu.InterpretParams:
     if implementation is None or implementation in ("pallas", "xla"):
         return False
     return pltpu.InterpretParams() if isinstance(implementation, str) else implementation
-
-
-def fold(
-    transpose_lhs: bool, beside: Sequence[Side], arrays: Sequence[Array]
-) -> tuple[list[Array], tuple[int, ...] | None]:
-    """The arrays with the batch in the rows of lhs, where rhs is the same for all; and the batch to unfold to.
-
-    One product of many rows reads rhs less often than many products. It takes rows that are stored one matrix after
-    the other, which is so where they fill registers; else only a small lhs is worth the copy.
-    """
-    lhs, rhs, *extras = arrays
-    batch = tuple(max(sizes) for sizes in zip(*(array.shape[:-2] for array in arrays), strict=True))
-    if math.prod(batch) == 1:
-        return [array.reshape(array.shape[-2:]) for array in arrays], batch
-    rows = lhs.shape[-2]
-    foldable = not transpose_lhs and lhs.shape[:-2] == batch and math.prod(rhs.shape[:-2]) == 1
-    for side, extra in zip(beside, extras, strict=True):
-        same = math.prod(extra.shape[:-2]) == 1
-        every = extra.shape[:-2] == batch and extra.shape[-2] == rows
-        foldable &= same if side == "rhs" else every or (same and extra.shape[-2] == 1)
-    if not foldable or (rows % 8 and lhs.size > rhs.size):
-        return list(arrays), None
-
-    def flat(array: Array) -> Array:
-        return array.reshape(-1, array.shape[-1]) if array.shape[:-2] == batch else array.reshape(array.shape[-2:])
-
-    return [flat(array) for array in arrays], batch
 
 
 def problem_of(product: Product, arrays: Sequence[Any]) -> MatmulProblem:

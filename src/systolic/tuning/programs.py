@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from systolic.chips import Chip
 from systolic.ops.epilogue import ACTIVATIONS, epilogue_of
 from systolic.ops.orientation import Orientation
-from systolic.ops.product import Product, Where, by_pallas, by_xla, fold, problem_of
+from systolic.ops.product import Product, Where, by_pallas, by_xla, problem_of
+from systolic.ops.shapes import fold
 from systolic.problem import MatmulProblem, ProblemError
 from systolic.tiling import Blocking
 
