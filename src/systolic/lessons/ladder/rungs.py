@@ -33,8 +33,8 @@ class Rung:
       file: its module beside this one, which has `matmul(lhs, rhs, *, …, dtype_out, interpret)`.
       title, adds, costs: one line each, for tables.
       cut: what it multiplies in a step: the whole matrices, bands of rows and columns, or blocks.
-      tiles: of blocks, by default; of float32 another one where its blocks are too large.
-      full_rows_from: matrices with fewer rows get half as many rows a block, so that there are steps enough.
+      tiles: of blocks, by default; `tiles_float32` in their place where those of float32 would be too large.
+      full_rows_from: matrices with fewer rows get blocks of at most a quarter as many, so that there are steps enough.
       sweeps: whether `--sweep` looks for tiles.
       operand_buffers: blocks of lhs and of rhs in VMEM.
       accumulator: whether the sum has memory of its own. Otherwise the output block is the sum, and each step along k
@@ -48,7 +48,7 @@ class Rung:
     adds: str
     costs: str
     cut: Literal["whole", "bands", "blocks"] = "blocks"
-    tiles: Tiles = Tiles.cube(1)
+    tiles: Tiles | None = None
     tiles_float32: Tiles | None = None
     full_rows_from: int = 0
     sweeps: bool = False
@@ -75,9 +75,10 @@ class Rung:
         """The tiles that it takes unless told otherwise, no side above the matrix; only v2 looks at `splits`."""
         if self.cut != "blocks":
             return Tiles.whole(problem) if self.cut == "whole" else bands(problem, splits)
-        tiles = (self.tiles_float32 or self.tiles) if problem.dtype_lhs == "float32" else self.tiles
-        if problem.m < self.full_rows_from and tiles.tile_m == self.tiles.tile_m:
-            tiles = replace(tiles, tile_m=tiles.tile_m // 2)
+        tiles = self.tiles_float32 if self.tiles_float32 and problem.dtype_lhs == "float32" else self.tiles
+        assert tiles is not None
+        if problem.m < self.full_rows_from:
+            tiles = replace(tiles, tile_m=min(tiles.tile_m, self.full_rows_from // 4))
         return clipped(tiles, problem)
 
     def rules(self, problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
