@@ -18,11 +18,11 @@ passes, of which the compiler knows the order, the same is done beside `HIGHEST`
 A sum of n terms that is rounded to bfloat16 at each of s steps is as good as its last roundings: 2⁻⁹ of it, over and
 over. In float32 it is rounded to bfloat16 once. int8 has no rounding but that of its operands: a scale maps the largest
 to 127, so what is small against the largest loses most. Sums of k products are at most k·2¹⁴ and fit int32 up to
-k = 2¹⁷ − 1; one more, and the largest sum wraps to the smallest. A result in int8 saturates (the ladder's v5).
+k = 2¹⁷ − 1; one more, and the largest sum wraps to the smallest. A result in int8 saturates (`first_matmul`).
 
 Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk innermost. In VMEM: a block of lhs, rhs and out, twice each, and the sum once.
 
-The page that this follows: Pallas TPU, "Writing TPU kernels with Pallas"; `operation_costs` has its table.
+The page that this follows: Pallas TPU, "Writing TPU kernels with Pallas". Its table is on the page "What an operation costs".
 """
 
 from __future__ import annotations
