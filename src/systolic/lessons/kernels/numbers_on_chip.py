@@ -22,7 +22,7 @@ k = 2¹⁷ − 1; one more, and the largest sum wraps to the smallest. A result 
 
 Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk innermost. In VMEM: a block of lhs, rhs and out, twice each, and the sum once.
 
-The page that this follows: Pallas TPU, "Writing TPU kernels with Pallas". Its table is on the page "What an operation costs".
+The page that this follows: Pallas TPU, "Writing TPU kernels with Pallas". For costs see docs/operation_costs.md.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Rung:
         Whether the blocks fit VMEM is not among them: there the compiler has the last word.
         """
         found = [*dtype_violations(problem, chip), *self.rules(problem, tiles)]
-        if self.vmem_limit_bytes > chip.usable_vmem_bytes_per_core:
+        if not found and self.vmem_limit_bytes > chip.usable_vmem_bytes_per_core:
             found.append(
                 Violation(
                     rule="not-on-this-chip",
