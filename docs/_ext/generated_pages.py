@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lesson_pages import lesson_pages, rung_pages
+from lesson_pages import lesson_pages, pictures, rung_pages
 from links import PAGES, rebased
 
 if TYPE_CHECKING:
@@ -32,13 +32,15 @@ def write_pages() -> None:
     for name, page in PAGES.items():
         source = DOCS.parent / name
         pages[page] = rebased(source.read_text("utf-8"), source.parent, GENERATED)
-    for name, text in pages.items():
-        path = GENERATED / f"{name}.md"
+    files = {f"{name}.md": text for name, text in pages.items()}
+    files |= {f"pictures/{name}.svg": text for name, text in pictures().items()}
+    for name, text in files.items():
+        path = GENERATED / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")
-    wanted = {GENERATED / f"{name}.md" for name in pages}
-    for path in GENERATED.rglob("*.md"):
+    wanted = {GENERATED / name for name in files}
+    for path in [*GENERATED.rglob("*.md"), *GENERATED.rglob("*.svg")]:
         if path not in wanted:
             path.unlink()
 

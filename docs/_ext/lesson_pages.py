@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from source_files import SourceFile, modules_of, read
+from pictures import pipeline_picture, rung_picture
+from source_files import SourceFile, read
 
 from systolic.lessons import LESSONS
 from systolic.lessons.ladder import RUNGS
@@ -39,16 +40,17 @@ def lesson_pages() -> dict[str, str]:
     """Name below docs/generated → Markdown, of the lessons and of their list."""
     found = _numbers("lessons.json")
     pages, titles = {}, {}
-    for name, module in LESSONS.items():
-        files = [read(each) for each in modules_of(module, set(LESSONS.values()))]
+    for name, entry in LESSONS.items():
+        files = [read(module) for module in entry.files]
         rows = [_without(row, "lesson") for row in found.get("rows", []) if row["lesson"] == name]
         columns = [(key, _heading(key)) for key in dict.fromkeys(key for row in rows for key in row)]
         command = f"systolic lessons {name} --chip v5e,v5p,v6e,v7x"
         titles[name] = files[0].title
-        pages[f"lessons/{name}"] = _page(files, _shown(rows, columns, found, command))
+        picture = "pipelining" if name == "pipelining" else ""
+        pages[f"lessons/{name}"] = _page(files, _shown(rows, columns, found, command), picture)
     pages["lessons"] = _list(
         "Lessons",
-        "One idea each: a short file that reads from top to bottom, runs by itself, and computes the facts it shows.",
+        "One idea each: a kernel that needs JAX alone and can be pasted, and the numbers that show the idea.",
         "systolic lessons all --chip v5e,v5p,v6e,v7x",
         {f"lessons/{name}": (name, title) for name, title in titles.items()},
     )
@@ -60,7 +62,7 @@ def rung_pages() -> dict[str, str]:
     found = _numbers("ladder.json")
     pages, titles = {}, {}
     for name, rung in RUNGS.items():
-        file = read(rung.multiply.__module__)
+        file = read(rung.module)
         rows = [_rung_row(row) for row in found.get("rows", []) if row["rung"] == name]
         sizes = ",".join(str(size) for size in dict.fromkeys(row["m"] for row in rows))
         command = f"systolic ladder {name} --chip v5e,v5p,v6e,v7x" + (f" --sizes {sizes}" if sizes else "")
@@ -68,19 +70,26 @@ def rung_pages() -> dict[str, str]:
         plots = sorted(NUMBERS.glob(f"ladder_{name}_*.png"))
         pictures = [f"![{plot.stem}]({_from(f'ladder/{name}', plot)})" for plot in plots]
         titles[name] = file.title
-        pages[f"ladder/{name}"] = _page([file], "\n\n".join([numbers, *pictures]))
+        pages[f"ladder/{name}"] = _page([file], "\n\n".join([numbers, *pictures]), name)
     pages["ladder"] = _list(
         "The ladder",
-        "Five matmul kernels, each one idea above the one before.",
+        "Eight matmul kernels, each one idea above the one before. Each file needs JAX alone and can be pasted.",
         "systolic ladder all --chip v5e,v5p,v6e,v7x",
         {f"ladder/{name}": (name, title) for name, title in titles.items()},
     )
     return pages
 
 
-def _page(files: Sequence[SourceFile], numbers: str) -> str:
+def pictures() -> dict[str, str]:
+    """Name below docs/generated/pictures → SVG."""
+    return {**{name: rung_picture(rung) for name, rung in RUNGS.items()}, "pipelining": pipeline_picture()}
+
+
+def _page(files: Sequence[SourceFile], numbers: str, picture: str = "") -> str:
+    """The page of a lesson or rung; `picture` is the name of the drawing that it begins with."""
     main, *parts = files
-    sections = [f"# {main.title}", main.prose, "## Numbers", numbers, "## Code", _code(main)]
+    drawn = f"![blocks and buffers](../pictures/{picture}.svg)" if picture else ""
+    sections = [f"# {main.title}", drawn, main.prose, "## Numbers", numbers, "## Code", _code(main)]
     for part in parts:
         sections += [f"## {part.title}", part.prose, _code(part)]
     return "\n\n".join(section for section in sections if section) + "\n"

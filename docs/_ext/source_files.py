@@ -1,4 +1,4 @@
-"""What a page takes from a lesson's source: its docstring, where the code begins, and which files belong to it.
+"""What a page takes from a lesson's source: its docstring, and where the code begins.
 
 Files are read, not imported: a page can be made of a lesson that this machine cannot run.
 """
@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src"
-LESSONS = "systolic.lessons"
-# What every lesson is built from, and no lesson's own.
-_SHARED = {f"{LESSONS}.lesson", f"{LESSONS}.showing"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,36 +54,6 @@ def read(module: str) -> SourceFile:
         prose=_as_markdown(rest),
         first_line=(tree.body[0].end_lineno or 0) + 2,  # an empty line follows the docstring
     )
-
-
-def modules_of(module: str, others: set[str]) -> list[str]:
-    """The module, and those of the lessons' room that it imports and no other lesson is: its parts.
-
-    Args:
-      module: the lesson's, by its whole name.
-      others: modules that have pages of their own.
-    """
-    path = path_of(module)
-    found = [module]
-    if path.name == "__init__.py":
-        found += [f"{module}.{part.stem}" for part in sorted(path.parent.glob("*.py")) if part != path]
-    for each in found:  # grows while it is gone through
-        for imported in _imported(path_of(each)):
-            mine = imported.startswith(f"{LESSONS}.") and not imported.startswith(f"{LESSONS}.ladder")
-            if mine and path_of(imported).is_file() and imported not in {*found, *others, *_SHARED}:
-                found.append(imported)
-    return found
-
-
-def _imported(path: Path) -> list[str]:
-    tree = ast.parse(path.read_text("utf-8"))
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return found
 
 
 def _as_markdown(docstring: str) -> str:

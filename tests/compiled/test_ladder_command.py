@@ -76,10 +76,26 @@ def test_int8_is_compiled_and_its_peak_is_its_own(ladder: Ladder) -> None:
     assert row["percent_of_peak"] == pytest.approx(100 * row["tflops"] / 394)
 
 
+def test_the_last_rungs_at_their_own_tiles(ladder: Ladder) -> None:
+    rows = by_rung(ladder("v5", "v6", "v7", "v8", "--chip", "v6e", "--sizes", "4096", "--no-check"))
+    times = [rows[name, 4096]["time_us"] for name in ("v5", "v6", "v7", "v8")]
+    assert times == sorted(times, reverse=True)
+    problem = MatmulProblem.of(4096, 4096, 4096, "bfloat16")
+    for name in ("v6", "v7", "v8"):
+        moved = hbm_bytes(problem, Tiles(tile_m=2048, tile_k=512, tile_n=2048))
+        assert rows[name, 4096]["hbm_bytes"] == moved
+        assert moved < rows["v5", 4096]["hbm_bytes"]
+
+
 @pytest.mark.parametrize("chip", ["v4", "v5p", "v6e", "v7x"])
 def test_other_chips(ladder: Ladder, chip: str) -> None:
-    rows = by_rung(ladder("v3", "v5", "--chip", chip, "--sizes", "512", "--no-check"))
-    for name in ("v3", "v5"):
+    names = ("v3", "v5", "v6", "v7", "v8")
+    rows = by_rung(ladder(*names, "--chip", chip, "--sizes", "512", "--no-check"))
+    for name in names:
+        if chip == "v4" and name in ("v6", "v7", "v8"):
+            assert rows[name, 512]["status"] == "illegal"
+            assert "not-on-this-chip" in rows[name, 512]["reason"]
+            continue
         assert rows[name, 512]["status"] == "ok"
         assert rows[name, 512]["ratio_to_xla"] > 0
     assert rows["v5", 512]["time_us"] < rows["v3", 512]["time_us"]

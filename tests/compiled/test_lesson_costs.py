@@ -1,16 +1,13 @@
 """Lessons of the details page through the compiler, on reduced work: what they count is there, and adds up."""
 
-import importlib
-
 import pytest
+from operation_costs import costs, page
+from operations import ELEMENTWISE, READ, SHAPINGS, Elementwise, Shaping
 
 from systolic.chips import V5E, V5P, V6E
 from systolic.lessons import LESSONS
-from systolic.lessons.operation_costs import costs
-from systolic.lessons.operation_costs import lesson as operation_lesson
-from systolic.lessons.operations import ELEMENTWISE, READ, SHAPINGS, Elementwise, Shaping
+from systolic.lessons.runner import run_parts
 from systolic.lessons.scalar_prefetch import PARTS
-from systolic.lessons.showing import show
 
 
 def chosen(*names: str) -> list[Elementwise | Shaping]:
@@ -21,7 +18,8 @@ def chosen(*names: str) -> list[Elementwise | Shaping]:
 
 def test_costs_on_two_chips() -> None:
     operations = chosen("a + b", "abs(a)", "exp(a)", READ, "[8,8,128] to [64,128]")
-    found = {(each.operation.name, each.operation.dtype, each.chip): each for each in costs(operations, [V5E, V6E])}
+    priced = costs(operations, [V5E, V6E])
+    found = {(each.operation.name, each.operation.dtype, each.chip): each for each in priced}
     for chip in ("v5e", "v6e"):
         add = found["a + b", "float32", chip]
         assert add.cycles is not None
@@ -33,20 +31,15 @@ def test_costs_on_two_chips() -> None:
         assert found["[8,8,128] to [64,128]", "float32", chip].cycles == found[READ, "float32", chip].cycles
         refused = found["a + b", "int8", chip]
         assert refused.cycles is None
-        assert refused.row()["status"] == "refused"
         assert "i16" in refused.reason
-
-
-def test_lesson_of_few_operations() -> None:
-    told = operation_lesson([V5E], chosen("a + b", "abs(a)", "max(a, b)"))
-    assert told.ok
-    assert {row["status"] for row in told.rows} == {"ok", "refused"}
-    assert "Folded away by the compiler: none." in told.lines
+    written = page(priced)
+    assert "| `exp(a)` | float32 | medium |" in written
+    assert "| `a + b` | int8 |  | refused | refused |" in written
 
 
 def test_chosen_blocks_move_every_byte_once_each_way() -> None:
     parts = [part for part in PARTS if part.name.startswith("chosen")]
-    found = show(parts, [V5P])
+    found = run_parts(parts, [V5P])
     assert found.ok
     for part in parts:
         moved = found[part.name, "v5p"].hbm_bytes
@@ -56,9 +49,8 @@ def test_chosen_blocks_move_every_byte_once_each_way() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["scalar_prefetch", "numbers_on_chip", "operation_costs"])
+@pytest.mark.parametrize("name", ["scalar_prefetch", "numbers_on_chip"])
 def test_whole_lesson(name: str) -> None:
-    told = importlib.import_module(LESSONS[name]).lesson([V5E])
-    assert told.name == name
+    told = LESSONS[name].run([V5E])
     assert told.ok
     assert all(told.lines)

@@ -111,11 +111,11 @@ def test_a_record_is_checked_explained_and_multiplied_for() -> None:
 
 
 # The longest, of which tests/compiled/test_lesson_costs.py runs parts.
-LONG = ("scalar_prefetch", "numbers_on_chip", "operation_costs")
+LONG = ("scalar_prefetch", "numbers_on_chip")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in LESSONS])
 def test_every_lesson(name: str) -> None:
-    lesson = importlib.import_module(LESSONS[name]).lesson([V8X])
+    lesson = importlib.import_module(LESSONS[name].module).lesson([V8X])
     assert lesson.ok
     assert {row.get("chip") for row in lesson.rows} <= {"v8x", None}

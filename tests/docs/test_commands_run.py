@@ -51,10 +51,8 @@ SLOW = (
     "systolic simulate jax.numpy:matmul",  # three chips, whose compilers take their time over XLA's own product
     "systolic tune",  # up to two minutes
     "systolic check examples/",  # three chips
-    "python -m systolic.lessons.ladder.v3_block",
     "python benchmarks/exhaustive_sweep.py model",
     "python benchmarks/foreign_kernels.py",
-    "python benchmarks/operation_costs_page.py",  # of what a lesson found
 )
 SLOW_PYTHON = ("check.md", "explain.md", "tuning.md")  # they check, explain and tune
 
@@ -73,6 +71,7 @@ NOT_RUN = {
     "python benchmarks/exhaustive_sweep.py sweep": "a thousand kernels: twenty minutes, and it writes benchmarks/data",
     "python benchmarks/exhaustive_sweep.py search": "sixteen searches from nothing: ten minutes",
     "python benchmarks/explained_savings.py": "ten kernels with eight changes each: half an hour",
+    "python benchmarks/operation_costs.py": "ninety operations on four chips: ten minutes, and it writes the page",
     "python benchmarks/tile_profiles.py": "sixty shapes on four chips: half an hour",
 }
 

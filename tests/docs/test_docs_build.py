@@ -32,6 +32,8 @@ def test_every_lesson_and_rung_has_a_page_with_its_code(built: Path) -> None:
             page = (built / "generated" / folder / f"{name}.html").read_text("utf-8")
             assert 'class="highlight-python' in page
             assert 'id="numbers"' in page
+            drawn = folder == "ladder" or name == "pipelining"
+            assert (f"_images/{name}.svg" in page) == drawn
 
 
 def test_every_public_name_is_on_the_page_of_the_interface(built: Path) -> None:

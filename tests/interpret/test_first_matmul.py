@@ -9,11 +9,9 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.bench.accuracy import max_abs_error, operands, reference, tolerance
-from systolic.lessons.first_matmul import first_matmul, identity, lesson
-from systolic.lessons.ladder import IllegalTilesError
-from systolic.lessons.ladder.rung import clipped
-from systolic.problem import MatmulProblem, ProblemError
-from systolic.tiling import Tiles
+from systolic.lessons.first_matmul import lesson
+from systolic.lessons.kernels.first_matmul import first_matmul, identity, requantised
+from systolic.problem import MatmulProblem
 
 Function = Callable[..., object]
 # In the kernel, in float64, and the most by which the function can widen a distance.
@@ -43,7 +41,9 @@ def test_right(shape: tuple[int, int, int], activation: str, transpose_rhs: bool
     out = first_matmul(
         jnp.asarray(lhs),
         jnp.asarray(rhs.T if transpose_rhs else rhs),
-        tiles=clipped(Tiles.cube(128), problem),
+        bm=128,
+        bk=128,
+        bn=128,
         transpose_rhs=transpose_rhs,
         activation=in_kernel,  # pyright: ignore[reportArgumentType]
         interpret=pltpu.InterpretParams(uninitialized_memory="nan"),
@@ -60,7 +60,9 @@ def test_int8_is_exact(transpose_rhs: bool) -> None:
     out = first_matmul(
         jnp.asarray(lhs),
         jnp.asarray(rhs.T if transpose_rhs else rhs),
-        tiles=Tiles(tile_m=32, tile_k=128, tile_n=128),
+        bm=32,
+        bk=128,
+        bn=128,
         transpose_rhs=transpose_rhs,
         activation=jax.nn.relu,
         interpret=pltpu.InterpretParams(),
@@ -78,12 +80,55 @@ def test_the_transpose_moves_nothing() -> None:
 
 def test_refused() -> None:
     lhs, rhs = jnp.zeros((128, 256)), jnp.zeros((256, 128))
-    with pytest.raises(ProblemError, match=r"lhs\[128, 256\], rhs\[256, 128\].*rhs\[n, k\]"):
+    with pytest.raises(ValueError, match=r"lhs\[128, 256\], rhs\[256, 128\].*rhs\[n, k\]"):
         first_matmul(lhs, rhs, transpose_rhs=True)
-    with pytest.raises(IllegalTilesError, match="tile_m=512 is above m=128"):
-        first_matmul(lhs, rhs, tiles=Tiles.cube(512))
-    with pytest.raises(IllegalTilesError, match="the last 44 of k would be lost"):
+    with pytest.raises(ValueError, match=r"k=300.*bk=256.*have to divide"):
         first_matmul(jnp.zeros((256, 300)), jnp.zeros((300, 256)))
+    with pytest.raises(ValueError, match=r"lhs is float32 and rhs is bfloat16"):
+        first_matmul(lhs, rhs.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.004, 1 / 3000, 3.7e-5])
+def test_requantises_as_numpy_does(scale: float) -> None:
+    lhs, rhs = operands(MatmulProblem.of(256, 384, 128, "int8", "int8"), seed=3)
+    sums = reference(lhs, rhs).astype(np.int32)
+    expected = np.clip(np.rint(sums.astype(np.float32) * np.float32(scale)), -128, 127).astype(np.int8)
+    out = requantising(lhs, rhs, scale)
+    assert out.dtype == np.int8
+    np.testing.assert_array_equal(out, expected)
+    assert len(np.unique(expected)) > 10  # neither all saturated nor all zero
+
+
+def test_requantises_ties_to_even_and_saturates() -> None:
+    sums = np.array([-1000, -5, -3, -1, 0, 1, 3, 5, 254, 255, 256, 1000])
+    lhs, rhs = np.zeros((32, 128), np.int8), np.zeros((128, 128), np.int8)
+    lhs[0, :10] = 100
+    lhs[0, 10] = 1
+    for column, total in enumerate(sums):
+        hundreds, ones = divmod(int(total), 100)
+        rhs[0, column], rhs[10, column] = hundreds, ones
+    out = requantising(lhs, rhs, 0.5)
+    assert out[0, : len(sums)].tolist() == [-128, -2, -2, 0, 0, 0, 2, 2, 127, 127, 127, 127]
+
+
+def requantising(lhs: np.ndarray, rhs: np.ndarray, scale: float) -> np.ndarray:
+    out = first_matmul(
+        jnp.asarray(lhs),
+        jnp.asarray(rhs),
+        bm=128,
+        bk=128,
+        bn=128,
+        dtype_out=jnp.int8,
+        activation=requantised(scale),
+        interpret=pltpu.InterpretParams(),
+    )
+    return np.asarray(out)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_that_is_none_is_refused(scale: float) -> None:
+    with pytest.raises(ValueError, match="scale="):
+        requantised(scale)
 
 
 def test_lesson() -> None:

@@ -11,15 +11,15 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.bench.accuracy import check, operands, reference
-from systolic.lessons.ladder import RUNGS, IllegalTilesError
-from systolic.lessons.ladder.rung import clipped
-from systolic.lessons.ladder.v2_rows_columns import bands
+from systolic.bench.accuracy import check, operands
+from systolic.lessons.ladder import RUNGS
+from systolic.lessons.ladder.rules import bands
+from systolic.lessons.ladder.rungs import clipped
 from systolic.problem import MatmulProblem, ProblemError
-from systolic.tiling import Tiles
+from systolic.tiling import IllegalTilesError, Tiles
 
 DTYPES = ("float32", "bfloat16", "int8")
-# (m, k, n), N of v2. The tiles of v3 to v5 are 128³, so the odd multiples have several steps each way.
+# (m, k, n), N of v2. The tiles from v3 on are 128³, so the odd multiples have several steps each way.
 SHAPES = {
     "one-element": ((1, 1, 1), 1),
     "minimal": ((32, 128, 128), 1),
@@ -123,41 +123,17 @@ def test_v5_rounds_less_than_v3_in_bfloat16() -> None:
     assert 1.5 * v5 < v3
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.004, 1 / 3000, 3.7e-5])
-def test_v5_requantises_as_numpy_does(scale: float) -> None:
-    problem = MatmulProblem.of(256, 384, 128, "int8", "int8")
-    lhs, rhs = operands(problem, seed=3)
-    sums = reference(lhs, rhs).astype(np.int32)
-    expected = np.clip(np.rint(sums.astype(np.float32) * np.float32(scale)), -128, 127).astype(np.int8)
-    out = np.asarray(run("v5", problem, Tiles.cube(128), pltpu.InterpretParams())(lhs, rhs, scale=scale))
-    assert out.dtype == np.int8
-    np.testing.assert_array_equal(out, expected)
-    assert len(np.unique(expected)) > 10  # neither all saturated nor all zero
-
-
-def test_v5_requantises_ties_to_even_and_saturates() -> None:
-    sums = np.array([-1000, -5, -3, -1, 0, 1, 3, 5, 254, 255, 256, 1000])
-    lhs, rhs = np.zeros((32, 128), np.int8), np.zeros((128, 128), np.int8)
-    lhs[0, :10] = 100
-    lhs[0, 10] = 1
-    for column, total in enumerate(sums):
-        hundreds, ones = divmod(int(total), 100)
-        rhs[0, column], rhs[10, column] = hundreds, ones
-    problem = MatmulProblem.of(32, 128, 128, "int8", "int8")
-    out = run("v5", problem, Tiles.whole(problem), pltpu.InterpretParams())(lhs, rhs, scale=0.5)
-    assert np.asarray(out)[0, : len(sums)].tolist() == [-128, -2, -2, 0, 0, 0, 2, 2, 127, 127, 127, 127]
-
-
+BLOCKED = tuple(name for name, rung in RUNGS.items() if rung.takes_tiles)
 ILLEGAL = {
-    "tile above the matrix": (("v3", "v4", "v5"), (128, 128, 128), Tiles(tile_m=256, tile_k=128, tile_n=512), "float32",
+    "tile above the matrix": (BLOCKED, (128, 128, 128), Tiles(tile_m=256, tile_k=128, tile_n=512), "float32",
                               ("tile_m=256 is above m=128", "tile_n=512 is above n=128", "tile_m≤128")),
-    "a tail of k": (("v3", "v4", "v5"), (128, 200, 128), Tiles.cube(128), "float32",
+    "a tail of k": (BLOCKED, (128, 200, 128), Tiles.cube(128), "float32",
                     ("k=200 is no multiple of tile_k=128", "the last 72 of k would be lost", "256")),
-    "every side ragged": (("v3", "v4", "v5"), (200, 300, 400), Tiles.cube(128), "bfloat16",
+    "every side ragged": (BLOCKED, (200, 300, 400), Tiles.cube(128), "bfloat16",
                           ("the last 72 of m", "the last 44 of k", "the last 16 of n")),
-    "tile of 100": (("v3", "v4", "v5"), (200, 200, 200), Tiles.cube(100), "float32",
+    "tile of 100": (BLOCKED, (200, 200, 200), Tiles.cube(100), "float32",
                     ("tile_m=100 is no multiple of 8", "tile_k=100 is no multiple of 128", "tile_n=200")),
-    "8 rows of int8": (("v3", "v4", "v5"), (64, 128, 128), Tiles(tile_m=8, tile_k=128, tile_n=128), "int8",
+    "8 rows of int8": (BLOCKED, (64, 128, 128), Tiles(tile_m=8, tile_k=128, tile_n=128), "int8",
                        ("tile_m=8 is no multiple of 32",)),
     "tiles for v1": (("v1",), (256, 256, 256), Tiles.cube(128), "float32", ("128/128/128 of 256/256/256", "v3")),
     "a tile above the matrix for v1": (("v1",), (256, 256, 256), Tiles.cube(512), "float32",
@@ -232,24 +208,11 @@ def test_dtypes_refused(name: str, dtype_lhs: str, dtype_rhs: str, dtype_out: st
         RUNGS[name].multiply(lhs, rhs, tiles=Tiles.cube(128), dtype_out=dtype_out)
 
 
-@pytest.mark.parametrize("name", ["v1", "v2", "v3", "v4"])
-def test_only_v5_requantises(name: str) -> None:
+@pytest.mark.parametrize("name", RUNGS)
+def test_no_rung_requantises(name: str) -> None:
     problem = MatmulProblem.of(128, 128, 128, "int8", "int8")
-    with pytest.raises(IllegalTilesError, match="v5 for int8"):
+    with pytest.raises(IllegalTilesError, match="first_matmul"):
         run(name, problem, Tiles.cube(128), False)(*operands(problem))
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
-def test_v5_refuses_a_scale_that_is_none(scale: float) -> None:
-    problem = MatmulProblem.of(128, 128, 128, "int8", "int8")
-    with pytest.raises(ProblemError, match="scale="):
-        run("v5", problem, Tiles.cube(128), False)(*operands(problem), scale=scale)
-
-
-def test_v5_refuses_a_scale_without_requantising() -> None:
-    problem = MatmulProblem.of(128, 128, 128, "int8")
-    with pytest.raises(ProblemError, match=r"scale=0\.5 with dtype_out=int32"):
-        run("v5", problem, Tiles.cube(128), False)(*operands(problem), scale=0.5)
 
 
 def test_a_refusal_survives_the_way_out_of_a_worker() -> None:

@@ -12,7 +12,7 @@ from systolic.checking.running import run_in_worker
 from systolic.chips import chip
 from systolic.compiler import ShardedFunction, WorkerPool, with_virtual_devices
 from systolic.lessons.between_chips import COLLECTIVES, modelled_us, run
-from systolic.lessons.rings import RING, all_gather, in_ring_order, reduce_scatter, ring_of
+from systolic.lessons.kernels.rings import RING, all_gather, in_ring_order, reduce_scatter, ring_of
 
 SPEC = PartitionSpec(RING)
 

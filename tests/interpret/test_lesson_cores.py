@@ -9,7 +9,7 @@ import pytest
 
 from systolic.checking.running import run_checks
 from systolic.chips import chip
-from systolic.lessons.cores import add_matrices, sine, triangle
+from systolic.lessons.kernels.cores import add_matrices, sine, triangle
 
 
 def right(fn: Callable[..., jax.Array], reference: Callable[..., jax.Array], *args: jax.ShapeDtypeStruct) -> None:

@@ -6,9 +6,9 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.bench.accuracy import max_abs_error, operands, reference, tolerance
-from systolic.lessons.numbers_on_chip import PRODUCTS, errors, largest_sums, multiply, split
+from systolic.lessons.kernels.numbers_on_chip import PRODUCTS, multiply, split
+from systolic.lessons.numbers_on_chip import errors, largest_sums
 from systolic.problem import MatmulProblem
-from systolic.tiling import Tiles
 
 
 @pytest.mark.parametrize("name", ["float32 dot", "six passes", "HIGHEST"])
@@ -20,7 +20,9 @@ def test_six_passes_are_float32(name: str, shape: tuple[int, int, int]) -> None:
         jnp.asarray(lhs),
         jnp.asarray(rhs),
         product=PRODUCTS[name],
-        tiles=Tiles(tile_m=shape[0], tile_k=128, tile_n=128),
+        bm=shape[0],
+        bk=128,
+        bn=128,
         interpret=pltpu.InterpretParams(uninitialized_memory="nan"),
     )
     assert max_abs_error(np.asarray(out), reference(lhs, rhs), problem) <= tolerance(problem, 1)

@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.checking.running import RunOutcome, run_checks
 from systolic.chips import chip
 from systolic.compat import tensorcore_mesh
-from systolic.lessons.pl_kernel import matmul_kernel
+from systolic.lessons.kernels.pl_kernel import matmul_kernel
 
 
 def checked(fn, m: int, k: int, n: int, on: str = "v5e") -> RunOutcome:

@@ -9,7 +9,7 @@ import pytest
 
 from systolic.checking.running import RunOutcome, run_checks
 from systolic.chips import chip
-from systolic.lessons.reductions import naive_sum_kernel, sum_axis_first, sum_blocks, sum_whole
+from systolic.lessons.kernels.reductions import naive_sum_kernel, sum_axis_first, sum_blocks, sum_whole
 
 
 def checked(fn: Callable[..., jax.Array], *shape: int, on: str = "v5e") -> RunOutcome:

@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.checking.interpreting import traced_as_on
 from systolic.checking.running import run_checks
 from systolic.chips import chip
-from systolic.lessons.refs import (
+from systolic.lessons.kernels.refs import (
     add_arrays,
     add_into_ref,
     add_refs,

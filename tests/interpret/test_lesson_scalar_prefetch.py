@@ -7,9 +7,10 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.bench.accuracy import operands, reference, tolerance
-from systolic.lessons.block_sparse import block_list, sparse_matmul
-from systolic.lessons.output_mask import masked_matmul, next_wanted
-from systolic.lessons.scalar_prefetch import PUBLISHED_MS, ROWS, chosen_blocks, chosen_blocks_by_hand
+from systolic.lessons.kernels.block_sparse import block_list, sparse_matmul
+from systolic.lessons.kernels.output_mask import masked_matmul, next_wanted
+from systolic.lessons.kernels.scalar_prefetch import ROWS, chosen_blocks, chosen_blocks_by_hand
+from systolic.lessons.scalar_prefetch import PUBLISHED_MS
 from systolic.problem import MatmulProblem
 
 SIDE = 128

@@ -8,7 +8,8 @@ import pytest
 from systolic.checking.interpreting import traced_as_on
 from systolic.checking.running import run_checks
 from systolic.chips import chip
-from systolic.lessons.sparse_core import copy_rows, gather, subcores, take
+from systolic.lessons.kernels.sparse_core import copy_rows, gather, take
+from systolic.lessons.sparse_core import subcores
 
 
 @pytest.mark.parametrize("fn", [take, copy_rows], ids=["take", "copy_rows"])

@@ -197,10 +197,3 @@ def test_help_has_an_example(run: Run, command: tuple[str, ...]) -> None:
 def test_the_module_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "systolic", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("systolic, version 0.")
-
-
-def test_a_rung_runs_by_itself() -> None:
-    arguments = [sys.executable, "-m", "systolic.lessons.ladder.v3_block", "--sizes", "1000", "-q"]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stdout.startswith("v3 at 1000³ is illegal")

@@ -1,4 +1,4 @@
-"""`systolic ladder`: five matmul kernels, checked, compiled, simulated and drawn beside XLA."""
+"""`systolic ladder`: eight matmul kernels, checked, compiled, simulated and drawn beside XLA."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from systolic.tiling import MIB, Tiles
 
 if TYPE_CHECKING:
     from systolic.lessons.ladder.row import LadderRow
-    from systolic.lessons.ladder.rung import Rung
+    from systolic.lessons.ladder.rungs import Rung
 
 _COLUMNS = (
     "rung",
@@ -61,7 +61,7 @@ _COLUMNS = (
     help="Of both operands; int8 gives int32.",
 )
 @click.option("--sizes", type=Sizes(), default="512,1024,2048,4096", show_default=True, help="m = k = n, with commas.")
-@click.option("--tiles", type=TileSizes(), help="For v3, v4 and v5, in place of what they would choose.")
+@click.option("--tiles", type=TileSizes(), help="For v3 to v8, in place of what they would choose.")
 @click.option("--splits", type=click.IntRange(min=1), default=4, show_default=True, help="N of v2's grid (N, N).")
 @click.option("--sweep", is_flag=True, help="v4 and v5: compile and simulate candidate tiles, and take the best.")
 @click.option(
@@ -88,7 +88,7 @@ def ladder(
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Climb the ladder of five matmul kernels: is each legal, is it right, does it compile, how fast is it.
+    """Run the ladder of eight matmul kernels: is each legal, is it right, does it compile, how fast is it.
 
     Every time is `simulated`: the real TPU compiler's program for the chip, executed on a model of it. XLA's own
     product of the same dtypes goes the same way in the same run. Exit code 1: a result is wrong, one that should have
@@ -109,7 +109,7 @@ def ladder(
     missing = _missing_compiler()
     rows: list[LadderRow] = []
     with progress_bar(quiet=quiet) as bar, _pool(workers, missing) as pool:
-        from systolic.lessons.ladder.climb import Request, climb  # takes a second, for JAX: the bar is up already
+        from systolic.lessons.ladder.runner import Request, run_ladder  # takes a second: the bar is up already
 
         rungs = _rungs(names, sweep, tiles)
         for chip in chips:
@@ -123,7 +123,7 @@ def ladder(
                 sweep_trials=sweep_trials if sweep else 0,
                 checked=check,
             )
-            rows += climb(request, pool, planned=bar.planned, done=bar.done)
+            rows += run_ladder(request, pool, planned=bar.planned, done=bar.done)
     summary = _summary(rows)
     if json_file is not None:
         write_json(json_file, "ladder", [dataclasses.asdict(row) for row in rows], summary)
@@ -139,7 +139,7 @@ def ladder(
 
 
 def _rungs(names: tuple[str, ...], sweep: bool, tiles: Tiles | None) -> tuple[Rung, ...]:
-    from systolic.lessons.ladder.lookup import UnknownRungError, rungs_named
+    from systolic.lessons.ladder import UnknownRungError, rungs_named
 
     try:
         rungs = rungs_named(names)
@@ -147,7 +147,7 @@ def _rungs(names: tuple[str, ...], sweep: bool, tiles: Tiles | None) -> tuple[Ru
         raise click.UsageError(str(error)) from error
     # An option that nothing looks at would be a mistake without a word.
     if tiles is not None and not any(rung.takes_tiles for rung in rungs):
-        raise click.UsageError(f"--tiles: {', '.join(rung.name for rung in rungs)} takes none; v3, v4 and v5 do")
+        raise click.UsageError(f"--tiles: {', '.join(rung.name for rung in rungs)} takes none; v3 to v8 do")
     if sweep and not any(rung.sweeps for rung in rungs):
         raise click.UsageError(
             f"--sweep: {', '.join(rung.name for rung in rungs)} has no tiles to find; v4 and v5 have"

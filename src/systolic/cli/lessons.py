@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 
 import click
@@ -39,24 +38,24 @@ def lessons(names: tuple[str, ...], chips: tuple[Chip, ...], json_file: str | No
         raise click.UsageError(f"lesson {unknown[0]!r} is not known; known are {', '.join(LESSONS)} and all")
     chosen = list(LESSONS) if "all" in names else list(dict.fromkeys(names))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # kernels run in interpret mode
-    done = []
+    done: dict[str, Lesson] = {}
     with progress_bar(quiet=quiet) as bar:
         bar.planned(len(chosen))
         for name in chosen:
-            done.append(importlib.import_module(LESSONS[name]).lesson(chips))
+            done[name] = LESSONS[name].run(chips)
             bar.done(name)
     if json_file is not None:
-        records = [{"lesson": lesson.name, **row} for lesson in done for row in lesson.rows]
-        write_json(json_file, "lessons", records, {lesson.name: lesson.ok for lesson in done})
+        records = [{"lesson": name, **row} for name, lesson in done.items() for row in lesson.rows]
+        write_json(json_file, "lessons", records, {name: lesson.ok for name, lesson in done.items()})
     if json_file != "-":
-        for lesson in done:
-            _show(lesson)
-    return 0 if all(lesson.ok for lesson in done) else 1
+        for name, lesson in done.items():
+            _show(name, lesson)
+    return 0 if all(lesson.ok for lesson in done.values()) else 1
 
 
-def _show(lesson: Lesson) -> None:
+def _show(name: str, lesson: Lesson) -> None:
     out = console()
-    out.print(f"\n[bold]{lesson.name}[/] · {lesson.title}")
+    out.print(f"\n[bold]{name}[/] · {LESSONS[name].title}")
     for line in lesson.lines:
         out.print(line, markup=False)
     if lesson.rows:

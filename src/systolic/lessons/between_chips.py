@@ -3,8 +3,8 @@
     all-gather       every device ends with all blocks        each sends 1 MiB on, seven times, with eight devices
     reduce-scatter   every device ends with one block's sum   the same bytes the other way about
 
-The kernels are in `rings.py`. They are given references to HBM and copy from there, to a neighbour's HBM or VMEM: for
-what only moves bytes, no block ever needs to be in VMEM.
+The kernels are in `kernels/rings.py`. They are given references to HBM and copy from there, to a neighbour's HBM or
+VMEM: for what only moves bytes, no block ever needs to be in VMEM.
 
 A ring sends (count − 1) blocks over each link, whichever collective it is, and no way round takes fewer. But a link
 carries both directions at once: half of each block to the right and half to the left is the same program with two
@@ -48,8 +48,8 @@ from systolic.compiler import (
     tracing_settings,
     with_virtual_devices,
 )
+from systolic.lessons.kernels.rings import RING, all_gather, reduce_scatter, ring_of
 from systolic.lessons.lesson import Lesson
-from systolic.lessons.rings import RING, all_gather, reduce_scatter, ring_of
 from systolic.measure import target_of
 
 _VIRTUAL = 8
@@ -189,8 +189,6 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
     right = sum(row["status"] != "wrong" for row in sound) // len(chips)
     refused = sum(row["status"] == "refused" for row in rows)
     return Lesson(
-        name="between_chips",
-        title="Between chips: all-gather and reduce-scatter round a ring, 1 MiB a block, float32",
         lines=(
             f"On {_VIRTUAL} virtual devices {right} of {len(COLLECTIVES) - 1} are right and have no race; without one "
             f"wait the run finds: {rows[-1]['found'] or 'nothing'}.",
@@ -200,11 +198,3 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
         rows=tuple(rows),
         ok=all(row["status"] == "ok" for row in rows),
     )
-
-
-if __name__ == "__main__":
-    import sys
-
-    from systolic.cli import main
-
-    sys.exit(main(["lessons", "between_chips", *sys.argv[1:]]))

@@ -16,8 +16,6 @@ class Lesson:
     `ok` says whether everything that the lines claim came out so.
     """
 
-    name: str
-    title: str
     lines: tuple[str, ...]
     rows: tuple[Mapping[str, object], ...]  # one record a line of the table, snake_case keys with units
     ok: bool

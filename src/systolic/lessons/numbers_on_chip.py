@@ -1,138 +1,26 @@
-"""Numbers on the chip · What a product loses by its dtypes, and what it costs to lose less.
-
-    float32     a = a₁ + a₂ + a₃ in bfloat16, of 8 significant bits each; b likewise
-                one pass       a₁b₁                                    what a dot of float32 does unless told otherwise
-                three passes   a₁b₁ + (a₁b₂ + a₂b₁)
-                six passes     a₁b₁ + (a₁b₂ + a₂b₁) + (a₂b₂ + a₁b₃ + a₃b₁)            lax.Precision.HIGHEST
-    bfloat16    products are exact in float32; what rounds is the sum, once, or at every step along k
-    int8        −128 … 127; sums in int32 are exact as long as they fit
-
-The matrix unit multiplies bfloat16. A float32 operand is rounded to it first, silently; more passes bring back the bits
-that this cost, small terms first, and take as many times as long. In a Pallas kernel there is one pass or six
-(`Precision.HIGH` is not implemented), so three are made by hand: the parts of a block are split off in VMEM.
-
-TPU interpret mode does a float32 dot in full, so it cannot show the loss. The errors of one pass and of three are those
-of kernels that round the operands themselves: products of bfloat16 are exact in float32, there and on the chip. For six
-passes, of which the compiler knows the order, the same is done beside `HIGHEST`.
-
-A sum of n terms that is rounded to bfloat16 at each of s steps is as good as its last roundings: 2⁻⁹ of it, over and
-over. In float32 it is rounded to bfloat16 once. int8 has no rounding but that of its operands: a scale maps the largest
-to 127, so what is small against the largest loses most. Sums of k products are at most k·2¹⁴ and fit int32 up to
-k = 2¹⁷ − 1; one more, and the largest sum wraps to the smallest. A result in int8 saturates (the ladder's v5).
-
-Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk innermost. In VMEM: a block of lhs, rhs and out, twice each, and the sum once.
-
-The page that this follows: Pallas TPU, "Writing TPU kernels with Pallas"; `operation_costs` has its table.
-"""
+"""Runs the kernels of `kernels/numbers_on_chip.py`, and says what came of it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float32
+from jaxtyping import Array
 
 from systolic.chips import Chip
 from systolic.compiler import WorkerPool
+from systolic.lessons.kernels.numbers_on_chip import (
+    PRODUCTS,
+    multiply,
+)
 from systolic.lessons.ladder import RUNGS
 from systolic.lessons.lesson import Lesson, Part, Results, everywhere
-from systolic.lessons.showing import show
+from systolic.lessons.runner import run_parts
 from systolic.tiling import Tiles
-
-Product = Callable[[Array, Array], Array]
-dot = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
-
-
-def split(x: Array, count: int) -> list[Array]:
-    """x as a sum of `count` terms in bfloat16, the largest first; what is left is dropped."""
-    terms = []
-    for _ in range(count):
-        terms.append(x.astype(jnp.bfloat16))
-        x = x - terms[-1].astype(x.dtype)
-    return terms
-
-
-def one_pass(a: Array, b: Array) -> Array:
-    """What the matrix unit makes of float32 at default precision."""
-    return dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))
-
-
-def three_passes(a: Array, b: Array) -> Array:
-    """All products of terms but those of two small ones; small sums first."""
-    (a1, a2), (b1, b2) = split(a, 2), split(b, 2)
-    return (dot(a1, b2) + dot(a2, b1)) + dot(a1, b1)
-
-
-def six_passes(a: Array, b: Array) -> Array:
-    """All products of 24 bits that reach the last bit of float32."""
-    (a1, a2, a3), (b1, b2, b3) = split(a, 3), split(b, 3)
-    smallest = dot(a2, b2) + (dot(a1, b3) + dot(a3, b1))
-    return (smallest + (dot(a1, b2) + dot(a2, b1))) + dot(a1, b1)
-
-
-PRODUCTS: dict[str, Product] = {
-    "float32 dot": dot,
-    "one pass": one_pass,
-    "three passes": three_passes,
-    "six passes": six_passes,
-    "HIGHEST": functools.partial(dot, precision=lax.Precision.HIGHEST),
-}
-
-
-def passes_kernel(
-    lhs_vmem,  # [bm, bk] float32
-    rhs_vmem,  # [bk, bn] float32
-    out_vmem,  # [bm, bn] float32
-    acc_vmem,  # [bm, bn] float32, scratch
-    *,
-    product: Product,
-):
-    """The ladder's v5 with another product of blocks."""
-    kk = pl.program_id(2)
-
-    @pl.when(kk == 0)
-    def _clear():
-        acc_vmem[...] = jnp.zeros_like(acc_vmem)
-
-    acc_vmem[...] += product(lhs_vmem[...], rhs_vmem[...])
-
-    @pl.when(kk == pl.num_programs(2) - 1)
-    def _write():
-        out_vmem[...] = acc_vmem[...]
-
-
-def multiply(
-    lhs: Float32[Array, "m k"],
-    rhs: Float32[Array, "k n"],
-    *,
-    product: Product,
-    tiles: Tiles | None = None,
-    interpret: bool | pltpu.InterpretParams = False,
-) -> Float32[Array, "m n"]:
-    """lhs @ rhs in float32, by `product` of blocks of 512 each way, or of `tiles`."""
-    (m, k), n = lhs.shape, rhs.shape[1]
-    tiles = tiles or Tiles.cube(512)
-    bm, bk, bn = tiles.tile_m, tiles.tile_k, tiles.tile_n
-    return pl.pallas_call(
-        functools.partial(passes_kernel, product=product),
-        grid=(m // bm, n // bn, k // bk),
-        in_specs=[
-            pl.BlockSpec((bm, bk), lambda i, j, kk: (i, kk)),
-            pl.BlockSpec((bk, bn), lambda i, j, kk: (kk, j)),
-        ],
-        out_specs=pl.BlockSpec((bm, bn), lambda i, j, kk: (i, j)),
-        out_shape=jax.ShapeDtypeStruct((m, n), jnp.float32),
-        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
-        interpret=interpret,
-        name="passes",
-    )(lhs, rhs)
 
 
 def product_reference(lhs: Array, rhs: Array) -> Array:
@@ -198,7 +86,7 @@ def errors(m: int = 256, k: int = 8192, n: int = 256, bk: int = 128) -> dict[str
     exact = lhs.astype(np.float64) @ rhs
     found = {
         name: relative_error(
-            multiply(jnp.asarray(lhs), jnp.asarray(rhs), product=product, tiles=tiles, interpret=interpret), exact
+            multiply(jnp.asarray(lhs), jnp.asarray(rhs), product=product, bm=m, bk=bk, bn=n, interpret=interpret), exact
         )
         for name, product in PRODUCTS.items()
     }
@@ -226,7 +114,7 @@ def largest_sums(k: int = 2**17) -> tuple[int, int]:
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """Passes of float32, sums in two dtypes, and int8: error and time of each."""
-    found = show(PARTS, chips)
+    found = run_parts(PARTS, chips)
     with WorkerPool(max_workers=2) as pool:  # whose JAX runs on the CPU, whatever there is
         error, sums = pool.submit(errors, label="errors"), pool.submit(largest_sums, label="sums of int8")
         error, (fits, wraps) = error.result(), sums.result()
@@ -235,8 +123,6 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
     slower = {name: found.ratios("float32 dot", name, chips) for name in ("three passes", "six passes", "HIGHEST")}
     waits = [(chip.name, found["float32 dot", chip.name].waiting) for chip in chips]
     return Lesson(
-        name="numbers_on_chip",
-        title="Precision: float32 in passes of bfloat16, sums in bfloat16 and float32, int8",
         lines=(
             f"float32, relative error: one pass {error['one pass']:.1e}, three {error['three passes']:.1e}, six "
             f"{error['six passes']:.1e}. Interpret mode shows {error['float32 dot']:.1e} for a dot that is one pass "
@@ -267,11 +153,3 @@ def _work(found: Results, part: str, chips: Sequence[Chip]) -> str:
         if mine.matrix_busy and mine.time_us and one.matrix_busy and one.time_us:
             said.append(f"{chip.name} {mine.matrix_busy * mine.time_us / (one.matrix_busy * one.time_us):.2f} ×")
     return ", ".join(said)
-
-
-if __name__ == "__main__":
-    import sys
-
-    from systolic.cli import main
-
-    sys.exit(main(["lessons", "numbers_on_chip", *sys.argv[1:]]))

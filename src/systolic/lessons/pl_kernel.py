@@ -1,130 +1,20 @@
-"""pl.kernel · The kernel holds the arrays where they lie, and runs its pipeline itself.
-
-    acc[i, j]  = Σ_kk x[i, kk] @ y[kk, j]                                 4096³, bfloat16, summed in float32
-    out[i, j]  = acc rounded to bfloat16                                  once, at the last kk
-
-`pl.pallas_call` has one grid, and the compiler makes the pipeline. `pl.kernel` has a mesh of cores: its body runs once
-on each, and is given references to the arrays in HBM. Inside, `pltpu.emit_pipeline` is the loop over blocks, written
-out: the same grid and block specifications, but now a call in the body, which could run two of them, or one over part
-of an array. `core_axis_name` shares the parallel axes of its grid among the cores of the mesh.
-
-The pipeline may be deeper than that of `pallas_call`, which has two buffers of a block or one. With a third, two copies
-are under way while a step computes, and a long one no longer holds up the next step. With `use_lookahead`, the next
-*other* block is fetched as soon as a buffer is free, however many steps ahead it is: x's next row of blocks comes
-during all steps of this row, not during the last. It has an effect only where a block stays for several steps: here
-with blocks of all of k, so that x's stays for a whole row of the output.
-
-The notes' own sketch leaves open: where the sum lives (`acc_ref` is never used; adding to a bfloat16 output rounds at
-every step), that y's block is bk × bn and the output's bm × bn, and on how many cores it runs. The answer is below: the
-sum is a scratch buffer, cleared at the first step along k and rounded at the last; the mesh is of all cores of the
-device, and the rows and columns of blocks are "parallel", so that two cores halve them.
-
-Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk innermost, of the inner pipeline. In VMEM: two or three blocks of x and y, two
-of out, acc once.
-
-The notes that this follows: "Pallas Tutorial Notes", pl.kernel.
-"""
+"""Runs the kernels of `kernels/pl_kernel.py`, and says what came of it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, BFloat16
+from jaxtyping import Array
 
 from systolic.chips import Chip
-from systolic.compat import tensorcore_mesh
+from systolic.lessons.kernels.pl_kernel import _VMEM_LIMIT_BYTES, matmul_kernel
 from systolic.lessons.ladder import RUNGS
 from systolic.lessons.lesson import Lesson, Part, everywhere
-from systolic.lessons.showing import show
+from systolic.lessons.runner import run_parts
 from systolic.tiling import Tiles
-
-_VMEM_LIMIT_BYTES = 40 * 2**20  # blocks of all of k take 31.4 MiB, and kernels are given 16 to 32 unasked
-
-
-def multiply_blocks_kernel(
-    x_vmem,  # [bm, bk] bfloat16
-    y_vmem,  # [bk, bn] bfloat16
-    out_vmem,  # [bm, bn] bfloat16
-    acc_vmem,  # [bm, bn] float32, scratch of the kernel around it
-    *,
-    steps: int,
-):
-    """One step of the inner pipeline: adds a product of blocks; rounds the sum into the output at the last."""
-
-    @pl.when(pl.program_id(2) == 0)
-    def _clear():
-        acc_vmem[...] = jnp.zeros_like(acc_vmem)
-
-    acc_vmem[...] += lax.dot_general(
-        x_vmem[...], y_vmem[...], (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
-    )
-
-    @pl.when(pl.program_id(2) == steps - 1)
-    def _finish():
-        out_vmem[...] = acc_vmem[...].astype(out_vmem.dtype)
-
-
-def matmul_kernel(
-    x: BFloat16[Array, "m k"],
-    y: BFloat16[Array, "k n"],
-    *,
-    bm: int = 512,
-    bk: int | None = 1024,
-    bn: int = 1024,
-    buffers: tuple[int, int] = (2, 2),
-    lookahead: bool = False,
-    cores: int | None = None,
-) -> BFloat16[Array, "m n"]:
-    """x @ y by blocks.
-
-    Args:
-      x, y: of sizes that the blocks divide.
-      bm, bk, bn: rows, depth and columns of the blocks; `bk=None`: all of k.
-      buffers: of blocks of x and of y.
-      lookahead: whether x's next other block is fetched as soon as a buffer is free.
-      cores: of the mesh; None: those of the device.
-    """
-    (m, k), n = x.shape, y.shape[1]
-    depth = bk or k
-
-    def body(
-        x_hbm,  # [m, k] bfloat16
-        y_hbm,  # [k, n] bfloat16
-        out_hbm,  # [m, n] bfloat16
-        acc_vmem,  # [bm, bn] float32, scratch
-    ):
-        pltpu.emit_pipeline(
-            functools.partial(multiply_blocks_kernel, acc_vmem=acc_vmem, steps=k // depth),
-            grid=(m // bm, n // bn, k // depth),
-            in_specs=[
-                pl.BlockSpec(
-                    (bm, depth),
-                    lambda i, j, kk: (i, kk),
-                    pipeline_mode=pl.Buffered(buffers[0], use_lookahead=lookahead),
-                ),
-                pl.BlockSpec((depth, bn), lambda i, j, kk: (kk, j), pipeline_mode=pl.Buffered(buffers[1])),
-            ],
-            out_specs=[pl.BlockSpec((bm, bn), lambda i, j, kk: (i, j))],
-            core_axis_name="core",
-            dimension_semantics=(pltpu.PARALLEL, pltpu.PARALLEL, pltpu.ARBITRARY),
-        )(x_hbm, y_hbm, out_hbm)
-
-    multiply: Callable[..., Any] = pl.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((m, n), x.dtype),
-        mesh=tensorcore_mesh("core", num_cores=cores),
-        scratch_types=[pltpu.VMEM((bm, bn), jnp.float32)],
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=None if bk else _VMEM_LIMIT_BYTES),
-        name="matmul_kernel",
-    )
-    return multiply(x, y)
 
 
 def _product(x: Array, y: Array) -> Array:
@@ -193,7 +83,7 @@ PARTS = (
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """The product of the ladder's v5 on a mesh of cores, with deeper pipelines, and with lookahead."""
-    found = show(PARTS, chips)
+    found = run_parts(PARTS, chips)
     same = found.ratios("two buffers", "ladder v5", chips)
     deeper = found.ratios("three buffers", "two buffers", chips)
     lookahead = found.ratios("all of k, lookahead", "all of k", chips)
@@ -205,8 +95,6 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
     )
     cores = found.ratios("two buffers", "one core of two", chips)
     return Lesson(
-        name="pl_kernel",
-        title="pl.kernel: x @ y, 4096³ bfloat16, by a pipeline inside a kernel on a mesh of cores",
         lines=(
             f"The same blocks as the ladder's v5, 512/1024/1024 (m/k/n), against v5: {same} as fast.",
             f"Three buffers of x and y against two: {deeper} as fast.",
@@ -216,11 +104,3 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
         rows=found.rows,
         ok=found.ok,
     )
-
-
-if __name__ == "__main__":
-    import sys
-
-    from systolic.cli import main
-
-    sys.exit(main(["lessons", "pl_kernel", *sys.argv[1:]]))

@@ -25,7 +25,7 @@ from systolic.bench import abstract_operands, xla_matmul
 from systolic.bench.published import PublishedRow
 from systolic.bench.validation import OpError, PublishedProgram
 from systolic.chips import chip
-from systolic.lessons.first_matmul import first_matmul, identity
+from systolic.lessons.kernels.first_matmul import first_matmul, identity
 from systolic.lessons.ladder import RUNGS
 from systolic.problem import MatmulProblem
 from systolic.tiling import Tiles
@@ -100,8 +100,15 @@ def _function(base: str, suffixes: tuple[str, ...], problem: MatmulProblem, tile
     if not suffixes:
         return functools.partial(RUNGS[_RUNG_OF[base]].multiply, tiles=tiles, dtype_out=problem.dtype_out)
     activation = jax.nn.relu if relu else identity
+    assert tiles is not None
     return functools.partial(
-        first_matmul, tiles=tiles, dtype_out=problem.dtype_out, transpose_rhs=transposed, activation=activation
+        first_matmul,
+        bm=tiles.tile_m,
+        bk=tiles.tile_k,
+        bn=tiles.tile_n,
+        dtype_out=problem.dtype_out,
+        transpose_rhs=transposed,
+        activation=activation,
     )
 
 

@@ -1,174 +1,28 @@
-"""Refs · Arrays with an address: kernels that write where they are told, and loops without a copy.
-
-    out = x + y                     of refs; 8192 × 5120 float32
-    out = x[at : at + 256]          where `at` is computed in the kernel, from words in SMEM
-    acc = acc + x[r]                r = 0 … 3, by a loop of kernels that all write the same acc
-
-A JAX array never changes, so a function that updates one returns another, and somebody has to copy what stays. A ref is
-a place in memory: `jax.new_ref(x)` makes one that holds x, `jax.empty_ref(x)` one of x's shape that holds anything (it
-takes an array, or a `jax.ShapeDtypeStruct`), `ref[...]` reads, `ref[...] = ` writes, and `jax.freeze(ref)` ends it and
-gives the array. `pl.kernel` takes refs among its operands and writes them where they lie. A kernel of refs alone has no
-result: `out_type=()`, and () is what a `fori_loop` around it carries.
-
-Making a ref is not free. `new_ref` of an argument copies it, since the caller may go on using the array, and XLA drops
-that copy only where it sees both ends, which a kernel hides. So only what is written needs to be a ref.
-
-Inside a kernel `pltpu.sync_copy` copies between refs of any memories, from HBM to HBM as well. What it copies into SMEM
-are scalars to compute with: here the place of a slice.
-
-`pallas_call` says the same of one call by `input_output_aliases`: the result takes an operand's place. In a loop that
-is enough. Without it the result is an array of its own, which XLA copies back for the next round: two more passes over
-HBM beside the three that the addition needs.
-
-Grid: (i,) over blocks of whole rows, of the pipeline inside; the slice has none. In VMEM: a block of each operand and
-the result, twice; for the slice nothing, it never gets there.
-
-The notes that this follows: "Pallas Tutorial Notes", refs, and aliasing under "OG Pallas". In them a ref is named `or`,
-which Python reserves.
-"""
+"""Runs the kernels of `kernels/refs.py`, and says what came of it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array
 
 from systolic.chips import Chip
-from systolic.compat import tensorcore_mesh
+from systolic.lessons.kernels.refs import (
+    add_arrays,
+    add_into_ref,
+    add_refs,
+    add_refs_without_a_kernel,
+    piece,
+    sum_by_calls,
+    sum_in_place,
+)
 from systolic.lessons.lesson import Lesson, Part
-from systolic.lessons.pipelining import add_matrices_kernel
-from systolic.lessons.showing import show
-
-
-def add_refs_kernel(
-    x_hbm,  # [m, n] float32
-    y_hbm,  # the same
-    out_hbm,  # the same; may be one of the others
-    *,
-    bm: int,
-):
-    """out = x + y through a pipeline over blocks of rows."""
-    m, n = out_hbm.shape
-    block = pl.BlockSpec((bm, n), lambda i: (i, 0))
-    pipeline = pltpu.emit_pipeline(add_matrices_kernel, grid=(m // bm,), in_specs=[block] * 2, out_specs=[block])
-    pipeline(x_hbm, y_hbm, out_hbm)
-
-
-def piece_kernel(
-    at_hbm,  # [2] int32
-    x_hbm,  # [m, n] float32
-    out_hbm,  # [rows, n] float32
-    at_smem,  # [2] int32, scratch
-):
-    """Copies block at[0] + at[1] of x, or the last one where that is beyond the end."""
-    rows, blocks = out_hbm.shape[0], x_hbm.shape[0] // out_hbm.shape[0]
-    pltpu.sync_copy(at_hbm, at_smem)
-    block = jnp.minimum(at_smem[0] + at_smem[1], blocks - 1)
-    pltpu.sync_copy(x_hbm.at[pl.ds(pl.multiple_of(block * rows, rows), rows)], out_hbm)
-
-
-def accumulate_kernel(
-    at_hbm,  # [1] int32
-    x_hbm,  # [count, m, n] float32
-    acc_hbm,  # [m, n] float32
-    at_smem,  # [1] int32, scratch
-    *,
-    bm: int,
-):
-    """acc += x[at], in place: each block of acc is read, added to and written back where it was."""
-    pltpu.sync_copy(at_hbm, at_smem)
-    add_refs_kernel(acc_hbm, x_hbm.at[at_smem[0]], acc_hbm, bm=bm)
-
-
-def accumulate_block_kernel(
-    at_smem,  # [1] int32
-    x_vmem,  # [bm, n] float32
-    acc_vmem,  # the same
-    out_vmem,  # the same
-):
-    """The same for `pallas_call`, whose index map has read at."""
-    del at_smem
-    add_matrices_kernel(x_vmem, acc_vmem, out_vmem)
-
-
-def _on_one_core(kernel: Callable[..., None], *, out_type: Any = (), at: int = 0) -> Callable[..., Any]:
-    """`kernel` on arrays and refs, with `at` words of SMEM as scratch; () in place of a result: it writes refs only."""
-    return pl.kernel(
-        kernel,
-        out_type=out_type,
-        mesh=tensorcore_mesh("core", num_cores=1),
-        scratch_types=[pltpu.SMEM((at,), jnp.int32)] if at else [],
-    )
-
-
-def add_arrays(x: Float32[Array, "m n"], y: Float32[Array, "m n"], *, bm: int = 64) -> Float32[Array, "m n"]:
-    """x + y by a kernel that is given arrays and returns one."""
-    out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return _on_one_core(functools.partial(add_refs_kernel, bm=bm), out_type=out_type)(x, y)
-
-
-def add_refs(x: Float32[Array, "m n"], y: Float32[Array, "m n"], *, bm: int = 64) -> Float32[Array, "m n"]:
-    """x + y by the same kernel, all three refs, as the notes have it."""
-    x_ref, y_ref, out_ref = jax.new_ref(x), jax.new_ref(y), jax.empty_ref(x)
-    _on_one_core(functools.partial(add_refs_kernel, bm=bm))(x_ref, y_ref, out_ref)
-    return jax.freeze(out_ref)
-
-
-def add_into_ref(x: Float32[Array, "m n"], y: Float32[Array, "m n"], *, bm: int = 64) -> Float32[Array, "m n"]:
-    """x + y by the same kernel; only what it writes is a ref."""
-    out_ref = jax.empty_ref(x)
-    _on_one_core(functools.partial(add_refs_kernel, bm=bm))(x, y, out_ref)
-    return jax.freeze(out_ref)
-
-
-def add_refs_without_a_kernel(x: Float32[Array, "m n"], y: Float32[Array, "m n"]) -> Float32[Array, "m n"]:
-    """x + y of refs in plain JAX: XLA sees that x and y are only read, and copies nothing."""
-    x_ref, y_ref, out_ref = jax.new_ref(x), jax.new_ref(y), jax.empty_ref(x)
-    out_ref[...] = x_ref[...] + y_ref[...]
-    return jax.freeze(out_ref)
-
-
-def piece(at: Int32[Array, " 2"], x: Float32[Array, "m n"], *, rows: int = 256) -> Float32[Array, "rows n"]:
-    """Block at[0] + at[1] of `rows` rows of x."""
-    out_type = jax.ShapeDtypeStruct((rows, x.shape[1]), x.dtype)
-    return _on_one_core(piece_kernel, out_type=out_type, at=2)(at, x)
-
-
-def sum_in_place(x: Float32[Array, "count m n"], *, bm: int = 64) -> Float32[Array, "m n"]:
-    """The sum over the first axis by a loop of kernels over one ref."""
-    acc_ref = jax.new_ref(jnp.zeros(x.shape[1:], x.dtype))
-    accumulate = _on_one_core(functools.partial(accumulate_kernel, bm=bm), at=1)
-    lax.fori_loop(0, x.shape[0], lambda r, nothing: accumulate(jnp.full((1,), r, jnp.int32), x, acc_ref), ())
-    return jax.freeze(acc_ref)
-
-
-def sum_by_calls(x: Float32[Array, "count m n"], *, aliased: bool, bm: int = 64) -> Float32[Array, "m n"]:
-    """The same by a loop of `pallas_call`, whose result takes acc's place or is an array of its own."""
-    count, m, n = x.shape
-    block = pl.BlockSpec((bm, n), lambda i, at: (i, 0))
-    accumulate = pl.pallas_call(
-        accumulate_block_kernel,
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1,
-            grid=(m // bm,),
-            in_specs=[pl.BlockSpec((None, bm, n), lambda i, at: (at[0], i, 0)), block],
-            out_specs=block,
-        ),
-        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
-        input_output_aliases={2: 0} if aliased else {},  # operand 2 is acc: at counts as operand 0
-        name="sum_by_calls",
-    )
-    return lax.fori_loop(
-        0, count, lambda r, acc: accumulate(jnp.full((1,), r, jnp.int32), x, acc), jnp.zeros((m, n), x.dtype)
-    )
+from systolic.lessons.runner import run_parts
 
 
 def _added(x: Array, y: Array) -> Array:
@@ -221,12 +75,10 @@ PARTS = (
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """The addition of refs, a slice whose place is in SMEM, and a sum by a loop of kernels with a copy and without."""
-    found = show(PARTS, chips)
+    found = run_parts(PARTS, chips)
     moved = [found["a piece", chip.name].hbm_bytes for chip in chips]
     shares = sorted({f"{100 * bytes_ / _X_BYTES:.1f} %" for bytes_ in moved if bytes_})
     return Lesson(
-        name="refs",
-        title="Refs: places in memory instead of values, 8192 × 5120 float32",
         lines=(
             "A ref of only what is written, against refs of the operands too, which are copied first: "
             f"{found.fewer_bytes('add into a ref', 'add refs', chips)} fewer HBM bytes.",
@@ -242,11 +94,3 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
 
 
 _X_BYTES = PAIR[0].size * 4
-
-
-if __name__ == "__main__":
-    import sys
-
-    from systolic.cli import main
-
-    sys.exit(main(["lessons", "refs", *sys.argv[1:]]))

@@ -101,8 +101,6 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
             )
     full, half = (roofline(MatmulProblem.of(1024, 1024, 1024, dtype), V5E) for dtype in ("float32", "bfloat16"))
     return Lesson(
-        name="roofline",
-        title="Roofline arithmetic of a product",
         lines=(
             f"1024³ is {full.flops:,} flops; in float32 at least {full.least_hbm_bytes:,} bytes cross HBM.",
             f"A v5e computes {full.ridge_flops_per_byte:.1f} flops in the time of one byte: its ridge.",
@@ -114,11 +112,3 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
         # The seed's two findings; should a chip's numbers be changed, this is where it shows.
         ok=full.bound == "memory" and half.bound == "compute",
     )
-
-
-if __name__ == "__main__":
-    import sys
-
-    from systolic.cli import main
-
-    sys.exit(main(["lessons", "roofline", *sys.argv[1:]]))

@@ -1,28 +1,4 @@
-"""SMEM and scalar prefetch · Blocks that are looked up, and steps that copy and compute nothing.
-
-The scalar unit decides what happens, and it reads SMEM: 32 bits at a time, in any order. What `PrefetchScalarGridSpec`
-prefetches lies there before the first step, so also the index maps can read it: which block a step copies is looked up.
-
-    out[i] = x[order[i]]           chosen blocks                                                  `chosen_blocks`
-    out = lhs @ rhs                lhs block-sparse: a list of blocks, with their rows and columns `block_sparse`
-    out = mask · (lhs @ rhs)       both dense; the mask says which blocks of out are wanted        `output_mask`
-
-The time of the second follows the number of blocks, that of the third the number of wanted blocks. It takes two things:
-`pl.when` skips the work of a step, and an index map that repeats the previous index skips its copies. With the first
-alone a step that does nothing still waits for its operands. Where two cores share a device, they halve the rows of
-blocks, and of a triangle one half is three quarters: v5p gains less. Blocks of 512 are the docs'; they suit v5e, and
-leave v6e and v7x waiting for copies.
-
-Where the docs give times, of a v5e at 16384³, the same programs are simulated. Their list of blocks is drawn at p = 0.1
-with JAX's random numbers: that makes 86 blocks of 1024 by the stream of then and 107 by today's, and they do not say
-which. So many are placed here at random. Their times are a host's wall clock around each call, so a simulated time
-should be shorter. Each call also copies the array of zeros, since it is not donated: that is XLA's, and in both.
-
-Grid of `chosen_blocks`: (i,) over the chosen blocks; in VMEM a block of x and out, twice each.
-
-The pages that this follows: Pallas TPU, "Scalar Prefetch and Block-Sparse Computation". And notes on `pl.kernel` that
-copy indices to SMEM inside the kernel and leave it there: `chosen_blocks_by_hand`, at the end, goes on.
-"""
+"""Runs the kernels of `kernels/scalar_prefetch.py`, and says what came of it."""
 
 from __future__ import annotations
 
@@ -33,18 +9,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, BFloat16, Float32, Int32
+from jaxtyping import Array, BFloat16, Int32
 
 from systolic.chips import V5E, Chip
-from systolic.lessons.block_sparse import block_list, sparse_matmul, sparse_reference
+from systolic.lessons.kernels.block_sparse import block_list, sparse_matmul, sparse_reference
+from systolic.lessons.kernels.output_mask import masked_matmul, masked_reference, next_wanted
+from systolic.lessons.kernels.scalar_prefetch import (
+    ROWS,
+    chosen_blocks,
+    chosen_blocks_by_hand,
+)
 from systolic.lessons.lesson import Lesson, Part, Results
-from systolic.lessons.output_mask import masked_matmul, masked_reference, next_wanted
-from systolic.lessons.showing import show
+from systolic.lessons.runner import run_parts
 
 SIDE = 512  # of a block, as in the docs
-ROWS = 256  # of a chosen block
 SIZE, COUNTS = 8192, (26, 64, 128, 256)  # blocks, of 16 × 16
 # Wall clock of a v5e in bfloat16, in ms: outputs of the docs' notebook pallas/tpu/sparse.ipynb, as of September 2024.
 PUBLISHED_MS = {
@@ -54,65 +32,6 @@ PUBLISHED_MS = {
     "triangle 16384³": 28.648,
     "triangle by XLA 16384³": 49.988,
 }
-
-
-def chosen_kernel(
-    order_smem,  # [chosen] int32, read by the index map
-    x_vmem,  # [rows, n] float32
-    out_vmem,  # the same
-):
-    """Passes the block on that has been copied."""
-    del order_smem
-    out_vmem[...] = x_vmem[...]
-
-
-def chosen_blocks(order: Int32[Array, " chosen"], x: Float32[Array, "m n"]) -> Float32[Array, "chosen_m n"]:
-    """The blocks of 256 rows of x that `order` names, in its order."""
-    n = x.shape[1]
-    return pl.pallas_call(
-        chosen_kernel,
-        out_shape=jax.ShapeDtypeStruct((len(order) * ROWS, n), x.dtype),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1,
-            grid=(len(order),),
-            in_specs=[pl.BlockSpec((ROWS, n), lambda i, order: (order[i], 0))],
-            out_specs=pl.BlockSpec((ROWS, n), lambda i, order: (i, 0)),
-        ),
-        name="chosen_blocks",
-    )(order, x)
-
-
-def chosen_by_hand_kernel(
-    order_hbm,  # [chosen] int32
-    x_hbm,  # [m, n] float32
-    out_hbm,  # [chosen·rows, n] float32
-    order_smem,  # [chosen] int32, scratch
-    sem,  # of the copies
-):
-    """Fetches the indices, then has every block copied within HBM: nothing of x enters VMEM."""
-    pltpu.sync_copy(order_hbm, order_smem)
-
-    def block(i):
-        chosen = pl.ds(pl.multiple_of(order_smem[i] * ROWS, ROWS), ROWS)
-        return pltpu.make_async_copy(x_hbm.at[chosen], out_hbm.at[pl.ds(i * ROWS, ROWS)], sem)
-
-    for i in range(order_smem.shape[0]):
-        block(i).start()
-    for i in range(order_smem.shape[0]):
-        block(i).wait()
-
-
-def chosen_blocks_by_hand(order: Int32[Array, " chosen"], x: Float32[Array, "m n"]) -> Float32[Array, "chosen_m n"]:
-    """The same, by a kernel that fetches `order` itself: the indices could be its own result."""
-    hbm = pl.BlockSpec(memory_space=pl.ANY)
-    return pl.pallas_call(
-        chosen_by_hand_kernel,
-        out_shape=jax.ShapeDtypeStruct((len(order) * ROWS, x.shape[1]), x.dtype),
-        in_specs=[hbm, hbm],
-        out_specs=hbm,
-        scratch_shapes=[pltpu.SMEM(order.shape, jnp.int32), pltpu.SemaphoreType.DMA],
-        name="chosen_blocks_by_hand",
-    )(order, x)
 
 
 def chosen_reference(order: Array, x: Array) -> Array:
@@ -233,11 +152,9 @@ PUBLISHED = (
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """Products of blocks at four densities, of a triangle with and without its copies skipped; the docs' own on v5e."""
-    found = show(PARTS, chips)
-    published = show(PUBLISHED, [V5E]) if V5E in chips else Results()
+    found = run_parts(PARTS, chips)
+    published = run_parts(PUBLISHED, [V5E]) if V5E in chips else Results()
     return Lesson(
-        name="scalar_prefetch",
-        title=f"Blocks that are looked up and steps that are skipped: {SIZE}³ bfloat16 in blocks of {SIDE}",
         lines=(
             *(
                 f"{chip.name}: of {COUNTS[-1]} blocks of lhs, {_of_all(found, 'sparse', chip)}; of the mask's, "
@@ -274,11 +191,3 @@ def _beside_published(found: Results, part: str) -> str:
         f"{part} on v5e: simulated {time_us / 1e3:.1f} ms, published {published_ms:.1f} ms "
         f"({100 * (time_us / 1e3 / published_ms - 1):+.0f} %)."
     )
-
-
-if __name__ == "__main__":
-    import sys
-
-    from systolic.cli import main
-
-    sys.exit(main(["lessons", "scalar_prefetch", *sys.argv[1:]]))

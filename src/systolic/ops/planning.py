@@ -188,7 +188,7 @@ def _winner(problem: MatmulProblem, chip: Chip) -> _Winner | None:
             return None
         return _Winner(trial, chosen(problem, trial.blocking, chip))
     except (StoreError, IllegalTilesError) as error:
-        warnings.warn(f"no winners of systolic tune: {error}", StoreWarning, stacklevel=6)
+        warnings.warn(f"no winners of systolic tune: {error}", StoreWarning, stacklevel=5)
         return None
 
 

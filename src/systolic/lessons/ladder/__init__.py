@@ -1,22 +1,8 @@
-"""The ladder: five matmul kernels, each one idea above the one before."""
+"""The ladder: eight matmul kernels, each one idea above the one before, from the smallest to the product's own.
 
-from importlib import import_module
+The kernels' files need JAX and nothing of this package. What is known of them stands in `rungs.py`.
+"""
 
-from systolic.lessons.ladder.rung import IllegalTilesError, Rung
+from systolic.lessons.ladder.rungs import RUNGS, Rung, UnknownRungError, rungs_named
 
-_MODULES = {"v1": "v1_whole", "v2": "v2_rows_columns", "v3": "v3_block", "v4": "v4_tiles", "v5": "v5_accumulator"}
-
-RUNGS: dict[str, Rung]
-
-
-def __getattr__(name: str) -> object:
-    # The rungs are imported when first asked for: imported here, `python -m systolic.lessons.ladder.v3_block` would
-    # find its own module loaded already and warn.
-    if name != "RUNGS":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    rungs = {rung: import_module(f"{__name__}.{module}").RUNG for rung, module in _MODULES.items()}
-    globals()["RUNGS"] = rungs
-    return rungs
-
-
-__all__ = ["RUNGS", "IllegalTilesError", "Rung"]
+__all__ = ["RUNGS", "Rung", "UnknownRungError", "rungs_named"]

@@ -11,7 +11,7 @@ from systolic.bench.comparison import abstract_operands
 from systolic.chips import Chip
 from systolic.compiler import CompilerRefusal, WorkerEnded, WorkerPool
 from systolic.lessons.ladder.row import Trial
-from systolic.lessons.ladder.rung import Rung, clipped
+from systolic.lessons.ladder.rungs import Rung, clipped
 from systolic.measure import Measurement, submit_simulation
 from systolic.problem import MatmulProblem
 from systolic.simulator import SimulationError

@@ -1,66 +1,57 @@
-"""v4 · The same kernel, with tiles that suit the chip.
+"""v4 · The same kernel, with blocks that suit the chip.
 
-Not a line of v3's body changes. What changes is how much one step does for what it costs:
+Not a line of v3's kernel changes. What changes is how much a step does for what it costs:
 
-    arithmetic of a step   2 · bm · bk · bn           grows with the cube of the tile
-    copies of a step       bm · bk + bk · bn          grows with the square
+    arithmetic of a step   2 · bm · bk · bn           grows with the cube of the block
+    copies of a step       bm · bk + bk · bn          grows with its square
     bookkeeping of a step  constant
 
-so longer tiles mean more arithmetic for each byte (bm · bn / (bm + bn) multiply-adds an element, whatever bk is),
-until VMEM is full, or so few steps are left that the first copy, behind which nothing can hide, weighs. Between the
-two lies an optimum, which depends on size, dtype and chip: it is searched for, not known. 512³ is what the seeds
-found on a v5e.
+So larger blocks mean more arithmetic for each byte. (It is bm · bn / (bm + bn) multiply-adds for each element, whatever
+bk is.) There are two limits. VMEM is full at some point. And with few steps left, the first copy weighs more, since no
+arithmetic hides it. The best blocks lie between the two and depend on the size, the dtype and the chip: they have to be
+searched for. 512³ was found on a v5e.
 
-Adds: a choice. `--sweep` compiles and simulates every candidate and says which won; `--tiles` takes yours.
+Adds: a choice of blocks. `--sweep` compiles and simulates candidates and says which is fastest; `--tiles` takes yours.
 
-Costs: VMEM, 2 · (bm·bk + bk·bn + bm·bn) elements, 6 MiB for 512³ in float32. A tile has to divide its size and be a
-multiple of 8 rows (32 for int8) and 128 columns, so long tiles fit fewer sizes.
+Costs: VMEM, 2 · (bm·bk + bk·bn + bm·bn) elements, or 6 MiB for 512³ in float32. A block has to divide the matrix and be
+a multiple of 8 rows (32 for int8) and 128 columns, so large blocks fit fewer sizes.
 
-Precision: as v3, but a longer bk means fewer roundings of the running sum.
+Precision: as in v3, but a larger bk means that the running sum is rounded less often.
 
-Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk innermost. In VMEM: one block of lhs, rhs and out, twice each.
-When to climb on: for bfloat16, whose sum should not be kept in the output.
+Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk fastest. VMEM: a block of lhs, of rhs and of out, twice each.
+Climb on for bfloat16, whose sum should not be kept in the output.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import jax
+import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Shaped
-
-from systolic.lessons.ladder.rung import Rung, block_rules, checked, clipped
-from systolic.lessons.ladder.v3_block import matmul_v3_kernel
-from systolic.problem import MatmulProblem
-from systolic.tiling import Tiles, hbm_bytes
-
-if TYPE_CHECKING:
-    from jax.experimental.pallas import tpu as pltpu
-
-DEFAULT_TILES = Tiles.cube(512)
 
 
-def matmul_v4(
-    lhs: Shaped[Array, "m k"],
-    rhs: Shaped[Array, "k n"],
-    *,
-    tiles: Tiles,
-    dtype_out: str,
-    interpret: bool | pltpu.InterpretParams = False,
-) -> Shaped[Array, "m n"]:
-    """`lhs @ rhs` by v3's kernel with these tiles, as `dtype_out`.
+def kernel(
+    lhs_vmem,  # [bm, bk] float32, bfloat16 or int8
+    rhs_vmem,  # [bk, bn] like lhs
+    out_vmem,  # [bm, bn] dtype_out, also the running sum
+):
+    """Adds one product of blocks to the output block."""
 
-    Raises:
-      ProblemError: the operands are no matrices, do not fit each other, or are empty.
-      IllegalTilesError: a tile above the matrix, one that does not divide it, a misaligned one, or dtypes that
-        the ladder does not multiply.
-    """
-    problem = checked("v4", lhs, rhs, tiles, dtype_out, block_rules)
-    m, k, n = problem.m, problem.k, problem.n
-    bm, bk, bn = tiles.tile_m, tiles.tile_k, tiles.tile_n
+    @pl.when(pl.program_id(2) == 0)
+    def _clear():
+        out_vmem[...] = jnp.zeros_like(out_vmem)
+
+    sum_dtype = jnp.int32 if jnp.issubdtype(lhs_vmem.dtype, jnp.integer) else jnp.float32
+    product = jnp.dot(lhs_vmem[...], rhs_vmem[...], preferred_element_type=sum_dtype)
+    # Added before it is rounded: rounding the product first as well would double the roundings.
+    out_vmem[...] = (out_vmem[...].astype(sum_dtype) + product).astype(out_vmem.dtype)
+
+
+def matmul(lhs: jax.Array, rhs: jax.Array, *, bm=512, bk=512, bn=512, dtype_out=None, interpret=False) -> jax.Array:
+    """`lhs[m, k] @ rhs[k, n]` by blocks, as `dtype_out` (that of lhs unless given; int32 for int8)."""
+    (m, k), n = lhs.shape, rhs.shape[1]
+    if k != rhs.shape[0] or m % bm or k % bk or n % bn or 0 in (m, k, n):
+        raise ValueError(f"lhs{lhs.shape} @ rhs{rhs.shape}: blocks of {bm=}, {bk=}, {bn=} have to divide the matrices")
+    dtype_out = dtype_out or (jnp.int32 if lhs.dtype == jnp.int8 else lhs.dtype)
     return pl.pallas_call(
-        matmul_v3_kernel,
+        kernel,
         grid=(m // bm, n // bn, k // bk),
         in_specs=[
             pl.BlockSpec((bm, bk), lambda i, j, kk: (i, kk)),
@@ -68,34 +59,6 @@ def matmul_v4(
         ],
         out_specs=pl.BlockSpec((bm, bn), lambda i, j, kk: (i, j)),
         out_shape=jax.ShapeDtypeStruct((m, n), dtype_out),
-        cost_estimate=pl.CostEstimate(flops=problem.flops, transcendentals=0, bytes_accessed=hbm_bytes(problem, tiles)),
         interpret=interpret,
         name="matmul_v4_tiles",
     )(lhs, rhs)
-
-
-def default_tiles(problem: MatmulProblem, _splits: int) -> Tiles:
-    """512 each way, or the matrix where that is smaller."""
-    return clipped(DEFAULT_TILES, problem)
-
-
-RUNG = Rung(
-    name="v4",
-    title="tiles that suit the chip",
-    adds="longer tiles: more arithmetic for each byte and each step, found by a sweep",
-    costs="VMEM, and sizes that the tiles have to divide",
-    multiply=matmul_v4,
-    default_tiles=default_tiles,
-    takes_tiles=True,
-    sweeps=True,
-    pipelined=True,
-    accumulator=False,
-    rounds_each_step=True,
-)
-
-if __name__ == "__main__":
-    import sys
-
-    from systolic.cli import main
-
-    sys.exit(main(["ladder", "v4", *sys.argv[1:]]))

@@ -1,60 +1,75 @@
-"""Operation costs · What an operation costs on a register, in cycles, in place of a coloured dot.
+"""Writes docs/operation_costs.md: what an operation costs on a register, in cycles, on each chip.
 
-The details page sorts operations into cheap, medium and expensive, and axes into slow and slowest. Here each operation
-is compiled for each chip and simulated, and has a number: cycles for a full vector register of 4 KiB, which is
-[8, 128] of float32, [16, 128] of bfloat16 or [32, 128] of int8.
+    python benchmarks/operation_costs.py docs/operation_costs.md --chip v5e,v5p,v6e,v7x
+
+It compiles two kernels for every operation and chip, which takes minutes; what was compiled is kept.
+
+The details page sorts operations into cheap, medium and expensive. Here each operation is compiled for each chip and
+simulated, and has a number: cycles for a full vector register of 4 KiB, which is [8, 128] of float32, [16, 128] of
+bfloat16 or [32, 128] of int8.
 
 The method: two kernels differ in nothing but how often they do the operation. Both hold 32 registers in VMEM; one does
 it R times to each, the other 2R times. The difference of their cycles over 32·R is the cost: copies, loads, stores and
-the start of the kernel drop out. 32 chains that are independent keep the units full, so it is the cost where there is
-work enough, not the latency of one result.
+the start of the kernel drop out. 32 independent chains keep the units full, so it is the cost where there is work
+enough, not the latency of one result.
 
 The compiler must not fold the repetitions. So the step takes a register and its neighbour, a[i] = op(a[i], a[i−1]): a
-constant as the other operand would be added up, or divided by once for all registers, and max(max(a, c), d) be one max
-too few. What still folds (the absolute value of one) is followed by an addition, whose cost is taken off. The
-instructions that were issued are counted in the same way and stand beside the cycles, by the unit that they go to: vpu
-for arithmetic, eup for transcendental functions, xlu across lanes. None of them is missing.
+constant as the other operand would be added up, or divided by once for all registers. What still folds (the absolute
+value of one) is followed by an addition, whose cost is taken off. The instructions that were issued are counted in the
+same way, by the unit that they go to: vpu for arithmetic, eup for transcendental functions, xlu across lanes.
 
 For sums, broadcasts, transposes and reshapes the repetitions are blocks, 4 or 8: each is read from VMEM, goes through
 the operation and is added to a running result. "Read and add" is the cost without an operation; what costs no more is
-free. A load may broadcast a row or take rows apart on its way, and then also these are free.
+free. A load may broadcast a row or take rows apart on its way, and then these are free too.
 
-Cycles of one unit hide behind those of another. Four registers of simple arithmetic take a cycle, so a + b costs 0.25;
-exp is one instruction of the transcendental unit, which takes one register a cycle, and some arithmetic beside it.
-Bundles are counted as the compiler scheduled them; a chip may stall where the model does not. There is no grid.
-
-The page that this follows: Pallas TPU, "Writing TPU kernels with Pallas".
+Before a page is written, every operation is run in interpret mode and compared with float64.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Shaped
+from operations import ELEMENTWISE, SHAPINGS, Elementwise, Shaping
 
+from systolic.checking.running import run_checks
 from systolic.chips import Chip
+from systolic.cli.options import chip_option
+from systolic.cli.output import versions
 from systolic.compiler import CompilerError, CompilerMissing, WorkerPool, check_available
-from systolic.lessons.lesson import Lesson, Part
-from systolic.lessons.operations import ELEMENTWISE, READ, SHAPINGS, Elementwise, Shaping
-from systolic.lessons.showing import show
 from systolic.measure import Measurement, submit_simulation
 from systolic.simulator import OpRun, SimulationError
+
+INTRODUCTION = """\
+# What an operation costs
+
+Cycles for a full vector register of 4 KiB: [8, 128] of float32 or int32, [16, 128] of bfloat16 or int16, [32, 128] of
+int8. Each operation is compiled for each chip and executed on its model; how, and what keeps the compiler from folding
+it away, is said in `benchmarks/operation_costs.py`. In parentheses the instructions: **A** arithmetic, of which four
+are issued in a cycle, **T** transcendental, **L** across lanes. The column *page* is what "Writing TPU kernels with
+Pallas" says.
+
+It is the cost where there is work enough for all units, not the latency of one result; and it is simulated, from the
+compiler's own schedule. Operations on shapes include reading a block from VMEM and adding what came out of it: compare
+them with "read and add" of the same type. Registers are those of the block before, of a broadcast those after it.
+"""
 
 REGISTERS = 32
 BLOCKS = 4
 REGISTER_BYTES = 4096
-UNITS = ("vpu", "eup", "xlu")  # arithmetic, transcendental, across lanes
-
-_FREE = 1.25  # times the cost of reading and adding: the schedules of so few blocks differ by a cycle or two
-_TOLD = (("a + b", "float32"), ("a / b", "float32"), ("exp(a)", "float32"), ("sin(a)", "float32"), ("a // b", "int32"))
+UNITS = {"vpu": "A", "eup": "T", "xlu": "L"}  # arithmetic, transcendental, across lanes
 
 Operation = Elementwise | Shaping
+Program = Callable[[Array], Array]
 
 
 def repeated_kernel(
@@ -72,7 +87,7 @@ def repeated_kernel(
         out_vmem[i] = a
 
 
-def repeated(x: Shaped[Array, "registers rows 128"], *, operation: Elementwise, times: int) -> Array:
+def repeated(x: Array, *, operation: Elementwise, times: int) -> Array:
     """An elementwise operation, `times` to each register."""
     kernel = functools.partial(repeated_kernel, operation=operation, times=times)
     return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), name="repeated")(x)
@@ -92,7 +107,7 @@ def summed_kernel(
     out_vmem[...] = total
 
 
-def summed(x: Shaped[Array, " blocks *shape"], *, operation: Shaping, times: int) -> Array:
+def summed(x: Array, *, operation: Shaping, times: int) -> Array:
     """An operation on shapes, of `times` blocks."""
     out = jax.eval_shape(operation.function, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
     kernel = functools.partial(summed_kernel, operation=operation, times=times)
@@ -116,8 +131,8 @@ def register_shape(dtype: str) -> tuple[int, int]:
     return REGISTER_BYTES // 128 // jnp.dtype(dtype).itemsize, 128
 
 
-def programs(operation: Operation) -> tuple[tuple[Part, Part], float]:
-    """The two programs whose difference is the cost, and by how many operations on a register they differ."""
+def programs(operation: Operation) -> tuple[tuple[Program, Program], tuple[Any, ...], float]:
+    """The two programs whose difference is the cost, their arguments, and how many operations they differ by."""
     if isinstance(operation, Elementwise):
         times = operation.repetitions
         args = (jax.ShapeDtypeStruct((REGISTERS, *register_shape(operation.dtype)), operation.dtype),)
@@ -128,15 +143,8 @@ def programs(operation: Operation) -> tuple[tuple[Part, Part], float]:
         counted = jax.eval_shape(operation.function, block) if operation.after else block
         args = (jax.ShapeDtypeStruct((2 * BLOCKS, *operation.shape), operation.dtype),)
         fn, registers = summed, counted.size * counted.dtype.itemsize / REGISTER_BYTES
-    once, twice = (
-        Part(
-            name=f"{operation.dtype} {operation.name}, {many} times",
-            fn=functools.partial(fn, operation=operation, times=many),
-            args=args,
-        )
-        for many in (times, 2 * times)
-    )
-    return (once, twice), times * registers
+    once, twice = (functools.partial(fn, operation=operation, times=many) for many in (times, 2 * times))
+    return (once, twice), args, times * registers
 
 
 def together(*arrays: Array, operations: Sequence[Operation], plain: bool) -> tuple[Array, ...]:
@@ -150,18 +158,20 @@ def together(*arrays: Array, operations: Sequence[Operation], plain: bool) -> tu
     return tuple(results)
 
 
-def checked(operations: Sequence[Operation], name: str) -> Part:
-    """A part that runs the operations and compares each with float64; integers have to be equal."""
+def faults(operations: Sequence[Operation], chip: Chip) -> list[str]:
+    """What is wrong with the operations: each is run in interpret mode and compared with float64, integers exactly."""
     shapes = [
         (2, *(register_shape(each.dtype) if isinstance(each, Elementwise) else each.shape)) for each in operations
     ]
-    return Part(
-        name=name,
-        fn=functools.partial(together, operations=operations, plain=False),
-        args=tuple(jax.ShapeDtypeStruct(shape, each.dtype) for shape, each in zip(shapes, operations, strict=True)),
+    outcome = run_checks(
+        functools.partial(together, operations=operations, plain=False),
+        tuple(jax.ShapeDtypeStruct(shape, each.dtype) for shape, each in zip(shapes, operations, strict=True)),
         reference=functools.partial(together, operations=operations, plain=True),
-        simulated=False,
+        chip=chip,
+        seeds=(0, 1),
     )
+    found = [str(each) for each in outcome.findings if each.grade == "error"]
+    return found if outcome.summary.ran else [*found, "the operations did not run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,20 +193,6 @@ class Cost:
             return replace(self, cycles=None, reason=self.reason or other.reason)
         issued = {unit: count - other.issued[unit] for unit, count in self.issued.items()}
         return replace(self, cycles=self.cycles - other.cycles, issued=issued)
-
-    def row(self) -> dict[str, object]:
-        """As a line of a table."""
-        return {
-            "group": self.operation.group,
-            "operation": self.operation.name,
-            "dtype": self.operation.dtype,
-            "page": self.operation.page or None,
-            "chip": self.chip,
-            "status": "refused" if self.cycles is None else "ok",
-            "cycles": None if self.cycles is None else round(self.cycles, 2),
-            **{unit: round(self.issued.get(unit, 0.0), 1) or None for unit in UNITS},
-            "reason": self.reason or None,
-        }
 
 
 def costs(operations: Sequence[Operation], chips: Sequence[Chip]) -> tuple[Cost, ...]:
@@ -221,10 +217,9 @@ def costs(operations: Sequence[Operation], chips: Sequence[Chip]) -> tuple[Cost,
 
 
 def _submitted(pool: WorkerPool, operation: Operation, chip: Chip) -> tuple[list[Future[Measurement]], float]:
-    parts, count = programs(operation)
-    return [
-        submit_simulation(pool, each.fn, each.args, chip, label=f"{each.name} for {chip.name}") for each in parts
-    ], count
+    pair, args, count = programs(operation)
+    label = f"{operation.dtype} {operation.name} for {chip.name}"
+    return [submit_simulation(pool, each, args, chip, label=label) for each in pair], count
 
 
 def _cost(operation: Operation, chip: Chip, pair: Sequence[Future[Measurement]], count: float) -> Cost:
@@ -250,51 +245,58 @@ def _kernel(measured: Measurement) -> OpRun:
     return next(op for op in measured.run.cores[0].ops if op.name.startswith(("repeated", "summed")))
 
 
-def lesson(chips: Sequence[Chip], operations: Sequence[Operation] = (*ELEMENTWISE, *SHAPINGS)) -> Lesson:
-    """The table of the details page in cycles."""
-    run = show([checked(operations, "every operation")], chips[:1])
-    found = costs(operations, chips)
-    cycles = {(each.operation.name, each.operation.dtype, each.chip): each.cycles for each in found}
+def page(found: Sequence[Cost]) -> str:
+    """The page, in Markdown."""
+    known = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
+    parts = [INTRODUCTION, f"Made by ({known}):\n\n{(__doc__ or '').split(chr(10) * 2)[1]}"]
+    for group in dict.fromkeys(cost.operation.group for cost in found):
+        parts.append(f"## {group.capitalize()}\n\n{table([cost for cost in found if cost.operation.group == group])}")
+    if refused := dict.fromkeys(
+        f"- `{cost.operation.name}` {cost.operation.dtype}: {cost.reason}" for cost in found if cost.reason
+    ):
+        parts.append("## Refused\n\n" + "\n".join(refused))
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
-    def said(name: str, dtype: str) -> str:
-        each = [(chip.name, cycles[name, dtype, chip.name]) for chip in chips]
-        return f"{name} ({dtype}) " + ", ".join(f"{chip} {cost:.3g}" for chip, cost in each if cost is not None)
 
-    def is_free(each: Operation) -> bool:
-        pairs = [(cycles[each.name, each.dtype, chip.name], cycles[READ, each.dtype, chip.name]) for chip in chips]
-        return all(cost is not None and read is not None and cost <= _FREE * read for cost, read in pairs)
+def table(found: Sequence[Cost]) -> str:
+    """A line for each operation, a column for each chip."""
+    chips = list(dict.fromkeys(cost.chip for cost in found))
+    cells = {(cost.operation.name, cost.operation.dtype, cost.chip): cell(cost) for cost in found}
+    lines = [["operation", "type", "page", *chips], ["---", "---", "---", *["---:"] * len(chips)]]
+    for name, dtype, said in dict.fromkeys((c.operation.name, c.operation.dtype, c.operation.page) for c in found):
+        # A bar inside a code span still ends a cell.
+        code = name.replace("|", "\\|")
+        lines.append([f"`{code}`", dtype, said, *(cells[name, dtype, chip] for chip in chips)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
-    known = {(each.name, each.dtype) for each in operations}
-    free = [
-        f"{each.name} ({each.dtype})"
-        for each in operations
-        if isinstance(each, Shaping) and each.name != READ and (READ, each.dtype) in known and is_free(each)
-    ]
+
+def cell(cost: Cost) -> str:
+    """Cycles, and instructions of each unit."""
+    if cost.cycles is None:
+        return "refused"
+    counts = {letter: round(cost.issued.get(unit, 0.0), 1) for unit, letter in UNITS.items()}
+    issued = " ".join(f"{count:g}{letter}" for letter, count in counts.items() if count)
+    return f"{cost.cycles:.2f}" + (f" ({issued})" if issued else "")
+
+
+@click.command()
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
+@chip_option("v5e,v5p,v6e,v7x")
+def main(target: Path, chips: tuple[Chip, ...]) -> None:
+    """Writes TARGET."""
+    operations = (*ELEMENTWISE, *SHAPINGS)
+    if found := faults(operations, chips[0]):
+        raise click.ClickException("; ".join(found))
+    priced = costs(operations, chips)
     folded = [
-        f"{each.operation.name} ({each.operation.dtype}) on {each.chip}"
-        for each in found
-        if isinstance(each.operation, Elementwise) and each.cycles is not None and sum(each.issued.values()) < 0.5
+        f"{cost.operation.name} ({cost.operation.dtype}) on {cost.chip}"
+        for cost in priced
+        if isinstance(cost.operation, Elementwise) and cost.cycles is not None and sum(cost.issued.values()) < 0.5
     ]
-    refused = {f"{each.operation.name} ({each.operation.dtype}): {each.reason}" for each in found if each.reason}
-    return Lesson(
-        name="operation_costs",
-        title="Cycles for a register of 4 KiB, by operation",
-        lines=(
-            f"{len(operations)} operations, run in interpret mode against float64: {run.shown[0].status}.",
-            f"Folded away by the compiler: {'; '.join(folded) or 'none'}.",
-            "Cycles for a register: " + "; ".join(said(*pair) for pair in _TOLD if pair in known) + ".",
-            f"No dearer than to read and add the same registers, on {', '.join(chip.name for chip in chips)}: "
-            f"{'; '.join(free) or 'none'}.",
-            f"Refused by the compiler: {'; '.join(sorted(refused)) or 'none'}",
-        ),
-        rows=tuple(each.row() for each in found),
-        ok=run.ok and not folded,
-    )
+    if folded:
+        raise click.ClickException(f"the compiler folded {'; '.join(folded)}")
+    target.write_text(page(priced), "utf-8")
 
 
 if __name__ == "__main__":
-    import sys
-
-    from systolic.cli import main
-
-    sys.exit(main(["lessons", "operation_costs", *sys.argv[1:]]))
+    main()

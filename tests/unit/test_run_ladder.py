@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 
 from systolic.chips import chip
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
-from systolic.lessons.ladder import RUNGS
-from systolic.lessons.ladder.climb import Request, climb
+from systolic.lessons.ladder import RUNGS, v3_block
+from systolic.lessons.ladder.runner import Request, run_ladder
 from systolic.measure import Measurement
 from systolic.simulator import CoreRun, SimulatedRun, SimulationError
 from systolic.tiling import Tiles
@@ -61,7 +60,7 @@ class AnsweringPool:
 def rows_of(names: str, answer: Callable[[str], float | Exception], **request: Any) -> list[Any]:
     rungs = tuple(RUNGS[name] for name in names.split())
     options = {"chip": V5E, "dtype": "bfloat16", "sizes": (2048,), **request}
-    return climb(Request(rungs=rungs, **options), AnsweringPool(answer))  # pyright: ignore[reportArgumentType]
+    return run_ladder(Request(rungs=rungs, **options), AnsweringPool(answer))  # pyright: ignore[reportArgumentType]
 
 
 def test_a_row_that_is_ok() -> None:
@@ -107,7 +106,7 @@ def test_a_failure_is_a_row(failure: Exception, status: str, said: str) -> None:
 def test_a_step_too_long_to_ask_about_is_not_sent() -> None:
     pool = AnsweringPool(lambda _: 50.0)
     request = Request(rungs=(RUNGS["v1"],), chip=V5E, dtype="float32", sizes=(4096,))
-    (row,) = climb(request, pool)  # pyright: ignore[reportArgumentType]
+    (row,) = run_ladder(request, pool)  # pyright: ignore[reportArgumentType]
     assert row.status == "refused"
     assert (row.vmem_requested_bytes, row.vmem_available_bytes) == (192 * 2**20, 16 * 2**20)
     assert pool.labels == ["xla 4096"]
@@ -128,21 +127,23 @@ def test_an_illegal_row_names_every_rule() -> None:
         (lambda out: out[:-1], "float32[127, 128]"),
     ],
 )
-def test_a_wrong_result_is_wrong(spoil: Callable[[np.ndarray], np.ndarray], said: str) -> None:
+def test_a_wrong_result_is_wrong(
+    spoil: Callable[[np.ndarray], np.ndarray], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def multiply(lhs: np.ndarray, rhs: np.ndarray, **_: object) -> np.ndarray:
         return spoil(lhs @ rhs)
 
-    rung = dataclasses.replace(RUNGS["v3"], multiply=multiply)
-    request = Request(rungs=(rung,), chip=V5E, dtype="float32", sizes=(128,))
-    (row,) = climb(request, AnsweringPool(lambda _: 50.0))  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(v3_block, "matmul", multiply)
+    request = Request(rungs=(RUNGS["v3"],), chip=V5E, dtype="float32", sizes=(128,))
+    (row,) = run_ladder(request, AnsweringPool(lambda _: 50.0))  # pyright: ignore[reportArgumentType]
     assert (row.status, row.check) == ("wrong", "wrong")
     assert said.replace(", ", ",").replace(" ", "") in row.reason.replace(", ", ",").replace(" ", "")
 
 
-def test_a_wrong_result_stays_wrong_when_it_is_refused() -> None:
-    rung = dataclasses.replace(RUNGS["v3"], multiply=lambda lhs, rhs, **_: 0 * (lhs @ rhs))
-    request = Request(rungs=(rung,), chip=V5E, dtype="float32", sizes=(128,))
-    (row,) = climb(request, AnsweringPool(lambda _: CompilerRefusal("no room", kind="vmem")))  # pyright: ignore[reportArgumentType]
+def test_a_wrong_result_stays_wrong_when_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(v3_block, "matmul", lambda lhs, rhs, **_: 0 * (lhs @ rhs))
+    request = Request(rungs=(RUNGS["v3"],), chip=V5E, dtype="float32", sizes=(128,))
+    (row,) = run_ladder(request, AnsweringPool(lambda _: CompilerRefusal("no room", kind="vmem")))  # pyright: ignore[reportArgumentType]
     assert row.status == "wrong"
     assert "largest error" in row.reason
     assert "no room" in row.reason
@@ -170,7 +171,7 @@ def test_progress_is_told_before_anything_is_sent() -> None:
     order: list[str] = []
     pool = AnsweringPool(lambda label: order.append(f"sent {label}") or 1.0)
     request = Request(rungs=(RUNGS["v1"], RUNGS["v3"]), chip=V5E, dtype="float32", sizes=(128,))
-    climb(
+    run_ladder(
         request,
         pool,  # pyright: ignore[reportArgumentType]
         planned=lambda jobs: order.append(f"planned {jobs}"),
@@ -183,6 +184,6 @@ def test_progress_is_told_before_anything_is_sent() -> None:
 def test_nothing_is_compiled_where_every_rule_is_broken() -> None:
     pool = AnsweringPool(lambda _: 1.0)
     request = Request(rungs=(RUNGS["v3"], RUNGS["v4"]), chip=V5E, dtype="float32", sizes=(1000,))
-    rows = climb(request, pool)  # pyright: ignore[reportArgumentType]
+    rows = run_ladder(request, pool)  # pyright: ignore[reportArgumentType]
     assert [row.status for row in rows] == ["illegal", "illegal"]
     assert pool.labels == []

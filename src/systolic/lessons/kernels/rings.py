@@ -24,10 +24,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float32
 
 RING = "ring"  # the mesh axis
 
@@ -61,7 +60,7 @@ def in_ring_order(devices: Sequence[Any]) -> list[Any]:
     return sorted(devices, key=position)
 
 
-def _place(step: Any) -> tuple[jax.Array]:
+def _place(step: Any) -> tuple[Array]:
     """The device, or the number of the block, so many places further round the ring."""
     count = lax.axis_size(RING)
     return (lax.rem(lax.axis_index(RING) + step + 2 * count, count),)
@@ -89,7 +88,7 @@ def all_gather_kernel(
     rows = x_hbm.shape[0]
     part = rows // len(ways)
 
-    def rows_of(block: jax.Array, way: int) -> Any:
+    def rows_of(block: Array, way: int) -> Any:
         return out_hbm.at[pl.ds(pl.multiple_of(block * rows + ways.index(way) * part, 8), part)]
 
     own = pltpu.make_async_copy(x_hbm, out_hbm.at[pl.ds(pl.multiple_of(_place(0)[0] * rows, 8), rows)], own_sem)
@@ -112,9 +111,7 @@ def _remote_copy(source: Any, destination: Any, send_sem: Any, recv_sem: Any, wa
     )
 
 
-def all_gather(
-    x: Float32[Array, "rows n"], *, ways: tuple[int, ...] = (1,), waits: bool = True
-) -> Float32[Array, "all_rows n"]:
+def all_gather(x: Array, *, ways: tuple[int, ...] = (1,), waits: bool = True) -> Array:
     """Everybody's block, on every device. For `shard_map` over the axis `RING`.
 
     Args:
@@ -150,7 +147,7 @@ def reduce_scatter_kernel(
     count = lax.axis_size(RING)
     rows, part = out_vmem.shape[0], own_vmem.shape[1]
 
-    def terms(block: jax.Array, at: int) -> Any:
+    def terms(block: Array, at: int) -> Any:
         return x_hbm.at[pl.ds(pl.multiple_of(block * rows + at * part, 8), part)]
 
     barrier()
@@ -172,7 +169,7 @@ def reduce_scatter_kernel(
         out_vmem[pl.ds(at * part, part)] = sum_vmem[at, count - 2]
 
 
-def reduce_scatter(x: Float32[Array, "all_rows n"], *, ways: tuple[int, ...] = (1,)) -> Float32[Array, "rows n"]:
+def reduce_scatter(x: Array, *, ways: tuple[int, ...] = (1,)) -> Array:
     """The sum over devices of block `me` of x. For `shard_map` over the axis `RING`.
 
     The sums have a place for every hop, so nobody has to say when one is free again: that costs as much VMEM as x has

@@ -17,9 +17,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, BFloat16, Int32
 
 
 def sparse_kernel(
@@ -47,15 +47,15 @@ def sparse_kernel(
 
 
 def sparse_matmul(
-    rows: Int32[Array, " blocks"],
-    columns: Int32[Array, " blocks"],
-    blocks: BFloat16[Array, "blocks bm bk"],
-    rhs: BFloat16[Array, "k n"],
-    zeros: BFloat16[Array, "m n"],
+    rows: Array,
+    columns: Array,
+    blocks: Array,
+    rhs: Array,
+    zeros: Array,
     *,
     bn: int = 512,
     copies_zeros: bool = False,
-) -> BFloat16[Array, "m n"]:
+) -> Array:
     """The matrix with `blocks` at (rows, columns), sorted by rows, times `rhs`; `zeros` where there is no block.
 
     With `copies_zeros` a block of zeros is copied to VMEM for each of out, and not used, as in the docs' kernel.

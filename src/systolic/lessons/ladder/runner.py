@@ -1,4 +1,4 @@
-"""Climbs the ladder: for every rung and size, is it legal, is it right, does it compile, how long does it take."""
+"""Runs the ladder: for every rung and size, is it legal, is it right, does it compile, how long does it take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from systolic.bench.comparison import abstract_operands, speed, xla_matmul
 from systolic.chips import Chip
 from systolic.compiler import CompilerRefusal, WorkerEnded, WorkerPool
 from systolic.lessons.ladder.row import Baseline, LadderRow
-from systolic.lessons.ladder.rung import Rung
+from systolic.lessons.ladder.rungs import Rung
 from systolic.lessons.ladder.sweep import Sweep, no_candidates
 from systolic.measure import Measurement, submit_simulation
 from systolic.problem import MatmulProblem
@@ -31,7 +31,7 @@ _LONG_STEP = 2048 * 2048 * 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to climb: rungs × square sizes on one chip.
+    """What to run: rungs × square sizes on one chip.
 
     `tiles` is for the rungs that take tiles, `splits` for v2; `sweep_trials` of zero means no sweep.
     """
@@ -46,7 +46,7 @@ class Request:
     checked: bool = True
 
 
-def climb(
+def run_ladder(
     request: Request,
     pool: WorkerPool | None,
     *,
@@ -60,16 +60,16 @@ def climb(
       planned: told how many jobs there are.
       done: told of each job that ended.
     """
-    climbs = [_RungAtSize(request, rung, size) for rung in request.rungs for size in request.sizes]
+    cells = [_RungAtSize(request, rung, size) for rung in request.rungs for size in request.sizes]
     multiplies = request.dtype in request.chip.dtypes
-    checks = sum(climb.to_check for climb in climbs)
+    checks = sum(cell.to_check for cell in cells)
     baselines: dict[int, Future[Measurement]] = {}
     if pool is None or not multiplies:
         planned(checks)
     else:
         # XLA's time says what there is to beat, also beside a refusal; beside nothing but broken rules it says nothing.
-        sizes = [size for size in request.sizes if any(c.size == size and not c.violations for c in climbs)]
-        planned(checks + len(sizes) + sum(climb.jobs for climb in climbs))
+        sizes = [size for size in request.sizes if any(c.size == size and not c.violations for c in cells)]
+        planned(checks + len(sizes) + sum(cell.jobs for cell in cells))
         for size in sizes:
             problem = MatmulProblem.of(size, size, size, request.dtype)
             label = f"xla {size}"
@@ -77,12 +77,12 @@ def climb(
                 pool, xla_matmul(problem), abstract_operands(problem), request.chip, label=label
             )
             baselines[size].add_done_callback(lambda _, label=label: done(label))
-        for climb in climbs:
-            climb.submit(pool, done)
-    for climb in climbs:  # while the workers compile
-        climb.check(done)
+        for cell in cells:
+            cell.submit(pool, done)
+    for cell in cells:  # while the workers compile
+        cell.check(done)
     known = {size: _baseline(future) for size, future in baselines.items()}
-    return [climb.row(known.get(climb.size, Baseline(measurement=None))) for climb in climbs]
+    return [cell.row(known.get(cell.size, Baseline(measurement=None))) for cell in cells]
 
 
 def _baseline(future: Future[Measurement]) -> Baseline:
@@ -130,7 +130,7 @@ class _RungAtSize:
     def _foregone(self) -> str:
         """The refusal of a step that is too long to ask about."""
         needed = total_bytes(self.rung.buffers(self.problem, self.tiles))
-        limit = self.request.chip.scoped_vmem_bytes
+        limit = self.rung.vmem_limit_bytes or self.request.chip.scoped_vmem_bytes
         step = self.tiles.tile_m * self.tiles.tile_k * self.tiles.tile_n
         if step <= _LONG_STEP or needed <= limit:
             return ""
@@ -184,7 +184,7 @@ class _RungAtSize:
                 status="refused",
                 reason=self.foregone,
                 vmem_requested_bytes=needed,
-                vmem_available_bytes=self.request.chip.scoped_vmem_bytes,
+                vmem_available_bytes=self.rung.vmem_limit_bytes or self.request.chip.scoped_vmem_bytes,
             )
         if self.error:
             return self._timed(dataclasses.replace(row, check="wrong", status="wrong", reason=self.error))

@@ -24,7 +24,7 @@ from systolic.simulator import SimulationError
 _SEEDS = (0, 1)
 
 
-def show(parts: Sequence[Part], chips: Sequence[Chip], *, time_limit_s: float = 300) -> Results:
+def run_parts(parts: Sequence[Part], chips: Sequence[Chip], *, time_limit_s: float = 300) -> Results:
     """Runs every part in interpret mode with race detection, and compiles and simulates it for every chip.
 
     The run is as on that chip, of those that lack nothing for the part, whose device has the most cores: there, cores

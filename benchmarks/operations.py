@@ -1,4 +1,4 @@
-"""The operations whose cost is a lesson: what each does, and what the details page says of it.
+"""The operations in the table of costs: what each does, and what the details page says of it.
 
 An elementwise operation is a step: of one register and its neighbour it makes the next. One that could be left out when
 it is repeated (|‖x‖| is |x|) is followed by an addition, whose own cost is taken off again: `beside`. An operation on
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array
+from jax import Array, lax
 
 CHEAP, MEDIUM, EXPENSIVE = "cheap", "medium", "expensive"  # the green, yellow and red of the details page
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, BFloat16, Int32
 
 
 def masked_kernel(
@@ -55,17 +55,17 @@ def masked_kernel(
 
 
 def masked_matmul(
-    wanted: Int32[Array, "grid_m grid_n"],
-    next_i: Int32[Array, "grid_m grid_n"],
-    next_j: Int32[Array, "grid_m grid_n"],
-    kinds: Int32[Array, "grid_m grid_n"],
-    lhs: BFloat16[Array, "m k"],
-    rhs: BFloat16[Array, "k n"],
-    masks: Int32[Array, "kinds bm bn"],
+    wanted: Array,
+    next_i: Array,
+    next_j: Array,
+    kinds: Array,
+    lhs: Array,
+    rhs: Array,
+    masks: Array,
     *,
     skips_copies: bool = True,
     bk: int = 1024,
-) -> BFloat16[Array, "m n"]:
+) -> Array:
     """lhs @ rhs in the blocks that are `wanted`, times their kind of mask; zeros elsewhere. See `next_wanted`."""
     (m, k), n = lhs.shape, rhs.shape[1]
     _, bm, bn = masks.shape

@@ -1,0 +1,132 @@
+"""Drawings of blocks and buffers, as SVG: where a step's blocks lie in HBM, and which buffers hold them in VMEM.
+
+They are drawn from the table of rungs: its tiles cut the matrices, and its buffers are those of the launcher. Colours
+and greys are readable on white and on black.
+"""
+
+from __future__ import annotations
+
+from systolic.lessons.ladder import Rung
+from systolic.problem import MatmulProblem
+
+INK = "#808080"  # as far from white as from black
+COLOURS = {"lhs": "#3b82f6", "rhs": "#f97316", "out": "#22a05a", "acc": "#a855f7"}
+SIDE = 120  # of a matrix, in pixels
+SIZE, SMALL_SIZE = 4096, 1024  # of the matrices that are drawn; v3's blocks need small ones to be seen
+
+
+def rung_picture(rung: Rung) -> str:
+    """A step of a rung in bfloat16: its blocks in HBM on the left, its buffers in VMEM on the right."""
+    size = SMALL_SIZE if rung.name in ("v1", "v2", "v3") else SIZE
+    problem = MatmulProblem.of(size, size, size, "bfloat16")
+    tiles = rung.default_tiles(problem, 4)
+    grid_m, grid_n, grid_k = tiles.grid(problem)
+    i, j, kk = (count // 2 for count in (grid_m, grid_n, grid_k))
+    now = (i * grid_n + j) * grid_k + kk
+    steps = [
+        (step // grid_k // grid_n, step // grid_k % grid_n, step % grid_k)
+        for step in range(now, min(now + rung.operand_buffers, grid_m * grid_n * grid_k))
+    ]
+    right, below = 10 + SIDE + 30, 40 + SIDE + 34
+    parts = [
+        text(10, 22, f"HBM: {size}³, step (i, j, kk) = ({i}, {j}, {kk})", bold=True),
+        *matrix("lhs", 10, below, (grid_m, grid_k), [(i, kk) for i, _, kk in steps]),
+        *matrix("rhs", right, 40, (grid_k, grid_n), [(kk, j) for _, j, kk in steps]),
+        *matrix("out", right, below, (grid_m, grid_n), [(i, j)]),
+    ]
+    parts += buffers(rung, problem)
+    legend = "full colour: the step's blocks · pale: on their way for the next steps"
+    if rung.vmem_limit_bytes:
+        legend += " · dashed: subtiles"
+    parts.append(text(330, 350, legend, size=11))
+    return svg(780, 360, parts, f"{rung.name}: {rung.title}")
+
+
+def matrix(name: str, left: float, top: float, counts: tuple[int, int], blocks: list[tuple[int, int]]) -> list[str]:
+    """A matrix cut into `counts` blocks; the first of `blocks` is the step's, the others come next."""
+    rows, columns = counts
+    height, width = SIDE / rows, SIDE / columns
+    found = [text(left, top + SIDE + 16, name)]
+    for number, (row, column) in reversed(list(enumerate(blocks))):
+        opacity = 0.85 if number == 0 else 0.35
+        found.append(box(left + column * width, top + row * height, width, height, COLOURS[name], opacity))
+    lines = [f"M{left + c * width:.1f} {top}v{SIDE}" for c in range(columns + 1)]
+    lines += [f"M{left} {top + r * height:.1f}h{SIDE}" for r in range(rows + 1)]
+    return [*found, f'<path d="{"".join(lines)}" stroke="{INK}" fill="none"/>']
+
+
+def buffers(rung: Rung, problem: MatmulProblem) -> list[str]:
+    """The buffers as rows of slots, each in proportion to its block."""
+    tiles = rung.default_tiles(problem, 4)
+    left, top = 330.0, 40.0
+    found = [text(left, 22, "VMEM: buffers", bold=True)]
+    whole = rung.buffers(problem, tiles)
+    scale = 60 / max(side for buffer in whole for side in buffer.shape)
+    for buffer in whole:
+        height, width = (max(8.0, side * scale) for side in buffer.shape)
+        for slot in range(buffer.copies):
+            at = left + 125 + slot * (width + 48)
+            filled = slot == 0 or buffer.name in ("lhs", "rhs")
+            found.append(box(at, top, width, height, COLOURS[buffer.name], 0.85 if slot == 0 else 0.35 * filled))
+            found.append(box(at, top, width, height, "none", 1, stroke=INK))
+            if rung.vmem_limit_bytes and buffer.name != "lhs":  # two subtiles of columns
+                found.append(
+                    f'<path d="M{at + width / 2:.1f} {top}v{height:.1f}" stroke="{INK}" stroke-dasharray="3"/>'
+                )
+            found.append(text(at + width + 4, top + 12, _said(rung, buffer.name, slot)))
+        rows, columns = buffer.shape
+        found.append(text(left, top + 12, f"{buffer.name}_vmem"))
+        found.append(text(left, top + 28, f"{rows}×{columns} {buffer.dtype}", size=11))
+        top += max(height, 30) + 14
+    return found
+
+
+def _said(rung: Rung, name: str, slot: int) -> str:
+    """What a slot holds while the step computes."""
+    if name == "acc":
+        return "stays"
+    if name == "out":
+        return ("sum" if not rung.accumulator and rung.takes_tiles else "result") if slot == 0 else "leaves"
+    return "now" if slot == 0 else f"t + {slot}"
+
+
+def pipeline_picture() -> str:
+    """Copies and additions over time, with one buffer of each block and with two."""
+    parts = []
+    for name, top, pipelined in (
+        ("one buffer: one after the other", 20, False),
+        ("two buffers: a pipeline", 190, True),
+    ):
+        parts.append(text(10, top, name, bold=True))
+        for row, label in enumerate(("copy x, y in", "add", "copy z out")):
+            parts.append(text(10, top + 34 + row * 40, label))
+            for step in range(4):
+                start = step + row if pipelined else 3 * step + row
+                if start > 8:
+                    continue
+                colour = COLOURS["lhs"] if step % 2 == 0 or not pipelined else COLOURS["rhs"]
+                left = 120 + start * 62
+                parts.append(box(left, top + 14 + row * 40, 58, 30, colour, 0.85))
+                parts.append(text(left + 8, top + 34 + row * 40, f"step {step}", size=12, fill="#ffffff"))
+    parts.append(text(10, 342, "blue: buffer 0 · orange: buffer 1 · time goes to the right", size=12))
+    return svg(720, 350, parts, "Copies and additions over time, without a pipeline and with one")
+
+
+def box(left: float, top: float, width: float, height: float, fill: str, opacity: float, stroke: str = "none") -> str:
+    """A rectangle."""
+    return (
+        f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}" '
+        f'fill-opacity="{opacity}" stroke="{stroke}"/>'
+    )
+
+
+def text(left: float, top: float, words: str, *, bold: bool = False, size: int = 13, fill: str = INK) -> str:
+    """A line of text; `top` is its base line."""
+    weight = ' font-weight="bold"' if bold else ""
+    return f'<text x="{left:.1f}" y="{top:.1f}" fill="{fill}" font-size="{size}"{weight}>{words}</text>'
+
+
+def svg(width: int, height: int, parts: list[str], title: str) -> str:
+    """The picture."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">'
+    return "\n".join([head, f"<title>{title}</title>", *parts, "</svg>\n"])

@@ -1,0 +1,247 @@
+"""The table of the ladder: each rung's file, what it adds and costs, its tiles, and what it needs."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
+import numpy as np
+
+from systolic.chips import Chip
+from systolic.lessons.ladder.rules import band_rules, bands, block_rules, whole_rules
+from systolic.problem import MatmulProblem, ProblemError
+from systolic.tiling import MIB, IllegalTilesError, Tiles, Violation, VmemBuffer, dtype_violations, matmul_buffers
+
+if TYPE_CHECKING:
+    import jax
+
+
+class UnknownRungError(ValueError):
+    """No rung of that name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One kernel of the ladder and what has to be known to check, time and explain it.
+
+    Attributes:
+      name: "v3".
+      file: its module beside this one, which has `matmul(lhs, rhs, *, …, dtype_out, interpret)`.
+      title, adds, costs: one line each, for tables.
+      cut: what it multiplies in a step: the whole matrices, bands of rows and columns, or blocks.
+      tiles: of blocks, by default; `tiles_float32` in their place where those of float32 would be too large.
+      full_rows_from: matrices with fewer rows get blocks of at most a quarter as many, so that there are steps enough.
+      sweeps: whether `--sweep` looks for tiles.
+      operand_buffers: blocks of lhs and of rhs in VMEM.
+      accumulator: whether the sum has memory of its own. Otherwise the output block is the sum, and each step along k
+        rounds it.
+      vmem_limit_bytes: what the kernel asks for; 0: it takes what it is given.
+    """
+
+    name: str
+    file: str
+    title: str
+    adds: str
+    costs: str
+    cut: Literal["whole", "bands", "blocks"] = "blocks"
+    tiles: Tiles | None = None
+    tiles_float32: Tiles | None = None
+    full_rows_from: int = 0
+    sweeps: bool = False
+    operand_buffers: int = 2
+    accumulator: bool = False
+    vmem_limit_bytes: int = 0
+
+    @property
+    def module(self) -> str:
+        """The name of its module."""
+        return f"{__package__}.{self.file}"
+
+    @property
+    def takes_tiles(self) -> bool:
+        """Whether any blocks will do that divide the matrices."""
+        return self.cut == "blocks"
+
+    @property
+    def multiply(self) -> Callable[..., jax.Array]:
+        """`multiply(lhs, rhs, *, tiles, dtype_out, interpret=False)`, for other processes too; see `multiply_by`."""
+        return functools.partial(multiply_by, self.name)
+
+    def default_tiles(self, problem: MatmulProblem, splits: int) -> Tiles:
+        """The tiles that it takes unless told otherwise, no side above the matrix; only v2 looks at `splits`."""
+        if self.cut != "blocks":
+            return Tiles.whole(problem) if self.cut == "whole" else bands(problem, splits)
+        tiles = self.tiles_float32 if self.tiles_float32 and problem.dtype_lhs == "float32" else self.tiles
+        assert tiles is not None
+        if problem.m < self.full_rows_from:
+            tiles = replace(tiles, tile_m=min(tiles.tile_m, self.full_rows_from // 4))
+        return clipped(tiles, problem)
+
+    def rules(self, problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
+        """Every rule that is broken, on any chip."""
+        return {"whole": whole_rules, "bands": band_rules, "blocks": block_rules}[self.cut](problem, tiles)
+
+    def violations(self, problem: MatmulProblem, tiles: Tiles, chip: Chip) -> list[Violation]:
+        """Every rule that is broken on this chip.
+
+        Whether the blocks fit VMEM is not among them: there the compiler has the last word.
+        """
+        found = [*dtype_violations(problem, chip), *self.rules(problem, tiles)]
+        if not found and self.vmem_limit_bytes > chip.usable_vmem_bytes_per_core:
+            found.append(
+                Violation(
+                    rule="not-on-this-chip",
+                    value=f"{self.name} asks for {self.vmem_limit_bytes / MIB:.0f} MiB of VMEM",
+                    limit=f"a core of {chip.name} has {chip.usable_vmem_bytes_per_core / MIB:.0f} MiB",
+                    fix="use v5",
+                )
+            )
+        return found
+
+    def buffers(self, problem: MatmulProblem, tiles: Tiles) -> tuple[VmemBuffer, ...]:
+        """The VMEM buffers that the launcher asks for."""
+        found = matmul_buffers(problem, tiles, pipelined=self.operand_buffers > 1, accumulator=self.accumulator)
+        return tuple(
+            replace(buffer, copies=self.operand_buffers) if buffer.name in ("lhs", "rhs") else buffer
+            for buffer in found
+        )
+
+    def output_roundings(self, problem: MatmulProblem, tiles: Tiles) -> int:
+        """How often the running sum is rounded to the output's dtype: a number that the error tolerance needs."""
+        return 1 if self.accumulator else tiles.grid(problem)[2]
+
+
+_LARGE: dict[str, Any] = {
+    "tiles": Tiles(tile_m=2048, tile_k=512, tile_n=2048),
+    "tiles_float32": Tiles(tile_m=1024, tile_k=512, tile_n=2048),
+    "full_rows_from": 4096,
+    "accumulator": True,
+    "vmem_limit_bytes": 56 * MIB,
+}
+
+_ALL = (
+    Rung(
+        name="v1",
+        file="v1_whole",
+        title="whole arrays",
+        adds="a kernel: copy in, multiply, copy out",
+        costs="all three matrices in VMEM at once, no copy hidden behind arithmetic",
+        cut="whole",
+        operand_buffers=1,
+    ),
+    Rung(
+        name="v2",
+        file="v2_rows_columns",
+        title="rows × columns",
+        adds="a grid of N×N bands, copies hidden behind arithmetic",
+        costs="bands as long as k in VMEM, rhs read N times",
+        cut="bands",
+    ),
+    Rung(
+        name="v3",
+        file="v3_block",
+        title="blocks of 128³",
+        adds="k cut as well, summed in the output block: VMEM no longer grows with the matrix",
+        costs="operands read many times, many small steps, a running sum in the output's dtype",
+        tiles=Tiles.cube(128),
+    ),
+    Rung(
+        name="v4",
+        file="v4_tiles",
+        title="tiles that suit the chip",
+        adds="larger tiles: more arithmetic for each byte and each step, found by a sweep",
+        costs="VMEM, and sizes that the tiles have to divide",
+        tiles=Tiles.cube(512),
+        sweeps=True,
+    ),
+    Rung(
+        name="v5",
+        file="v5_accumulator",
+        title="own accumulator",
+        adds="a float32 or int32 sum in scratch memory, rounded once",
+        costs="VMEM for the sum, one more pass over it at the end",
+        tiles=Tiles(tile_m=512, tile_k=1024, tile_n=1024),
+        tiles_float32=Tiles(tile_m=512, tile_k=512, tile_n=1024),
+        sweeps=True,
+        accumulator=True,
+    ),
+    Rung(
+        name="v6",
+        file="v6_subtiles",
+        title="subtiles",
+        adds="a loop over parts of a large tile: code stays short, operands are read less often",
+        costs="48 MiB of VMEM, and few steps to hide the first and the last copy",
+        **_LARGE,
+    ),
+    Rung(
+        name="v7",
+        file="v7_three_buffers",
+        title="three buffers",
+        adds="copies begin two steps ahead, in a pipeline that the kernel calls",
+        costs="a third block of each operand in VMEM; one core",
+        operand_buffers=3,
+        **_LARGE,
+    ),
+    Rung(
+        name="v8",
+        file="v8_own_copies",
+        title="hand-written copies",
+        adds="copies and semaphores by hand: a subtile is stored while the next one is multiplied",
+        costs="code, and three rules that nobody checks for you; one core",
+        operand_buffers=3,
+        **_LARGE,
+    ),
+)
+
+RUNGS = {rung.name: rung for rung in _ALL}
+
+
+def rungs_named(names: Sequence[str]) -> tuple[Rung, ...]:
+    """The rungs of these names, each once; all of them for none or `all`.
+
+    Raises:
+      UnknownRungError: a name that no rung has.
+    """
+    for name in names:
+        if name not in RUNGS and name != "all":
+            raise UnknownRungError(f"rung {name!r} is not known; known are {', '.join(RUNGS)} and all")
+    chosen = list(RUNGS) if not names or "all" in names else dict.fromkeys(names)
+    return tuple(RUNGS[name] for name in chosen)
+
+
+def clipped(tiles: Tiles, problem: MatmulProblem) -> Tiles:
+    """These tiles, no side longer than the matrix."""
+    return Tiles(
+        tile_m=min(tiles.tile_m, problem.m),
+        tile_k=min(tiles.tile_k, problem.k),
+        tile_n=min(tiles.tile_n, problem.n),
+    )
+
+
+def multiply_by(
+    name: str, lhs: jax.Array, rhs: jax.Array, *, tiles: Tiles, dtype_out: str, interpret: Any = False
+) -> jax.Array:
+    """`lhs @ rhs` by a rung, after every rule was asked.
+
+    Raises:
+      ProblemError: the operands are no matrices, do not fit each other, or are empty.
+      IllegalTilesError: the tiles or dtypes break a rule; the message lists every one.
+    """
+    if lhs.ndim != 2 or rhs.ndim != 2 or lhs.shape[1] != rhs.shape[0]:
+        raise ProblemError(f"{name}: lhs{list(lhs.shape)} @ rhs{list(rhs.shape)} needs lhs[m, k] and rhs[k, n]")
+    (m, k), n = lhs.shape, rhs.shape[1]
+    dtype_lhs, dtype_rhs = np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name
+    problem = MatmulProblem(m=m, k=k, n=n, dtype_lhs=dtype_lhs, dtype_rhs=dtype_rhs, dtype_out=dtype_out)
+    rung = RUNGS[name]
+    if found := rung.rules(problem, tiles):
+        raise IllegalTilesError(name, found)
+    chosen: dict[str, int] = {
+        "whole": {},
+        "bands": {"bands": m // tiles.tile_m},
+        "blocks": {"bm": tiles.tile_m, "bk": tiles.tile_k, "bn": tiles.tile_n},
+    }[rung.cut]
+    return importlib.import_module(rung.module).matmul(lhs, rhs, **chosen, dtype_out=dtype_out, interpret=interpret)
