@@ -18,11 +18,17 @@ import systolic
 from systolic.chips import CHIPS
 from systolic.compiler import CompiledProgram, ProgramCache, WorkerPool, submit_compilation
 from systolic.measure import target_of
+from systolic.ops.product import Implementation
 
 Attempt = Callable[[random.Random, Path, "Setting"], None]
 
 # A program of each kind that the readers know: one core and two, a copy ahead, v7x's branches; XLA's and a kernel's.
-_PROGRAMS = (("v5e", "xla", 512), ("v5p", "xla", 256), ("v6e", "pallas", 512), ("v7x", "pallas", 256))
+_PROGRAMS: tuple[tuple[str, Implementation, int], ...] = (
+    ("v5e", "xla", 512),
+    ("v5p", "xla", 256),
+    ("v6e", "pallas", 512),
+    ("v7x", "pallas", 256),
+)
 _TILES = (128, 128, 128)
 
 # Leaves that no document should hold, beside those that it may.

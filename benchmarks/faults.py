@@ -4,8 +4,8 @@
     python benchmarks/faults.py --cases 200 --seed 7 --json -
     python benchmarks/faults.py --only listings --case 17      # one case again, with its traceback
 
-A case is made from the seed, its section and its number alone, so any failure can be repeated. Cases run in processes of
-their own, with a limit on time and memory: a hang, a crash or a bomb is a failure of its case. Sections are in
+A case is made from the seed, its section and its number alone, so any failure can be repeated. Cases run in other
+processes, with a limit on time and memory: a hang, a crash or a bomb is a failure of its case. Sections are in
 `fault_files.py` (damaged and hostile files), `fault_programs.py` (mutated compiler output) and `fault_kills.py`
 (processes killed at any moment). Exit code 1: something failed.
 """
