@@ -1,0 +1,186 @@
+"""What sections of `faults.py` share: the programs that cases mutate, and mutations of text, bytes and JSON."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+import systolic
+from systolic.chips import CHIPS
+from systolic.compiler import CompiledProgram, ProgramCache, WorkerPool, submit_compilation
+from systolic.measure import target_of
+from systolic.ops.product import Implementation
+
+Attempt = Callable[[random.Random, Path, "Setting"], None]
+
+# A program of each kind that the readers know: one core and two, a copy ahead, v7x's branches; XLA's and a kernel's.
+_PROGRAMS: tuple[tuple[str, Implementation, int], ...] = (
+    ("v5e", "xla", 512),
+    ("v5p", "xla", 256),
+    ("v6e", "pallas", 512),
+    ("v7x", "pallas", 256),
+)
+_TILES = (128, 128, 128)
+
+# Leaves that no document should hold, beside those that it may.
+HOSTILE_VALUES = [
+    *("null", "true", "false", "-1", "0", "-0.0", "5e-324", "1e308", "1e999", "-1e999", "NaN", "Infinity", "1.5"),
+    *("9223372036854775808", "1" + "0" * 400, "[]", "[[]]", "{}", '{"a": {}}', '""', '"5.0"', '"bfloat16"'),
+    *('"[/bold]"', '"[bold red]"', '"\\ud800"', '"\\u0000"', '"\\u001b[31m"', '"../../outside"', '"%s%n"'),
+    *('"' + "x" * 100_000 + '"', "[" * 5_000 + "]" * 5_000),
+]
+_TOKEN = re.compile(r"-?\w+|\S")
+_NUMBERS = ("0", "-1", "1", "4294967295", "4294967296", "99999999999999999999", "0x7fffffff", "-2147483649", "3.5")
+
+
+class CaseError(AssertionError):
+    """A case ended in another way than it may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is made once, ahead of all cases: programs of the real compiler, by chip."""
+
+    programs: dict[str, CompiledProgram]
+
+    @classmethod
+    def made(cls) -> Self:
+        """Compile them, or take them from the cache."""
+
+        with WorkerPool() as pool:
+            futures = {}
+            for name, implementation, size in _PROGRAMS:
+                shape = jax.ShapeDtypeStruct((size, size), jnp.bfloat16)
+                tiles = _TILES if implementation == "pallas" else None
+                fn = functools.partial(
+                    systolic.matmul, activation="tanh", implementation=implementation, chip=name, tiles=tiles
+                )
+                target = target_of(CHIPS[name])
+                futures[name] = submit_compilation(pool, fn, (shape, shape), target, cache=ProgramCache())
+            return cls(programs={name: future.result() for name, future in futures.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One kind of fault.
+
+    Attributes:
+      name: on the command line.
+      tries: what is done, in a few words.
+      share: of all cases, beside the other sections' shares.
+      attempt: run one case in an empty folder; raises where the case fails.
+    """
+
+    name: str
+    tries: str
+    share: int
+    attempt: Attempt
+
+
+def damaged(data: bytes, choose: random.Random) -> bytes:
+    """A file's bytes with bits flipped, parts overwritten, cut off, moved, put in or taken out."""
+    held = bytearray(data)
+    kind = choose.randrange(7)
+    at = choose.randrange(len(held))
+    length = min(choose.choice((1, 4, 64, 512, 4096)), len(held) - at)
+    if kind == 0:
+        for _ in range(choose.choice((1, 1, 2, 8, 64))):
+            held[choose.randrange(len(held))] ^= 1 << choose.randrange(8)
+    elif kind == 1:
+        held[at : at + length] = choose.randbytes(length)
+    elif kind == 2:
+        held[at : at + length] = bytes([choose.choice((0, 0xFF, 0x20))]) * length
+    elif kind == 3:
+        del held[at:]
+    elif kind == 4:
+        del held[at : at + length]
+    elif kind == 5:
+        held[at:at] = choose.randbytes(length)
+    else:
+        other = choose.randrange(len(held))
+        held[at : at + length] = held[other : other + length]
+    return bytes(held)
+
+
+def mutated_text(text: str, choose: random.Random) -> str:
+    """A text with lines or words lost, doubled, swapped or replaced, numbers made extreme, or its end cut off."""
+    lines = text.split("\n")
+    for _ in range(choose.choice((1, 1, 1, 2, 5))):
+        at = choose.randrange(len(lines))
+        kind = choose.randrange(9)
+        if kind == 0:
+            del lines[at]
+        elif kind == 1:
+            lines.insert(at, choose.choice(lines))
+        elif kind == 2:
+            other = choose.randrange(len(lines))
+            lines[at], lines[other] = lines[other], lines[at]
+        elif kind == 3:
+            del lines[at:]
+        elif kind == 4:
+            line = lines[at]
+            cut = choose.randrange(len(line) + 1)
+            lines[at] = (
+                line[:cut]
+                + choose.choice(("", "\0", "é", "\ud800", "{", "}", "%", ";;", "/*", "*/", "  "))
+                + line[cut:]
+            )
+        else:
+            found = list(_TOKEN.finditer(lines[at]))
+            if found:
+                token = choose.choice(found)
+                others = _TOKEN.findall(choose.choice(lines)) or ["0"]
+                new = choose.choice((choose.choice(_NUMBERS), choose.choice(others), ""))
+                lines[at] = lines[at][: token.start()] + new + lines[at][token.end() :]
+        lines = lines or [""]
+    return "\n".join(lines)
+
+
+def mutated_json(document: Any, choose: random.Random) -> bytes:
+    """The text of a JSON document with a leaf, a key or some bytes of it changed."""
+    if choose.random() < 0.15:
+        return damaged(json.dumps(document).encode(), choose)
+    paths = list(_paths(document))
+    wanted = choose.choice(paths)
+    hostile = choose.choice(HOSTILE_VALUES)
+    if choose.random() < 0.05:
+        hostile = "[" * 100_000 + "]" * 100_000
+    kind = choose.randrange(5)
+
+    def written(value: Any, path: tuple[Any, ...]) -> str:
+        if path == wanted and kind > 1:
+            return hostile
+        if isinstance(value, dict):
+            pairs = []
+            for key, one in value.items():
+                name, text = json.dumps(key), written(one, (*path, key))
+                if (*path, key) == wanted and kind == 0:
+                    continue
+                if (*path, key) == wanted and kind == 1:
+                    pairs.append(f"{choose.choice((name, json.dumps(key + 's')))}: {hostile}")
+                pairs.append(f"{name}: {text}")
+            return "{" + ", ".join(pairs) + "}"
+        if isinstance(value, list):
+            return "[" + ", ".join(written(one, (*path, at)) for at, one in enumerate(value)) + "]"
+        return json.dumps(value)
+
+    return written(document, ()).encode("utf-8", "surrogatepass")
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Any:
+    yield path
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _paths(one, (*path, key))
+    elif isinstance(value, list):
+        for at, one in enumerate(value):
+            yield from _paths(one, (*path, at))

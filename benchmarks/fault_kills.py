@@ -1,0 +1,86 @@
+"""Processes killed at any moment: what was acknowledged is there, files open, and the pool goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fault_records
+from fault_cases import CaseError, Section, Setting
+
+from systolic.compiler import CompilerCrash, ProgramCache, WorkerPool
+from systolic.trials import TrialStore
+
+_KILLS = 4
+_WRITE = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{folder!r}]
+import fault_records
+fault_records.write_{what}(Path(sys.argv[1]), int(sys.argv[2]))
+"""
+
+
+def _killed_writers(what: str, file: Path, choose: random.Random) -> set[int]:
+    """Numbers that writers have acknowledged before they were killed."""
+    script = _WRITE.format(folder=str(Path(__file__).parent), what=what)
+    writers = [
+        subprocess.Popen([sys.executable, "-c", script, str(file), str(number)], stdout=subprocess.PIPE, text=True)
+        for number in range(_KILLS)
+    ]
+    kept: set[int] = set()
+    for writer in writers:  # all are at work
+        assert writer.stdout is not None
+        kept.add(int(writer.stdout.readline()))
+    for writer in choose.sample(writers, len(writers)):
+        time.sleep(choose.random() / 20)
+        writer.send_signal(signal.SIGKILL)
+    for writer in writers:
+        said, _ = writer.communicate()
+        kept.update(int(line) for line in said.split("\n")[:-1])
+    return kept
+
+
+def _store(choose: random.Random, folder: Path, _setting: Setting) -> None:
+    file = folder / "trials.sqlite"
+    kept = _killed_writers("trials", file, choose)
+    found = {fault_records.number_of(trial) for trial in TrialStore(file).trials(fault_records.SUBJECT)}
+    if not kept <= found:
+        raise CaseError(f"{len(kept - found)} of {len(kept)} acknowledged trials are lost")
+
+
+def _cache(choose: random.Random, folder: Path, _setting: Setting) -> None:
+    kept = _killed_writers("programs", folder / "programs", choose)
+    cache = ProgramCache(folder=folder / "programs")
+    for number in sorted(kept):
+        found = cache.get(str(number))
+        if found is None:
+            raise CaseError(f"program {number} of {len(kept)} acknowledged ones is lost")
+        fault_records.check_program(found, number)
+
+
+def _worker(choose: random.Random, _folder: Path, _setting: Setting) -> None:
+    how = choose.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, 0, 3])
+    with WorkerPool(max_workers=1) as pool:
+        try:
+            pool.submit(fault_records.die, int(how), choose.random() / 50, isinstance(how, signal.Signals)).result()
+        except CompilerCrash as error:
+            wanted = how.name if isinstance(how, signal.Signals) else str(how)
+            if wanted not in str(error):
+                raise CaseError(f"died of {wanted}, but the error says: {error}") from error
+        else:
+            raise CaseError("a dead worker gave a result")
+        if pool.submit(os.getpid).result() == os.getpid():
+            raise CaseError("the next job did not run in a worker")
+
+
+SECTIONS = (
+    Section(name="killed-writers", tries="four writers of trials, killed", share=1, attempt=_store),
+    Section(name="killed-caches", tries="four writers of programs, killed", share=1, attempt=_cache),
+    Section(name="killed-workers", tries="a worker that dies in the middle of a job", share=1, attempt=_worker),
+)

@@ -1,0 +1,98 @@
+"""Trials and programs that cases of `faults.py` write and read, and what runs in the processes that are killed."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from systolic.compiler import CompiledProgram, CompilerRefusal, ProgramCache
+from systolic.problem import MatmulProblem
+from systolic.tiling import Blocking, Tiles
+from systolic.trials import Subject, Trial, TrialStore
+
+PROBLEM = MatmulProblem.of(512, 1024, 2048, "bfloat16")
+SUBJECT = Subject.here(PROBLEM, "v6e")
+OTHER = Subject.here(MatmulProblem.of(2048, 4096, 512, "int8"), "v5e")
+WRITERS = 4
+
+
+def trial(number: int, *, tile_m: int = 128) -> Trial:
+    """A trial that no other number has: `num` stands in its reason, its time and its tiles along n."""
+    tiles = Tiles(tile_m=tile_m, tile_k=256, tile_n=128 * number)
+    blocking = replace(Blocking(tiles=tiles, slice_m=tile_m, slice_n=128 * number))
+    return Trial(
+        blocking=blocking,
+        status="ok",
+        modelled_us=9.5,
+        simulated_us=10.0 + number,
+        stalls={"copy": 0.3},
+        bundles=number,
+    )
+
+
+def number_of(trial: Trial) -> int:
+    """The number of which `trial` made it."""
+    assert trial.blocking is not None
+    return trial.blocking.tiles.tile_n // 128
+
+
+def program(number: int) -> CompiledProgram:
+    """A program that no other number has."""
+    return CompiledProgram(
+        listings={"TLP": f"bundles of {number}\n" * (1000 + number), "mm.1": "more é"},
+        utilization={"TLP": "table"},
+        vmem_report="{}",
+        top_level_hlo=f"HloModule m{number}",
+        generated_code_bytes=number,
+        temp_bytes=2,
+        argument_bytes=3,
+        output_bytes=4,
+        cost_flops=5.0,
+        cost_bytes_accessed=None,
+        chip="v5e",
+        jax_version="1",
+        libtpu_version="2",
+        compile_s=0.5,
+        key=str(number),
+        from_cache=False,
+    )
+
+
+def check_program(found: CompiledProgram | CompilerRefusal, number: int) -> None:
+    """That it is the program of that number, to the letter.
+
+    Raises:
+      AssertionError: it is not.
+    """
+    if found != replace(program(number), from_cache=True):
+        raise AssertionError(f"program {number} came back changed")
+
+
+def write_trials(file: Path, writer: int) -> None:
+    """Keep trials until killed, and print the number of each once it is kept."""
+    store = TrialStore(file)
+    for number in count(1):
+        own = writer + WRITERS * number
+        store.keep(SUBJECT, trial(own))
+        print(own, flush=True)
+
+
+def write_programs(folder: Path, writer: int) -> None:
+    """Keep programs until killed, and print the number of each once it is kept."""
+    cache = ProgramCache(folder=folder)
+    for number in count(1):
+        own = writer + WRITERS * number
+        cache.put(str(own), program(own))
+        print(own, flush=True)
+
+
+def die(how: int, after_s: float, by_signal: bool) -> None:
+    """End this process by a signal, or by an exit code."""
+    time.sleep(after_s)
+    if by_signal:
+        os.kill(os.getpid(), how)
+        time.sleep(10)
+    os._exit(how)

@@ -1,0 +1,184 @@
+"""Does anything hostile or broken end in something other than an answer or a named error?
+
+    python benchmarks/faults.py                                # 3,500 cases, some ten minutes on two cores
+    python benchmarks/faults.py --cases 200 --seed 7 --json -
+    python benchmarks/faults.py --only listings --case 17      # one case again, with its traceback
+
+A case is made from the seed, its section and its number alone, so any failure can be repeated. Cases run in other
+processes, with a limit on time and memory: a hang, a crash or a bomb is a failure of its case. Sections are in
+`fault_files.py` (damaged and hostile files), `fault_programs.py` (mutated compiler output) and `fault_kills.py`
+(processes killed at any moment). Exit code 1: something failed.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import click
+import fault_files
+import fault_kills
+import fault_programs
+from fault_cases import Section, Setting
+
+from systolic.cli.output import console, progress_bar, table, write_json
+
+SECTIONS: dict[str, Section] = {
+    section.name: section for section in (*fault_files.SECTIONS, *fault_programs.SECTIONS, *fault_kills.SECTIONS)
+}
+_CASES = 3500
+_CHUNK = 20  # cases that a process is given at once
+_LIMIT_S = 60  # seconds for one case: the slowest kind takes about three
+_MEMORY_BYTES = 8 * 2**30  # of data, that a process may have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A case that ended in another way than it may."""
+
+    section: str
+    case: int
+    what: str
+    trace: str = ""
+
+
+class _HungError(BaseException):
+    """Beyond the reach of `except Exception`."""
+
+
+def attempt(section: Section, case: int, seed: int, setting: Setting) -> Failure | None:
+    """Run one case in a folder of its own; what failed, or None."""
+    choose = random.Random(f"{seed}/{section.name}/{case}")
+    folder = Path(tempfile.mkdtemp(prefix="systolic-faults-"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a section says itself which warnings it expects
+            signal.signal(signal.SIGALRM, _hung)
+            signal.alarm(_LIMIT_S)
+            section.attempt(choose, folder, setting)
+    except (Exception, _HungError) as error:  # noqa: BLE001 -- whatever it is, the case has failed
+        said = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        return Failure(section=section.name, case=case, what=said, trace=traceback.format_exc())
+    finally:
+        signal.alarm(0)
+        shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def _hung(_signal: int, _frame: object) -> None:
+    raise _HungError(f"no end after {_LIMIT_S} s")
+
+
+def _limit_memory() -> None:
+    faulthandler.enable()
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, hard))
+
+
+def _attempt_all(name: str, cases: Sequence[int], seed: int, setting: Setting) -> list[Failure]:
+    found = (attempt(SECTIONS[name], case, seed, setting) for case in cases)
+    return [failure for failure in found if failure is not None]
+
+
+def run_sections(
+    names: Sequence[str], cases: int, seed: int, setting: Setting, *, quiet: bool
+) -> dict[str, tuple[int, list[Failure]]]:
+    """For each section how many cases were tried, and those that failed."""
+    shares = sum(SECTIONS[name].share for name in names)
+    counts = {name: max(1, round(cases * SECTIONS[name].share / shares)) for name in names}
+    chunks = [
+        (name, range(start, min(start + _CHUNK, counts[name])))
+        for name in names
+        for start in range(0, counts[name], _CHUNK)
+    ]
+    failures: dict[str, list[Failure]] = {name: [] for name in names}
+    with progress_bar(quiet=quiet) as bar:
+        bar.planned(len(chunks))
+        while chunks:
+            context = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(2, mp_context=context, initializer=_limit_memory) as pool:
+                pending: dict[Future[list[Failure]], tuple[str, range]] = {
+                    pool.submit(_attempt_all, name, part, seed, setting): (name, part) for name, part in chunks
+                }
+                crashed = []
+                for future in as_completed(pending):
+                    name, part = pending[future]
+                    try:
+                        failures[name] += future.result()
+                        bar.done(name)
+                    except BrokenProcessPool:
+                        crashed.append((name, part))
+            # Which of them brought the process down is not known: smaller pieces show it.
+            chunks = []
+            for name, part in crashed:
+                if len(part) == 1:
+                    failures[name].append(Failure(section=name, case=part[0], what="the process died"))
+                else:
+                    chunks += [(name, part[: len(part) // 2]), (name, part[len(part) // 2 :])]
+    return {name: (counts[name], failures[name]) for name in names}
+
+
+@click.command()
+@click.option(
+    "--cases", type=click.IntRange(min=1), default=_CASES, show_default=True, help="Of all sections together."
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--only", metavar="NAME,…", help=f"Sections: {', '.join(SECTIONS)}.")
+@click.option("--case", "one", type=int, help="Only this case of one section, in this process, with its traceback.")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the results as one JSON object.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
+def main(cases: int, seed: int, only: str | None, one: int | None, json_file: str | None, quiet: bool) -> None:
+    """Try what is hostile or broken, in cases from a seed."""
+    names = only.split(",") if only else list(SECTIONS)
+    if unknown := [name for name in names if name not in SECTIONS]:
+        raise click.UsageError(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    setting = Setting.made()
+    if one is not None:
+        (name,) = names
+        found = attempt(SECTIONS[name], one, seed, setting)
+        click.echo(found.trace if found else f"case {one} of {name}: ok")
+        sys.exit(1 if found else 0)
+    started = time.monotonic()
+    results = run_sections(names, cases, seed, setting, quiet=quiet)
+    tried = sum(count for count, _ in results.values())
+    failed = sum(len(failures) for _, failures in results.values())
+    if json_file is not None:
+        rows = [
+            {"section": name, "tried": count, "failed": len(failures), "failures": [asdict(one) for one in failures]}
+            for name, (count, failures) in results.items()
+        ]
+        write_json(json_file, "faults", rows, {"seed": seed, "tried": tried, "failed": failed})
+    if json_file != "-":
+        cells = [
+            [name, SECTIONS[name].tries, str(count), str(len(failures))] for name, (count, failures) in results.items()
+        ]
+        console().print(
+            table(("section", "what is tried", "tried", "failed"), cells, left=("section", "what is tried"))
+        )
+        for _, failures in results.values():
+            for failure in sorted(failures, key=lambda one: one.case)[:10]:
+                click.echo(f"{failure.section} --case {failure.case}: {json.dumps(failure.what, ensure_ascii=False)}")
+        click.echo(f"\nseed {seed}: {tried} tried, {failed} failed, {time.monotonic() - started:.0f} s")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
