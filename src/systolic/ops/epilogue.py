@@ -41,7 +41,7 @@ class Work:
     transcendentals: int
 
 
-def activation_of(activation: str | Fn | None, *, in_kernel: bool) -> tuple[str, Fn | None]:
+def activation_of(activation: str | Fn | None, *, in_kernel: bool = True) -> tuple[str, Fn | None]:
     """Name and function.
 
     Raises:
