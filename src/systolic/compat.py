@@ -190,3 +190,10 @@ def interpreted_effects() -> frozenset[Any]:
     from jax._src.pallas.mosaic.interpret.params import get_interpret_effects
 
     return frozenset(get_interpret_effects())
+
+
+def interpret_mode_is_forced() -> bool:
+    """Whether `pltpu.force_tpu_interpret_mode` makes the CPU run kernels that ask for a TPU."""
+    from jax._src import config
+
+    return config.pallas_tpu_interpret_mode_context_manager.value is not None

@@ -19,7 +19,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import Chip
-from systolic.compat import interpreted_effects
+from systolic.compat import interpret_mode_is_forced, interpreted_effects
 from systolic.kernels.blocked import blocked_matmul
 from systolic.kernels.interpreted import as_traceable, tracing_for
 from systolic.kernels.step import Functions
@@ -189,7 +189,7 @@ def by_xla(product: Product, *arrays: Array) -> tuple[Array, ...]:
 @functools.partial(jax.jit, static_argnums=0)
 def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
     """The product by the Pallas kernel, with the tiles of `plan`."""
-    if product.where.implementation == "pallas":
+    if product.where.implementation == "pallas" and not interpret_mode_is_forced():
         arrays = (for_a_tpu(arrays[0]), *arrays[1:])
     chip = product.where.chip
     assert chip is not None  # else it is computed by XLA
