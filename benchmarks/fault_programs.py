@@ -75,7 +75,7 @@ def _injected(choose: random.Random, folder: Path, setting: Setting) -> None:
         bundles = list(_BUNDLE.finditer(text))
         at = choose.choice(bundles)
         own = choose.choice(("s", "p", "v")) + "31"
-        opcode = choose.choice(("smov 0", "sadd.s32 1, 2", "pmov 0", "sld [smem:[#allocation1]]"))
+        opcode = choose.choice(("vpop.ccrf %9", "spop.drf %9", "smov 0", "sadd.s32 1, 2", "sld [smem:[#allocation1]]"))
         more = f"%q_{own}=0;{act};{own} = {opcode}"
         text = f"{text[: at.end()]}{more}  ;;  {text[at.end() :]}"
     elif kind < 2:  # one register, read or written

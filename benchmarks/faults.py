@@ -6,8 +6,8 @@
 
 A case is made from the seed, its section and its number alone, so any failure can be repeated. Cases run in other
 processes, with a limit on time and memory: a hang, a crash or a bomb is a failure of its case. Sections are in
-`fault_files.py` (damaged and hostile files), `fault_programs.py` (mutated compiler output) and `fault_kills.py`
-(processes killed at any moment). Exit code 1: something failed.
+`fault_files.py` (damaged and hostile files), `fault_machines.py` (what a TPU machine sends back), `fault_programs.py`
+(mutated compiler output) and `fault_kills.py` (processes killed at any moment). Exit code 1: something failed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import click
 import fault_files
 import fault_kills
+import fault_machines
 import fault_programs
 from fault_cases import Section, Setting
 
 from systolic.cli.output import console, progress_bar, table, write_json
 
 SECTIONS: dict[str, Section] = {
-    section.name: section for section in (*fault_files.SECTIONS, *fault_programs.SECTIONS, *fault_kills.SECTIONS)
+    section.name: section
+    for module in (fault_files, fault_machines, fault_programs, fault_kills)
+    for section in module.SECTIONS
 }
 _CASES = 3500
 _CHUNK = 20  # cases that a process is given at once
