@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -87,8 +88,11 @@ def write_programs(folder: Path, writer: int) -> None:
     cache = ProgramCache(folder=folder)
     for number in count(1):
         own = writer + WRITERS * number
-        cache.put(str(own), program(own))
-        print(own, flush=True)
+        with warnings.catch_warnings(record=True) as given:  # such as that others hold the lock
+            warnings.simplefilter("always")
+            cache.put(str(own), program(own))
+        if not given:
+            print(own, flush=True)
 
 
 def die(how: int, after_s: float, by_signal: bool) -> None:

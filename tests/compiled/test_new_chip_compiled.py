@@ -110,11 +110,13 @@ def test_a_record_is_checked_explained_and_multiplied_for() -> None:
     assert explained.chip == "v8x"
 
 
-# The longest, of which tests/compiled/test_lesson_costs.py runs parts.
-LONG = ("scalar_prefetch", "numbers_on_chip")
+# The other lessons take long, and find chips in the same way: `make test-slow` runs them.
+QUICK = ("block_matmul", "first_matmul", "roofline", "between_chips", "refs")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in LESSONS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in LESSONS]
+)
 def test_every_lesson(name: str) -> None:
     lesson = importlib.import_module(LESSONS[name].module).lesson([V8X])
     assert lesson.ok
