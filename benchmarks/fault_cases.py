@@ -88,7 +88,7 @@ class Section:
 
 def damaged(data: bytes, choose: random.Random) -> bytes:
     """A file's bytes with bits flipped, parts overwritten, cut off, moved, put in or taken out."""
-    held = bytearray(data)
+    held = bytearray(data or b"\0")
     kind = choose.randrange(7)
     at = choose.randrange(len(held))
     length = min(choose.choice((1, 4, 64, 512, 4096)), len(held) - at)

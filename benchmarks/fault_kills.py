@@ -13,7 +13,7 @@ from pathlib import Path
 import fault_records
 from fault_cases import CaseError, Section, Setting
 
-from systolic.compiler import CompilerCrash, ProgramCache, WorkerPool
+from systolic.compiler import CompilerCrash, FunctionExit, ProgramCache, WorkerPool
 from systolic.trials import TrialStore
 
 _KILLS = 4
@@ -69,8 +69,8 @@ def _worker(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     with WorkerPool(max_workers=1) as pool:
         try:
             pool.submit(fault_records.die, int(how), choose.random() / 50, isinstance(how, signal.Signals)).result()
-        except CompilerCrash as error:
-            wanted = how.name if isinstance(how, signal.Signals) else str(how)
+        except (CompilerCrash, FunctionExit) as error:
+            wanted = how.name if isinstance(how, signal.Signals) else f"exit({int(how)})"
             if wanted not in str(error):
                 raise CaseError(f"died of {wanted}, but the error says: {error}") from error
         else:

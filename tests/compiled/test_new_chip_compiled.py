@@ -104,7 +104,7 @@ def test_a_record_has_the_times_of_what_it_copies() -> None:
 
 def test_a_record_is_checked_explained_and_multiplied_for() -> None:
     checked = systolic.check(own_product, SHAPE, SHAPE, chip=V8X, run=False)
-    assert checked.ok
+    assert checked.ok, checked.findings
     assert [verdict.accepted for verdict in checked.verdicts] == [True]
     explained = systolic.explain(own_product, SHAPE, SHAPE, chip=V8X, tries=1)
     assert explained.chip == "v8x"

@@ -165,3 +165,8 @@ def test_no_other_room_knows_a_chip_by_its_name() -> None:
 def test_a_planted_name_is_found(tmp_path: Path, text: str, lines: int) -> None:
     (tmp_path / "x.py").write_text(text)
     assert len(named_chips(tmp_path / "x.py", {"v4", "v5e", "v6e", "v7x", "trillium"})) == lines
+
+
+def test_trials_of_a_record_need_its_name() -> None:
+    with pytest.raises(UnknownChipError, match="v8x"):
+        systolic.tune(MatmulProblem.of(512, 512, 512, "bfloat16"), V8X)

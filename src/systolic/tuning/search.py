@@ -94,14 +94,16 @@ def tune(
 
     Raises:
       ProblemError: what is fused cannot be built from its description.
-      UnknownChipError, UnsupportedDtypeError: no such chip; the chip does not multiply these dtypes.
+      UnknownChipError, UnsupportedDtypeError: no such chip, or a record that is not registered (`chips.register`); the
+        chip does not multiply these dtypes.
       IllegalTilesError: no blocking is legal.
       StoreError: the store cannot be read or written; before anything is compiled.
       NoDeviceError: `measured` is asked for, and no such chip is attached.
       StalledError: no trial has ended for far longer than one may take, as when all workers of a cluster are lost.
       SystolicBug: this package is at fault, and not what was asked.
     """
-    known = chip_named(chip) if isinstance(chip, str) else chip
+    named = chip_named(chip if isinstance(chip, str) else chip.name)  # a record's too: trials are kept by it
+    known = named if isinstance(chip, str) else chip
     if problem.dtype_multiplied not in known.dtypes:
         raise UnsupportedDtypeError(
             f"{known.name} has no matrix multiplication of {problem.dtype_multiplied}; it takes "
