@@ -3,6 +3,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 # Winners that somebody has tuned on this machine shall not change what tests see; commands in subprocesses inherit it.
@@ -19,3 +20,7 @@ def ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+# Hypothesis' limit of 200 ms an example is one by the clock: a busy machine misses it.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
