@@ -21,6 +21,7 @@ def ctrl_c() -> Iterator[None]:
     yield
     signal.signal(signal.SIGINT, before)
 
+
 # Hypothesis' limit of 200 ms an example is one by the clock: a busy machine misses it.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
