@@ -65,7 +65,7 @@ def program(number: int) -> CompiledProgram:
 
 
 def check_program(found: CompiledProgram | CompilerRefusal, number: int) -> None:
-    """That it is the program of that number, to the letter.
+    """Check that this is the program of that number, to the letter.
 
     Raises:
       AssertionError: it is not.

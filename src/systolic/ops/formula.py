@@ -91,7 +91,7 @@ def _epilogue(*, bias: bool, activation: Fn | None, residual: bool, scale: bool,
 
 
 def kept_dtype(operands: Operands) -> str:
-    """Of what is kept of the sum for the backward pass: that of the operands, as a network's activations are kept."""
+    """The dtype in which the sum is kept for the backward pass: the operands', as a network keeps its activations."""
     return "float32" if "float32" in (operands.lhs.dtype.name, operands.rhs.dtype.name) else "bfloat16"
 
 

@@ -56,7 +56,7 @@ def linear(
 
 
 def floating(arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """Those that have a derivative: all but the integers."""
+    """Select the arrays that have a derivative: all but the integers."""
     return tuple(array for array in arrays if jnp.issubdtype(array.dtype, jnp.inexact))
 
 

@@ -202,7 +202,7 @@ def _prepare(opened: sqlite3.Connection) -> None:
 
 
 def _check_schema(opened: sqlite3.Connection, file: Path) -> None:
-    """That the tables are those of a store of this version: a view or a trigger would run whatever it says."""
+    """Check that the tables are a store's of this version: a view or a trigger would run whatever it says."""
     version = _number(opened, "user_version")
     if version > SCHEMA_VERSION:
         raise StoreError(
