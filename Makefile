@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CONSTRAINTS ?= constraints.txt
 TESTS ?=
+# Two at a time; tests of one file stay together, for what they share.
+PYTEST := -m pytest --numprocesses 2 --dist loadfile
 SIZES := 512,1024,2048,4096,8192
 CHIPS := v5e,v5p,v6e,v7x
 # Of those that compile, some of each kind: another version of the compiler or of a library shows in these.
@@ -28,7 +30,7 @@ demo: $(STAMP) ## the ladder on a v5e in float32 and bfloat16, beside XLA, with 
 	$(BIN)/systolic ladder all --chip v5e --dtype bfloat16 --sizes $(SIZES) --sweep --plot build/demo
 
 test: $(STAMP) ## all tests that need neither a device nor patience
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python $(PYTEST) $(TESTS)
 
 test-newest: ## unit, interpret and some compiled tests with the newest Python and JAX, in an environment of its own
 	@if python=$$(.ci/newest-python); then \
@@ -43,7 +45,7 @@ test-lowest: ## unit and some compiled tests with the lowest versions that pypro
 	$(VENV)-uv/bin/uv pip install --quiet --resolution lowest-direct --python $(VENV)-lowest/bin/python \
 	  --editable '.[tpu,dev]'
 	# Warnings are no errors here: old versions give some of their own.
-	$(VENV)-lowest/bin/python -m pytest -W default tests/unit tests/docs/test_docs_build.py $(COMPILED)
+	$(VENV)-lowest/bin/python $(PYTEST) -W default tests/unit tests/docs/test_docs_build.py $(COMPILED)
 
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
