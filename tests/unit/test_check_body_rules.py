@@ -214,9 +214,9 @@ HEADS = (bf16(1, 2, 1024, 128),) * 3
         ("products.py:mine", (bf16(1000, 3000), bf16(3000, 700))),
         ("products.py:grouped", (bf16(2048, 2048), bf16(4, 2048, 2048), np.array([1000, 0, 48, 1000], np.int32))),
         ("products.py:attention", HEADS),
-        (functools.partial(flash.flash_attention, causal=False), HEADS),
-        (splash, (bf16(2, 1024, 128),) * 3),
-        (
+        pytest.param(functools.partial(flash.flash_attention, causal=False), HEADS, id="flash_attention"),
+        pytest.param(splash, (bf16(2, 1024, 128),) * 3, id="splash_attention"),
+        pytest.param(
             functools.partial(paged_attention, pages_per_compute_block=4),
             (
                 bf16(8, 16, 128),
@@ -224,6 +224,7 @@ HEADS = (bf16(1, 2, 1024, 128),) * 3
                 np.full(8, 100, np.int32),
                 np.arange(256, dtype=np.int32).reshape(8, 32),
             ),
+            id="paged_attention",
         ),
         ("planted_faults.py:dropped_tail", SQUARES),
         ("planted_faults.py:racing_copy", SQUARES),
