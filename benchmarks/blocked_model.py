@@ -21,8 +21,9 @@ import click
 
 from systolic.chips import Chip
 from systolic.cli.options import chip_option
+from systolic.cost import blocked_time, blockings, vmem_limit
 from systolic.problem import MatmulProblem
-from systolic.tiling import Blocking, blocked_time, blockings, vmem_limit
+from systolic.schedule import Blocking
 
 # The model's constants are fitted to the first; the second were not looked at for that.
 _FITTED = (
@@ -84,8 +85,8 @@ def main(chips: tuple[Chip, ...], problems: tuple[str, ...], dtype: str, samples
 
     from systolic.bench import abstract_operands
     from systolic.compiler import CompilerError, WorkerPool
-    from systolic.measure import submit_simulation
     from systolic.simulator import SimulationError
+    from systolic.timing import submit_simulation
 
     jax.config.update("jax_platforms", "cpu")
     rows = []

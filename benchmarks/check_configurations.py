@@ -35,7 +35,7 @@ import click
 import jax
 from check_kernels import Configuration, configurations, kernel
 
-from systolic.checking.calls import KernelCall, kernel_calls
+from systolic.analysis.calls import KernelCall, kernel_calls
 from systolic.checking.finding import Finding
 from systolic.checking.rules.blocks import block_findings
 from systolic.checking.rules.dtypes import dtype_findings
@@ -52,7 +52,7 @@ from systolic.compiler import (
     WorkerPool,
     submit_compilation,
 )
-from systolic.measure import target_of
+from systolic.timing import target_of
 
 # Rules whose breach the compiler refuses. The others find what compiles and is wrong, or slow.
 _CSV = "benchmarks/data/check_configurations.csv"

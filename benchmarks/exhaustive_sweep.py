@@ -27,8 +27,9 @@ import numpy as np
 from scipy.stats import rankdata
 
 from systolic.chips import Chip, chip
+from systolic.cost import Choice, blockings
 from systolic.problem import MatmulProblem
-from systolic.tiling import Blocking, Choice, Tiles, blockings
+from systolic.schedule import Blocking, Tiles
 
 DATA = Path(__file__).parent / "data" / "exhaustive_sweep.csv"
 CHIPS = ("v5e", "v5p", "v6e", "v7x")
@@ -113,8 +114,8 @@ def main() -> None:
 def sweep() -> None:
     """Compile and simulate sixty tiles for each product."""
     from systolic.compiler import CompilerError, WorkerPool
-    from systolic.measure import submit_simulation
     from systolic.simulator import SimulationError
+    from systolic.timing import submit_simulation
     from systolic.tuning.programs import Programs
 
     rows = _rows()
@@ -145,7 +146,7 @@ def sweep() -> None:
 @click.option("--time-budget", default=120.0, show_default=True)
 def search(time_budget: float) -> None:
     """Search every product anew, in an empty cache, and compare with the sweep's best."""
-    from systolic.trials import TrialStore
+    from systolic.store import TrialStore
     from systolic.tuning import tune
 
     regrets = []

@@ -38,7 +38,7 @@ from systolic.cli.output import check_target, console, progress_bar, table, vers
 from systolic.compiler import WorkerPool
 from systolic.explaining.explain import Question, explained
 from systolic.explaining.explanation import Explanation, Saving
-from systolic.measure import submit_simulation
+from systolic.timing import submit_simulation
 
 _MOST_POINTS = 3.0
 _ASSIGNED = re.compile(r"(\w+)(?:\[(\w+)\])?=(\d+)")

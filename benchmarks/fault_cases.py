@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import systolic
 from systolic.chips import CHIPS
 from systolic.compiler import CompiledProgram, ProgramCache, WorkerPool, submit_compilation
-from systolic.measure import target_of
 from systolic.ops.product import Implementation
+from systolic.timing import target_of
 
 Attempt = Callable[[random.Random, Path, "Setting"], None]
 

@@ -17,10 +17,10 @@ import fault_records
 from fault_cases import CaseError, Section, Setting, damaged, mutated_json, mutated_text
 
 import systolic
-from systolic.bench.published import PublishedFileError, read_published
 from systolic.cli import main
 from systolic.compiler import CacheWarning, ProgramCache
-from systolic.trials import StoreError, StoreWarning, TrialStore
+from systolic.store import StoreError, StoreWarning, TrialStore
+from systolic.validation.published import PublishedFileError, read_published
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 _PROGRAMS, _TRIALS = 3, 6

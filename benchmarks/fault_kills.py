@@ -14,7 +14,7 @@ import fault_records
 from fault_cases import CaseError, Section, Setting
 
 from systolic.compiler import CompilerCrash, FunctionExit, ProgramCache, WorkerPool
-from systolic.trials import TrialStore
+from systolic.store import TrialStore
 
 _KILLS = 4
 _WRITE = """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fault_cases import CaseError, Section, Setting, damaged, mutated_json
 
-from systolic.machines import ResultsError, results
+from systolic.cloud import ResultsError, results
 
 _JOB = "20260501-101112-0a1b"
 _OUTCOME = {"job": _JOB, "command": ["chips"], "commit": "0" * 40, "stage": "command", "exit_code": 0}

@@ -11,8 +11,8 @@ from fault_cases import CaseError, Section, Setting, mutated_text
 
 from systolic.chips import CHIPS
 from systolic.compiler import CompiledProgram
-from systolic.measure.simulated import prepare_program
 from systolic.simulator import SimulationError
+from systolic.timing.simulated import prepare_program
 
 # A mutated loop may go round for ever. Real programs of this size take a few hundred rounds.
 _MAX_ROUNDS = 20_000

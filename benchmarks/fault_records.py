@@ -11,8 +11,8 @@ from pathlib import Path
 
 from systolic.compiler import CompiledProgram, CompilerRefusal, ProgramCache
 from systolic.problem import MatmulProblem
-from systolic.tiling import Blocking, Tiles
-from systolic.trials import Subject, Trial, TrialStore
+from systolic.schedule import Blocking, Tiles
+from systolic.store import Subject, Trial, TrialStore
 
 PROBLEM = MatmulProblem.of(512, 1024, 2048, "bfloat16")
 SUBJECT = Subject.here(PROBLEM, "v6e")

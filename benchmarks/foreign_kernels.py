@@ -39,8 +39,8 @@ from systolic.chips import Chip
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, progress_bar, table, versions, write_json
 from systolic.compiler import CompilerError, WorkerPool
-from systolic.measure import Measurement, submit_simulation
 from systolic.simulator import SimulationError
+from systolic.timing import Measurement, submit_simulation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

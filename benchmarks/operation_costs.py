@@ -46,8 +46,8 @@ from systolic.chips import Chip
 from systolic.cli.options import chip_option
 from systolic.cli.output import versions
 from systolic.compiler import CompilerError, CompilerMissing, WorkerPool, check_available
-from systolic.measure import Measurement, submit_simulation
 from systolic.simulator import OpRun, SimulationError
+from systolic.timing import Measurement, submit_simulation
 
 INTRODUCTION = """\
 # What an operation costs

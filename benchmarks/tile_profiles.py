@@ -25,9 +25,10 @@ import click
 from systolic import plan
 from systolic.chips import Chip, chip
 from systolic.cli.options import chip_option
-from systolic.measure import Measurement
+from systolic.cost import Choice, blockings, profiled_choices
 from systolic.problem import MatmulProblem
-from systolic.tiling import Blocking, Choice, Tiles, blockings, profiled_choices
+from systolic.schedule import Blocking, Tiles
+from systolic.timing import Measurement
 
 OTHERS = Path(__file__).parent / "data" / "published_tiles.csv"
 
@@ -85,7 +86,7 @@ def shapes(count: int) -> list[tuple[int, int, int]]:
 def _simulator() -> Iterator[Any]:
     """Compiles and simulates a blocking of a product."""
     from systolic.compiler import WorkerPool
-    from systolic.measure import submit_simulation
+    from systolic.timing import submit_simulation
     from systolic.tuning.programs import Programs
 
     with WorkerPool(max_workers=2, time_limit_s=300) as pool:

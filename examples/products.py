@@ -17,7 +17,7 @@ from jax.experimental.pallas.ops.tpu.megablox import gmm
 import systolic
 from systolic.lessons.ladder import RUNGS
 from systolic.problem import accumulator_dtype
-from systolic.tiling import Tiles
+from systolic.schedule import Tiles
 
 
 def _climbed(name: str, lhs: jax.Array, rhs: jax.Array, tiles: tuple[int, int, int] | None) -> jax.Array:

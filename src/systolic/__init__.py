@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from systolic.checking import CheckReport, check
 from systolic.chips import Chip, chip
 from systolic.explaining import Explanation, explain
-from systolic.measure import simulate
 from systolic.ops import Plan, plan
 from systolic.problem import MatmulProblem
+from systolic.schedule import Tiles
 from systolic.simulator import SimulatedRun
-from systolic.tiling import Tiles
+from systolic.timing import simulate
 from systolic.tuning import TuningResult, tune
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from systolic.chips import chip
 from systolic.compiler import CompilerMissing, ProgramCache, WorkerPool, check_available
-from systolic.measure import submit_simulation
-from systolic.trials import TrialStore
+from systolic.store import TrialStore
+from systolic.timing import submit_simulation
 from systolic.versions import versions
 
 State = Literal["works", "absent", "broken", "not tried"]

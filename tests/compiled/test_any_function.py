@@ -24,8 +24,8 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.chips import chip
 from systolic.compat import tensorcore_mesh
 from systolic.compiler import ProgramCache, WorkerPool, submit_compilation
-from systolic.measure import submit_simulation, target_of
 from systolic.simulator import DeadlockError, SimulatedRun, SimulationError, UnknownValueError, simulate_listings
+from systolic.timing import submit_simulation, target_of
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"

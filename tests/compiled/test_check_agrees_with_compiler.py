@@ -13,7 +13,7 @@ import pytest
 
 from systolic.chips import CHIPS
 from systolic.compiler import WorkerPool, submit_compilation
-from systolic.measure import target_of
+from systolic.timing import target_of
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"

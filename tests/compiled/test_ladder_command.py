@@ -17,7 +17,7 @@ import pytest
 
 from systolic.cli import main
 from systolic.problem import MatmulProblem
-from systolic.tiling import Tiles, hbm_bytes
+from systolic.schedule import Tiles, hbm_bytes
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"

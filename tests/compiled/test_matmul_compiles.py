@@ -15,8 +15,8 @@ import pytest
 import systolic
 from systolic.chips import chip
 from systolic.compiler import WorkerPool
-from systolic.measure import submit_simulation
 from systolic.simulator import SimulatedRun
+from systolic.timing import submit_simulation
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"

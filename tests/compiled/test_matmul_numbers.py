@@ -15,7 +15,7 @@ import pytest
 import systolic
 from systolic.chips import chip
 from systolic.compiler import WorkerPool, submit_compilation
-from systolic.measure import target_of
+from systolic.timing import target_of
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from systolic.bench.published import COLUMNS
 from systolic.cli.main import main
 from systolic.simulator import SimulatedRun
+from systolic.validation.published import COLUMNS
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"

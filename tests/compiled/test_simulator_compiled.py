@@ -18,13 +18,13 @@ from systolic.bench import abstract_operands, xla_matmul
 from systolic.chips import chip
 from systolic.compiler import ProgramCache, WorkerPool, submit_compilation
 from systolic.lessons.ladder import RUNGS
-from systolic.measure import target_of
 from systolic.problem import MatmulProblem
+from systolic.schedule import Tiles, hbm_bytes
 from systolic.simulator import SimulatedRun, SimulationError, simulate_listings
 from systolic.simulator.reading.blocks import split_blocks
 from systolic.simulator.reading.listing import parse_listing
 from systolic.simulator.reading.verify import check_registers
-from systolic.tiling import Tiles, hbm_bytes
+from systolic.timing import target_of
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"

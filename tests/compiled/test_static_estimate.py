@@ -25,8 +25,8 @@ import pytest
 
 from systolic.chips import Chip, chip
 from systolic.compiler import WorkerPool, abstract_arguments, compile_function
-from systolic.measure import prepare_program, target_of
 from systolic.simulator import OpRun, PreparedProgram
+from systolic.timing import prepare_program, target_of
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"

@@ -9,10 +9,11 @@ import pytest
 from systolic.chips import chip
 from systolic.cli.main import main
 from systolic.compiler import WorkerPool
-from systolic.measure import submit_simulation
+from systolic.cost import Kind, ProfiledTile, Profiles, profiled_choices, shipped_profiles
 from systolic.problem import MatmulProblem
-from systolic.tiling import Kind, ProfiledTile, Profiles, Tiles, profiled_choices, shipped_profiles
-from systolic.trials import Subject
+from systolic.schedule import Tiles
+from systolic.store import Subject
+from systolic.timing import submit_simulation
 from systolic.tuning import profiling
 from systolic.tuning.profiling import step_cost, submit_profile
 from systolic.tuning.programs import Programs

@@ -18,7 +18,7 @@ import pytest
 
 import systolic
 from systolic.cli import main
-from systolic.trials import TrialStore
+from systolic.store import TrialStore
 from systolic.tuning import cluster, tune
 
 pytestmark = pytest.mark.skipif(

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from systolic.bench.published import COLUMNS
 from systolic.chips import chip
 from systolic.cli import main
-from systolic.measure import roofline
 from systolic.problem import MatmulProblem
+from systolic.timing import roofline
+from systolic.validation.published import COLUMNS
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"

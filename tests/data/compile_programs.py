@@ -20,7 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import chip
 from systolic.compiler import WorkerPool, submit_compilation
-from systolic.measure import target_of
+from systolic.timing import target_of
 
 
 def gather(index, x):

@@ -8,7 +8,7 @@ import pytest
 
 from systolic.chips import CHIPS
 from systolic.problem import MatmulProblem
-from systolic.trials import TrialStore
+from systolic.store import TrialStore
 from systolic.tuning import tune
 
 pytestmark = pytest.mark.device

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from command_lines import check_parsed
 from markdown_blocks import Step, UnknownBlockError, steps
-from test_trial_store import SUBJECT, trial
+from trials import SUBJECT, trial
 
 from systolic.cli import main
 from systolic.compiler import CompilerMissing, check_available
-from systolic.trials import TrialStore
+from systolic.store import TrialStore
 
 ROOT = Path(__file__).parents[2]
 FILES = Path(__file__).parent / "files"

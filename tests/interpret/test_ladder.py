@@ -16,7 +16,7 @@ from systolic.lessons.ladder import RUNGS
 from systolic.lessons.ladder.rules import bands
 from systolic.lessons.ladder.rungs import clipped
 from systolic.problem import MatmulProblem, ProblemError
-from systolic.tiling import IllegalTilesError, Tiles
+from systolic.schedule import IllegalTilesError, Tiles
 
 DTYPES = ("float32", "bfloat16", "int8")
 # (m, k, n), N of v2. The tiles from v3 on are 128³, so the odd multiples have several steps each way.

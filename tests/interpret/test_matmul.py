@@ -17,13 +17,14 @@ from matmul_reference import Call, values, wide
 
 import systolic
 from systolic.chips import chip
+from systolic.cost import blocked_violations
 from systolic.kernels.blocked import blocked_matmul
 from systolic.kernels.step import Functions
 from systolic.ops.epilogue import ACTIVATIONS, epilogue_of
 from systolic.ops.product import Product, Where, problem_of
 from systolic.problem import PrecisionName
-from systolic.tiling import Blocking, Tiles, blocked_violations
-from systolic.tiling.legality import alignment
+from systolic.schedule import Blocking, Tiles
+from systolic.schedule.legality import alignment
 
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", num_cores_or_threads=1)
 # Operands, result, a chip that multiplies them.

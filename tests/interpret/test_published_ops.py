@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.bench.published import PublishedRow
 from systolic.lessons.published_ops import published_program
+from systolic.validation.published import PublishedRow
 
 
 @pytest.mark.parametrize("op", ["xla", "ladder_v5", "block_matmul_f32_scratch"])

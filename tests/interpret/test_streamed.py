@@ -16,7 +16,7 @@ from systolic.kernels import streamed
 from systolic.kernels.step import Functions
 from systolic.kernels.streamed import streamed_matmul
 from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn, Side
-from systolic.tiling import Blocking, Tiles, can_stream
+from systolic.schedule import Blocking, Tiles, can_stream
 
 Fn = Callable[..., Any]
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")

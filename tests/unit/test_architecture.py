@@ -19,25 +19,28 @@ ROOMS = [
     "bugs",
     "problem",
     "chips",
-    "tiling",
+    "schedule",
+    "cost",
     "kernels",
-    "trials",
+    "store",
     "ops",
     "compiler",
     "simulator",
-    "measure",
+    "timing",
+    "analysis",
     "checking",
     "explaining",
     "tuning",
     "bench",
+    "validation",
     "report",
-    "machines",
+    "cloud",
 ]
 ROOMS += ["lessons", "installation", "cli"]
 
 
 # And within the simulator: each part may import itself and any part before it.
-PARTS = ["errors", "reading", "model", "translating", "records", "machine", "core", "run"]
+PARTS = ["errors", "reading", "hardware", "translating", "records", "machine", "core", "run"]
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
@@ -98,12 +101,12 @@ def test_house_rules() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "fault"),
     [
-        ("problem.py", "from systolic.tiling import Tiles", "a room above it"),
+        ("problem.py", "from systolic.schedule import Tiles", "a room above it"),
         ("chips/x.py", "def f():\n    from systolic.cli import main", "a room above it"),
-        ("measure/x.py", "from systolic import bench", "a room above it"),
-        ("simulator/reading/x.py", "from systolic.simulator.model import copies", "a part above it"),
-        ("tiling/x.py", "import jax._src.core", "imports jax._src.core"),
-        ("tiling/compat.py", "import jax._src.core", ""),
+        ("timing/x.py", "from systolic import bench", "a room above it"),
+        ("simulator/reading/x.py", "from systolic.simulator.hardware import copies", "a part above it"),
+        ("schedule/x.py", "import jax._src.core", "imports jax._src.core"),
+        ("schedule/compat.py", "import jax._src.core", ""),
         ("bench/x.py", "print(1)", "prints"),
         ("bench/x.py", "import pickle", "uses pickle"),
         ("compiler/pool.py", "import pickle", ""),

@@ -12,10 +12,10 @@ from systolic.bench.cases import Case
 from systolic.bench.programs import arguments, ours, problem_of, xla
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.compiler import CompilerRefusal, WorkerPool
-from systolic.measure import Measurement, submit_simulation
 from systolic.ops.planning import plan
 from systolic.problem import MatmulProblem, ProblemError
-from systolic.tiling import TilesError
+from systolic.schedule import TilesError
+from systolic.timing import Measurement, submit_simulation
 
 Who = Literal["ours", "xla"]
 Status = Literal["ok", "unsupported", "illegal", "refused", "failed"]

@@ -37,8 +37,8 @@ from systolic.compiler import (
     tracing_settings,
     versions,
 )
-from systolic.measure import target_of, vmem_buffers
 from systolic.simulator import VmemBuffer
+from systolic.timing import target_of, vmem_buffers
 
 Function = Callable[..., Any] | NamedFunction
 

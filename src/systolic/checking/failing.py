@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from systolic.checking.calls import KernelCall
+from systolic.analysis.calls import KernelCall
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.interpreting import FIRST_BUFFER, DeadlockError
 from systolic.compiler import source_line

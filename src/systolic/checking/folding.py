@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from systolic.checking.calls import KernelCall
+from systolic.analysis.calls import KernelCall
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add,

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from systolic.checking.body import work_of
-from systolic.checking.calls import KernelCall
+from systolic.analysis.body import work_of
+from systolic.analysis.calls import KernelCall
 from systolic.checking.comparing import Comparison, Reference, compared, place
 from systolic.checking.failing import about, buffer_name, failure
 from systolic.checking.finding import Finding

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
-from systolic.tiling.legality import LANES
+from systolic.schedule.legality import LANES
 
 SUBLANES = 8  # rows of a vector register of 32-bit elements
 REGISTER_BYTES = SUBLANES * LANES * 4

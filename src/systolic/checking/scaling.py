@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from systolic.checking.body import body_equations, work_of
-from systolic.checking.calls import KernelCall, kernel_calls
+from systolic.analysis.body import body_equations, work_of
+from systolic.analysis.calls import KernelCall, kernel_calls
 from systolic.checking.inputs import are_groups_of, regrouped
 from systolic.compiler import Missing, PallasOperands, pallas_operands
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from systolic.analysis.calls import Operand
+from systolic.analysis.visits import CallOnGrid, GridVisits, Visits, calls_on_grids
 from systolic.bugs import raise_own
-from systolic.checking.calls import Operand
 from systolic.checking.finding import Finding
 from systolic.checking.report import KernelUse, OperandUse
 from systolic.checking.rules.around import around_findings
@@ -19,10 +20,9 @@ from systolic.checking.rules.dtypes import dtype_findings
 from systolic.checking.rules.grid import grid_findings
 from systolic.checking.rules.memory import VmemEstimate, memory_findings, vmem_estimate
 from systolic.checking.rules.steps import step_findings
-from systolic.checking.visits import CallOnGrid, GridVisits, Visits, calls_on_grids
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction, source_line, traced_jaxpr
-from systolic.measure import target_of
+from systolic.timing import target_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

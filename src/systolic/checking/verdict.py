@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from systolic.checking.finding import Finding
 from systolic.chips import Chip
 from systolic.compiler import CompilerRefusal
-from systolic.tiling import MIB
+from systolic.schedule import MIB
 
 # What the compiler says, and the rule that it means. The first that is found counts.
 _MEANINGS = {

@@ -13,19 +13,6 @@ from typing import Any
 
 import click
 
-from systolic.bench.calibration import (
-    BRACKET,
-    SPLIT,
-    USUALLY_FITTED,
-    Calibration,
-    Sample,
-    most_rounds,
-    require_programs,
-    split,
-)
-from systolic.bench.calibration import calibrate as fit
-from systolic.bench.published import PublishedRow
-from systolic.bench.validation import ComparedRow, ErrorStatistics, PublishedProgram, compared, error_statistics
 from systolic.chips import Chip
 from systolic.chips.constants import fittable
 from systolic.cli.calibration_tables import show_fit, show_rows
@@ -39,8 +26,21 @@ from systolic.cli.published import (
     rows_of,
 )
 from systolic.compiler import CompiledProgram, ProgramCache, check_available, submit_compilation
-from systolic.measure import prepare_program, target_of
 from systolic.simulator import PreparedProgram, SimulationError
+from systolic.timing import prepare_program, target_of
+from systolic.validation.calibration import (
+    BRACKET,
+    SPLIT,
+    USUALLY_FITTED,
+    Calibration,
+    Sample,
+    most_rounds,
+    require_programs,
+    split,
+)
+from systolic.validation.calibration import calibrate as fit
+from systolic.validation.errors import ComparedRow, ErrorStatistics, PublishedProgram, compared, error_statistics
+from systolic.validation.published import PublishedRow
 
 _HALVES = ("fit", "check")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from systolic.bench.calibration import BRACKET, SPLIT, Calibration
-from systolic.bench.validation import ComparedRow, ErrorStatistics
 from systolic.chips.constants import is_cycles
 from systolic.cli.output import console, table, versions
 from systolic.cli.published import number, program_cells, reason_lines
+from systolic.validation.calibration import BRACKET, SPLIT, Calibration
+from systolic.validation.errors import ComparedRow, ErrorStatistics
 
 
 def show_fit(

@@ -9,7 +9,7 @@ from systolic.checking.finding import GRADES, Finding
 from systolic.checking.report import CheckReport, KernelUse, OperandUse
 from systolic.cli.output import table
 from systolic.compiler import short_place
-from systolic.tiling import MIB
+from systolic.schedule import MIB
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 

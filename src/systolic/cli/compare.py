@@ -16,8 +16,8 @@ from systolic.cli.output import check_target, console, table, write_json
 from systolic.cli.results import read_document, wrong_kind
 from systolic.explaining.explanation import Explanation, ExplanationError
 from systolic.report.compared import ComparedRow, Comparison, compare_explanations, compare_runs
+from systolic.schedule import MIB
 from systolic.simulator import SimulatedRun
-from systolic.tiling import MIB
 
 _WANTED = "the result of `systolic explain --json FILE` or of `systolic simulate --json FILE`"
 

@@ -26,7 +26,7 @@ from systolic.cli.output import (
     writing,
 )
 from systolic.compiler import CompilerMissing, WorkerPool, check_available
-from systolic.tiling import MIB, Tiles
+from systolic.schedule import MIB, Tiles
 
 if TYPE_CHECKING:
     from systolic.lessons.ladder.row import LadderRow

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import click
 
 from systolic import __version__
-from systolic.bench.calibration import TooFewProgramsError
-from systolic.bench.published import PublishedFileError
 from systolic.bugs import SystolicBug, is_own
 from systolic.chips import UnknownChipError, UnsupportedDtypeError
 from systolic.chips.constants import ConstantsError
@@ -30,14 +28,16 @@ from systolic.cli.tpu import tpu
 from systolic.cli.trial_table import trial_table
 from systolic.cli.tune import tune
 from systolic.cli.validate import validate
+from systolic.cloud import MachineError, MachineRequestError, ProjectError
 from systolic.compiler import CompilerMissing, NamedFunctionError
 from systolic.explaining.explanation import ExplanationError
-from systolic.machines import MachineError, MachineRequestError, ProjectError
-from systolic.measure import NoDeviceError
 from systolic.problem import ProblemError
-from systolic.tiling import TilesError
-from systolic.trials import StoreError, TrialsFileError
+from systolic.schedule import TilesError
+from systolic.store import StoreError, TrialsFileError
+from systolic.timing import NoDeviceError
 from systolic.tuning import ClusterError, StalledError
+from systolic.validation.calibration import TooFewProgramsError
+from systolic.validation.published import PublishedFileError
 
 # Of sysexits.h: an error of the program itself.
 _BUG = 70

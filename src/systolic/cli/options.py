@@ -13,7 +13,7 @@ import click
 
 from systolic.chips import CHIPS, Chip, UnknownChipError, chip
 from systolic.problem import LARGEST_SIZE
-from systolic.tiling import Tiles, TilesError
+from systolic.schedule import Tiles, TilesError
 
 if TYPE_CHECKING:
     from systolic.compiler import WorkerPool

@@ -13,11 +13,12 @@ from systolic.chips import Chip
 from systolic.cli.options import TileSizes, chip_option, output_options
 from systolic.cli.output import check_target, versions, write_json
 from systolic.cli.product import ProductSizes, described, dtype_options, problem_of, stack_options
+from systolic.cost import MadeWith
 from systolic.ops import Plan
 from systolic.ops import plan as planned
 from systolic.problem import PrecisionName
-from systolic.tiling import MIB, MadeWith, Tiles, blocked_buffers, total_bytes
-from systolic.trials import StoreError, Subject, TrialStore
+from systolic.schedule import MIB, Tiles, blocked_buffers, total_bytes
+from systolic.store import StoreError, Subject, TrialStore
 
 
 @click.command()

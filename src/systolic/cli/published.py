@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import click
 
-from systolic.bench.published import PublishedRow, read_published
-from systolic.bench.validation import ComparedRow, ErrorStatistics, PublishedProgram, program_or_reason
 from systolic.chips import Chip, UnknownChipError, chip
 from systolic.cli.options import FiniteFloat, worker_options
 from systolic.compiler import CompilerError, CompilerRefusal
 from systolic.simulator import SimulationError
+from systolic.validation.errors import ComparedRow, ErrorStatistics, PublishedProgram, program_or_reason
+from systolic.validation.published import PublishedRow, read_published
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

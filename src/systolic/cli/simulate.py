@@ -30,7 +30,7 @@ from systolic.compiler import (
 from systolic.simulator import SimulationError
 
 if TYPE_CHECKING:
-    from systolic.measure import Measurement
+    from systolic.timing import Measurement
 
 # Of each kind, from the beginning and from the end: what a table needs, and what a picture can show.
 _SPANS_OF_A_TABLE = 200
@@ -102,7 +102,7 @@ def simulate(
     answers: list[_Answer] = []
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         from systolic.compiler import named_argument
-        from systolic.measure import submit_simulation
+        from systolic.timing import submit_simulation
 
         values = [named_argument(text) for text in arguments]
         spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_TABLE

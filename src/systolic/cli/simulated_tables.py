@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from systolic.cli.output import table
+from systolic.schedule import MIB
 from systolic.simulator import CoreRun, OpRun, SimulatedRun
-from systolic.tiling import MIB
 
 _MOST_OPS = 20
 _MOST_COPIES = 8

@@ -25,7 +25,7 @@ from systolic.tuning.profiling import Watcher, profile_tiles
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="Where to write CHIP_DTYPE.json; those that come with the package lie in systolic/tiling/profiles.",
+    help="Where to write CHIP_DTYPE.json; those that come with the package lie in systolic/schedule/profiles.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
 def profile(chips: tuple[Chip, ...], dtype: str, count: int, workers: Workers, folder: Path, quiet: bool) -> int:

@@ -23,7 +23,7 @@ from systolic.cli.tpu_leaving import (
 )
 from systolic.cli.tpu_options import dry_run_option, order_options, place_options, print_commands
 from systolic.cli.tpu_run import run
-from systolic.machines import (
+from systolic.cloud import (
     Machine,
     MachineNotFoundError,
     NameTakenError,
@@ -35,7 +35,7 @@ from systolic.machines import (
     gcloud,
     order,
 )
-from systolic.machines.offers import address
+from systolic.cloud.offers import address
 
 # Google calls it FAILED also when the machine of a request was taken back before it was there.
 _FAILED = ("FAILED", "SUSPENDED")

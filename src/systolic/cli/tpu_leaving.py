@@ -12,7 +12,7 @@ from types import FrameType
 
 import click
 
-from systolic.machines import Address, Machine, MachineError, MachineNotFoundError, QueuedRequest, commands, gcloud
+from systolic.cloud import Address, Machine, MachineError, MachineNotFoundError, QueuedRequest, commands, gcloud
 
 # In these it costs nothing: https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm
 FREE_STATES = ("STOPPED", "PREEMPTED", "TERMINATED", "DELETING")

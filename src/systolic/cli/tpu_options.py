@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from systolic.chips import CHIPS
-from systolic.machines import commands
+from systolic.cloud import commands
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ import click
 from systolic.cli.output import make_folder, printable
 from systolic.cli.tpu_leaving import Stay, interruptible, remove, say, show, still_there
 from systolic.cli.tpu_options import dry_run_option, order_options, place_options, print_commands
-from systolic.machines import (
+from systolic.cloud import (
     Address,
     BusyError,
     MachineError,
@@ -26,8 +26,8 @@ from systolic.machines import (
     jobs,
     order,
 )
-from systolic.machines.offers import address, chip_of
-from systolic.machines.project import Project, check_paths, project
+from systolic.cloud.offers import address, chip_of
+from systolic.cloud.project import Project, check_paths, project
 
 _INTERRUPTED = 130
 _NAMED = 5  # files that are not copied, and results that are not taken

@@ -14,7 +14,7 @@ from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, note, write_json
 from systolic.cli.output import table as text_table
 from systolic.cli.tile_profiles import profile
-from systolic.trials import EXPORT_SCHEMA, Subject, Trial, TrialStore, best_first, read_trials_file
+from systolic.store import EXPORT_SCHEMA, Subject, Trial, TrialStore, best_first, read_trials_file
 
 _STORE = click.option(
     "--store",

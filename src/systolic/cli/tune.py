@@ -37,7 +37,7 @@ from systolic.cli.product import (
 from systolic.cli.tls_options import certificates_of, tls_options
 from systolic.compiler import check_available
 from systolic.problem import MatmulProblem, PrecisionName
-from systolic.trials import Trial, TrialStore
+from systolic.store import Trial, TrialStore
 from systolic.tuning import COMPILE_LIMIT_S, TuningResult, Watcher, cluster
 from systolic.tuning import tune as searched
 

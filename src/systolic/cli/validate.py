@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 from rich.markup import escape
 
-from systolic.bench.validation import ChipStatistics, ComparedRow, PublishedProgram, compared, statistics_by_chip
 from systolic.chips import CHIPS, Chip
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
 from systolic.cli.options import ChipNames, Workers, output_options
@@ -40,7 +39,8 @@ from systolic.cli.published import (
     statistics_cells,
 )
 from systolic.compiler import WorkerPool, check_available
-from systolic.measure import Measurement, submit_simulation
+from systolic.timing import Measurement, submit_simulation
+from systolic.validation.errors import ChipStatistics, ComparedRow, PublishedProgram, compared, statistics_by_chip
 
 _COLUMNS = (
     "chip",

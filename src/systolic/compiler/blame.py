@@ -15,8 +15,8 @@ from typing import Any
 # Rooms of this package whose functions no user asks about: they run the user's. Kernels and lessons are read as users'
 # code is.
 _MACHINERY = (
-    *("bench", "checking", "cli", "compiler", "explaining", "machines", "measure", "report", "simulator", "trials"),
-    *("tuning", "compat.py"),
+    *("analysis", "bench", "checking", "cli", "cloud", "compiler", "explaining", "report", "simulator", "store"),
+    *("timing", "tuning", "validation", "compat.py"),
 )
 _STACK_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _RECORDED = "_systolic_where"

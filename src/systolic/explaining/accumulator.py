@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from systolic.checking.body import body_equations
-from systolic.checking.calls import KernelCall
-from systolic.checking.visits import GridVisits
+from systolic.analysis.body import body_equations
+from systolic.analysis.calls import KernelCall
+from systolic.analysis.visits import GridVisits
 
 _SUMS = ("float32", "int32")
 

@@ -13,7 +13,7 @@ from systolic.compiler import NamedFunction
 from systolic.explaining.parameters import TileParameter, WithKeywords
 from systolic.explaining.rewriting import CallChange, ChangedFunction
 from systolic.explaining.study import CallFacts, Study
-from systolic.tiling import MIB
+from systolic.schedule import MIB
 
 # Of each tile size these multiples are tried, and the whole dimension.
 _FACTORS = (0.25, 0.5, 2, 4)

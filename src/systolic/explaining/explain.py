@@ -27,8 +27,8 @@ from systolic.explaining.limits import windows
 from systolic.explaining.saying import around, notes, of_changes, replaced, verdict
 from systolic.explaining.study import Study, study
 from systolic.explaining.trying import Function, Tried, Trying
-from systolic.measure import Measurement, submit_simulation
 from systolic.simulator import SimulatedRun, SimulationError
+from systolic.timing import Measurement, submit_simulation
 
 _SPANS = 400  # of each kind, from the beginning and from the end: what the pictures show
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from systolic.checking.calls import KernelCall
+from systolic.analysis.calls import KernelCall
 from systolic.checking.rules.steps import dot_flops
 from systolic.compiler import inner_jaxprs, written_at
 from systolic.explaining.explanation import LineWork

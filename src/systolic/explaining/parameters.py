@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from systolic.analysis.calls import KernelCall
 from systolic.bugs import runs_user_code
-from systolic.checking.calls import KernelCall
 from systolic.compiler import NamedFunction, function_name
 
 _LEAST = 8  # smaller numbers are counts of something more often than tiles

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 
-from systolic.checking.body import body_equations
-from systolic.checking.calls import KernelCall
+from systolic.analysis.body import body_equations
+from systolic.analysis.calls import KernelCall
 from systolic.checking.layout import REGISTER_BYTES, SUBLANES
-from systolic.tiling.legality import LANES
+from systolic.schedule.legality import LANES
 
 _SUMS_IN_REGISTERS = 51  # of 64: the others hold operands
 

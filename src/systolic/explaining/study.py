@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from systolic.checking.body import body_equations
-from systolic.checking.calls import KernelCall
+from systolic.analysis.body import body_equations
+from systolic.analysis.calls import KernelCall
+from systolic.analysis.visits import CallOnGrid, GridVisits, Visits, calls_on_grids
 from systolic.checking.finding import Finding
 from systolic.checking.rules.grid import grid_findings
 from systolic.checking.rules.memory import vmem_estimate
 from systolic.checking.rules.steps import dot_flops
 from systolic.checking.static import findings_of
-from systolic.checking.visits import CallOnGrid, GridVisits, Visits, calls_on_grids
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.compiler import NamedFunction, traced_jaxpr
 from systolic.explaining.accumulator import summed_over
@@ -26,8 +26,8 @@ from systolic.explaining.lines import kernel_work, matrix_flops, rounds_of_calls
 from systolic.explaining.parameters import TileParameter, tile_parameters
 from systolic.explaining.rewriting import can_reorder
 from systolic.explaining.spills import spilled_bytes
-from systolic.measure import target_of
 from systolic.problem import dtype_bytes
+from systolic.timing import target_of
 
 # What a step of the pipeline costs beside its work, roughly: it only decides which candidates are simulated first.
 _STEP_S = 0.3e-6

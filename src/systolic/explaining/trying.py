@@ -21,8 +21,8 @@ from systolic.compiler import (
 from systolic.explaining.candidates import Candidate, call_candidates, tile_candidate, tile_sizes
 from systolic.explaining.parameters import TileParameter, WithKeywords
 from systolic.explaining.study import Study, study
-from systolic.measure import Measurement, submit_simulation
 from systolic.simulator import SimulationError
+from systolic.timing import Measurement, submit_simulation
 
 Function = Callable[..., Any] | NamedFunction
 Sizes = tuple[tuple[TileParameter, int], ...]

@@ -31,7 +31,7 @@ from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.interpreted import as_stored, shape_as_stored, tracing_for
 from systolic.kernels.step import Functions, Place, step
 from systolic.problem import MatmulProblem
-from systolic.tiling import (
+from systolic.schedule import (
     Blocking,
     block_shape,
     blocked_traffic,

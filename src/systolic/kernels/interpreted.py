@@ -18,7 +18,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, get_abstract_mesh, use_ab
 
 from systolic.chips import CHIPS, Chip
 from systolic.compat import shape_with_mesh_axes
-from systolic.tiling import LANES, Blocking
+from systolic.schedule import LANES, Blocking
 
 _ROWS = 32  # of the highest register, that of 8-bit types
 

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 
 from systolic.kernels.slices import Slice, loop, times
 from systolic.problem import Extra, MatmulProblem
-from systolic.tiling import LANES, Blocking, is_made, is_split, is_staged, sublane_multiple
+from systolic.schedule import LANES, Blocking, is_made, is_split, is_staged, sublane_multiple
 
 _STAGED_ROWS = 256  # of an operand that are rewritten at once
 # The largest bfloat16 below 2^120. A low part that is rounded to 2^120 would make float32's largest number infinite.

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from systolic.tiling import Blocking
+from systolic.schedule import Blocking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,15 +14,7 @@ from jax.experimental import pallas as pl
 from systolic.kernels.operands import Operand, multiply, ready
 from systolic.kernels.slices import Slice, loop
 from systolic.problem import Extra, MatmulProblem
-from systolic.tiling import (
-    Blocking,
-    Tiles,
-    dimensions,
-    has_accumulator,
-    has_last_step,
-    is_resident,
-    strip_rows,
-)
+from systolic.schedule import Blocking, Tiles, dimensions, has_accumulator, has_last_step, is_resident, strip_rows
 
 Fn = Callable[..., Any]
 

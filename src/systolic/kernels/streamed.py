@@ -29,7 +29,7 @@ from systolic.kernels.slices import Slice, loop, quotient
 from systolic.kernels.step import Functions, step
 from systolic.kernels.streams import Order, Output, Stream
 from systolic.problem import MatmulProblem
-from systolic.tiling import (
+from systolic.schedule import (
     Blocking,
     Dimension,
     block_shape,

@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.slices import Slice, quotient, times
 from systolic.kernels.step import Place
 from systolic.problem import MatmulProblem
-from systolic.tiling import Blocking, Dimension
+from systolic.schedule import Blocking, Dimension
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

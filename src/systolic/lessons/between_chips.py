@@ -50,7 +50,7 @@ from systolic.compiler import (
 )
 from systolic.lessons.kernels.rings import RING, all_gather, reduce_scatter, ring_of
 from systolic.lessons.lesson import Lesson
-from systolic.measure import target_of
+from systolic.timing import target_of
 
 _VIRTUAL = 8
 ROWS, COLUMNS = 256, 1024  # of one block, 1 MiB

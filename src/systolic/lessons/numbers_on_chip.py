@@ -20,7 +20,7 @@ from systolic.lessons.kernels.numbers_on_chip import (
 from systolic.lessons.ladder import RUNGS
 from systolic.lessons.lesson import Lesson, Part, Results, everywhere
 from systolic.lessons.runner import run_parts
-from systolic.tiling import Tiles
+from systolic.schedule import Tiles
 
 
 def product_reference(lhs: Array, rhs: Array) -> Array:

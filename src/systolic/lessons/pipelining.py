@@ -18,7 +18,7 @@ from systolic.lessons.kernels.pipelining import (
 )
 from systolic.lessons.lesson import Lesson, Part
 from systolic.lessons.runner import run_parts
-from systolic.measure import simulate
+from systolic.timing import simulate
 
 
 def _added(x: Array, y: Array) -> Array:

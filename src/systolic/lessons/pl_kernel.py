@@ -14,7 +14,7 @@ from systolic.lessons.kernels.pl_kernel import _VMEM_LIMIT_BYTES, matmul_kernel
 from systolic.lessons.ladder import RUNGS
 from systolic.lessons.lesson import Lesson, Part, everywhere
 from systolic.lessons.runner import run_parts
-from systolic.tiling import Tiles
+from systolic.schedule import Tiles
 
 
 def _product(x: Array, y: Array) -> Array:

@@ -22,13 +22,13 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from systolic.bench import abstract_operands, xla_matmul
-from systolic.bench.published import PublishedRow
-from systolic.bench.validation import OpError, PublishedProgram
 from systolic.chips import chip
 from systolic.lessons.kernels.first_matmul import first_matmul, identity
 from systolic.lessons.ladder import RUNGS
 from systolic.problem import MatmulProblem
-from systolic.tiling import Tiles
+from systolic.schedule import Tiles
+from systolic.validation.errors import OpError, PublishedProgram
+from systolic.validation.published import PublishedRow
 
 _RUNG_OF = {**{f"ladder_{name}": name for name in RUNGS}, "block_matmul_f32_scratch": "v5"}
 _TRANSPOSED, _RELU = "_rhs_transposed", "_relu"

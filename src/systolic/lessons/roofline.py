@@ -12,7 +12,7 @@ the cube of the size and bytes with the square, so every square product becomes 
 The dtype counts twice. It sets the bytes, and with int8 or float8 on some chips the peak. float32 has the peak of
 bfloat16, because at default precision the matrix unit rounds its operands to bfloat16, but it has twice the bytes.
 
-What a blocked kernel really copies is more (`systolic.tiling.hbm_bytes`): this is the roof, not the house. Everything
+What a blocked kernel really copies is more (`systolic.schedule.hbm_bytes`): this is the roof, not the house. Everything
 here is for one device as JAX shows it. No JAX is needed.
 """
 

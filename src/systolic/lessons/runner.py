@@ -18,8 +18,8 @@ from systolic.compiler import (
     tracing_settings,
 )
 from systolic.lessons.lesson import Part, Results, Shown
-from systolic.measure import Measurement, submit_simulation
 from systolic.simulator import SimulationError
+from systolic.timing import Measurement, submit_simulation
 
 _SEEDS = (0, 1)
 

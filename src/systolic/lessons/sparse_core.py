@@ -27,7 +27,7 @@ from systolic.compiler import (
 from systolic.lessons.kernels.sparse_core import BLOCK, copy_rows, gather, take
 from systolic.lessons.lesson import Lesson, Part, Results, Shown
 from systolic.lessons.runner import run_parts
-from systolic.measure import target_of
+from systolic.timing import target_of
 
 
 def _numbers(rows: int, m: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from systolic.ops.product import Implementation, Where
 from systolic.ops.shapes import broadcast_shapes
 from systolic.ops.target import target_chip
 from systolic.problem import PrecisionName, ProblemError
-from systolic.tiling import Blocking, Tiles
+from systolic.schedule import Blocking, Tiles
 
 Fn = Callable[..., Any]
 _IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")

@@ -15,7 +15,7 @@ from systolic.chips import Chip
 from systolic.ops.arguments import canonical
 from systolic.ops.gradient import multiply
 from systolic.ops.product import Implementation
-from systolic.tiling import Blocking, Tiles
+from systolic.schedule import Blocking, Tiles
 
 
 def matmul(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from systolic.problem import MatmulProblem, Side
-from systolic.tiling import IllegalTilesError, Tiles, Violation
+from systolic.schedule import IllegalTilesError, Tiles, Violation
 
 _SWAPPED: dict[Side, Side] = {"lhs": "rhs", "rhs": "lhs", "out": "out"}
 _CALLERS = {"m": "n", "n": "m", "lhs": "rhs", "rhs": "lhs"}

@@ -11,17 +11,11 @@ from typing import Literal, NamedTuple
 from systolic.bugs import reports_bugs
 from systolic.chips import CHIPS, Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
-from systolic.ops.orientation import Orientation
-from systolic.problem import MatmulProblem
-from systolic.tiling import (
-    Blocking,
+from systolic.cost import (
     Choice,
-    IllegalTilesError,
     Kind,
     MadeWith,
     ModelledTime,
-    Tiles,
-    blocked_traffic,
     blockings,
     chosen,
     profiled_choice,
@@ -29,7 +23,10 @@ from systolic.tiling import (
     shipped_profiles,
     vmem_limit,
 )
-from systolic.trials import StoreError, StoreWarning, Subject, Trial, TrialStore
+from systolic.ops.orientation import Orientation
+from systolic.problem import MatmulProblem
+from systolic.schedule import Blocking, IllegalTilesError, Tiles, blocked_traffic
+from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore
 
 Kernel = Literal["blocked", "streamed"]
 # Of this product, on a device or compiled and simulated; or by arithmetic, from simulated steps of its tile or a model.

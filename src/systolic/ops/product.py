@@ -30,7 +30,7 @@ from systolic.ops.lowering import for_a_tpu, without_kernel
 from systolic.ops.planning import plan
 from systolic.ops.shapes import fold, is_symbolic
 from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, ProblemError, Side
-from systolic.tiling import Blocking, Tiles
+from systolic.schedule import Blocking, Tiles
 
 Implementation = Literal["pallas", "xla", "interpret"] | pltpu.InterpretParams | None
 Fn = Callable[..., Any]

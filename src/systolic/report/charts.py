@@ -11,8 +11,8 @@ from typing import Any, Literal
 from systolic.explaining.explanation import OperandTraffic, VmemMap
 from systolic.report.explained_tables import UNITS, times_least
 from systolic.report.written import percent
+from systolic.schedule import MIB
 from systolic.simulator import SimulatedRun
-from systolic.tiling import MIB
 
 Spec = dict[str, Any]
 

@@ -8,9 +8,9 @@ from importlib.resources import files
 
 import jinja2
 
-from systolic.bench.validation import ChipStatistics, ComparedRow, ErrorStatistics
 from systolic.chips import Chip
 from systolic.chips.constants import FittedConstants, fittable
+from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from systolic.tiling import MIB
+from systolic.schedule import MIB
 
 
 def us(value: float | None) -> str:

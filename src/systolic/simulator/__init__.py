@@ -1,10 +1,10 @@
 """Reads a compiled TPU program, executes its control flow, and counts cycles, stalls and bytes on a chip's model."""
 
 from systolic.simulator.errors import DeadlockError, SimulationError, UnknownValueError
-from systolic.simulator.model.layout import words_of
-from systolic.simulator.model.memory import Words
-from systolic.simulator.model.timeline import Span
-from systolic.simulator.model.values import Unknown
+from systolic.simulator.hardware.layout import words_of
+from systolic.simulator.hardware.memory import Words
+from systolic.simulator.hardware.timeline import Span
+from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.hlo import HloParameter, HloShape, TopLevelHlo, parse_hlo
 from systolic.simulator.records import CopySize, CoreRun, OpRun, RegionRun, SimulatedRun, VmemBuffer
 from systolic.simulator.run import PreparedProgram, prepare_listings, simulate_listings

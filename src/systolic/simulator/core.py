@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.simulator.errors import SimulationError, check_most
+from systolic.simulator.hardware.copies import CopyEngine
+from systolic.simulator.hardware.loops import Laps, LoopTime
+from systolic.simulator.hardware.matrix import MatrixUnits
+from systolic.simulator.hardware.memory import Contents, Memory, Words
+from systolic.simulator.hardware.rounds import Rounds
+from systolic.simulator.hardware.timeline import Timeline
+from systolic.simulator.hardware.values import COMPUTED, Unknown
 from systolic.simulator.machine import Machine, Mailboxes, Passed, Progress
-from systolic.simulator.model.copies import CopyEngine
-from systolic.simulator.model.loops import Laps, LoopTime
-from systolic.simulator.model.matrix import MatrixUnits
-from systolic.simulator.model.memory import Contents, Memory, Words
-from systolic.simulator.model.rounds import Rounds
-from systolic.simulator.model.timeline import Timeline
-from systolic.simulator.model.values import COMPUTED, Unknown
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse

@@ -9,12 +9,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import DeadlockError, SimulationError, UnknownValueError, check_most
-from systolic.simulator.model.copies import FLAG_MASK, CopyEngine, StallCause
-from systolic.simulator.model.loops import Laps
-from systolic.simulator.model.matrix import MatrixUnits
-from systolic.simulator.model.memory import Memory
-from systolic.simulator.model.rounds import Rounds
-from systolic.simulator.model.values import COMPUTED, NEVER_WRITTEN, Unknown
+from systolic.simulator.hardware.copies import FLAG_MASK, CopyEngine, StallCause
+from systolic.simulator.hardware.loops import Laps
+from systolic.simulator.hardware.matrix import MatrixUnits
+from systolic.simulator.hardware.memory import Memory
+from systolic.simulator.hardware.rounds import Rounds
+from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
 from systolic.simulator.translating.names import SHARED_FLAGS_FROM
 from systolic.simulator.translating.translate import Translation
 

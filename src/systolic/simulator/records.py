@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import cattrs
 
-from systolic.simulator.model.loops import LoopTime
-from systolic.simulator.model.timeline import Span
+from systolic.simulator.hardware.loops import LoopTime
+from systolic.simulator.hardware.timeline import Span
 from systolic.untrusted import UntrustedError, read_json
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from systolic.chips import Chip
 from systolic.simulator.core import TOP_LEVEL, Core, OperandWords, Setup
 from systolic.simulator.errors import SimulationError, UnknownValueError, reading
+from systolic.simulator.hardware.copies import CopyEngine
+from systolic.simulator.hardware.memory import Words
+from systolic.simulator.hardware.timeline import Timeline
+from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.machine import Mailboxes, run_together
-from systolic.simulator.model.copies import CopyEngine
-from systolic.simulator.model.memory import Words
-from systolic.simulator.model.timeline import Timeline
-from systolic.simulator.model.values import Unknown
 from systolic.simulator.reading.blocks import split_blocks
 from systolic.simulator.reading.hlo import TopLevelHlo, parse_hlo
 from systolic.simulator.reading.listing import Program, parse_listing

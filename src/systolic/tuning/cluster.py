@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from systolic.bugs import runs_user_code
 from systolic.chips import Chip
 from systolic.compiler import WorkerPool
-from systolic.measure import Measurement, submit_simulation
+from systolic.timing import Measurement, submit_simulation
 from systolic.tuning.search import COMPILE_LIMIT_S, Submit
 
 if TYPE_CHECKING:

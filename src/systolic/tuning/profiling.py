@@ -16,22 +16,12 @@ import numpy as np
 
 from systolic.chips import Chip
 from systolic.compiler import CompilerError, CompilerMissing, WorkerPool
-from systolic.measure import Measurement, submit_simulation
+from systolic.cost import THIN_ROWS, Kind, Profile, ProfiledTile, Profiles, StepCost, blockings, chosen
 from systolic.problem import MatmulProblem
+from systolic.schedule import Blocking, IllegalTilesError
 from systolic.simulator import SimulatedRun, SimulationError
-from systolic.tiling import (
-    THIN_ROWS,
-    Blocking,
-    IllegalTilesError,
-    Kind,
-    Profile,
-    ProfiledTile,
-    Profiles,
-    StepCost,
-    blockings,
-    chosen,
-)
-from systolic.trials import Subject
+from systolic.store import Subject
+from systolic.timing import Measurement, submit_simulation
 
 # Steps of the grid that is profiled: two runs of blocks each way on each core, of three steps over k.
 _BLOCKS, _STEPS_K = 2, 3

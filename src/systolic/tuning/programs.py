@@ -17,7 +17,7 @@ from systolic.ops.orientation import Orientation
 from systolic.ops.product import Product, Where, by_pallas, by_xla, problem_of
 from systolic.ops.shapes import fold
 from systolic.problem import MatmulProblem, ProblemError
-from systolic.tiling import Blocking
+from systolic.schedule import Blocking
 
 _AROUND = ("bias", "residual", "scale")  # words of `Fusion.epilogue` besides an activation's name
 

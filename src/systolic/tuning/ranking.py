@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from systolic.tiling import Blocking, Choice
+from systolic.cost import Choice
+from systolic.schedule import Blocking
 
 _REACH = 1.0  # in octaves of a tile's side: at this distance a trial counts e^-1/2 of one at none
 _PRIOR = 0.3  # of a trial, by which the model alone counts

@@ -7,8 +7,8 @@ from typing import Literal
 
 from systolic.chips import Chip
 from systolic.problem import MatmulProblem
-from systolic.tiling import Blocking
-from systolic.trials import Trial
+from systolic.schedule import Blocking
+from systolic.store import Trial
 
 End = Literal["trials", "time", "bound", "all"]
 

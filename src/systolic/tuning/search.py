@@ -24,12 +24,13 @@ from systolic.compiler import (
     CompilerTimeout,
     WorkerPool,
 )
-from systolic.measure import Measurement, NoDeviceError, device_of, measure, submit_simulation
+from systolic.cost import Choice, blockings, chosen, least_time_us, profiled_choices
 from systolic.ops.planning import forget_plans
 from systolic.problem import MatmulProblem
+from systolic.schedule import Blocking
 from systolic.simulator import SimulationError
-from systolic.tiling import Blocking, Choice, blockings, chosen, least_time_us, profiled_choices
-from systolic.trials import Subject, Trial, TrialStore, best_first
+from systolic.store import Subject, Trial, TrialStore, best_first
+from systolic.timing import Measurement, NoDeviceError, device_of, measure, submit_simulation
 from systolic.tuning.ranking import Ranking
 from systolic.tuning.result import End, TuningResult, repeated_us
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from systolic.checking.calls import KernelCall
+from systolic.analysis.calls import KernelCall
 from systolic.checking.finding import Finding
 from systolic.chips import Chip
 from systolic.compiler import inner_jaxprs, written_at

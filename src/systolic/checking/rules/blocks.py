@@ -5,12 +5,12 @@ The compiler's own words on each are in `docs/check_configurations.md`, with how
 
 from __future__ import annotations
 
-from systolic.checking.calls import KernelCall, Operand
+from systolic.analysis.calls import KernelCall, Operand
+from systolic.analysis.windows import block_mapping_of, index_divisors, is_whole
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.layout import SUBLANES, array_tile_rows, element_bits, packing
-from systolic.checking.windows import block_mapping_of, index_divisors, is_whole
 from systolic.chips import Chip
-from systolic.tiling.legality import LANES
+from systolic.schedule.legality import LANES
 
 _VECTOR_CHUNK = SUBLANES * LANES  # elements of which blocks of a vector are multiples, or whole, or a power of two
 _MOST_BUFFERS = 2  # copies of a window that a pipeline of pallas_call keeps

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from systolic.checking.calls import KernelCall, Operand
+from systolic.analysis.calls import KernelCall, Operand
 from systolic.checking.finding import Finding
 from systolic.checking.rules.walking import Memory, StepWalk, Unwritten
 from systolic.compiler import written_at

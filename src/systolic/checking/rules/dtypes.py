@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from systolic.checking.body import body_equations
-from systolic.checking.calls import KernelCall
+from systolic.analysis.body import body_equations
+from systolic.analysis.calls import KernelCall
 from systolic.checking.finding import Finding, Grade
 from systolic.chips import Chip
 from systolic.chips.arithmetic import EXACT_PASSES, UNLOADABLE, VECTOR_REFUSALS

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from systolic.checking.calls import KernelCall, Operand
+from systolic.analysis.calls import KernelCall, Operand
+from systolic.analysis.visits import GridVisits, Visits
 from systolic.checking.finding import Finding, Grade
-from systolic.checking.visits import GridVisits, Visits
 from systolic.chips import Chip
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.checking.calls import KernelCall, Operand
+from systolic.analysis.calls import KernelCall, Operand
+from systolic.analysis.windows import copies
 from systolic.checking.finding import Finding
 from systolic.checking.folding import set_each_step
 from systolic.checking.layout import ALLOCATION_BYTES, array_tile_rows, padded_bytes, scalar_bytes
-from systolic.checking.windows import copies
 from systolic.chips import Chip
-from systolic.tiling.legality import MIB
+from systolic.schedule.legality import MIB
 
 PartKind = Literal["window", "scratch"]
 

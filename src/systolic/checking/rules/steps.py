@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from systolic.checking.body import body_equations, work_of
-from systolic.checking.calls import KernelCall
+from systolic.analysis.body import body_equations, work_of
+from systolic.analysis.calls import KernelCall
+from systolic.analysis.visits import GridVisits
 from systolic.checking.finding import Finding
-from systolic.checking.visits import GridVisits
 from systolic.chips import Chip, UnsupportedDtypeError
 
 # What a step costs beside its work, about: 178 µs for the 512 steps of 1024³ in tiles of 128³ on a v5e, simulated, of

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from systolic.checking.body import inner_bodies
+from systolic.analysis.body import inner_bodies
 from systolic.compat import scan_counts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.measure import Measurement, Provenance
+from systolic.timing import Measurement, Provenance
 
 Status = Literal["ok", "illegal", "refused", "wrong"]
 NOT_CHECKED = "not checked at this size"

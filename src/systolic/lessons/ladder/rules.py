@@ -7,7 +7,7 @@ import itertools
 import math
 
 from systolic.problem import MatmulProblem, accumulator_dtype
-from systolic.tiling import Tiles, TilesError, Violation, alignment_violations, size_violations
+from systolic.schedule import Tiles, TilesError, Violation, alignment_violations, size_violations
 
 
 def operand_rules(problem: MatmulProblem) -> list[Violation]:

@@ -14,7 +14,7 @@ import numpy as np
 from systolic.chips import Chip
 from systolic.lessons.ladder.rules import band_rules, bands, block_rules, whole_rules
 from systolic.problem import MatmulProblem, ProblemError
-from systolic.tiling import MIB, IllegalTilesError, Tiles, Violation, VmemBuffer, dtype_violations, matmul_buffers
+from systolic.schedule import MIB, IllegalTilesError, Tiles, Violation, VmemBuffer, dtype_violations, matmul_buffers
 
 if TYPE_CHECKING:
     import jax

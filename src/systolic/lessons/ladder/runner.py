@@ -16,10 +16,10 @@ from systolic.compiler import CompilerRefusal, WorkerEnded, WorkerPool
 from systolic.lessons.ladder.row import Baseline, LadderRow
 from systolic.lessons.ladder.rungs import Rung
 from systolic.lessons.ladder.sweep import Sweep, no_candidates
-from systolic.measure import Measurement, submit_simulation
 from systolic.problem import MatmulProblem
+from systolic.schedule import MIB, Tiles, total_bytes
 from systolic.simulator import SimulationError
-from systolic.tiling import MIB, Tiles, total_bytes
+from systolic.timing import Measurement, submit_simulation
 
 # Above this size interpreting a product on a CPU takes longer than anyone waits.
 LARGEST_CHECKED = 1024

@@ -12,10 +12,10 @@ from systolic.chips import Chip
 from systolic.compiler import CompilerRefusal, WorkerEnded, WorkerPool
 from systolic.lessons.ladder.row import Trial
 from systolic.lessons.ladder.rungs import Rung, clipped
-from systolic.measure import Measurement, submit_simulation
 from systolic.problem import MatmulProblem
+from systolic.schedule import LANES, MIB, Tiles, Violation, candidates, hbm_bytes, modelled_s
 from systolic.simulator import SimulationError
-from systolic.tiling import LANES, MIB, Tiles, Violation, candidates, hbm_bytes, modelled_s
+from systolic.timing import Measurement, submit_simulation
 
 _FAILURES = (CompilerRefusal, WorkerEnded, SimulationError)
 

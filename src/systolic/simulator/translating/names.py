@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.model.copies import FLAG_BITS
+from systolic.simulator.hardware.copies import FLAG_BITS
 
 _ALLOCATION_SPAN_BITS = 16
 # Parameters lie in the upper half of what an address may be that is going to be multiplied by sixteen.

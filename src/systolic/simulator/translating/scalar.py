@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.model.values import (
+from systolic.simulator.hardware.values import (
     MASK,
     as_word,
     float_compare,

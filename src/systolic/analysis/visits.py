@@ -1,0 +1,244 @@
+"""Which blocks a kernel's grid visits, in which order: index maps worked out for every step.
+
+Pallas' pipeline copies an input block in when it is another than the step before had, and an output block out when the
+next step has another, or at the end. So the number of copies is the number of runs of equal blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from systolic.analysis.calls import KernelCall, Operand, kernel_calls
+from systolic.compiler import Missing, PallasOperands, at_stage, pallas_operands
+from systolic.problem import dtype_bytes
+
+# A grid of more steps than this is not gone through: a product of 16384³ in tiles of 128³ has two million.
+MOST_STEPS = 4_000_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Visits:
+    """The blocks of one operand, step by step, the last grid axis fastest.
+
+    Attributes:
+      operand: whose they are.
+      starts: int64[steps, rank], the first element of the block along each dimension of the array.
+    """
+
+    operand: Operand
+    starts: np.ndarray
+
+    @property
+    def changes(self) -> np.ndarray:
+        """bool[steps]: whether a step has another block than the step before; the first has."""
+        changed = np.ones(len(self.starts), dtype=bool)
+        changed[1:] = (self.starts[1:] != self.starts[:-1]).any(axis=1)
+        return changed
+
+    @property
+    def fetches(self) -> int:
+        """Blocks that are copied, in or out."""
+        return int(self.changes.sum())
+
+    @property
+    def distinct(self) -> np.ndarray:
+        """int64[blocks, rank], every block that is visited, once, in order of place."""
+        keys = self._keys()
+        return np.unique(self.starts, axis=0) if keys is None else self.starts[np.unique(keys, return_index=True)[1]]
+
+    def _keys(self) -> np.ndarray | None:
+        """int64[steps]: the block of each step as one number, in order of place; None where that would be too large.
+
+        Sorting one number for each step takes seconds less than sorting rows, with millions of steps.
+        """
+        if not len(self.starts):
+            return None
+        least = self.starts.min(axis=0)
+        spans = [int(span) + 1 for span in self.starts.max(axis=0) - least]
+        if math.prod(spans) > np.iinfo(np.int64).max:
+            return None
+        keys = np.zeros(len(self.starts), np.int64)
+        for dimension, span in enumerate(spans):
+            keys = keys * span + (self.starts[:, dimension] - least[dimension])
+        return keys
+
+    def elements(self, starts: np.ndarray) -> np.ndarray:
+        """int64[blocks]: elements of the blocks at `starts` that lie inside of the array."""
+        low = np.clip(starts, 0, self.operand.shape)
+        high = np.clip(starts + np.array(self.operand.block, dtype=np.int64), 0, self.operand.shape)
+        return np.prod(np.maximum(high - low, 0), axis=1, dtype=np.int64)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of all copies."""
+        return int(self.elements(self.starts[self.changes]).sum()) * dtype_bytes(self.operand.dtype)
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes of every block that is visited, once."""
+        return int(self.elements(self.distinct).sum()) * dtype_bytes(self.operand.dtype)
+
+    def numbered(self) -> np.ndarray:
+        """int64[steps]: the block of each step by a number, equal where the block is."""
+        keys = self._keys()
+        if keys is None:
+            return np.unique(self.starts, axis=0, return_inverse=True)[1].reshape(-1)
+        return np.unique(keys, return_inverse=True)[1].reshape(-1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GridVisits:
+    """One execution of a kernel call.
+
+    Attributes:
+      grid: steps along each axis.
+      visits: by the operand's place among the kernel's parameters; of those that have blocks.
+    """
+
+    grid: tuple[int, ...]
+    visits: dict[int, Visits]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallOnGrid:
+    """A Pallas call, and what its grid visits in its first execution."""
+
+    call: KernelCall
+    visits: GridVisits | Missing
+
+
+@at_stage("reading")
+def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[CallOnGrid]:
+    """Every Pallas call of a traced function, with what the grid of its first execution visits.
+
+    Args:
+      jaxpr: the function, traced.
+      values: what its flat arguments hold; None where only a shape is known.
+    """
+    given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
+    # Branches share the way to them, and calls of one jitted function its equations: only both together tell calls.
+    executions: dict[tuple[tuple[int, ...], int], PallasOperands] = {}
+    for execution in pallas_operands(jaxpr, given, [str(number) for number in range(len(given))]):
+        executions.setdefault((execution.site, id(execution.equation)), execution)
+    found = []
+    for call in kernel_calls(jaxpr):
+        with at_stage("reading", call.where):
+            found.append(CallOnGrid(call, _visits(call, executions.get((call.site, id(call.equation))))))
+    return found
+
+
+def _visits(call: KernelCall, execution: PallasOperands | None) -> GridVisits | Missing:
+    if execution is None:
+        return Missing("a call behind a condition or a loop that depends on values that were not given")
+    mapping = call.equation.params["grid_mapping"]
+    scalars = mapping.num_dynamic_grid_bounds + mapping.num_index_operands
+    return grid_visits(call, [operand.get() for operand in execution.operands[:scalars]])
+
+
+def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing:
+    """Goes through the grid of a call.
+
+    Args:
+      call: the call.
+      values: what the operands of its equation hold: arrays, or `Missing`; see `compiler.PallasOperands`.
+
+    Returns:
+      The blocks, or for want of what they are not known.
+    """
+    mapping = call.equation.params["grid_mapping"]
+    bounds = mapping.num_dynamic_grid_bounds
+    grid: list[int] = []
+    given = iter(values[:bounds])
+    for size in call.grid:
+        value = size if size is not None else next(given)
+        if isinstance(value, Missing):
+            return Missing(f"the number of steps is {value.why}")
+        grid.append(int(value))
+    steps = math.prod(grid)
+    if steps > MOST_STEPS:
+        return Missing(f"a grid of {steps:,} steps, of which at most {MOST_STEPS:,} are gone through")
+    scalars = values[bounds : bounds + mapping.num_index_operands]
+    ids = np.indices(grid, dtype=np.int32).reshape(len(grid), steps)
+    visits: dict[int, Visits] = {}
+    for at, block_mapping in enumerate(mapping.block_mappings, start=mapping.num_index_operands):
+        operand = call.operands[at]
+        if operand.memory not in ("vmem", "smem"):
+            continue
+        indices = _indices(block_mapping.index_map_jaxpr, ids, scalars)
+        if isinstance(indices, Missing):
+            return indices
+        factors = np.array([1 if d in operand.by_element else size for d, size in enumerate(operand.block)])
+        visits[at] = Visits(operand, indices * factors)
+    return GridVisits(tuple(grid), visits)
+
+
+def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray | Missing:
+    """int64[steps, rank]: what an index map says at each step."""
+    steps = ids.shape[1]
+    jaxpr = closed.jaxpr
+    if not jaxpr.eqns:  # as most are: they only pick and order grid indices
+        known = dict(zip(jaxpr.invars, ids, strict=False))
+        columns = [np.full(steps, atom.val) if hasattr(atom, "val") else known[atom] for atom in jaxpr.outvars]
+        return np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((steps, 0), np.int64)
+    used = [
+        value
+        for variable, value in zip(jaxpr.invars[len(ids) :], scalars, strict=False)
+        if any(variable is atom for equation in jaxpr.eqns for atom in equation.invars)
+    ]
+    for value in used:
+        if isinstance(value, Missing):
+            return value
+    import jax
+
+    held = [None if isinstance(value, Missing) else np.asarray(value) for value in scalars]
+
+    def one(step_ids: Any) -> list[Any]:
+        arguments = [*(step_ids[axis] for axis in range(len(ids))), *held]
+        return _run(jaxpr, closed.consts, arguments)
+
+    try:
+        with jax.ensure_compile_time_eval():
+            columns = jax.jit(jax.vmap(one, in_axes=1))(ids)
+    except Exception as error:  # noqa: BLE001 -- branches and loops that read scalars: the compiler takes them, we can't
+        text = (str(error).strip() or "-").splitlines()[0]
+        return Missing(f"an index map that is not evaluated here ({type(error).__name__}: {text})")
+    return np.stack([np.broadcast_to(np.asarray(column), steps) for column in columns], axis=1).astype(np.int64)
+
+
+def _run(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """Evaluates a jaxpr whose references are to read-only scalar memory, given as arrays."""
+    import jax
+
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if hasattr(atom, "val") else values[atom]
+
+    for equation in jaxpr.eqns:
+        inputs = [read(atom) for atom in equation.invars]
+        inner = equation.params.get("jaxpr")
+        if equation.primitive.name == "get":
+            indexers = jax.tree.unflatten(equation.params["tree"], inputs[1:])
+            outputs = [_element(inputs[0], indexers)]
+        elif inner is not None and hasattr(inner, "consts") and len(inner.jaxpr.invars) == len(inputs):
+            outputs = _run(inner.jaxpr, inner.consts, inputs)
+        else:
+            found = equation.primitive.bind(*inputs, **equation.params)
+            outputs = found if equation.primitive.multiple_results else [found]
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _element(array: Any, indexers: Sequence[Any]) -> Any:
+    import jax.numpy as jnp
+
+    found = jnp.asarray(array)
+    for indexer in indexers:
+        found = found[tuple(indexer.indices)]
+    return found

@@ -1,0 +1,215 @@
+"""What a step of a kernel costs on a chip, as it was simulated once: from it the time of any shape follows.
+
+Profiles are shipped in `cost/profiles/`, one file a kind, which `systolic table profile` writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Literal
+
+import cattrs
+
+from systolic.chips import Chip
+from systolic.problem import MatmulProblem
+from systolic.schedule.blocking import Blocking
+from systolic.schedule.tiles import Tiles
+
+KernelName = Literal["blocked", "streamed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """Cycles of one core while every copy takes no time.
+
+    Attributes:
+      call: of the program around its steps.
+      first: the first step of all, which adds up its products piece by piece where there are `pieces`.
+      step: any other.
+      end: any other at the end of a run over k, where the epilogue may be code of its own.
+    """
+
+    call: float
+    first: float
+    step: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class ProfiledTile:
+    """A tile with its slices. Buffers and the order of blocks change a step by less than half a per cent.
+
+    Attributes:
+      whole_k: one tile is all of k, so that nothing is added up: code of its own.
+      pieces: of the first step; 0 is Pallas' own pipeline.
+    """
+
+    tiles: Tiles
+    slice_m: int
+    slice_n: int
+    whole_k: bool
+    pieces: int
+
+    @classmethod
+    def of(cls, problem: MatmulProblem, blocking: Blocking) -> ProfiledTile:
+        """The tile of a blocking."""
+        return cls(
+            tiles=blocking.tiles,
+            slice_m=blocking.slice_m,
+            slice_n=blocking.slice_n,
+            whole_k=blocking.tiles.tile_k >= problem.k,
+            pieces=blocking.pieces,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A tile, what its steps cost, and the length of its program."""
+
+    tile: ProfiledTile
+    cost: StepCost
+    bundles: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What besides the tile decides what a step costs: a file of profiles is of one kind.
+
+    Attributes:
+      epilogue: name of a function of the sum alone; "" is none.
+    """
+
+    chip: str
+    kernel: KernelName
+    dtype_lhs: str
+    dtype_rhs: str
+    dtype_out: str
+    precision: str
+    epilogue: str
+
+    @classmethod
+    def of(cls, problem: MatmulProblem, chip: Chip) -> Kind | None:
+        """The kind of a product; None where none is profiled: what is fused, turned or stacked costs more."""
+        fusion = problem.fusion
+        beside = fusion.extras or fusion.more_outputs or fusion.lhs_fn is not None or fusion.rhs_fn is not None
+        if beside or problem.transpose_lhs or problem.transpose_rhs or problem.batch > 1:
+            return None
+        return cls(
+            chip=chip.name,
+            kernel="blocked" if chip.cores_per_device > 1 else "streamed",
+            dtype_lhs=problem.dtype_lhs,
+            dtype_rhs=problem.dtype_rhs,
+            dtype_out=problem.dtype_out,
+            precision=problem.precision,
+            epilogue=fusion.epilogue,
+        )
+
+
+_COLUMNS = ("tile_m", "tile_k", "tile_n", "slice_m", "slice_n", "whole_k", "pieces")
+_COSTS = ("call", "first", "step", "end")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeWith:
+    """Versions of what compiled the programs that profiles are of."""
+
+    jax: str
+    libtpu: str
+
+    def __str__(self) -> str:
+        return f"jax {self.jax} and libtpu {self.libtpu}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiles:
+    """All profiles of a kind, and what made them."""
+
+    kind: Kind
+    kernel_version: int
+    jax: str
+    libtpu: str
+    command: str
+    profiles: tuple[Profile, ...]
+
+    @property
+    def made_with(self) -> MadeWith:
+        """The versions on which their times depend."""
+        return MadeWith(jax=self.jax, libtpu=self.libtpu)
+
+    @property
+    def file_name(self) -> str:
+        """Of its file among the shipped ones."""
+        return _file_name(self.kind)
+
+    def as_json(self) -> str:
+        """Sorted, a line a tile, to be read and compared by people."""
+        head: dict[str, Any] = {
+            "command": self.command,
+            "versions": {"kernel": self.kernel_version, "jax": self.jax, "libtpu": self.libtpu},
+            "kind": dataclasses.asdict(self.kind),
+            "columns": [*_COLUMNS, *_COSTS, "bundles"],
+        }
+        lines = [json.dumps(_row(one)) for one in sorted(self.profiles, key=lambda one: one.tile)]
+        text = json.dumps(head, indent=1).removesuffix("\n}")
+        return f'{text},\n "rows": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Profiles:
+        """Back from `as_json`.
+
+        Raises:
+          ValueError: it is none.
+        """
+        try:
+            document = json.loads(text)
+            versions = document["versions"]
+            return cls(
+                kind=cattrs.structure(document["kind"], Kind),
+                kernel_version=int(versions["kernel"]),
+                jax=str(versions["jax"]),
+                libtpu=str(versions["libtpu"]),
+                command=str(document["command"]),
+                profiles=tuple(_profile(dict(zip(document["columns"], row, strict=True))) for row in document["rows"]),
+            )
+        except (cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"these are no profiles of tiles: {error}") from error
+
+
+@functools.cache
+def shipped_profiles(kind: Kind) -> Profiles | None:
+    """Those that come with the package; None where there are none of this kind."""
+    names = {file.name: file for file in (resources.files("systolic.cost") / "profiles").iterdir()}
+    file = names.get(_file_name(kind))
+    if file is None:
+        return None
+    found = Profiles.from_json(file.read_text(encoding="utf-8"))
+    return found if found.kind == kind else None
+
+
+def _file_name(kind: Kind) -> str:
+    dtypes = "_".join(dict.fromkeys((kind.dtype_lhs, kind.dtype_rhs, kind.dtype_out)))
+    more = "".join(f"_{word}" for word in (kind.precision, kind.epilogue) if word not in ("", "default"))
+    return f"{kind.chip}_{dtypes}{more}.json"
+
+
+def _row(one: Profile) -> list[float | bool]:
+    tile, cost = one.tile, one.cost
+    sides = (tile.tiles.tile_m, tile.tiles.tile_k, tile.tiles.tile_n, tile.slice_m, tile.slice_n)
+    cycles = (getattr(cost, name) for name in _COSTS)  # nearly always whole
+    whole = [int(each) if each == int(each) else round(each, 1) for each in cycles]
+    return [*sides, tile.whole_k, tile.pieces, *whole, one.bundles]
+
+
+def _profile(row: dict[str, Any]) -> Profile:
+    return Profile(
+        tile=ProfiledTile(
+            tiles=Tiles(tile_m=row["tile_m"], tile_k=row["tile_k"], tile_n=row["tile_n"]),
+            **{name: row[name] for name in _COLUMNS[3:]},
+        ),
+        cost=StepCost(**{name: float(row[name]) for name in _COSTS}),
+        bundles=row["bundles"],
+    )

@@ -1,0 +1,76 @@
+"""How the work is cut: tiles, the rules they obey, the buffers they need and the traffic they cause."""
+
+from systolic.schedule.blocking import (
+    Blocking,
+    Dimension,
+    Outer,
+    block_shape,
+    blocked_buffers,
+    can_stream,
+    dimensions,
+    extra_block,
+    has_accumulator,
+    has_last_step,
+    is_made,
+    is_resident,
+    is_split,
+    is_staged,
+    scratch_buffers,
+    strip_rows,
+)
+from systolic.schedule.buffers import VmemBuffer, matmul_buffers, total_bytes
+from systolic.schedule.candidates import candidates, modelled_s
+from systolic.schedule.copies import Traffic, blocked_traffic
+from systolic.schedule.legality import (
+    LANES,
+    MIB,
+    IllegalTilesError,
+    Violation,
+    alignment_violations,
+    dtype_violations,
+    size_violations,
+    sublane_multiple,
+    violations,
+    vmem_violations,
+)
+from systolic.schedule.tiles import Tiles, TilesError
+from systolic.schedule.traffic import hbm_bytes
+
+__all__ = [
+    "LANES",
+    "MIB",
+    "Blocking",
+    "Dimension",
+    "IllegalTilesError",
+    "Outer",
+    "Tiles",
+    "TilesError",
+    "Traffic",
+    "Violation",
+    "VmemBuffer",
+    "alignment_violations",
+    "block_shape",
+    "blocked_buffers",
+    "blocked_traffic",
+    "can_stream",
+    "candidates",
+    "dimensions",
+    "dtype_violations",
+    "extra_block",
+    "has_accumulator",
+    "has_last_step",
+    "hbm_bytes",
+    "is_made",
+    "is_resident",
+    "is_split",
+    "is_staged",
+    "matmul_buffers",
+    "modelled_s",
+    "scratch_buffers",
+    "size_violations",
+    "strip_rows",
+    "sublane_multiple",
+    "total_bytes",
+    "violations",
+    "vmem_violations",
+]

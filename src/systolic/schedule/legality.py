@@ -1,0 +1,157 @@
+"""Every rule that makes tiles legal, each stated once. A check returns all violations, not the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.problem import MatmulProblem, dtype_bytes
+from systolic.schedule.buffers import VmemBuffer, total_bytes
+from systolic.schedule.tiles import Tiles, TilesError
+
+LANES = 128  # columns of a vector register
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One rule that is broken: which, the value found, the limit, and what would mend it."""
+
+    rule: str
+    value: str
+    limit: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.value}, {self.limit}; {self.fix}"
+
+
+class IllegalTilesError(TilesError):
+    """A kernel was asked for what it cannot do; `violations` holds every reason, and so does the message."""
+
+    def __init__(self, kernel: str, found: Sequence[Violation]) -> None:
+        super().__init__(f"{kernel}: " + " | ".join(map(str, found)))
+        self.kernel = kernel
+        self.violations = tuple(found)
+
+    def __reduce__(self) -> tuple[type[IllegalTilesError], tuple[str, tuple[Violation, ...]]]:
+        # Kernels are traced in worker processes too, and an exception is rebuilt from the arguments of its class.
+        return type(self), (self.kernel, self.violations)
+
+
+def sublane_multiple(dtype: str) -> int:
+    """Rows that a block of `dtype` has to be a multiple of: 8, or 32 for 8-bit types.
+
+    Source: seen by compiling with libtpu 0.0.42.1; a block of 8 int8 rows is refused with E2002.
+    """
+    return 32 if dtype_bytes(dtype) == 1 else 8
+
+
+def dtype_violations(problem: MatmulProblem, chip: Chip) -> list[Violation]:
+    """Operand dtypes that the chip does not multiply."""
+    return [
+        Violation(
+            rule="dtype",
+            value=f"{chip.name} has no matrix multiplication of {dtype}",
+            limit=f"it takes {', '.join(chip.dtypes)}",
+            fix="use one of these, or another chip",
+        )
+        for dtype in dict.fromkeys((problem.dtype_lhs, problem.dtype_rhs))
+        if dtype not in chip.dtypes
+    ]
+
+
+def above_matrix(letter: str, tile: int, size: int, limit: str) -> Violation:
+    """A tile that is larger than its matrix; `limit` says what would come of it."""
+    return Violation(
+        rule="tile-within-matrix",
+        value=f"tile_{letter}={tile} is above {letter}={size}",
+        limit=limit,
+        fix=f"use tile_{letter}≤{size}",
+    )
+
+
+def misaligned(letter: str, tile: int, multiple: int, blocks: str, instead: int) -> Violation:
+    """A tile that is neither all of its dimension nor a multiple of the registers."""
+    return Violation(
+        rule="tile-alignment",
+        value=f"tile_{letter}={tile} is no multiple of {multiple}",
+        limit=f"{blocks} need multiples of {multiple} along {letter}, or all of it",
+        fix=f"use tile_{letter}={instead}",
+    )
+
+
+def size_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
+    """Tiles that do not cut the matrices evenly.
+
+    A tile above the matrix makes `m // tile_m` zero: a grid of no steps, which compiles, runs nothing and returns
+    garbage. A tile that does not divide drops the rest silently.
+    """
+    found = []
+    for letter in "mkn":
+        size, tile = getattr(problem, letter), getattr(tiles, f"tile_{letter}")
+        if tile > size:
+            found.append(above_matrix(letter, tile, size, "the grid would have no steps"))
+        elif size % tile:
+            found.append(
+                Violation(
+                    rule="tile-divides",
+                    value=f"{letter}={size} is no multiple of tile_{letter}={tile}",
+                    limit=f"the last {size % tile} of {letter} would be lost",
+                    fix=f"use a divisor of {size} or pad {letter} to {size + tile - size % tile}",
+                )
+            )
+    return found
+
+
+def alignment(problem: MatmulProblem) -> dict[str, int]:
+    """Of what a tile along m, k and n is a multiple, unless it is the whole dimension: registers, as stored."""
+    lhs_rows, rhs_rows = sublane_multiple(problem.dtype_lhs), sublane_multiple(problem.dtype_rhs)
+    out_rows = max(sublane_multiple(dtype) for dtype in (problem.dtype_out, *problem.fusion.more_outputs))
+    return {
+        "m": max(LANES if problem.transpose_lhs else lhs_rows, out_rows),
+        "k": max(lhs_rows if problem.transpose_lhs else LANES, LANES if problem.transpose_rhs else rhs_rows),
+        "n": LANES,
+    }
+
+
+def legal_sides(size: int, multiple: int) -> list[int]:
+    """Tile sizes that cut a dimension of `size` evenly and aligned, smallest first; the last is all of it."""
+    return [side for side in range(multiple, size, multiple) if size % side == 0] + [size]
+
+
+def alignment_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
+    """Block dimensions that are neither the whole dimension nor a multiple of the register tile."""
+    found = []
+    for letter, multiple in alignment(problem).items():
+        size, tile = getattr(problem, letter), getattr(tiles, f"tile_{letter}")
+        if tile != size and tile % multiple:
+            nearest = min(legal_sides(size, multiple), key=lambda side: abs(side - tile))
+            found.append(misaligned(letter, tile, multiple, f"blocks of {problem.dtype_lhs}", nearest))
+    return found
+
+
+def vmem_violations(buffers: Sequence[VmemBuffer], limit_bytes: int) -> list[Violation]:
+    """Buffers that cannot fit; the compiler's own need comes on top, so passing is not a promise."""
+    needed = total_bytes(buffers)
+    if needed <= limit_bytes:
+        return []
+    parts = ", ".join(f"{buffer.name} {buffer.bytes / MIB:.1f}" for buffer in buffers)
+    return [
+        Violation(
+            rule="vmem",
+            value=f"the buffers need {needed / MIB:.2f} MiB of VMEM ({parts})",
+            limit=f"there are {limit_bytes / MIB:.2f} MiB",
+            fix="use smaller tiles",
+        )
+    ]
+
+
+def violations(problem: MatmulProblem, tiles: Tiles, chip: Chip) -> list[Violation]:
+    """Every rule of dtype, size and alignment that these tiles break. VMEM apart: see `vmem_violations`."""
+    return [
+        *dtype_violations(problem, chip),
+        *size_violations(problem, tiles),
+        *alignment_violations(problem, tiles),
+    ]

@@ -1,0 +1,206 @@
+"""The copy engines and the sync flags of one device: when a copy lands, and what waits for it.
+
+One pipe carries everything that crosses the device's HBM, reads and writes of all its cores, in the order in which
+copies were started. A copy lands a latency after its last byte has left, and then adds its granules to its flag.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from systolic.chips import MachineModel
+from systolic.simulator.errors import check_most
+from systolic.simulator.hardware.timeline import Timeline
+
+_SIGN = 1 << 31
+
+# A copy to several cores at once names its flag twice: in the low half plain, in the high half with a mask of the cores
+# above it. Seen in XLA's products on v5p, where one core fetches a block of rhs for both.
+FLAG_BITS = 13
+FLAG_MASK = (1 << FLAG_BITS) - 1
+_HALF = 16
+# Seen in listings for v4 with both cores in one device: a flag of the other core, as the end of a copy, has this bit;
+# the flag of a remote addition names its core by it.
+_REMOTE_CORE_BIT = 14
+_OTHER_CORE = 1 << _REMOTE_CORE_BIT
+
+_MOST_FLAGS = 1 << 16
+_MOST_UNDER_WAY = 1 << 18
+_MOST_SIZES = 1 << 18
+
+StallCause = Literal["copy", "matrix", "semaphore"]
+
+
+@dataclass(slots=True)
+class _Flag:
+    count: int = 0
+    landing: deque[tuple[int, int]] = field(default_factory=deque)  # (time, granules), in order of time
+
+
+@dataclass(slots=True)
+class CopyCounts:
+    """What one core has copied, and what that cost it."""
+
+    hbm_read_bytes: int = 0
+    hbm_written_bytes: int = 0
+    copies: int = 0
+    copy_stall_cycles: int = 0  # waiting for copies to land
+    semaphore_stall_cycles: int = 0  # waiting for another core, or for a signal of the program's own
+    overhead_cycles: int = 0  # starting copies and looking at flags
+    # By source, destination, bytes, and bytes in one piece (0: all, None: the text does not say).
+    sizes: Counter[tuple[str, str, int, int | None]] = field(default_factory=Counter)
+
+
+class CopyEngine:
+    """Copies and flags of a device with `cores` cores. Flags are named by (core, owner, number).
+
+    Args:
+      timelines: one for each core, to draw copies and stalls on; None: not drawn.
+    """
+
+    def __init__(self, machine: MachineModel, cores: int, timelines: Sequence[Timeline] | None = None) -> None:
+        self._machine = machine
+        self._bytes_per_cycle = machine.hbm_bytes_per_s / machine.clock_hz
+        self._pipe_free = 0.0
+        self._timelines = timelines
+        self._flags: dict[tuple[int, str, int], _Flag] = {}
+        self.counts = [CopyCounts() for _ in range(cores)]
+
+    def start(
+        self,
+        core: int,
+        owner: str,
+        time: int,
+        flag: int,
+        granules: int,
+        source: str,
+        destination: str,
+        run_bytes: int | None,
+        source_flag: int | None = None,
+    ) -> int:
+        """Starts a copy that signals `flag`; returns when the core goes on.
+
+        Args:
+          source: memory space, as is `destination`.
+          run_bytes: moved in one piece before the copy strides on; 0: all of it; None: not known.
+          source_flag: signalled on this core where the copy goes to the other.
+        """
+        size = granules * self._machine.granule_bytes
+        time += self._machine.dma_issue_cycles
+        counts = self.counts[core]
+        counts.overhead_cycles += self._machine.dma_issue_cycles
+        counts.copies += 1
+        counts.sizes[source, destination, size, run_bytes] += 1
+        check_most(len(counts.sizes), _MOST_SIZES, "sizes of copies")
+        crossings = 0
+        if source == "hbm":
+            counts.hbm_read_bytes += size
+            crossings = 1
+        if destination == "hbm":
+            counts.hbm_written_bytes += size
+            crossings += 1
+        begin = time
+        landed = time + self._machine.dma_latency_cycles
+        if crossings:
+            begin = max(self._pipe_free, time)
+            pieces = size / run_bytes if run_bytes else 0
+            transfer = size / self._bytes_per_cycle + pieces * self._machine.hbm_run_cycles
+            self._pipe_free = begin + transfer * crossings
+            landed = math.ceil(self._pipe_free) + self._machine.dma_latency_cycles
+        # Copies within the chip were never seen to matter; they are charged the latency alone.
+        if self._timelines is not None:
+            self._timelines[core].add("copy", begin, landed, f"{source} → {destination}", size)
+        if flag & _OTHER_CORE and not flag >> _HALF:
+            # A copy to the other core signals there that it has landed, and here that its source is free again.
+            self._land(self._flag(1 - core, owner, flag & FLAG_MASK), landed, granules)
+            if source_flag is not None:
+                self._land(self._flag(core, owner, source_flag & FLAG_MASK), landed, granules)
+            return time
+        shared = flag >> _HALF
+        if not shared:
+            self._land(self._flag(core, owner, flag), landed, granules)
+            return time
+        for other in range(len(self.counts)):
+            if shared >> FLAG_BITS >> other & 1:
+                self._land(self._flag(other, owner, shared & FLAG_MASK), landed, granules)
+        return time
+
+    def signal(self, owner: str, time: int, address: int, amount: int) -> None:
+        """Adds to a flag of the core that `address` names, as v4's barriers do: flag below, core from bit 14 on."""
+        core = address >> _REMOTE_CORE_BIT & 1
+        self._land(self._flag(core, owner, address & FLAG_MASK), time, (amount ^ _SIGN) - _SIGN)
+
+    @staticmethod
+    def _land(flag: _Flag, time: int, granules: int) -> None:
+        landing = flag.landing
+        landing.append((time, granules))
+        check_most(len(landing), _MOST_UNDER_WAY, "copies under way to one flag")
+        if len(landing) > 1 and landing[-2][0] > time:
+            flag.landing = deque(sorted(landing))
+
+    def wait(self, core: int, owner: str, time: int, flag: int, granules: int, cause: StallCause) -> int | None:
+        """When `flag` counts at least `granules` and the core goes on; None if no copy under way brings it there."""
+        state = self._flag(core, owner, flag)
+        landing = state.landing
+        while landing and landing[0][0] <= time:
+            state.count += landing.popleft()[1]
+        now = time
+        if state.count < granules:
+            if state.count + sum(amount for _, amount in landing) < granules:
+                return None
+            while state.count < granules:
+                now, amount = landing.popleft()
+                state.count += amount
+            self.stalled(core, time, now, cause)
+        self.counts[core].overhead_cycles += self._machine.dma_wait_cycles
+        return now + self._machine.dma_wait_cycles
+
+    def stalled(self, core: int, begin: int, end: int, cause: StallCause) -> None:
+        """The core waited."""
+        counts = self.counts[core]
+        if cause == "copy":
+            counts.copy_stall_cycles += end - begin
+        else:
+            counts.semaphore_stall_cycles += end - begin
+        if self._timelines is not None and end > begin:
+            self._timelines[core].add("stall", begin, end, cause)
+
+    def wait_for_value(self, core: int, owner: str, time: int, flag: int, value: int, *, equal: bool) -> int | None:
+        """When `flag` counts `value`, or something else, and the core goes on; None if nothing under way does that."""
+        state = self._flag(core, owner, flag)
+        now = time
+        self.count(core, owner, time, flag)
+        while (state.count == value) != equal:
+            if not state.landing:
+                return None
+            now, amount = state.landing.popleft()
+            state.count += amount
+        self.stalled(core, time, now, "semaphore")
+        return now
+
+    def count(self, core: int, owner: str, time: int, flag: int) -> int:
+        """What a flag counts at a time, as a 32-bit word."""
+        state = self._flag(core, owner, flag)
+        while state.landing and state.landing[0][0] <= time:
+            state.count += state.landing.popleft()[1]
+        return state.count & (2 * _SIGN - 1)
+
+    def add(self, core: int, owner: str, flag: int, amount: int) -> None:
+        """Adds to a flag; `amount` is a 32-bit two's complement number."""
+        self._flag(core, owner, flag).count += (amount ^ _SIGN) - _SIGN
+
+    def set(self, core: int, owner: str, flag: int, value: int) -> None:
+        """Sets a flag."""
+        self._flag(core, owner, flag).count = value
+
+    def _flag(self, core: int, owner: str, flag: int) -> _Flag:
+        key = (core, owner, flag)
+        state = self._flags.get(key)
+        if state is None:
+            state = self._flags[key] = _Flag()
+            check_most(len(self._flags), _MOST_FLAGS, "sync flags")
+        return state

@@ -1,0 +1,78 @@
+"""How long an operation's outermost loop takes: its first rounds, its steady ones, its last."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from systolic.simulator.hardware.timeline import Timeline
+
+_KEPT = 3  # a pipelined grid fills in two rounds, and drains in one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopTime:
+    """The longest outermost loop of an operation, over one call. A pipelined grid of N steps goes N + 2 times round.
+
+    `first_cycles` are those of the first two rounds together with what comes before the loop, `last_cycles` those of
+    the last round with what comes behind it, and `steady_cycles` those of the rounds between. A loop of fewer than four
+    rounds has no steady ones.
+    """
+
+    rounds: int
+    first_cycles: int
+    steady_cycles: int
+    last_cycles: int
+
+    @property
+    def steady_round_cycles(self) -> float | None:
+        """Cycles of one of the rounds between, on average."""
+        between = self.rounds - 3
+        return self.steady_cycles / between if between > 0 else None
+
+
+class Laps:
+    """Notes when each round of an outermost loop is over.
+
+    Args:
+      begin: of the operation.
+      timeline: where rounds are drawn; None: nowhere.
+    """
+
+    def __init__(self, name: str, begin: int, timeline: Timeline | None) -> None:
+        self._name = name
+        self._at = begin
+        self._timeline = timeline
+        self._loops: dict[int, tuple[list[int], list[int], deque[int]]] = {}  # count, first ones, last ones
+
+    def add(self, loop: int, time: int) -> None:
+        """The loop that begins with that block goes round once more."""
+        found = self._loops.get(loop)
+        if found is None:
+            found = self._loops[loop] = ([0], [], deque(maxlen=_KEPT))
+        count, first, last = found
+        count[0] += 1
+        if len(first) < _KEPT:
+            first.append(time)
+        last.append(time)
+        if self._timeline is not None:
+            self._timeline.add("round", self._at, time, self._name)
+            self._at = time
+
+    def longest(self, begin: int, end: int) -> LoopTime | None:
+        """The loop that took longest, of an operation from `begin` to `end`; None where nothing went round."""
+        best: LoopTime | None = None
+        most = -1
+        for count, first, last in self._loops.values():
+            if last[-1] - first[0] <= most:
+                continue
+            most = last[-1] - first[0]
+            rounds = count[0] + 1  # a round ends with a lap but the last, which falls through
+            filled = first[1] if rounds > 3 else last[-1]
+            best = LoopTime(
+                rounds=rounds,
+                first_cycles=filled - begin,
+                steady_cycles=last[-1] - filled,
+                last_cycles=end - last[-1],
+            )
+        return best

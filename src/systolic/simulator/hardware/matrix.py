@@ -1,0 +1,207 @@
+"""The matrix units: when work pushed into them is done, and when that holds up the core.
+
+A `vmatmul` sends the rows of one vector register through a unit; its results come out a latency after it began, through
+a queue (`mrf`) or into numbered places (`mrb`), from which `vpop` takes them. The core stalls when a unit already has
+`matmul_queue_depth` such pieces of work before it, and when a result is popped before it is there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from systolic.chips import MachineModel
+from systolic.simulator.errors import SimulationError, check_most
+from systolic.simulator.hardware.timeline import Timeline
+from systolic.simulator.reading.listing import Instruction
+
+_UNIT = re.compile(r"mxu(\d)")
+_PLACE = re.compile(r"\[(\d+)\]\.mxu(\d)")
+_OPERAND_TYPE = re.compile(r"\.(f32|bf16|s8|u8|f8\w*|s4|u4)\b")
+_BITS = {"f32": 32, "bf16": 16, "s8": 8, "u8": 8, "f8": 8, "s4": 4, "u4": 4}
+_MOST_RESULTS = 1 << 14  # that wait in the queue of a unit; the chips' queues hold a few dozen
+_MOST_REMEMBERED = 1 << 20
+_REGISTER_ROWS = 8  # of 32-bit elements in a vector register; narrower elements are packed
+_REGISTER_ELEMENTS = 1024  # results of 32 bits in a vector register
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixOp:
+    """One `vmatmul` (`cycles` above zero) or one `vpop` (`cycles` zero), at a cycle of its segment."""
+
+    offset: int
+    unit: int
+    cycles: int
+    place: int | None  # in the result buffer; None where results queue
+    results: int  # vector registers of results
+    condition: int | None  # which of the segment's conditions has to hold
+
+    @property
+    def is_pop(self) -> bool:
+        """Takes a result out."""
+        return self.cycles == 0
+
+
+def matrix_ops(instruction: Instruction, offset: int, machine: MachineModel, condition: int | None) -> list[MatrixOp]:
+    """The work of a `vmatmul` or `vpop`; nothing for other instructions.
+
+    Raises:
+      SimulationError: the instruction names no unit, or a type whose rate the machine model does not have.
+    """
+    opcode = instruction.opcode
+    if opcode.startswith("vmatmul"):
+        return [_matmul(instruction, offset, machine, condition)]
+    if opcode.startswith("vpop") and "mr" in opcode:
+        place = _PLACE.match(instruction.operands[0]) if instruction.operands else None
+        if place:
+            return [MatrixOp(offset, int(place.group(2)), 0, int(place.group(1)), 1, condition)]
+        units = _UNIT.findall(opcode)  # one, or two whose results are added on the way out
+        if not units:
+            raise SimulationError(f"a result of no matrix unit: {instruction.text}")
+        return [MatrixOp(offset, int(unit), 0, None, 1, condition) for unit in units]
+    return []
+
+
+def _matmul(instruction: Instruction, offset: int, machine: MachineModel, condition: int | None) -> MatrixOp:
+    operand_type = _OPERAND_TYPE.search(instruction.opcode)
+    kind = operand_type.group(1)[:4] if operand_type else "f32"
+    kind = "f8" if kind.startswith("f8") else kind
+    rate = machine.mxu_rows_per_cycle.get(kind)
+    if rate is None:
+        raise SimulationError(f"the machine model has no rate for this operand type: {instruction.text}")
+    # `lmr` sends rows again that the unit has kept. Beside products of f32 each gives one register of results, whatever
+    # its type: eight rows.
+    rows = _REGISTER_ROWS if ".lmr." in instruction.opcode else _REGISTER_ROWS * 32 // _BITS[kind]
+    place = _PLACE.match(instruction.operands[0]) if instruction.operands else None
+    unit = place.group(2) if place else (_UNIT.findall(instruction.opcode) or [None])[0]
+    if unit is None:
+        raise SimulationError(f"a product on no matrix unit: {instruction.text}")
+    return MatrixOp(
+        offset=offset,
+        unit=int(unit),
+        cycles=max(1, round(rows / rate)),
+        place=int(place.group(1)) if place else None,
+        results=max(1, rows * machine.mxu_columns // _REGISTER_ELEMENTS),
+        condition=condition,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Straight code between two events: its length and what it asks of the matrix units."""
+
+    cycles: int
+    ops: tuple[MatrixOp, ...]
+    block: int = 0  # the basic block that it is part of
+
+
+# State of the units relative to the present: cycles until free; cycles until each queued result; (place, cycles) pairs.
+_Relative = tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[tuple[tuple[int, int], ...], ...]]
+
+
+class MatrixUnits:
+    """The matrix units of one core.
+
+    What a segment costs depends on the units' state when it begins and on nothing else, so each (segment, state) is
+    worked out once and looked up afterwards: that is how loops of many rounds are quick, and why it changes no result.
+    `remember=False` works every round out anew; a test compares the two.
+    """
+
+    def __init__(
+        self,
+        machine: MachineModel,
+        segments: Sequence[Segment],
+        *,
+        remember: bool = True,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self._latency = machine.result_latency_cycles
+        self._depth = machine.matmul_queue_depth
+        self._units = machine.mxu_count
+        self._segments = segments
+        self._remember = remember
+        self._timeline = timeline
+        self._memo: dict[tuple[int, tuple[bool, ...], _Relative], tuple[int, _Relative, int]] = {}
+        self._at = 0  # the time to which `_state` is relative
+        self._state: _Relative = ((0,) * self._units, ((),) * self._units, ((),) * self._units)
+        self.stalls = [0] * len(segments)  # cycles, by segment
+        self.busy_cycles = 0
+
+    @property
+    def stall_cycles(self) -> int:
+        """Cycles in which the core waited for the units or their results."""
+        return sum(self.stalls)
+
+    def stalls_by_block(self) -> dict[int, int]:
+        """The same by basic block."""
+        found: dict[int, int] = {}
+        for segment, stall in zip(self._segments, self.stalls, strict=True):
+            found[segment.block] = found.get(segment.block, 0) + stall
+        return found
+
+    def advance(self, segment: int, time: int, conditions: tuple[bool, ...] = ()) -> int:
+        """Runs a segment from `time`; returns when it is over."""
+        state = _shifted(self._state, time - self._at)
+        key = (segment, conditions, state)
+        known = self._memo.get(key) if self._remember else None
+        if known is None:
+            known = self._run(self._segments[segment], conditions, state)
+            if len(self._memo) >= _MOST_REMEMBERED:
+                self._memo.clear()
+            self._memo[key] = known
+        cycles, self._state, busy = known
+        self._at = time + cycles
+        stall = cycles - self._segments[segment].cycles
+        self.stalls[segment] += stall
+        self.busy_cycles += busy
+        if self._timeline is not None:
+            self._timeline.add("matrix", time, self._at, f"{stall} cycles stalled" if stall else "", busy)
+        return self._at
+
+    def _run(self, segment: Segment, conditions: tuple[bool, ...], state: _Relative) -> tuple[int, _Relative, int]:
+        free = list(state[0])
+        queued = [deque(results) for results in state[1]]
+        placed = [dict(results) for results in state[2]]
+        stall = busy = 0
+        for op in segment.ops:
+            if op.condition is not None and not conditions[op.condition]:
+                continue
+            now = op.offset + stall
+            unit = op.unit
+            if op.is_pop:
+                ready = placed[unit].get(op.place, 0) if op.place is not None else _next(queued[unit], op)
+                stall += max(0, ready - now)
+                continue
+            stall += max(0, free[unit] - now - self._depth * op.cycles)
+            begin = max(op.offset + stall, free[unit])
+            free[unit] = begin + op.cycles
+            busy += op.cycles
+            ready = begin + self._latency
+            if op.place is None:
+                queued[unit].extend([ready] * op.results)
+                check_most(len(queued[unit]), _MOST_RESULTS, f"results of matrix unit {unit} that nobody takes")
+            else:
+                placed[unit].update((op.place + i, ready) for i in range(op.results))
+        cycles = segment.cycles + stall
+        places = tuple(tuple(sorted(results.items())) for results in placed)
+        end: _Relative = (tuple(free), tuple(map(tuple, queued)), places)
+        return cycles, _shifted(end, cycles), busy
+
+
+def _next(queue: deque[int], op: MatrixOp) -> int:
+    if not queue:
+        raise SimulationError(f"a result is popped from matrix unit {op.unit}, which has none to give")
+    return queue.popleft()
+
+
+def _shifted(state: _Relative, cycles: int) -> _Relative:
+    """The same state seen `cycles` later. What is past is as good as now."""
+    free, queued, placed = state
+    free = tuple([left - cycles if left > cycles else 0 for left in free])
+    if any(queued):
+        queued = tuple([tuple([left - cycles if left > cycles else 0 for left in results]) for results in queued])
+    if any(placed):
+        placed = tuple([tuple([(i, left - cycles) for i, left in results if left > cycles]) for results in placed])
+    return free, queued, placed

@@ -1,0 +1,149 @@
+"""What is known of a core's memories: words of scalar memory, and the contents of buffers that decide control flow.
+
+Almost all bytes that a program moves decide nothing, and are not kept. What is kept: the words that scalar code stores,
+and the contents of arguments and operands that were given as values, followed through the copies that the program makes
+of them. Addresses in HBM and VMEM count words of four bytes here.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from systolic.simulator.errors import check_most
+from systolic.simulator.hardware.rounds import Rounds
+from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
+
+_SCALAR_WORDS = 1 << 18  # of a core's scalar memory
+_MOST_SCALAR_WORDS = 4 * _SCALAR_WORDS  # allocations lie further apart here than on the chip
+_MOST_BUFFERS = 1 << 20
+_WORDS_A_ROUND = 64  # that are moved while a loop goes round once
+
+Words = Sequence[int | Unknown]
+Contents = Callable[[], Words | Unknown]
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    first: int  # word
+    size: int  # words
+    contents: Contents
+    skip: int  # words of `contents` before the buffer's first
+
+    def words(self, first: int, size: int) -> Words | Unknown:
+        found = self.contents()
+        if isinstance(found, Unknown):
+            return found
+        begin = first - self.first + self.skip
+        return found[begin : begin + size]
+
+
+class Memory:
+    """The memories of one core.
+
+    Args:
+      initial: a word of scalar memory that the program reads but never wrote.
+      rounds: of the core, from which the work of large copies is taken.
+    """
+
+    def __init__(self, initial: Callable[[int], int | Unknown], rounds: Rounds) -> None:
+        self._initial = initial
+        self._rounds = rounds
+        self._scalar: dict[int, int | Unknown] = {}
+        self._buffers: dict[str, list[_Buffer]] = {}  # by space, in order of address, none overlapping
+
+    def load(self, address: int) -> int | Unknown:
+        """A word of scalar memory."""
+        if isinstance(address, Unknown):
+            return address
+        found = self._scalar.get(address)
+        return self._initial(address) if found is None else found
+
+    def store(self, address: int | Unknown, value: int | Unknown) -> None:
+        """Writes a word of scalar memory."""
+        if isinstance(address, Unknown):
+            # Any word may be the one. Programs seen do this to local arrays only; a wrong guess would be silent.
+            self._check_scalar(len(self._scalar))
+            self._scalar = dict.fromkeys(self._scalar, address)
+            return
+        self._scalar[address] = value
+        if len(self._scalar) > _MOST_SCALAR_WORDS:
+            self._check_scalar(len(self._scalar))
+
+    def define(self, space: str, first: int, size: int, contents: Contents) -> None:
+        """From `first` on, `size` words of `space` hold `contents`."""
+        if space == "smem":
+            self._fill(first, size, contents())
+            return
+        self._define(space, _Buffer(first, size, contents, 0))
+
+    def _define(self, space: str, buffer: _Buffer) -> None:
+        self.forget(space, buffer.first, buffer.size)
+        buffers = self._buffers.setdefault(space, [])
+        check_most(len(buffers), _MOST_BUFFERS, f"buffers in {space}")
+        bisect.insort(buffers, buffer, key=lambda b: b.first)
+
+    def forget(self, space: str, first: int, size: int) -> None:
+        """These words hold something else now that is not known."""
+        if space == "smem":
+            self._fill(first, size, COMPUTED)
+            return
+        buffers = self._buffers.get(space)
+        if not buffers:
+            return
+        at = bisect.bisect_left(buffers, first, key=lambda b: b.first + b.size - 1)
+        while at < len(buffers) and buffers[at].first < first + size:
+            del buffers[at]
+
+    def word(self, space: str, address: int) -> int | Unknown:
+        """One word."""
+        if isinstance(address, Unknown):
+            return address
+        if space == "smem":
+            return self.load(address)
+        buffer = self._buffer(space, address)
+        if buffer is None:
+            return COMPUTED
+        words = buffer.words(address, 1)
+        return words if isinstance(words, Unknown) else words[0] if words else NEVER_WRITTEN
+
+    def copy(self, source: str, begin: int, destination: str, first: int, size: int, *, contiguous: bool) -> None:
+        """A copy of `size` words from `begin` in `source` to `first` in `destination`."""
+        for address in (begin, first, size):
+            if isinstance(address, Unknown):  # where to, is not known either: nothing is known to be overwritten
+                return
+        if source == "smem":
+            self._check_scalar(size)
+            words = [self.load(begin + i) for i in range(size)]
+            self.define(destination, first, size, lambda: words)
+            return
+        buffer = self._buffer(source, begin)
+        if buffer is None or not contiguous:
+            self.forget(destination, first, size)
+            return
+        inner = min(size, buffer.size - (begin - buffer.first))
+        if destination == "smem":
+            self._fill(first, inner, buffer.words(begin, inner))
+        else:
+            self._define(destination, _Buffer(first, inner, buffer.contents, begin - buffer.first + buffer.skip))
+
+    def _buffer(self, space: str, address: int) -> _Buffer | None:
+        buffers = self._buffers.get(space, [])
+        at = bisect.bisect_right(buffers, address, key=lambda b: b.first) - 1
+        if at < 0 or address >= buffers[at].first + buffers[at].size:
+            return None
+        return buffers[at]
+
+    def _fill(self, first: int, size: int, contents: Words | Unknown) -> None:
+        size = min(size, _SCALAR_WORDS)  # an operand's, with what pads it, is an estimate from above
+        self._check_scalar(size)
+        if isinstance(contents, Unknown):
+            self._scalar.update(dict.fromkeys(range(first, first + size), contents))
+            return
+        words = contents[:size]
+        self._scalar.update(zip(range(first, first + len(words)), words, strict=True))
+
+    def _check_scalar(self, words: int) -> None:
+        check_most(words, _MOST_SCALAR_WORDS, "words of scalar memory")
+        self._rounds.spend(words // _WORDS_A_ROUND)

@@ -1,0 +1,22 @@
+"""What was tried on which chip, and what came of it: the records that `tuning` keeps and `ops` looks winners up in."""
+
+from systolic.store.database import StoreDamagedError, StoreError, StoreWarning
+from systolic.store.exported import EXPORT_SCHEMA, TrialsFileError, read_exported, read_trials_file
+from systolic.store.trial import Subject, Trial, best_first
+from systolic.store.trial_store import StoreHealth, TrialStore, store_file
+
+__all__ = [
+    "EXPORT_SCHEMA",
+    "StoreDamagedError",
+    "StoreError",
+    "StoreHealth",
+    "StoreWarning",
+    "Subject",
+    "Trial",
+    "TrialStore",
+    "TrialsFileError",
+    "best_first",
+    "read_exported",
+    "read_trials_file",
+    "store_file",
+]

@@ -1,0 +1,76 @@
+"""Files of trials that come from elsewhere: what `systolic table export` wrote, or somebody's store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from systolic.store.database import StoreError
+from systolic.store.reading import read_subject, read_trial
+from systolic.store.trial import Subject, Trial
+from systolic.store.trial_store import TrialStore
+from systolic.untrusted import UntrustedError, mapping, printable, read_json, shown
+
+EXPORT_SCHEMA = 1  # of the rows that `systolic table export` writes
+_MOST_BYTES = 64 * 2**20  # some sixty thousand trials
+_COMMAND = "table export"
+
+
+class TrialsFileError(ValueError):
+    """The file holds no trials that can be read; the message names the place and the value, in one line."""
+
+
+def read_trials_file(file: Path) -> list[tuple[Subject, list[Trial]]]:
+    """All that a store or an exported file holds. The file is somebody else's: nothing in it is left out or set right.
+
+    Raises:
+      TrialsFileError: one value in it is not what it has to be, or it is neither.
+    """
+    name = printable(str(file))
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_MOST_BYTES + 1)
+        if content.startswith(b"SQLite format 3"):
+            return TrialStore(file).foreign_records()
+        if len(content) > _MOST_BYTES:
+            raise UntrustedError(f"it has more than {_MOST_BYTES // 2**20} MiB")
+        return read_exported(read_json(content))
+    except OSError as error:
+        raise TrialsFileError(f"cannot read {name}: {error.strerror}") from error
+    except (StoreError, UntrustedError) as error:
+        raise TrialsFileError(f"{name} is no store, and nothing that systolic table export wrote: {error}") from error
+
+
+def read_exported(document: Any) -> list[tuple[Subject, list[Trial]]]:
+    """The trials of a document that `systolic table export` wrote.
+
+    Raises:
+      UntrustedError: one value in it is not what it has to be.
+    """
+    document = mapping(document, "it")
+    if document.get("command") != _COMMAND:
+        raise UntrustedError(f"made by {shown(document.get('command'))}")
+    schema = mapping(document.get("summary", {}), "summary").get("schema", 1)
+    if type(schema) is not int or schema != EXPORT_SCHEMA:
+        raise UntrustedError(f"schema {shown(schema)} is of another version of systolic; here it is {EXPORT_SCHEMA}")
+    rows = document.get("rows")
+    if not isinstance(rows, list):
+        raise UntrustedError(f"rows is no list but {shown(rows)}")
+    found = []
+    for number, row in enumerate(rows, 1):
+        where = f"row {number}"
+        row = mapping(row, where)
+        trials = row.get("trials")
+        if set(row) != {"subject", "trials"} or not isinstance(trials, list):
+            raise UntrustedError(f"{where} is no subject with a list of trials")
+        try:
+            where = f"row {number}, subject"
+            subject = read_subject(row["subject"])
+            read = []
+            for place, trial in enumerate(trials, 1):
+                where = f"row {number}, trial {place}"
+                read.append(read_trial(trial, subject))
+        except UntrustedError as error:
+            raise UntrustedError(f"{where}: {error}") from error
+        found.append((subject, read))
+    return found

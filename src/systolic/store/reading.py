@@ -1,0 +1,107 @@
+"""Subjects and trials out of JSON that may be damaged or hostile: the one door for rows of a store and for imports."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+from systolic.chips import CHIPS, UnsupportedDtypeError, chip
+from systolic.cost import chosen, least_time_us
+from systolic.problem import MatmulProblem
+from systolic.schedule import IllegalTilesError
+from systolic.store.trial import Subject, Trial
+from systolic.untrusted import UntrustedError, shown, structured
+
+_LARGEST_SIZE = 2**31  # a TPU counts with 32 bits
+_VERSION = re.compile(r"[\w.+!-]{0,80}", re.ASCII)
+_EPILOGUE = re.compile(r"[\w<>., -]{0,200}")  # names of functions, with commas
+# A kernel that is twice as fast as its products or its copies alone is none: constants of the model are not that wrong.
+_POSSIBLE = 0.5
+
+
+def read_subject(record: Any) -> Subject:
+    """A subject out of what `read_json` has read.
+
+    Raises:
+      UntrustedError: it is none; or its chip or a dtype is not known, a size is above what a TPU counts, a text is not
+        of its form.
+    """
+    subject = structured(record, Subject)
+    problem, fusion = subject.problem, subject.problem.fusion
+    if subject.chip not in CHIPS:
+        raise UntrustedError(f"chip {shown(subject.chip)} is not known; known are {', '.join(CHIPS)}")
+    for name in ("m", "k", "n", "batch", "batch_lhs", "batch_rhs"):
+        if getattr(problem, name) >= _LARGEST_SIZE:
+            raise UntrustedError(f"{name}={getattr(problem, name)} is above what a TPU counts")
+    for dtype in _dtypes(problem):
+        if not _is_dtype(dtype):
+            raise UntrustedError(f"dtype {shown(dtype)} is not known")
+    ops = (fusion.epilogue_ops, *(fn.ops for fn in (fusion.lhs_fn, fusion.rhs_fn) if fn is not None))
+    if min(*ops, subject.kernel_version) < 0:
+        raise UntrustedError("an operation count or the kernel's version is below 0")
+    texts = {"jax": (subject.jax, _VERSION), "libtpu": (subject.libtpu, _VERSION)}
+    for name, (text, form) in {**texts, "epilogue": (fusion.epilogue, _EPILOGUE)}.items():
+        if not form.fullmatch(text):
+            raise UntrustedError(f"{name}={shown(text)} is not of its form")
+    return subject
+
+
+def read_trial(record: Any, subject: Subject) -> Trial:
+    """A trial of a subject out of what `read_json` has read.
+
+    Trials of other versions of the kernels, jax or libtpu count for nothing here, and obey rules that are not known
+    here: of these, tiles and least times are not judged.
+
+    Raises:
+      UntrustedError: it is none; or it has a time that is not above 0 or that no kernel can have, something below 0, a
+        time though it failed, or tiles that break rules.
+    """
+    trial = structured(record, Trial)
+    for name in ("modelled_us", "simulated_us", "measured_us"):
+        value = getattr(trial, name)
+        if value is not None and value <= 0:
+            raise UntrustedError(f"{name}={shown(value)} is no time above 0")
+    for name in ("prefetch_us", "vmem_bytes", "hbm_bytes", "bundles", "compile_s"):
+        if (getattr(trial, name) or 0) < 0:
+            raise UntrustedError(f"{name}={shown(getattr(trial, name))} is below 0")
+    if min(trial.stalls.values(), default=0.0) < 0:
+        raise UntrustedError(f"stalls={shown(trial.stalls)}: one is below 0")
+    if trial.time_us is None:
+        return trial
+    if trial.status != "ok":
+        raise UntrustedError(f"a trial that {trial.status} has a time, {trial.time_us:g} µs")
+    if trial.blocking is not None and subject == Subject.here(subject.problem, subject.chip):
+        _check_possible(trial, subject)
+    return trial
+
+
+def _check_possible(trial: Trial, subject: Subject) -> None:
+    assert trial.blocking is not None
+    its = chip(subject.chip)
+    try:
+        chosen(subject.problem, trial.blocking, its)
+        least_us = _POSSIBLE * least_time_us(subject.problem, trial.blocking, its)
+    except (IllegalTilesError, UnsupportedDtypeError) as error:
+        raise UntrustedError(str(error)) from error
+    times = [time_us for time_us in (trial.simulated_us, trial.measured_us) if time_us is not None]
+    if min(times) < least_us or math.isinf(least_us):
+        raise UntrustedError(f"{min(times):g} µs is no time of {trial.blocking}, which takes {least_us:g} at the least")
+
+
+def _dtypes(problem: MatmulProblem) -> list[str]:
+    fusion = problem.fusion
+    functions = [fn.dtype for fn in (fusion.lhs_fn, fusion.rhs_fn) if fn is not None]
+    whole = [problem.dtype_lhs, problem.dtype_rhs, problem.dtype_out, *fusion.more_outputs]
+    return [*whole, *functions, *(extra.dtype for extra in fusion.extras)]
+
+
+def _is_dtype(name: str) -> bool:
+    """Whether it is the full name of a dtype of numbers: NumPy also takes "f4", "O" and records."""
+    try:
+        dtype = np.dtype(name)
+    except (TypeError, ValueError):
+        return False
+    return dtype.name == name and dtype.kind in "biufV" and dtype.type is not np.void

@@ -1,0 +1,136 @@
+"""Rows of a store: written, and read with suspicion of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from systolic.store import database
+from systolic.store.database import StoreDamagedError, named_errors
+from systolic.store.reading import read_subject, read_trial
+from systolic.store.trial import Subject, Trial, best_first
+from systolic.untrusted import UntrustedError, mapping, read_json
+
+TRIAL_COLUMNS = "rowid, subject, blocking, status, modelled_us, simulated_us, measured_us, trial"
+_SUBJECT_COLUMNS = "rowid, key, chip, subject"
+
+Row = Sequence[Any]  # whose texts are bytes
+Records = Sequence[tuple[Subject, Sequence[Trial]]]
+
+
+def write(connection: sqlite3.Connection, records: Records) -> None:
+    """Adds trials, or replaces those of the same blockings, unless these know more: a time, or a measured one."""
+    for subject, trials in records:
+        problem = subject.problem
+        sizes = f"{problem.batch}x{problem.m}x{problem.k}x{problem.n}"
+        connection.execute(
+            "INSERT INTO subjects VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+            "chip = excluded.chip, sizes = excluded.sizes, subject = excluded.subject",
+            (subject.key, subject.chip, sizes, subject.as_json()),
+        )
+        for trial in trials:
+            _write(connection, subject, trial)
+
+
+def _write(connection: sqlite3.Connection, subject: Subject, trial: Trial) -> None:
+    blocking = None if trial.blocking is None else dataclasses.asdict(trial.blocking)
+    key = (subject.key, _blocking_text(blocking))
+    there = connection.execute(f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND blocking = ?", key).fetchall()
+    if there and not list(read_trials(there, subject, [])):
+        # What cannot be read knows nothing, whatever its columns say.
+        connection.execute("DELETE FROM trials WHERE subject = ? AND blocking = ?", key)
+    connection.execute(
+        # A failure may be this machine's: it takes no time's place.
+        "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (subject, blocking) DO UPDATE SET "
+        "status = excluded.status, modelled_us = excluded.modelled_us, simulated_us = excluded.simulated_us, "
+        "measured_us = excluded.measured_us, trial = excluded.trial, kept_at = excluded.kept_at "
+        "WHERE (excluded.status = 'ok' OR trials.status <> 'ok') "
+        "AND (excluded.measured_us IS NOT NULL OR trials.measured_us IS NULL)",
+        (*key, trial.status, trial.modelled_us, trial.simulated_us, trial.measured_us, trial.as_json(), time.time()),
+    )
+
+
+def read_subjects(connection: sqlite3.Connection) -> list[Subject]:
+    """Everything that trials are of, without what cannot be read."""
+    found = _joined(connection.execute(f"SELECT {_SUBJECT_COLUMNS} FROM subjects NOT INDEXED"), (), [])
+    return [subject for subject, _ in found]
+
+
+def read_all(connection: sqlite3.Connection, bad: list[str]) -> list[tuple[Subject, list[Trial]]]:
+    """Everything, by chip and product; a line for each row that cannot be read is added to `bad`."""
+    subjects = connection.execute(f"SELECT {_SUBJECT_COLUMNS} FROM subjects NOT INDEXED")
+    trials = connection.execute(f"SELECT {TRIAL_COLUMNS} FROM trials NOT INDEXED")
+    return _joined(subjects, trials, bad)
+
+
+def read_trials(rows: Iterable[Row], subject: Subject, bad: list[str]) -> Iterator[Trial]:
+    """The trials of a subject; a line for each row that cannot be read is added to `bad`."""
+    for row in rows:
+        try:
+            yield _trial(row, subject)
+        except UntrustedError as error:
+            bad.append(f"trial {row[0]}: {error}")
+
+
+def salvaged(file: Path) -> list[tuple[Subject, list[Trial]]]:
+    """What can still be read of a damaged store: rows from either end, up to the first page that is broken."""
+    subjects: dict[int, Row] = {}
+    trials: dict[int, Row] = {}
+    with suppress(StoreDamagedError), named_errors(file), closing(database.wreck(file)) as connection:
+        for found, columns, table in ((subjects, _SUBJECT_COLUMNS, "subjects"), (trials, TRIAL_COLUMNS, "trials")):
+            for order in ("ASC", "DESC"):
+                with suppress(sqlite3.DatabaseError, UnicodeError):
+                    for row in connection.execute(f"SELECT {columns} FROM {table} NOT INDEXED ORDER BY rowid {order}"):
+                        found.setdefault(row[0], row)
+    return _joined(subjects.values(), trials.values(), [])
+
+
+def _joined(subjects: Iterable[Row], trials: Iterable[Row], bad: list[str]) -> list[tuple[Subject, list[Trial]]]:
+    found: dict[bytes, tuple[Subject, list[Row]]] = {}
+    for row in subjects:
+        try:
+            found[row[1]] = _subject(row), []
+        except UntrustedError as error:
+            bad.append(f"subject {row[0]}: {error}")
+    for row in trials:
+        if row[1] in found:
+            found[row[1]][1].append(row)
+        else:
+            bad.append(f"trial {row[0]}: what it is of cannot be read")
+    pairs = [(subject, best_first(read_trials(rows, subject, bad))) for subject, rows in found.values()]
+    return sorted(pairs, key=lambda pair: (pair[0].chip, pair[0].as_json()))
+
+
+def _subject(row: Row) -> Subject:
+    _, key, chip, text = row
+    subject = read_subject(_json(text))
+    if (key, chip) != (hashlib.sha256(text).hexdigest()[:32].encode(), subject.chip.encode()):
+        raise UntrustedError("its columns are not those of its record")
+    return subject
+
+
+def _trial(row: Row, subject: Subject) -> Trial:
+    _, _, blocking, *columns, text = row
+    record = _json(text)
+    trial = read_trial(record, subject)
+    own = [trial.status.encode(), trial.modelled_us, trial.simulated_us, trial.measured_us]
+    if blocking != _blocking_text(record["blocking"]).encode() or columns != own:
+        raise UntrustedError("its columns are not those of its record")
+    return trial
+
+
+def _json(text: Any) -> Any:
+    if not isinstance(text, bytes):
+        raise UntrustedError("its record is no text")
+    return mapping(read_json(text), "its record")
+
+
+def _blocking_text(blocking: Any) -> str:
+    return "" if blocking is None else json.dumps(blocking, sort_keys=True)

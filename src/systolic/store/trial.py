@@ -1,0 +1,143 @@
+"""One trial: a product on a chip with one blocking, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Literal
+
+from systolic.kernels import KERNEL_VERSION
+from systolic.problem import MatmulProblem
+from systolic.schedule import Blocking
+
+Status = Literal["ok", "refused", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What trials are of: everything on which a kernel's time depends but its blocking.
+
+    Attributes:
+      problem: what the kernel computes, or XLA.
+      kernel_version: `kernels.KERNEL_VERSION`.
+      jax, libtpu: versions of what compiled it.
+    """
+
+    problem: MatmulProblem
+    chip: str
+    kernel_version: int
+    jax: str
+    libtpu: str
+
+    @classmethod
+    def here(cls, problem: MatmulProblem, chip_name: str) -> Subject:
+        """With the versions that are installed here."""
+        jax, libtpu = _versions()
+        # How many operations an epilogue takes is counted of a program, and not part of what a description says.
+        problem = dataclasses.replace(problem, fusion=dataclasses.replace(problem.fusion, epilogue_ops=0))
+        return cls(problem=problem, chip=chip_name, kernel_version=KERNEL_VERSION, jax=jax, libtpu=libtpu)
+
+    @property
+    def key(self) -> str:
+        """The same for equal subjects, in any process."""
+        return hashlib.sha256(self.as_json().encode()).hexdigest()[:32]
+
+    def as_json(self) -> str:
+        """Sorted, so that equal subjects have the same text."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    def differences(self, other: Subject) -> list[str]:
+        """By what they differ, in words; equal subjects by nothing."""
+        mine, others = _flat(dataclasses.asdict(self)), _flat(dataclasses.asdict(other))
+        return [
+            f"{name}: {others.get(name)} in place of {mine.get(name)}"
+            for name in sorted({*mine, *others})
+            if mine.get(name) != others.get(name)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A blocking, or XLA's program, and its time. None is not known.
+
+    Attributes:
+      blocking: None is XLA's own program.
+      modelled_us: by the planner's arithmetic, ahead of the trial.
+      simulated_us: compiled by the TPU compiler and executed on the chip's model; XLA's without its copy ahead.
+      prefetch_us: of the copy that XLA starts ahead of the call.
+      measured_us: on a device.
+      stalls: share of the time by cause.
+      vmem_bytes: that the compiler used.
+      compile_s: seconds of the compiler; of a program that it had compiled before, those of then.
+      reason: of a refusal or a failure, in the compiler's words.
+    """
+
+    blocking: Blocking | None
+    status: Status
+    modelled_us: float | None = None
+    simulated_us: float | None = None
+    prefetch_us: float | None = None
+    measured_us: float | None = None
+    stalls: dict[str, float] = dataclasses.field(default_factory=dict)
+    vmem_bytes: int | None = None
+    hbm_bytes: int | None = None
+    bundles: int | None = None
+    compile_s: float | None = None
+    reason: str = ""
+
+    @property
+    def time_us(self) -> float | None:
+        """Measured where a device was there, else simulated."""
+        return self.measured_us if self.measured_us is not None else self.simulated_us
+
+    @property
+    def limit(self) -> str:
+        """What it waits for most, in words; the matrix units where that is little."""
+        waits = {cause: share for cause, share in self.stalls.items() if share > _MINOR_SHARE and cause != "matrix"}
+        if not waits:
+            return "matrix units"
+        return _WAITS.get(max(waits, key=waits.__getitem__), max(waits, key=waits.__getitem__))
+
+    def as_json(self) -> str:
+        """To be kept."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+
+def best_first(trials: Iterable[Trial]) -> list[Trial]:
+    """Those with a measured time, fastest first, then those with a simulated one, then the others."""
+
+    def order(trial: Trial) -> tuple[bool, bool, float, str]:
+        return trial.measured_us is None, trial.time_us is None, trial.time_us or 0.0, str(trial.blocking)
+
+    return sorted(trials, key=order)
+
+
+_MINOR_SHARE = 0.1
+_WAITS = {"copy": "copies", "overhead": "starting copies", "semaphore": "the other core"}
+
+
+@functools.cache
+def _versions() -> tuple[str, str]:
+    found = []
+    for package in ("jax", "libtpu"):
+        try:
+            found.append(metadata.version(package))
+        except metadata.PackageNotFoundError:
+            found.append("")
+    return found[0], found[1]
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Leaves of nested records by their path."""
+    if isinstance(value, dict):
+        parts = [_flat(one, f"{name}.{key}".strip(".")) for key, one in value.items()]
+    elif isinstance(value, (list, tuple)):
+        parts = [_flat(one, f"{name}[{at}]") for at, one in enumerate(value)]
+    else:
+        return {name: value}
+    return {path: leaf for part in parts for path, leaf in part.items()}

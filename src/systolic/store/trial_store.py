@@ -1,0 +1,271 @@
+"""Every trial, in one SQLite file that several processes write to at once and that a kill leaves whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from systolic.store import database
+from systolic.store.database import StoreDamagedError, StoreError, StoreWarning, is_there, named_errors, shown_path
+from systolic.store.reading import read_subject, read_trial
+from systolic.store.rows import TRIAL_COLUMNS, Records, read_all, read_subjects, read_trials, salvaged, write
+from systolic.store.trial import Subject, Trial, best_first
+
+_NAMED = 5  # rows that a warning names
+
+
+def store_file() -> Path:
+    """Where trials are kept unless somebody says otherwise: `$SYSTOLIC_STORE`, or a file in the user's cache folder."""
+    named = os.environ.get("SYSTOLIC_STORE")
+    return Path(named) if named else Path(platformdirs.user_cache_dir("systolic")) / "trials.sqlite"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreHealth:
+    """What is to be said of a store.
+
+    Attributes:
+      there: whether there is a file with trials.
+      schema: version of its tables; None where they cannot be read.
+      subjects, trials: how many can be read.
+      unreadable: rows that cannot, each with the reason.
+      problem: why the file cannot be used; "" where it can.
+    """
+
+    file: Path
+    there: bool
+    schema: int | None = None
+    subjects: int = 0
+    trials: int = 0
+    unreadable: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStore:
+    """A file of trials. Holds nothing open between calls; picklable.
+
+    A trial is written in a transaction of its own: what was kept is there after a kill at any moment, and the file
+    opens. A row that is damaged is left out, with a `StoreWarning` that names it. A store that is damaged is renamed,
+    and a new one begun with every row of it that can still be read, with a `StoreWarning` that names both files. A file
+    that is no store is left alone.
+    """
+
+    file: Path
+
+    @classmethod
+    def at(cls, file: Path | None = None) -> TrialStore:
+        """The store in this file, or the user's."""
+        return cls(file if file is not None else store_file())
+
+    def keep(self, subject: Subject, trial: Trial) -> None:
+        """Adds a trial, or replaces that of the same blocking, unless that knows more: a time, or a measured one.
+
+        Raises:
+          StoreError: it cannot be written.
+          UntrustedError: it is a trial that could not be read again, such as one with a time of NaN.
+        """
+        self.keep_all([(subject, [trial])])
+
+    def keep_all(self, records: Records) -> None:
+        """Keeps each of these trials as `keep` does, or none of them if one cannot be kept.
+
+        Raises:
+          StoreError, UntrustedError: as `keep` does.
+        """
+        for subject, trials in records:
+            read_subject(json.loads(subject.as_json()))
+            for trial in trials:
+                read_trial(json.loads(trial.as_json()), subject)
+        with self._opened(writing=True) as connection, _transaction(connection):
+            write(connection, records)
+
+    def check_writable(self) -> None:
+        """Writes to the file, so that what is read-only, full or no store is known before the work and not after it.
+
+        Raises:
+          StoreError: it cannot be written.
+        """
+        with self._opened(writing=True) as connection, _transaction(connection):
+            connection.execute(f"PRAGMA user_version = {database.SCHEMA_VERSION}")  # as it is: but a page is written
+
+    def trials(self, subject: Subject) -> list[Trial]:
+        """All of a subject, as `best_first` sorts them.
+
+        Raises:
+          StoreError: the file cannot be read.
+        """
+        if not is_there(self.file):
+            return []
+        with self._opened(writing=False) as connection:
+            query = f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ?"
+            rows = connection.execute(query, (subject.key,)).fetchall()
+        with self._left_out() as bad:
+            return best_first(read_trials(rows, subject, bad))
+
+    def subjects(self) -> list[Subject]:
+        """Everything that trials are of, by chip and sizes.
+
+        Raises:
+          StoreError: the file cannot be read.
+        """
+        return [subject for subject, _ in self.records()]
+
+    def records(self) -> list[tuple[Subject, list[Trial]]]:
+        """Everything that the store has: subjects by chip and sizes, and the trials of each as `best_first` sorts them.
+
+        Raises:
+          StoreError: the file cannot be read.
+        """
+        if not is_there(self.file):
+            return []
+        with self._opened(writing=False) as connection, self._left_out() as bad:
+            return read_all(connection, bad)
+
+    def foreign_records(self) -> list[tuple[Subject, list[Trial]]]:
+        """The same of somebody else's file, of which nothing is renamed, set right or left out.
+
+        Raises:
+          StoreError: the file, or one row of it, cannot be read.
+        """
+        bad: list[str] = []
+        with named_errors(self.file), closing(database.connection(self.file, writing=False)) as connection:
+            found = read_all(connection, bad)
+        if bad:
+            raise StoreDamagedError(f"{shown_path(self.file)} is damaged: {bad[0]}")
+        return found
+
+    def winner(self, subject: Subject) -> Trial | None:
+        """The best kernel of a subject: the fastest that was measured, else the fastest.
+
+        It takes a millisecond: the file is neither read as a whole nor made, nor anything in it set right.
+
+        Raises:
+          StoreError: the file cannot be read.
+        """
+        if not is_there(self.file):
+            return None
+        query = (
+            f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND status = 'ok' AND blocking <> '' "
+            "AND coalesce(measured_us, simulated_us) IS NOT NULL "
+            "ORDER BY measured_us IS NULL, coalesce(measured_us, simulated_us), blocking"
+        )
+        with (
+            named_errors(self.file),
+            closing(database.connection(self.file, writing=False, thorough=False)) as connection,
+            self._left_out() as bad,
+        ):
+            return next(read_trials(connection.execute(query, (subject.key,)), subject, bad), None)
+
+    def nearest(self, subject: Subject) -> tuple[Subject, list[str]] | None:
+        """Of a subject without trials: the one with trials that differs in least, and in what.
+
+        As with `winner`, nothing in the file is set right; what cannot be read in it is left out, without a word.
+
+        Raises:
+          StoreError: the file cannot be read.
+        """
+        if not is_there(self.file):
+            return None
+        with (
+            named_errors(self.file),
+            closing(database.connection(self.file, writing=False, thorough=False)) as connection,
+        ):
+            others = [(other, subject.differences(other)) for other in read_subjects(connection)]
+        return min(others, key=lambda pair: (len(pair[1]), pair[0].as_json()), default=None)
+
+    def health(self) -> StoreHealth:
+        """What `systolic doctor` says of it. Nothing is made, renamed or set right, and nothing raised."""
+        bad: list[str] = []
+        try:
+            if not is_there(self.file):
+                return StoreHealth(file=self.file, there=False)
+            with named_errors(self.file), closing(database.connection(self.file, writing=False)) as connection:
+                found = read_all(connection, bad)
+        except StoreError as error:
+            return StoreHealth(file=self.file, there=True, problem=str(error))
+        return StoreHealth(
+            file=self.file,
+            there=True,
+            schema=database.SCHEMA_VERSION,
+            subjects=len(found),
+            trials=sum(len(trials) for _, trials in found),
+            unreadable=tuple(bad),
+        )
+
+    @contextmanager
+    def _left_out(self) -> Iterator[list[str]]:
+        """Warns once of all rows that the block could not read."""
+        bad: list[str] = []
+        yield bad
+        if bad:
+            more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+            said = "; ".join(bad[:_NAMED]) + more
+            warnings.warn(f"left out of {shown_path(self.file)}: {said}", StoreWarning, stacklevel=5)
+
+    @contextmanager
+    def _opened(self, *, writing: bool) -> Iterator[sqlite3.Connection]:
+        with named_errors(self.file), closing(self._ready(writing=writing)) as connection:
+            yield connection
+
+    def _ready(self, *, writing: bool) -> sqlite3.Connection:
+        """A connection to a store that is whole: as it is, made, or begun anew in place of a damaged one."""
+        if is_there(self.file):
+            with suppress(StoreDamagedError), named_errors(self.file):
+                return database.connection(self.file, writing=writing)
+        # SQLite lets two processes neither make a file nor replace one at once: they take turns.
+        import fcntl  # Linux and macOS; nothing else here needs it
+
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.with_name(f"{self.file.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                with named_errors(self.file):
+                    return database.connection(self.file, writing=writing)
+            except StoreDamagedError as error:
+                self._begin_anew(error)
+            return database.connection(self.file, writing=writing)
+
+    def _begin_anew(self, error: StoreDamagedError) -> None:
+        """Sets a damaged store aside, and begins a new one with what can be read of it."""
+        aside = self.file.with_name(
+            f"{self.file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9}"
+        )
+        self.file.replace(aside)
+        for ending in ("-wal", "-shm", "-journal"):  # what a killed writer had kept is there
+            beside = self.file.with_name(self.file.name + ending)
+            if beside.exists():
+                beside.replace(aside.with_name(aside.name + ending))
+        count = 0
+        try:
+            saved = salvaged(aside)
+            with closing(database.connection(self.file, writing=True)) as connection, _transaction(connection):
+                write(connection, saved)
+            count = sum(len(trials) for _, trials in saved)
+        finally:  # where the old one is has to be said also if there is no room for a new one
+            warnings.warn(
+                f"{error}; kept as {shown_path(aside)}, begun anew with the {count} trials that can be read of it",
+                StoreWarning,
+                stacklevel=7,
+            )
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # some errors, such as a full disk, have rolled it back
+            connection.execute("ROLLBACK")
+        raise

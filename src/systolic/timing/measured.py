@@ -1,0 +1,100 @@
+"""The time of a function on a TPU that is there, by the device's own clock: out of the profiler, not the host's."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from systolic.chips import Chip
+from systolic.timing.measurement import Measurement
+
+_WARM_UP = 2
+_MODULES = "XLA Modules"  # the profiler's line of whole programs on a device
+
+
+class NoDeviceError(RuntimeError):
+    """No device of that kind is attached, or its profile has no times."""
+
+
+def device_of(chip: Chip) -> Any:
+    """The first attached `jax.Device` of a chip's kind.
+
+    Raises:
+      NoDeviceError: there is none; the message says what JAX found.
+    """
+    import jax
+
+    found = jax.local_devices()
+    for device in found:
+        if device.device_kind == chip.device_kind:
+            return device
+    kinds = ", ".join(sorted({device.device_kind for device in found}))
+    raise NoDeviceError(
+        f"no {chip.device_kind} is attached, only {kinds}: leave measuring out, or run this where one is"
+    )
+
+
+def measure(fn: Callable[..., Any], args: Sequence[Any], chip: Chip, *, repeats: int = 20) -> Measurement:
+    """Compiles `fn(*args)` for the attached device, and runs it; the median of its times on the device.
+
+    Args:
+      args: arrays, or `jax.ShapeDtypeStruct`s, in place of which random numbers are used.
+      repeats: calls after two that are not counted.
+
+    Raises:
+      NoDeviceError: no such device, or the profiler has seen nothing on it.
+    """
+    import jax
+
+    device = device_of(chip)
+    arrays = [jax.device_put(_contents(one, number), device) for number, one in enumerate(args)]
+    run = jax.jit(fn).lower(*arrays).compile()
+    for _ in range(_WARM_UP):
+        jax.block_until_ready(run(*arrays))
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(repeats):
+                jax.block_until_ready(run(*arrays))
+        times = [
+            time
+            for file in sorted(Path(folder).rglob("*.xplane.pb"))
+            for time in module_times_us(jax.profiler.ProfileData.from_file(str(file)), device.id)
+        ]
+    if len(times) < repeats:
+        raise NoDeviceError(f"the profile of {repeats} calls on {device} has {len(times)} device times")
+    return Measurement(
+        chip=chip.name,
+        provenance="measured",
+        time_us=statistics.median(times[-repeats:]),
+        jax_version=jax.__version__,
+        libtpu_version=metadata.version("libtpu"),
+    )
+
+
+def module_times_us(profile: Any, device_number: int) -> list[float]:
+    """How long each program ran on a TPU, in the order of a `jax.profiler.ProfileData`."""
+    return [
+        event.duration_ns / 1e3
+        for plane in profile.planes
+        if plane.name == f"/device:TPU:{device_number}"
+        for line in plane.lines
+        if line.name == _MODULES
+        for event in line.events
+    ]
+
+
+def _contents(one: Any, number: int) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    if not isinstance(one, jax.ShapeDtypeStruct):
+        return one
+    key = jax.random.key(number)
+    if jnp.issubdtype(one.dtype, jnp.integer):
+        info = jnp.iinfo(one.dtype)
+        return jax.random.randint(key, one.shape, max(info.min, -128), min(info.max, 127), one.dtype)
+    return jax.random.normal(key, one.shape, jnp.float32).astype(one.dtype)

@@ -1,0 +1,225 @@
+"""The time of a function on a chip that is not there: compiled for it in a worker, then executed on its model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from systolic.bugs import reports_bugs
+from systolic.chips import Chip
+from systolic.chips import chip as chip_named
+from systolic.compiler import (
+    CompiledProgram,
+    NamedFunction,
+    PallasOperands,
+    ProgramCache,
+    Target,
+    WorkerPool,
+    abstract_arguments,
+    argument_values,
+    at_stage,
+    compile_function,
+    function_name,
+    pallas_operands,
+    traced_jaxpr,
+    tracing_settings,
+)
+from systolic.simulator import PreparedProgram, SimulatedRun, VmemBuffer, prepare_listings
+from systolic.timing.contents import KernelContents, parameter_contents
+from systolic.timing.measurement import Measurement
+
+
+def target_of(chip: Chip) -> Target:
+    """The chip in the words that the compiler knows."""
+    return Target(
+        name=chip.name,
+        topology=chip.topology,
+        device_kind=chip.device_kind,
+        cores_per_device=chip.cores_per_device,
+        topology_config=chip.topology_config,
+    )
+
+
+def simulate_in_worker(
+    fn: Callable[..., Any] | NamedFunction,
+    args: Sequence[Any],
+    values: Sequence[np.ndarray | None],
+    chip: Chip,
+    cached: bool,
+    settings: Mapping[str, Any],
+    spans: int,
+) -> Measurement:
+    """Compiles and simulates `fn(*args)`. Only for a worker: compiling may abort the process.
+
+    Args:
+      values: what the flat arguments hold; None where it is not known.
+      settings: of JAX, to trace under; see `compiler.tracing_settings`.
+      spans: of the timeline to keep; see `PreparedProgram.run`.
+
+    Raises:
+      CompilerRefusal: the compiler said no.
+      SimulationError: the program holds something that the simulator does not understand.
+    """
+    cache = ProgramCache() if cached else None
+    program = compile_function(fn, args, target_of(chip), cache=cache, settings=settings)
+    with at_stage("simulating"):
+        run = _executed(program, fn, args, values, chip, settings, spans)
+    return Measurement(
+        chip=chip.name,
+        provenance="simulated",
+        time_us=run.time_us,
+        run=run,
+        jax_version=program.jax_version,
+        libtpu_version=program.libtpu_version,
+        compile_s=program.compile_s,
+        from_cache=program.from_cache,
+    )
+
+
+def _executed(
+    program: CompiledProgram,
+    fn: Callable[..., Any] | NamedFunction,
+    args: Sequence[Any],
+    values: Sequence[np.ndarray | None],
+    chip: Chip,
+    settings: Mapping[str, Any],
+    spans: int,
+) -> SimulatedRun:
+    prepared = prepare_program(program, chip)
+
+    def executions() -> list[PallasOperands]:
+        jaxpr = traced_jaxpr(fn, args, target_of(chip), settings=settings)
+        names = [parameter_name(prepared, number) for number in range(len(values))]
+        given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
+        return pallas_operands(jaxpr, given, names)
+
+    hlo = prepared.hlo
+    assert hlo is not None
+    contents = KernelContents(hlo, executions)
+    return prepared.run(
+        chip, parameters=parameter_contents(hlo, values), operand_words=contents.operand_words, spans=spans
+    )
+
+
+def prepare_program(program: CompiledProgram, chip: Chip) -> PreparedProgram:
+    """Reads what the compiler left of a program, to be run on the chip's model.
+
+    Raises:
+      SimulationError: it holds something that is not understood.
+    """
+    return prepare_listings(
+        program.listings,
+        chip,
+        utilization=program.utilization,
+        hlo_text=program.top_level_hlo,
+        vmem=vmem_buffers(program.vmem_report),
+    )
+
+
+def parameter_name(prepared: PreparedProgram, number: int) -> str:
+    """What the program calls one of its arguments."""
+    parameter = prepared.hlo.parameters.get(number) if prepared.hlo is not None else None
+    return parameter.name if parameter is not None else str(number)
+
+
+def vmem_buffers(report: str) -> list[VmemBuffer]:
+    """The compiler's account of VMEM as records. Entries of another form than is known are left out."""
+    try:
+        known = json.loads(report) if report else {}
+    except (ValueError, RecursionError):
+        known = {}
+    return [
+        buffer
+        for op, breakdown in (known.items() if isinstance(known, dict) else ())
+        if not op.startswith("<")  # the callers of inlined operations, which are listed by themselves
+        for block in _records(breakdown, "blocks")
+        for buffer in _buffers(op, block)
+    ]
+
+
+def _buffers(op: str, block: Mapping[str, Any]) -> Iterator[VmemBuffer]:
+    kind, whole = str(block.get("block_type", "")), block.get("block_size", 0)
+    for allocation in _records(block, "allocations") or [{"size": whole}]:
+        tag, size = str(allocation.get("tag", "")), str(allocation.get("size", 0))
+        if re.fullmatch(r"\d{1,18}", size, re.ASCII):  # also where it was written as text
+            what = tag or str(allocation.get("shape", ""))
+            yield VmemBuffer(op=op, kind=kind, size_bytes=int(size), is_spill=tag.upper() == "SPILL", what=what)
+
+
+def _records(record: object, name: str) -> list[dict[str, Any]]:
+    found = record.get(name) if isinstance(record, dict) else None
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def submit_simulation(
+    pool: WorkerPool,
+    fn: Callable[..., Any] | NamedFunction,
+    args: Sequence[Any],
+    chip: Chip,
+    *,
+    label: str,
+    cached: bool = True,
+    spans: int = 0,
+) -> Future[Measurement]:
+    """Has a worker compile and simulate `fn(*args)`.
+
+    Args:
+      fn: a JAX function; bind what is static with `functools.partial`.
+      args: arrays or `jax.ShapeDtypeStruct`s; the contents of small arrays are known to the simulation.
+      label: names the job in errors.
+      cached: use programs compiled before, and keep this one.
+      spans: of the timeline to keep, of each kind, from its beginning and from its end.
+    """
+    shapes, values = abstract_arguments(args), argument_values(args)
+    return pool.submit(simulate_in_worker, fn, shapes, values, chip, cached, tracing_settings(), spans, label=label)
+
+
+@reports_bugs
+def simulate(
+    fn: Callable[..., Any],
+    *args: Any,
+    chip: str | Chip = "v5e",
+    spans: int = 200,
+    cached: bool = True,
+    time_limit_s: float = 300,
+    memory_limit_bytes: int | None = None,
+) -> SimulatedRun:
+    """How long `fn(*args)` takes on a chip that is not there, and why: compiled for it, then executed on its model.
+
+    The compiler runs in a process of its own, so that it may crash without harm. On v4 and v5p one device is two cores;
+    on the others, and on v7x, it is one.
+
+    Args:
+      fn: any function that `jax.jit` takes, with or without Pallas calls. Bind what is static with `functools.partial`.
+      args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them. Contents matter only where a program branches on
+        them: kernels with scalar prefetch, dynamic grids, `lax.cond`. Of arrays of more than 16 MiB only the shape
+        counts.
+      chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
+      spans: of the timeline to keep, of each kind, from its beginning and from its end.
+      cached: use programs compiled before, and keep this one.
+      time_limit_s: seconds of CPU time after which the compiler is stopped.
+      memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
+
+    Returns:
+      Cycles, time, stalls by cause, what each unit did, each operation's share, copies, and a timeline.
+
+    Raises:
+      UnknownChipError: no such chip.
+      CompilerRefusal: the compiler said no; its reason is the message.
+      CompilerCrash, CompilerTimeout, CompilerOutOfMemory, CompilerMissing: it came to no answer.
+      UnknownValueError: control flow depends on contents that were not given; the message says of which argument.
+      SimulationError: the program holds something that is not understood; the message quotes it.
+      DeadlockError: the program waits for something that never comes; the message names the wait.
+      SystolicBug: this package is at fault, and not the function.
+    """
+    known = chip_named(chip) if isinstance(chip, str) else chip
+    label = f"{function_name(fn)} for {known.name}"
+    with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
+        run = submit_simulation(pool, fn, args, known, label=label, cached=cached, spans=spans).result().run
+    assert run is not None
+    return run

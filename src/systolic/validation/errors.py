@@ -1,0 +1,244 @@
+"""Predicted beside published: the error of every row, and how large errors are by chip.
+
+    device time = published, less the host's dispatch on wall-clock rows
+    error       = predicted / device time − 1
+
+A row whose program is not known, or cannot be predicted, or whose published time is not that of a whole device, stays
+in the list with the reason. Only rows that are *counted* enter the statistics.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from systolic.chips import CHIPS, UnknownChipError, chip
+from systolic.problem import MatmulProblem
+from systolic.schedule import Tiles
+from systolic.validation.published import PublishedRow
+
+WALL_CLOCK = "wall_clock"
+TIMINGS = (WALL_CLOCK, "device")
+LARGE = 2048  # below, a product is short beside what a wall clock adds to it
+_ONE_CORE = re.compile(r"\bone (of the (two )?)?cores?\b|\b(a )?single core\b", re.IGNORECASE)
+
+
+class OpError(ValueError):
+    """A published op that is not known, or that cannot be what its row says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedProgram:
+    """What was timed. Rows that timed the same share it: they are not independent checks of a prediction."""
+
+    chip: str
+    kernel: str  # ops of different names may be one kernel
+    problem: MatmulProblem
+    tiles: Tiles | None
+    function: Callable[..., Any] = field(compare=False, repr=False)
+    arguments: tuple[Any, ...] = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        size = f"{self.problem.m}/{self.problem.k}/{self.problem.n}"
+        dtypes = f"{self.problem.dtype_lhs}×{self.problem.dtype_rhs}→{self.problem.dtype_out}"
+        return f"{self.chip} {self.kernel} {size} {dtypes}" + (f" in {self.tiles}" if self.tiles else "")
+
+
+ProgramOf = Callable[[PublishedRow], PublishedProgram]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRow:
+    """A published time and the predicted one; where there is none, or the row is not counted, the reason.
+
+    `in_view`: the row's program, or products like it, were in view when constants of the chip's model were chosen, so
+    that its error says little about others.
+    """
+
+    chip: str
+    op: str
+    m: int
+    k: int
+    n: int
+    dtype_lhs: str
+    dtype_rhs: str
+    dtype_out: str
+    tile_m: int | None
+    tile_k: int | None
+    tile_n: int | None
+    timing: str
+    published_us: float
+    predicted_us: float | None
+    provenance: str | None  # of the predicted time
+    error: float | None
+    dispatch_us: float  # taken off the published time before the error is formed
+    counted: bool
+    in_view: bool
+    reason: str
+    program: str  # the same text: the same program
+    source: str
+    line: int
+
+    @property
+    def dtypes(self) -> str:
+        """Operands and output, in few words."""
+        operands = self.dtype_lhs if self.dtype_lhs == self.dtype_rhs else f"{self.dtype_lhs}×{self.dtype_rhs}"
+        return operands if operands == self.dtype_out else f"{operands}→{self.dtype_out}"
+
+    @property
+    def tiles(self) -> str:
+        """m/k/n, or nothing."""
+        sides = (self.tile_m, self.tile_k, self.tile_n)
+        return "" if sides == (None, None, None) else "/".join("–" if side is None else str(side) for side in sides)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorStatistics:
+    """How far predictions of the counted rows are off. Sizes of errors; `bias` alone keeps the sign."""
+
+    rows: int
+    programs: int
+    median_error: float | None
+    p90_error: float | None
+    worst_error: float | None
+    bias: float | None  # the median of the signed errors
+    rank_correlation: float | None  # Spearman's, of device times and predictions; None under three rows
+
+
+def program_or_reason(row: PublishedRow, program_of: ProgramOf) -> PublishedProgram | str:
+    """The program behind a row, or why there is none to predict."""
+    try:
+        known = chip(row.chip)
+        if known.cores_per_device > 1 and _ONE_CORE.search(row.notes):
+            return f"one of the device's {known.cores_per_device} cores was timed; a simulated device uses all"
+        return program_of(row)
+    except (UnknownChipError, ValueError) as error:
+        return str(error)
+
+
+def device_us(row: PublishedRow, dispatch_us: float) -> float | None:
+    """The published time without the host's dispatch; None where nothing is left."""
+    left = row.published_us - (dispatch_us if row.timing == WALL_CLOCK else 0.0)
+    return left if left > 0 else None
+
+
+def compared(
+    row: PublishedRow,
+    program: PublishedProgram | str,
+    predicted: float | str,
+    *,
+    dispatch_us: float,
+    fitted_on: Collection[str] = (),
+) -> ComparedRow:
+    """The row with its error.
+
+    Args:
+      program: from `program_or_reason`.
+      predicted: simulated µs, or why there are none.
+      dispatch_us: what the host needs to send one call off, taken off wall-clock rows.
+      fitted_on: programs to which the constants in use were fitted, beside the shipped ones.
+    """
+    found = predicted if isinstance(program, PublishedProgram) else program
+    time_us = None if isinstance(found, str) else found
+    reason = found if isinstance(found, str) else ""
+    left_us = device_us(row, dispatch_us)
+    if not reason and left_us is None:
+        reason = f"the published wall clock is within the {dispatch_us:g} µs of dispatch: nothing is left to compare"
+    if not reason and row.timing not in TIMINGS:
+        reason = f"timing {row.timing!r} is not known; known are {' and '.join(TIMINGS)}"
+    return ComparedRow(
+        chip=program.chip if isinstance(program, PublishedProgram) else row.chip,
+        op=row.op,
+        m=row.m,
+        k=row.k,
+        n=row.n,
+        dtype_lhs=row.dtype_lhs,
+        dtype_rhs=row.dtype_rhs,
+        dtype_out=row.dtype_out,
+        tile_m=row.tile_m,
+        tile_k=row.tile_k,
+        tile_n=row.tile_n,
+        timing=row.timing,
+        published_us=row.published_us,
+        predicted_us=time_us,
+        provenance=None if time_us is None else "simulated",
+        error=None if time_us is None or left_us is None else time_us / left_us - 1,
+        dispatch_us=dispatch_us if row.timing == WALL_CLOCK else 0.0,
+        counted=not reason,
+        in_view=_in_view(row) or str(program) in fitted_on,
+        reason=reason,
+        program=str(program) if isinstance(program, PublishedProgram) else "",
+        source=row.source,
+        line=row.line,
+    )
+
+
+def _in_view(row: PublishedRow) -> bool:
+    """Whether the shipped constants were chosen with such rows in view.
+
+    All were fitted to a tuning cache, with rows of a dense product in it; `Chip.seen_rows` names the others.
+    """
+    seen = CHIPS[row.chip].seen_rows if row.chip in CHIPS else ()
+    sizes, tiles = (row.m, row.k, row.n), (row.tile_m, row.tile_k, row.tile_n)
+    return "tuning cache" in row.source or any(
+        each.op in (None, row.op) and each.sizes in (None, sizes) and each.tiles in (None, tiles) for each in seen
+    )
+
+
+def error_statistics(rows: Sequence[ComparedRow]) -> ErrorStatistics:
+    """Of the counted rows among these."""
+    counted = [row for row in rows if row.counted and row.error is not None and row.predicted_us is not None]
+    errors = np.array([row.error for row in counted], float)
+    sizes = np.abs(errors)
+    predicted = [row.predicted_us or 0.0 for row in counted]
+    device = [row.published_us - row.dispatch_us for row in counted]
+    return ErrorStatistics(
+        rows=len(counted),
+        programs=len({row.program for row in counted}),
+        median_error=float(np.median(sizes)) if counted else None,
+        p90_error=float(np.quantile(sizes, 0.9)) if counted else None,
+        worst_error=float(np.max(sizes)) if counted else None,
+        bias=float(np.median(errors)) if counted else None,
+        rank_correlation=_rank_correlation(device, predicted),
+    )
+
+
+def _rank_correlation(device: Sequence[float], predicted: Sequence[float]) -> float | None:
+    # Of equal times there is no order, and no correlation with one.
+    if len(device) < 3 or len(set(device)) == 1 or len(set(predicted)) == 1:
+        return None
+    from scipy.stats import rankdata  # takes a while, and only this needs it
+
+    return float(np.corrcoef(rankdata(device), rankdata(predicted))[0, 1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipStatistics:
+    """One chip's errors: of all counted rows, of those whose m, k and n are at least 2048, and of these the unseen."""
+
+    every: ErrorStatistics
+    from_2048: ErrorStatistics
+    from_2048_not_in_view: ErrorStatistics
+
+    def record(self) -> dict[str, Any]:
+        """As nested plain data."""
+        parts = {name: asdict(getattr(self, name)) for name in ("from_2048", "from_2048_not_in_view")}
+        return {**asdict(self.every), **parts}
+
+
+def statistics_by_chip(rows: Sequence[ComparedRow]) -> dict[str, ChipStatistics]:
+    """The statistics of each chip among the rows, in their order."""
+    found = {}
+    for name in dict.fromkeys(row.chip for row in rows):
+        of_chip = [row for row in rows if row.chip == name]
+        large = [row for row in of_chip if min(row.m, row.k, row.n) >= LARGE]
+        found[name] = ChipStatistics(
+            every=error_statistics(of_chip),
+            from_2048=error_statistics(large),
+            from_2048_not_in_view=error_statistics([row for row in large if not row.in_view]),
+        )
+    return found

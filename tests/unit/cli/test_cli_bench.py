@@ -1,0 +1,347 @@
+"""`systolic bench` and `systolic plan` without the compiler: in its place, times that are arithmetic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import systolic.bench.race
+import systolic.cli.bench
+from systolic.bench.bars import summary
+from systolic.bench.race import BenchRow
+from systolic.chips import Chip, chip
+from systolic.cli import main
+from systolic.compiler import CompilerCrash, CompilerRefusal
+from systolic.schedule import IllegalTilesError, Violation
+from systolic.simulator import SimulatedRun
+from systolic.simulator.records import CoreRun, OpRun
+from systolic.timing import Measurement
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def measurement(
+    known: Chip, time_us: float, *, bundles: int = 900, other_share: float = 0.0, prefetch_share: float = 0.1
+) -> Measurement:
+    cycles = round(time_us * known.machine.clock_hz / 1e6)
+    other = round(cycles * other_share)
+    spent = {"kernel": cycles - other, "pad": other}
+    ops = tuple(
+        OpRun(name=name, scope="", calls=1, begin_cycles=0, end_cycles=cycles, cycles=count)
+        for name, count in spent.items()
+    )
+    core = CoreRun(
+        core=0,
+        cycles=cycles,
+        ops=ops,
+        copy_stall_cycles=0,
+        copy_overhead_cycles=0,
+        matrix_stall_cycles=0,
+        matrix_busy_cycles=0,
+        hbm_read_bytes=3000,
+        hbm_written_bytes=1000,
+        copies=0,
+    )
+    simulated = SimulatedRun(
+        chip=known.name,
+        clock_hz=known.machine.clock_hz,
+        cores=(core,),
+        prefetch_cycles=round(cycles * prefetch_share),
+        matrix_units=known.machine.mxu_count,
+        bundles=bundles,
+    )
+    time_us = simulated.time_us
+    return Measurement(chip=known.name, provenance="simulated", time_us=time_us, run=simulated, compile_s=1.0)
+
+
+def answer(label: str, known: Chip, size: int) -> Measurement:
+    """Ours takes 1 µs for each of m, XLA 3 % more; some sizes go wrong in ways of their own."""
+    who = label.split()[-1]
+    if who == "ours" and size == 512:
+        raise CompilerRefusal("no room\nin VMEM", kind="vmem")
+    if who == "ours" and size == 1024:
+        raise IllegalTilesError("tiles 1/2/3", [Violation(rule="r", value="tile_m=1", limit="at least 8", fix="use 8")])
+    if who == "ours" and size == 1000:
+        raise CompilerCrash(label=label, exit_code=None, signal_name="SIGABRT", stderr_tail="")
+    if who == "xla" and size == 2048:
+        raise CompilerRefusal("XLA said no", kind="other")
+    ours_us = size * (1.3 if size == 4000 else 1.0)
+    return measurement(
+        known,
+        ours_us * (1.03 if who == "xla" else 1.0),
+        bundles=20_000 if size == 16384 else 900,
+        other_share=0.5 if size == 3000 else 0.0,
+        prefetch_share=20 if size == 16 else 0.1,
+    )
+
+
+@pytest.fixture(autouse=True)
+def labels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    seen: list[str] = []
+
+    def submit_simulation(_pool: object, fn: object, args: Any, known: Chip, *, label: str) -> Future[Measurement]:
+        seen.append(label)
+        future: Future[Measurement] = Future()
+        try:
+            future.set_result(answer(label, known, args[0].lhs.shape[0]))
+        except Exception as error:  # noqa: BLE001 -- a future keeps any
+            future.set_exception(error)
+        return future
+
+    monkeypatch.setattr(systolic.cli.bench, "check_available", lambda: None)
+    monkeypatch.setattr(systolic.bench.race, "submit_simulation", submit_simulation)
+    return seen
+
+
+def rows_of(out: str) -> dict[tuple[str, str], dict[str, Any]]:
+    document = json.loads(out)
+    assert set(document) == {"command", "versions", "rows", "summary"}
+    assert document["command"] == "bench"
+    return {(row["chip"], row["case"]): row for row in document["rows"]}
+
+
+def test_every_case_is_a_row_with_its_times_or_its_reason(run: Run) -> None:
+    code, out, _ = run("bench", "--suite", "square", "--chip", "v5e,v6e", "--json", "-", "-q")
+    rows = rows_of(out)
+    assert code == 1  # two sizes have no time
+    assert len(rows) == 12
+    assert rows["v5e", "512³"]["status"] == "refused"
+    assert rows["v5e", "512³"]["reason"] == "no room"
+    assert rows["v6e", "1024³"]["status"] == "illegal"
+    assert "tile_m" in rows["v6e", "1024³"]["reason"]
+    assert rows["v6e", "1024³"]["ours_us"] is None
+    assert rows["v6e", "1024³"]["xla_us"] == pytest.approx(1024 * 1.03, rel=1e-3)
+    assert rows["v6e", "2048³"]["xla_reason"] == "refused: XLA said no"
+    assert rows["v6e", "2048³"]["ratio"] is None
+    whole = rows["v5e", "4096³"]
+    assert whole["provenance"] == "simulated"
+    assert whole["ratio"] == pytest.approx(1.03, rel=1e-3)
+    assert whole["ratio_with_prefetch"] == pytest.approx(1.03 * 1.1, rel=1e-3)
+    assert whole["hbm_bytes"] == 4000
+
+
+def test_xla_is_no_faster_than_hbm_allows_in_repeated_calls(run: Run) -> None:
+    """A weight of 117 MB that was copied into VMEM ahead of the call has crossed HBM all the same."""
+    arguments = ("bench", "--suite", "fused", "--only", "residual 16·", "--json", "-", "-q")
+    row = rows_of(run(*arguments)[1])["v5e", "residual 16·4096·14336"]
+    assert row["xla_us"] == pytest.approx(16 * 1.03, rel=1e-3)
+    assert row["xla_us"] < row["model_hbm_us"] < row["xla_us"] + row["xla_prefetch_us"]
+    assert row["xla_repeated_us"] == row["model_hbm_us"]
+    assert row["ratio"] == pytest.approx(row["model_hbm_us"] / row["ours_us"])
+    assert row["ratio_alone"] == pytest.approx(1.03, rel=1e-3)
+    (large,) = rows_of(run("bench", "--only", "16384", "--json", "-", "-q")[1]).values()
+    assert large["model_hbm_us"] < large["xla_us"] == large["xla_repeated_us"]
+    (short,) = rows_of(
+        run("bench", "--suite", "llm", "--only", "llama3-70b o 1", "--chip", "v5e", "--json", "-", "-q")[1]
+    ).values()
+    assert short["xla_repeated_us"] == pytest.approx(short["xla_us"] + short["xla_prefetch_us"])
+
+
+def test_limits_are_published_and_the_model_s(run: Run) -> None:
+    _, out, _ = run("bench", "--only", "4096", "--chip", "v7x", "--json", "-", "-q")
+    (row,) = rows_of(out).values()
+    known = chip("v7x")
+    assert row["mxu_us"] == pytest.approx(2 * 4096**3 / known.peak_ops_per_s("bfloat16") * 1e6)
+    assert row["hbm_us"] == pytest.approx(3 * 2 * 4096**2 / known.hbm_bytes_per_s * 1e6)
+    assert row["limit_us"] == row["mxu_us"]
+    assert row["share"] == pytest.approx(row["mxu_us"] / row["ours_us"])
+    # Two units of 256 × 256 that take two rows a cycle.
+    per_s = 2 * 2 * 256 * 256 * 2 * known.machine.clock_hz
+    assert row["model_mxu_us"] == pytest.approx(2 * 4096**3 / per_s * 1e6)
+    assert row["model_hbm_us"] == pytest.approx(3 * 2 * 4096**2 / known.machine.hbm_bytes_per_s * 1e6)
+    assert row["share_of_model"] == pytest.approx(row["model_mxu_us"] / row["ours_us"])
+
+
+def test_float32_at_highest_has_six_passes(run: Run) -> None:
+    arguments = ("bench", "--only", "8192", "--dtype", "float32", "--json", "-", "-q")
+    (once,) = rows_of(run(*arguments)[1]).values()
+    (six,) = rows_of(run(*arguments, "--precision", "highest")[1]).values()
+    assert six["mxu_us"] == pytest.approx(6 * once["mxu_us"])
+    assert six["model_mxu_us"] == pytest.approx(6 * once["model_mxu_us"])
+
+
+def test_edges_have_the_next_even_size_beside_them(run: Run, labels: list[str]) -> None:
+    code, out, _ = run("bench", "--suite", "edges", "--against", "nothing", "--json", "-", "-q")
+    rows = rows_of(out)
+    assert code == 1
+    assert not [label for label in labels if label.endswith("xla")]
+    assert rows["v5e", "4000³"]["over_even"] == pytest.approx(1.3 * 4000 / 4096, rel=1e-3)
+    assert rows["v5e", "1000³"]["status"] == "failed"
+    assert "SIGABRT" in rows["v5e", "1000³"]["reason"]
+    assert rows["v5e", "1023³"]["even_reason"].startswith("illegal")
+    missed = {(bar["bar"], bar["case"]) for bar in json.loads(out)["summary"]["bars"] if not bar["holds"]}
+    assert ("× the next even size, at most", "4000³") in missed
+    assert ("of the time outside the kernel, at most", "3000³") in missed
+
+
+def test_the_same_program_is_compiled_once(run: Run, labels: list[str]) -> None:
+    run("bench", "--suite", "square,square,edges", "--only", "4000", "--chip", "v5e,v5e", "-q")
+    assert sorted(label.split()[-1] for label in labels) == ["ours", "ours", "xla"]
+
+
+def test_what_a_chip_does_not_multiply_is_a_row(run: Run, labels: list[str]) -> None:
+    code, out, _ = run("bench", "--only", "4096", "--dtype", "int8", "--chip", "v4", "-q")
+    assert code == 1
+    assert labels == []
+    assert "ours is unsupported: v4 has no matrix multiplication of int8; it takes float32, bfloat16 [4096³]" in out
+
+
+def test_the_verdict_comes_first_and_a_missed_bar_is_no_failure(run: Run) -> None:
+    arguments = ("bench", "--only", "16384", "-q")
+    code, out, _ = run(*arguments)
+    assert code == 0
+    lines = out.splitlines()
+    assert "times are simulated" in lines[0]
+    assert lines[1] == "1 rows, geometric mean 1.030 × XLA's speed, worst 1.03 at v5e 16384³, 1 of 5 bars missed"
+    assert "v5e square: 20,000 at 16384³; bundles of code, at most 16,000 (1 of 1 rows)" in out
+    assert run(*arguments, "--strict")[0] == 1
+    assert run("bench", "--suite", "edges", "--only", "5000³", "--strict", "-q")[0] == 0
+
+
+def test_a_saved_run_is_shown_again(run: Run, tmp_path: Path) -> None:
+    saved = tmp_path / "run.json"
+    _, first, _ = run("bench", "--suite", "square,edges", "--json", saved, "-q")
+    _, again, _ = run("bench", "--from", saved, "-q")
+    assert again == first
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "no json", '{"command": "bench", "versions": {}, "rows": [{"suite": 1}]}']
+)
+def test_another_file_is_no_saved_run(run: Run, tmp_path: Path, text: str) -> None:
+    saved = tmp_path / "other.json"
+    saved.write_text(text)
+    code, out, err = run("bench", "--from", saved)
+    assert (code, out) == (2, "")
+    assert "this takes the result of `systolic bench --json FILE`" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("bench", "--suite", "sqare"), "'sqare' is not known; use square, llm, fused, edges"),
+        (("bench", "--only", "nothing like this"), "no case of square is called so, such as 512³"),
+        (("bench", "--precision", "high"), "--precision high is of float32"),
+        (("bench", "--dtype", "float16"), "float16"),
+        (("bench", "--against", "cublas"), "cublas"),
+        (("bench", "--from", "/nothing/here.json"), "does not exist"),
+        (("plan", "512,512"), "'512,512': give three whole numbers M,K,N"),
+        (("plan", "512,512,0"), "give three whole numbers"),
+        (("plan", "512,512,512", "--activation", "swoosh"), "activation='swoosh' is not known"),
+        (("plan", "512,512,512", "--dtype", "int8", "--chip", "v4"), "v4 has no matrix multiplication of int8"),
+        (("plan", "512,512,512", "--precision", "highest"), "--precision highest is of float32"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_exit_code_2(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert said in err
+
+
+@pytest.mark.parametrize("command", ["bench", "plan"])
+def test_help_has_an_example(run: Run, command: str) -> None:
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert f"  systolic {command} " in out
+
+
+def test_a_plan_of_each_chip(run: Run) -> None:
+    code, out, _ = run("plan", "2048,4096,14336", "--chip", "v5e,v6e", "--bias", "--activation", "gelu")
+    assert code == 0
+    for known in ("v5e", "v6e"):
+        assert f"2048 × 4096 × 14336 (m k n), bfloat16 × bfloat16 → bfloat16 on {known}" in out
+    for word in ("kernel", "why", "time", "grid", "VMEM", "HBM"):
+        assert sum(line.startswith(f"{word} ") for line in out.splitlines()) == 2
+    assert "nothing was compiled" in out
+
+
+def test_a_plan_as_json(run: Run) -> None:
+    arguments = ("plan", "1024,2048,512", "--transpose-rhs", "--residual", "--batch", "3", "--out", "float32")
+    code, out, _ = run(*arguments, "--json", "-")
+    (row,) = json.loads(out)["rows"]
+    problem = row["problem"]
+    assert code == 0
+    assert (problem["m"], problem["k"], problem["n"]) == (1024, 2048, 512)
+    assert (problem["batch"], problem["batch_lhs"], problem["batch_rhs"]) == (3, 3, 3)
+    assert (problem["transpose_lhs"], problem["transpose_rhs"]) == (False, True)
+    assert problem["dtype_out"] == "float32"
+    assert problem["fusion"]["epilogue"] == "residual"
+    assert row["provenance"] == "modelled"
+    assert row["time_us"] >= row["mxu_us"]
+    assert row["vmem_bytes"] <= row["vmem_limit_bytes"]
+    assert (
+        row["hbm_bytes"] >= row["least_hbm_bytes"] == 3 * (2 * (1024 * 2048 + 2048 * 512 + 1024 * 512) + 4 * 1024 * 512)
+    )
+
+
+def test_tiles_that_break_rules_are_refused_with_each(run: Run) -> None:
+    code, out, err = run("plan", "1024,1024,1024", "--tiles", "100,100,100")
+    assert (code, out) == (2, "")
+    assert "tile_m=100" in err
+    assert "tile_k=100" in err
+    assert "tile_n=100" in err
+
+
+def row(case: str, **changes: Any) -> BenchRow:
+    values = {"suite": "square", "group": "square", "chip": "v6e", "m": 4096, "k": 4096, "n": 4096}
+    values |= {"dtype": "bfloat16", "precision": "default", "status": "ok", "ours_us": 1.0, "ratio": 1.0}
+    return BenchRow(case=case, **{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed"),
+    [
+        ({"ratio": 0.96, "share_of_model": 0.93}, {"× XLA, geometric mean, at least"}),
+        ({"ratio": 0.94, "m": 2048}, {"× XLA, geometric mean, at least", "× XLA from 2048³, at least"}),
+        ({"ratio": 0.94, "m": 1024}, {"× XLA, geometric mean, at least"}),
+        ({"ratio": 0.79, "m": 1024}, {"× XLA, geometric mean, at least", "× XLA below 2048³, at least"}),
+        ({"share_of_model": 0.93, "chip": "v5e"}, {"of the model's limit from 4096³, at least"}),
+        ({"share_of_model": 0.93}, set()),
+        ({"share_of_model": 0.5, "dtype": "int8"}, set()),
+        ({"ratio": 0.99, "group": "prefill"}, {"× XLA, geometric mean, at least"}),
+        ({"ratio": 0.985, "group": "decode"}, set()),
+        ({"ratio": 0.97, "group": "decode"}, {"× XLA, at least"}),
+        ({"ratio": 0.97, "group": "decode", "dtype": "int8"}, {"× XLA, geometric mean, at least"}),
+        (
+            {"group": "decode", "model_hbm_us": 0.96, "share_of_model": 0.96},
+            {"of the model's HBM limit, at least"},
+        ),
+        ({"group": "decode", "model_hbm_us": 0.9, "model_mxu_us": 0.96, "share_of_model": 0.96}, set()),
+        ({"ratio": 1.02, "group": "fused"}, {"× XLA, geometric mean, at least"}),
+        ({"ratio": 1.02, "group": "fused", "dtype": "int8"}, set()),
+        ({"group": "edges", "over_even": 1.14, "ratio": 0.5}, set()),
+        ({"group": "edges", "over_even": 1.16}, {"× the next even size, at most"}),
+        ({"group": "edges", "other_ops_us": 0.03}, {"of the time outside the kernel, at most"}),
+        ({"bundles": 16_001}, {"bundles of code, at most"}),
+        ({"compile_s": 21.0}, {"s to compile, at most"}),
+    ],
+)
+def test_bars(changes: dict[str, Any], missed: set[str]) -> None:
+    assert {bar.bar for bar in summary([row("x", **changes)]).missed} == missed
+
+
+def test_a_summary_names_the_worst_row_of_each_group() -> None:
+    rows = [row("a", ratio=2.0), row("b", ratio=0.5), row("c", ratio=None, ours_us=None), row("d", chip="v5e")]
+    found = summary(rows)
+    assert found.geometric_mean == pytest.approx(1.0)
+    assert (found.worst, found.worst_row) == (0.5, "v6e b")
+    assert [(each.chip, each.rows, each.timed, each.worst_case) for each in found.standings] == [
+        ("v6e", 3, 2, "b"),
+        ("v5e", 1, 1, "d"),
+    ]

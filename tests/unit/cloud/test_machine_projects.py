@@ -1,0 +1,121 @@
+"""What goes to a machine and what comes back: the project's files, where systolic comes from, and results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import systolic
+from systolic.cloud import ProjectError, remote
+from systolic.cloud.project import Project, check_paths, checkout, project
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ["-c", "user.name=me", "-c", "user.email=me@example.com", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "a project"
+    (folder / "sub dir").mkdir(parents=True)
+    (folder / "sub dir" / "größe.py").write_text("committed")
+    (folder / "deleted.py").touch()
+    (folder / "link.py").symlink_to("/nowhere/at/all")
+    (folder / ".gitignore").write_text("*.log\n")
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "first")
+    return folder
+
+
+def test_a_checkout_is_what_git_tracks_as_it_is_now(repository: Path) -> None:
+    found = checkout(repository / "sub dir")
+    assert found is not None
+    assert len(found.commit) == 40
+    (repository / "deleted.py").unlink()
+    (repository / "new.py").touch()
+    (repository / "noise.log").touch()
+    found = checkout(repository / "sub dir")
+    assert found is not None
+    assert found.root == repository
+    assert set(found.files) == {".gitignore", "link.py", "sub dir/größe.py"}
+    assert found.untracked == ("new.py",)
+    assert found.commit.endswith("+")
+
+
+def test_a_checkout_before_its_first_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "x.py").touch()
+    git(tmp_path, "add", "x.py")
+    found = checkout(tmp_path)
+    assert found is not None
+    assert (found.files, found.commit) == (("x.py",), "")
+
+
+def written(made: Project, tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    folder = tmp_path / "written"
+    folder.mkdir()
+    program, archive = made.write(folder, "7", ["chips", "--json", "it's.json"])
+    assert (folder / program).read_text() == Path(remote.__file__).read_text()
+    with tarfile.open(folder / archive) as packed:
+        packed.extractall(folder / "there", filter="fully_trusted")
+    return json.loads((folder / "there" / "job.json").read_text()), folder / "there"
+
+
+def test_outside_a_checkout_systolic_comes_from_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systolic, "__file__", str(tmp_path / "lib" / "systolic" / "__init__.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    made = project(tmp_path)
+    spec, there = written(made, tmp_path)
+    assert spec["requirements"][0] == f"systolic[tpu]=={systolic.__version__}"
+    assert spec["requirements"][1].startswith("jax==")
+    assert (spec["sources"], spec["tree"], spec["command"]) == (False, "work", ["chips", "--json", "it's.json"])
+    assert remote.requirements(there, spec) == spec["requirements"]
+    assert [path.name for path in there.iterdir()] == ["job.json"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_systolic_comes_from_its_own_checkout(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    sources = repository if same else tmp_path / "systolic"
+    (sources / "src" / "systolic").mkdir(parents=True)
+    (sources / "pyproject.toml").touch()
+    (sources / "constraints.txt").touch()
+    git(sources, "init", "--quiet")
+    git(sources, "add", ".")
+    monkeypatch.setattr(systolic, "__file__", str(sources / "src" / "systolic" / "__init__.py"))
+    made = project(repository / "sub dir")
+    spec, there = written(made, tmp_path)
+    assert (spec["sources"], spec["requirements"]) == (True, [])
+    assert (spec["tree"], spec["inside"]) == ("package" if same else "work", "sub dir")
+    assert (there / spec["tree"] / spec["inside"] / "größe.py").read_text() == "committed"
+    assert (there / "package" / "pyproject.toml").exists()
+    assert (there / "work").exists() != same
+    assert remote.requirements(there, spec) == [
+        *("--constraint", str(there / "package" / "constraints.txt")),
+        *("--reinstall-package", "systolic", f"systolic[tpu] @ {(there / 'package').as_uri()}"),
+    ]
+
+
+def test_a_git_that_fails_is_a_project_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "git").write_text("#!/bin/sh\necho 'fatal: detected dubious ownership' >&2\nexit 128\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProjectError, match="dubious ownership"):
+        checkout(tmp_path)
+    (tmp_path / "git").unlink()
+    assert checkout(tmp_path) is None
+
+
+def test_paths_outside_the_project_are_refused() -> None:
+    check_paths(["simulate", "sub/kernel.py:mine", "--arg", "bf16[8,128]", "--json=results/x.json", "--json", "-"])
+    for path in ("/abs.json", "~/x.json", "../x.json", "--json=/abs.json"):
+        with pytest.raises(ProjectError, match="name a file of the project"):
+            check_paths(["bench", path])

@@ -1,0 +1,283 @@
+"""Profiles of tiles: what is shipped, how a pipeline is walked through, and what the plan makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import systolic
+from systolic.chips import chip
+from systolic.cli import main
+from systolic.cost import (
+    Kind,
+    MadeWith,
+    ProfiledTile,
+    Profiles,
+    StepCost,
+    chosen,
+    least_time_us,
+    profiled_choice,
+    profiled_choices,
+    walk,
+    walked_time,
+)
+from systolic.kernels import KERNEL_VERSION
+from systolic.problem import Extra, Fusion, MatmulProblem
+from systolic.schedule import Blocking, IllegalTilesError, Tiles
+from systolic.simulator import SimulatedRun
+from systolic.simulator.hardware.timeline import Span
+from systolic.simulator.records import CoreRun
+from systolic.store import StoreWarning, Subject, Trial, TrialStore
+from systolic.tuning.profiling import step_cost, without_copies
+from systolic.untrusted import UntrustedError
+
+SHIPPED = sorted(Path(str(resources.files("systolic.cost") / "profiles")).glob("*.json"))
+SQUARE = MatmulProblem.of(4096, 4096, 4096, "bfloat16")
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_profiles(file: Path) -> None:
+    text = file.read_text()
+    read = Profiles.from_json(text)
+    assert read.as_json() == text, "sorted, and as the command writes them"
+    assert read.file_name == file.name
+    assert read.kernel_version == KERNEL_VERSION, "the kernels have changed: make the profiles anew by their command"
+    assert len(read.profiles) >= 100
+    assert all(one.cost.step > 0 and one.cost.first > 0 and one.cost.call > 0 for one in read.profiles)
+    for one in read.profiles:  # a matrix unit cannot be faster than its peak
+        machine = chip(read.kind.chip).machine
+        tiles = one.tile.tiles
+        rates = {"float32": "f32", "bfloat16": "bf16", "int8": "s8"}
+        rate = machine.mxu_rows_per_cycle.get(rates.get(read.kind.dtype_lhs, "f8"), machine.mxu_rows_per_cycle["bf16"])
+        least = tiles.tile_m * tiles.tile_k * tiles.tile_n / machine.mxu_rows / machine.mxu_columns / rate
+        assert one.cost.step >= least / machine.mxu_count * 0.999, one
+
+
+def test_there_are_profiles_of_each_chip() -> None:
+    names = {file.stem for file in SHIPPED}
+    assert {f"{name}_bfloat16" for name in ("v5e", "v5p", "v6e", "v7x")} <= names
+    assert {f"{name}_float32" for name in ("v5e", "v5p", "v6e", "v7x")} <= names
+    assert {"v5e_int8_int32", "v5p_int8_int32", "v6e_int8_int32", "v7x_float8_e4m3fn"} <= names
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": {}}', '{"versions": 3}'])
+def test_what_is_no_profiles_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no profiles" if text else "Expecting value"):
+        Profiles.from_json(text)
+
+
+def test_what_is_fused_or_turned_has_no_profiles() -> None:
+    v6e = chip("v6e")
+    assert Kind.of(SQUARE, v6e) is not None
+    bias = Fusion(extras=(Extra(beside="out", dtype="float32", rows=False, columns=True),), epilogue="bias")
+    for other in (
+        dataclasses.replace(SQUARE, transpose_rhs=True),
+        dataclasses.replace(SQUARE, batch=2, batch_lhs=2),
+        dataclasses.replace(SQUARE, fusion=bias),
+    ):
+        assert Kind.of(other, v6e) is None
+        assert profiled_choices(other, v6e).choices == []
+        assert systolic.plan(other, "v6e").known == "modelled"
+
+
+SIZES = st.sampled_from([1, 2, 3, 5, 8, 13, 40])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    grid=st.tuples(SIZES, SIZES, SIZES),
+    step=st.sampled_from([300.0, 4000.0, 9000.0]),
+    outer=st.sampled_from(["m", "n"]),
+    buffers=st.sampled_from([2, 3]),
+    pieces=st.sampled_from([0, 1, 2]),
+    name=st.sampled_from(["v4", "v5e", "v5p", "v6e", "v7x"]),
+)
+def test_what_repeats_is_not_walked_again_and_changes_nothing(
+    grid: tuple[int, int, int], step: float, outer: str, buffers: int, pieces: int, name: str
+) -> None:
+    if chip(name).cores_per_device > 1:
+        pieces = 0
+    if pieces == 0:
+        buffers = 2
+    tiles = Tiles(tile_m=256, tile_k=512, tile_n=512)
+    problem = MatmulProblem.of(256 * grid[0], 512 * grid[2], 512 * grid[1], "bfloat16")
+    blocking = Blocking(tiles=tiles, slice_m=256, slice_n=256, buffers=buffers, outer=outer, pieces=pieces)  # type: ignore[arg-type]
+    cost = StepCost(call=200, first=step * 1.2, step=step, end=step + 50)
+    short = walked_time(problem, blocking, chip(name), cost)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(walk, "_SAME_CYCLES", -1.0)
+        whole = walked_time(problem, blocking, chip(name), cost)
+    assert short.time_us == pytest.approx(whole.time_us, rel=1e-4)
+    assert short.compute_us == pytest.approx(whole.compute_us, rel=1e-9)
+    assert short.copy_us == pytest.approx(whole.copy_us, rel=1e-9)
+    steps = grid[0] * grid[1] * grid[2]
+    cycles = step * (steps - 1) / chip(name).cores_per_device
+    assert short.time_us >= cycles / chip(name).machine.clock_hz * 1e6
+    assert short.time_us >= least_time_us(problem, blocking, chip(name)) - 1e-6 or step < 4000
+
+
+@pytest.mark.parametrize("name", ["v5e", "v5p", "v6e", "v7x"])
+@pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (16, 4096, 14336), (2048, 7168, 2048), (512, 512, 512)])
+def test_ranked_tiles_are_legal_divide_the_sizes_and_come_best_first(name: str, sizes: tuple[int, int, int]) -> None:
+    problem, its = MatmulProblem.of(*sizes, "bfloat16"), chip(name)
+    choices, considered, least_us = profiled_choices(problem, its, 10)
+    assert considered >= len(choices) >= 5
+    assert least_us <= choices[0].modelled.time_us
+    times = [one.modelled.time_us for one in choices]
+    assert times == sorted(times)
+    for one in choices:
+        chosen(problem, one.blocking, its)  # raises where it breaks a rule
+        assert all(getattr(problem, side) % getattr(one.blocking.tiles, f"tile_{side}") == 0 for side in "mkn")
+        again = profiled_choice(problem, one.blocking, its)
+        assert again is not None
+        assert again.modelled == one.modelled
+    assert profiled_choices(problem, its).choices[0].modelled.time_us == pytest.approx(times[0], rel=0.003)
+
+
+def test_a_tile_without_a_profile_says_so() -> None:
+    odd = Blocking(tiles=Tiles(tile_m=128, tile_k=128, tile_n=128), slice_m=128, slice_n=128, pieces=1)
+    assert ProfiledTile.of(SQUARE, odd).whole_k is False
+    assert profiled_choice(SQUARE, odd, chip("v6e")) is None
+    assert systolic.plan(SQUARE, "v6e", tiles=odd).known == "modelled"
+    assert systolic.plan(SQUARE, "v6e").known == "profiled"
+    assert systolic.plan(MatmulProblem.of(4097, 4099, 4096, "bfloat16"), "v6e").known == "modelled"
+
+
+def test_a_plan_says_what_its_profile_was_made_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = systolic.plan(SQUARE, "v6e").profiles
+    assert made == MadeWith(jax="0.10.2", libtpu="0.0.42.1")
+    turned = dataclasses.replace(SQUARE, transpose_rhs=True)
+    assert systolic.plan(turned, "v6e").profiles is None
+
+    def printed(jax: str, libtpu: str | None) -> list[str]:
+        monkeypatch.setattr("systolic.cli.plan.versions", lambda: {"jax": jax, "libtpu": libtpu})
+        assert main(["plan", "4096,4096,4096", "--chip", "v6e"]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("profile ")]
+
+    assert printed("0.10.2", "0.0.42.1") == []
+    assert printed("0.10.2", None) == []
+    start = "profile  made with jax 0.10.2 and libtpu 0.0.42.1; here is "
+    assert printed("0.12.0.1", "0.0.42.1") == [f"{start}jax 0.12.0.1, whose programs may take another time"]
+    both = "jax 0.12.0.1 and libtpu 0.0.50.1"
+    assert printed("0.12.0.1", "0.0.50.1") == [f"{start}{both}, whose programs may take another time"]
+    assert main(["plan", "4096,4096,4096", "--chip", "v6e", "--json", "-"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    assert row["profiles"] == {"jax": "0.10.2", "libtpu": "0.0.42.1"}
+
+
+def test_a_winner_in_the_store_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
+    from systolic.ops.planning import forget_plans
+
+    forget_plans()
+    before = systolic.plan(SQUARE, "v6e")
+    tiles = Tiles(tile_m=512, tile_k=512, tile_n=512)
+    blocking = Blocking(tiles=tiles, slice_m=512, slice_n=512, pieces=1)
+    # As `tune` finds it, which counts the cast of the output among the epilogue's operations.
+    tuned = dataclasses.replace(before.computed, fusion=Fusion(epilogue_ops=1))
+    store, subject = TrialStore.at(), Subject.here(tuned, "v6e")
+    store.keep(subject, Trial(blocking=blocking, status="ok", simulated_us=323.4))
+    store.keep(subject, Trial(blocking=None, status="ok", simulated_us=1.0))  # XLA's is no kernel
+    store.keep(subject, Trial(blocking=dataclasses.replace(blocking, pieces=2), status="failed", reason="no"))
+    assert systolic.plan(SQUARE, "v6e") == before, "a process keeps its plans"
+    forget_plans()
+    made = systolic.plan(SQUARE, "v6e")
+    assert (made.blocking, made.time_us, made.known) == (blocking, 323.4, "simulated")
+    assert "winner of systolic tune" in made.reason
+    assert systolic.plan(SQUARE, "v5e").known == "profiled"
+    illegal = dataclasses.replace(blocking, tiles=Tiles(tile_m=4096, tile_k=4096, tile_n=4096), slice_m=4096)
+    with pytest.raises(UntrustedError, match="VMEM"):  # nor does a row that is there already win
+        store.keep(subject, Trial(blocking=illegal, status="ok", simulated_us=500.0))
+    changed = dataclasses.replace(chip("v6e"), vmem_bytes_per_core=64 * 2**20)
+    assert systolic.plan(SQUARE, changed).known != "simulated", "tuned for another chip"
+    (tmp_path / "trials.sqlite").write_bytes(b"SQLite format 3\0" + b"?" * 5000)
+    forget_plans()
+    with pytest.warns(StoreWarning, match="no winners"):
+        assert systolic.plan(SQUARE, "v6e") == before
+    forget_plans()
+
+
+def run_of(rounds: list[float], cycles: int) -> SimulatedRun:
+    at, spans = 100.0, []
+    for length in rounds:
+        spans.append(Span(kind="round", begin_cycles=at, end_cycles=at + length, label="kernel", amount=0))
+        at += length
+    core = CoreRun(
+        core=0, cycles=cycles, ops=(), copy_stall_cycles=0, copy_overhead_cycles=0, matrix_stall_cycles=0,
+        matrix_busy_cycles=0, hbm_read_bytes=0, hbm_written_bytes=0, copies=0, spans=tuple(spans),
+    )  # fmt: skip
+    return SimulatedRun(chip="v6e", clock_hz=1e9, cores=(core,), prefetch_cycles=0, matrix_units=2, bundles=10)
+
+
+def test_what_steps_cost_is_read_off_the_rounds() -> None:
+    tile = ProfiledTile(
+        tiles=Tiles(tile_m=512, tile_k=512, tile_n=512), slice_m=512, slice_n=512, whole_k=False, pieces=2
+    )
+    runs = [1300.0, 1000, 1040] + [1000.0, 1000, 1040] * 3
+    cost = step_cost(run_of(runs, 100 + int(sum(runs)) + 60), tile)
+    assert cost == StepCost(call=160, first=1300, step=1000, end=1040)
+    # Pallas' own pipeline has a round ahead of the steps, which starts copies.
+    blocked = dataclasses.replace(tile, pieces=0)
+    cost = step_cost(run_of([90.0, *runs], 100 + 90 + int(sum(runs)) + 60), blocked)
+    assert cost == StepCost(call=250, first=1300, step=1000, end=1040)
+    whole = dataclasses.replace(tile, whole_k=True)
+    cost = step_cost(run_of([1300.0] + [1000.0] * 11, 100 + 12300 + 60), whole)
+    assert cost == StepCost(call=160, first=1300, step=1000, end=1000)
+    with pytest.raises(ValueError, match="3 rounds in place of 12 steps"):
+        step_cost(run_of([1.0, 1, 1], 103), whole)
+
+
+def test_a_chip_without_copies_differs_in_nothing_else() -> None:
+    free = without_copies(chip("v6e"))
+    assert free.machine.dma_latency_cycles == 0
+    assert dataclasses.replace(free, machine=chip("v6e").machine) == chip("v6e")
+
+
+def test_rows_are_one_tile_a_line() -> None:
+    lines = SHIPPED[0].read_text().splitlines()
+    rows = [line for line in lines if line.startswith("  [")]
+    assert len(rows) == len(json.loads(SHIPPED[0].read_text())["rows"])
+
+
+def test_a_blocking_with_a_profile_still_has_to_be_legal() -> None:
+    tiles = Tiles(tile_m=64, tile_k=512, tile_n=32768)
+    too_much = Blocking(tiles=tiles, slice_m=64, slice_n=8192, buffers=3, pieces=2)
+    with pytest.raises(IllegalTilesError, match="VMEM"):
+        systolic.plan(MatmulProblem.of(128, 512, 65536, "bfloat16"), "v6e", tiles=too_much)
+    best = profiled_choices(SQUARE, chip("v5p")).choices[0].blocking
+    with pytest.raises(IllegalTilesError, match="leave a core idle"):
+        systolic.plan(SQUARE, "v5p", tiles=dataclasses.replace(best, buffers=3))
+
+
+def test_what_is_traced_after_tuning_takes_the_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    from systolic.ops.planning import forget_plans
+
+    monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
+    forget_plans()
+    x = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16)
+
+    def traced() -> str:
+        def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+            return systolic.matmul(lhs, rhs, implementation="pallas", chip="v6e")
+
+        return str(jax.make_jaxpr(product)(x, x))
+
+    before = traced()
+    problem = MatmulProblem.of(2048, 2048, 2048, "bfloat16")
+    blocking = Blocking(tiles=Tiles(tile_m=512, tile_k=512, tile_n=512), slice_m=512, slice_n=512, pieces=1)
+    TrialStore.at().keep(Subject.here(problem, "v6e"), Trial(blocking=blocking, status="ok", simulated_us=90.0))
+    assert traced() == before
+    forget_plans()
+    assert traced() != before
+    forget_plans()

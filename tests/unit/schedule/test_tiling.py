@@ -1,0 +1,252 @@
+"""The rules of tiles, each broken and kept; buffers, traffic and candidates."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from systolic.chips import CHIPS, V4, V5E, V7X
+from systolic.problem import MatmulProblem, dtype_bytes
+from systolic.schedule import (
+    Tiles,
+    TilesError,
+    VmemBuffer,
+    alignment_violations,
+    candidates,
+    dtype_violations,
+    hbm_bytes,
+    matmul_buffers,
+    modelled_s,
+    size_violations,
+    sublane_multiple,
+    total_bytes,
+    violations,
+    vmem_violations,
+)
+
+DTYPES = st.sampled_from(["float32", "bfloat16", "int8"])
+
+
+def sizes(most: int) -> st.SearchStrategy[tuple[int, int, int]]:
+    return st.tuples(*[st.integers(1, most)] * 3)
+
+
+def tiles_of(sides: tuple[int, int, int]) -> Tiles:
+    return Tiles(tile_m=sides[0], tile_k=sides[1], tile_n=sides[2])
+
+
+def rules(found: list) -> list[str]:
+    return [violation.rule for violation in found]
+
+
+@pytest.mark.parametrize("name", ["tile_m", "tile_k", "tile_n"])
+@pytest.mark.parametrize("side", [0, -8])
+def test_a_tile_has_elements(name: str, side: int) -> None:
+    with pytest.raises(TilesError, match=f"{name}={side}"):
+        Tiles(**({"tile_m": 8, "tile_k": 128, "tile_n": 128} | {name: side}))
+
+
+def test_tiles() -> None:
+    problem = MatmulProblem.of(10, 20, 30, "float32")
+    assert str(Tiles.cube(4)) == "4/4/4"
+    assert str(Tiles.whole(problem)) == "10/20/30"
+    assert Tiles.cube(4).grid(problem) == (3, 8, 5)
+    assert Tiles.cube(4).steps(problem) == 120
+    assert Tiles.whole(problem).steps(problem) == 1
+
+
+def test_size_rule_kept() -> None:
+    problem = MatmulProblem.of(256, 384, 128, "float32")
+    assert size_violations(problem, Tiles.cube(128)) == []
+    assert size_violations(problem, Tiles.whole(problem)) == []
+
+
+@pytest.mark.parametrize("letter", ["m", "k", "n"])
+def test_size_rule_broken(letter: str) -> None:
+    problem = MatmulProblem.of(*(200 if other == letter else 128 for other in "mkn"), dtype="float32")
+    (found,) = size_violations(problem, Tiles.cube(128))
+    assert found.rule == "tile-divides"
+    assert str(found) == (
+        f"tile-divides: {letter}=200 is no multiple of tile_{letter}=128, the last 72 of {letter} would be lost; "
+        f"use a divisor of 200 or pad {letter} to 256"
+    )
+    (found,) = size_violations(problem, Tiles(**({"tile_m": 1, "tile_k": 1, "tile_n": 1} | {f"tile_{letter}": 256})))
+    assert found.rule == "tile-within-matrix"
+    assert f"tile_{letter}=256 is above {letter}=200" in str(found)
+    assert f"use tile_{letter}≤200" in str(found)
+
+
+def test_every_violation_is_told() -> None:
+    problem = MatmulProblem.of(200, 300, 100, "int8")
+    assert rules(violations(problem, Tiles(tile_m=60, tile_k=70, tile_n=300), V4)) == [
+        "dtype",
+        *("tile-divides", "tile-divides", "tile-within-matrix"),
+        *("tile-alignment", "tile-alignment", "tile-alignment"),
+    ]
+
+
+@given(sizes(40), sizes(48))
+def test_size_rule_is_the_loss_of_a_grid_rounded_down(shape: tuple[int, int, int], sides: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    done = np.zeros(shape, bool)
+    tile_m, tile_k, tile_n = sides
+    for i, j, kk in itertools.product(range(m // tile_m), range(n // tile_n), range(k // tile_k)):
+        done[i * tile_m : (i + 1) * tile_m, kk * tile_k : (kk + 1) * tile_k, j * tile_n : (j + 1) * tile_n] = True
+    found = size_violations(MatmulProblem.of(m, k, n, "float32"), tiles_of(sides))
+    assert bool(found) == (not done.all())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tile_m", "legal"),
+    [
+        ("float32", 8, True),
+        ("float32", 4, False),
+        ("bfloat16", 8, True),
+        ("bfloat16", 12, False),
+        ("int8", 32, True),
+        ("int8", 8, False),
+        ("int8", 96, True),
+        ("float32", 96, True),  # all of it
+        ("float8_e4m3fn", 16, False),
+    ],
+)
+def test_alignment_of_rows(dtype: str, tile_m: int, legal: bool) -> None:
+    problem = MatmulProblem.of(96, 256, 256, dtype, "float32")
+    found = alignment_violations(problem, Tiles(tile_m=tile_m, tile_k=128, tile_n=128))
+    assert rules(found) == ([] if legal else ["tile-alignment"])
+    assert legal or f"tile_m={tile_m} is no multiple of {sublane_multiple(dtype)}" in str(found[0])
+
+
+@pytest.mark.parametrize("letter", ["k", "n"])
+@pytest.mark.parametrize(("tile", "legal"), [(128, True), (256, True), (300, True), (100, False), (64, False)])
+def test_alignment_of_columns(letter: str, tile: int, legal: bool) -> None:
+    problem = MatmulProblem.of(64, 300, 300, "float32")
+    sides = {"tile_m": 64, "tile_k": 300, "tile_n": 300} | {f"tile_{letter}": tile}
+    found = alignment_violations(problem, Tiles(**sides))
+    assert rules(found) == ([] if legal else ["tile-alignment"])
+    # 128 and 256 are aligned, but neither divides 300.
+    assert legal or f"use tile_{letter}=300" in str(found[0])
+
+
+@given(sizes(600), sizes(600), DTYPES)
+def test_the_fix_of_a_misaligned_tile_is_aligned(
+    shape: tuple[int, int, int], sides: tuple[int, int, int], dtype: str
+) -> None:
+    problem = MatmulProblem.of(*shape, dtype)
+    for found in alignment_violations(problem, tiles_of(sides)):
+        name, side = found.fix.removeprefix("use ").split("=")
+        mended = Tiles(
+            **{f"tile_{letter}": getattr(tiles_of(sides), f"tile_{letter}") for letter in "mkn"} | {name: int(side)}
+        )
+        assert len(alignment_violations(problem, mended)) < len(alignment_violations(problem, tiles_of(sides)))
+
+
+def test_dtype_rule() -> None:
+    int8 = MatmulProblem.of(128, 128, 128, "int8")
+    assert rules(dtype_violations(int8, V4)) == ["dtype"]
+    assert "v4 has no matrix multiplication of int8" in str(dtype_violations(int8, V4)[0])
+    assert dtype_violations(int8, V5E) == []
+    assert dtype_violations(int8, V7X) == []  # converted first, but taken
+    assert dtype_violations(MatmulProblem.of(128, 128, 128, "bfloat16"), V4) == []
+
+
+def test_vmem_rule() -> None:
+    problem = MatmulProblem.of(2048, 2048, 2048, "float32")
+    buffers = matmul_buffers(problem, Tiles.whole(problem), pipelined=False)
+    (found,) = vmem_violations(buffers, V5E.scoped_vmem_bytes)
+    assert found.rule == "vmem"
+    assert "48.00 MiB" in found.value
+    assert "16.00 MiB" in found.limit
+    assert vmem_violations(buffers, 48 * 2**20) == []
+
+
+def test_buffers() -> None:
+    problem = MatmulProblem.of(1024, 1024, 1024, "int8", "int8")
+    tiles = Tiles(tile_m=64, tile_k=128, tile_n=256)
+    assert matmul_buffers(problem, tiles, accumulator=True) == (
+        VmemBuffer(name="lhs", shape=(64, 128), dtype="int8", copies=2),
+        VmemBuffer(name="rhs", shape=(128, 256), dtype="int8", copies=2),
+        VmemBuffer(name="out", shape=(64, 256), dtype="int8", copies=2),
+        VmemBuffer(name="acc", shape=(64, 256), dtype="int32", copies=1),
+    )
+    assert total_bytes(matmul_buffers(problem, tiles)) == 2 * (64 * 128 + 128 * 256 + 64 * 256)
+    assert total_bytes(matmul_buffers(problem, tiles, pipelined=False, accumulator=True)) == 57344 + 4 * 64 * 256
+
+
+def walked_bytes(problem: MatmulProblem, tiles: Tiles) -> int:
+    """The grid step by step: a block is copied when its index is not that of the step before."""
+    grid_m, grid_n, grid_k = tiles.grid(problem)
+
+    def length(size: int, tile: int, index: int) -> int:
+        return min(tile, size - tile * index)
+
+    total, before = 0, (None, None, None)
+    for i, j, kk in itertools.product(range(grid_m), range(grid_n), range(grid_k)):
+        rows = length(problem.m, tiles.tile_m, i)
+        columns = length(problem.n, tiles.tile_n, j)
+        terms = length(problem.k, tiles.tile_k, kk)
+        now = ((i, kk), (kk, j), (i, j))
+        elements = (rows * terms, terms * columns, rows * columns)
+        for index, last, count, dtype in zip(
+            now, before, elements, (problem.dtype_lhs, problem.dtype_rhs, problem.dtype_out), strict=True
+        ):
+            total += count * dtype_bytes(dtype) * (index != last)
+        before = now
+    return total
+
+
+@given(sizes(12), sizes(14), DTYPES)
+@settings(max_examples=300)
+def test_traffic_is_what_a_walk_over_the_grid_copies(
+    shape: tuple[int, int, int], sides: tuple[int, int, int], dtype: str
+) -> None:
+    problem, tiles = MatmulProblem.of(*shape, dtype), tiles_of(sides)
+    assert hbm_bytes(problem, tiles) == walked_bytes(problem, tiles)
+
+
+@given(sizes(12), sizes(14))
+def test_traffic_is_never_below_the_least(shape: tuple[int, int, int], sides: tuple[int, int, int]) -> None:
+    problem = MatmulProblem.of(*shape, "float32")
+    assert hbm_bytes(problem, tiles_of(sides)) >= problem.least_hbm_bytes
+    assert hbm_bytes(problem, Tiles.whole(problem)) == problem.least_hbm_bytes
+
+
+@given(
+    st.tuples(*[st.one_of(st.integers(1, 300), st.sampled_from([512, 768, 1024, 2048, 4096, 8192]))] * 3),
+    DTYPES,
+    st.sampled_from(list(CHIPS.values())),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=60)
+def test_candidates_are_legal_fit_and_cover(shape: tuple[int, int, int], dtype: str, chip, accumulator: bool) -> None:
+    problem = MatmulProblem.of(*shape, dtype)
+    found = candidates(problem, chip, accumulator=accumulator)
+    if dtype not in chip.dtypes:
+        assert found == []
+        return
+    assert found or max(shape) > 300
+    assert len(set(found)) == len(found)
+    for tiles in found:
+        assert violations(problem, tiles, chip) == []
+        assert total_bytes(matmul_buffers(problem, tiles, accumulator=accumulator)) <= chip.scoped_vmem_bytes
+        grid_m, grid_n, grid_k = tiles.grid(problem)
+        assert (grid_m * tiles.tile_m, grid_k * tiles.tile_k, grid_n * tiles.tile_n) == shape
+    times = [modelled_s(problem, tiles, chip) for tiles in found]
+    assert times == sorted(times)
+
+
+def test_candidates_of_the_ladder() -> None:
+    problem = MatmulProblem.of(4096, 4096, 4096, "bfloat16")
+    found = candidates(problem, V5E, accumulator=True)
+    assert Tiles.cube(128) in found
+    assert Tiles(tile_m=512, tile_k=1024, tile_n=1024) in found
+    assert found.index(Tiles.cube(128)) > found.index(Tiles.cube(512))
+    assert Tiles.cube(2048) not in found
+
+
+def test_modelled_time_has_a_floor() -> None:
+    problem = MatmulProblem.of(4096, 4096, 4096, "bfloat16")
+    for tiles in candidates(problem, V5E):
+        assert modelled_s(problem, tiles, V5E) > problem.flops / V5E.peak_ops_per_s("bfloat16")
