@@ -21,9 +21,9 @@ import click
 
 from systolic.chips import Chip
 from systolic.cli.options import chip_option
-from systolic.cost import blocked_time, blockings, vmem_limit
-from systolic.problem import MatmulProblem
-from systolic.schedule import Blocking
+from systolic.cost import blocked_time, configs, vmem_limit
+from systolic.schedule import KernelConfig
+from systolic.spec import MatmulSpec
 
 # The model's constants are fitted to the first; the second were not looked at for that.
 _FITTED = (
@@ -47,29 +47,29 @@ _CHECKED = (
 _AMONG = 200
 
 
-def product(lhs: Any, rhs: Any, *, problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Any:
+def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Any:
     """The kernel alone with this blocking."""
     from systolic.kernels.blocked import blocked_matmul
     from systolic.kernels.step import Functions
     from systolic.kernels.streamed import streamed_matmul
 
-    kernel = streamed_matmul if blocking.pieces else functools.partial(blocked_matmul, chip=chip)
+    kernel = streamed_matmul if config.fill_chunks else functools.partial(blocked_matmul, chip=chip)
     outs = kernel(
         lhs,
         rhs,
         (),
-        problem=problem,
+        spec=spec,
         functions=Functions(epilogue=lambda total: (total,)),
-        blocking=blocking,
-        vmem_limit_bytes=vmem_limit(problem, blocking, chip),
+        config=config,
+        vmem_limit_bytes=vmem_limit(spec, config, chip),
     )
     return outs[0]
 
 
-def sample(problem: MatmulProblem, chip: Chip, count: int) -> list[Blocking]:
+def sample(spec: MatmulSpec, chip: Chip, count: int) -> list[KernelConfig]:
     """The planner's choice, and blockings drawn among its best."""
-    found = [choice.blocking for choice in blockings(problem, chip)[:_AMONG]]
-    drawn = random.Random(f"{problem}{chip.name}").sample(found[1:], min(count - 1, len(found) - 1))
+    found = [choice.config for choice in configs(spec, chip)[:_AMONG]]
+    drawn = random.Random(f"{spec}{chip.name}").sample(found[1:], min(count - 1, len(found) - 1))
     return [found[0], *drawn]
 
 
@@ -79,7 +79,7 @@ def sample(problem: MatmulProblem, chip: Chip, count: int) -> list[Blocking]:
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--samples", default=12, show_default=True, help="Blockings of each product.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Keep all rows.")
-def main(chips: tuple[Chip, ...], problems: tuple[str, ...], dtype: str, samples: int, json_file: Path | None) -> None:
+def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: int, json_file: Path | None) -> None:
     """Compare modelled with simulated times of many blockings."""
     import jax
 
@@ -93,31 +93,31 @@ def main(chips: tuple[Chip, ...], problems: tuple[str, ...], dtype: str, samples
     with WorkerPool(max_workers=2, time_limit_s=120) as pool:
         jobs = []
         for chip in chips:
-            for sizes in problems:
+            for sizes in specs:
                 m, k, n = map(int, sizes.split(","))
-                problem = MatmulProblem.of(m, k, n, dtype)
-                for blocking in sample(problem, chip, samples):
-                    fn = functools.partial(product, problem=problem, blocking=blocking, chip=chip)
-                    job = submit_simulation(pool, fn, abstract_operands(problem), chip, label=str(blocking))
-                    jobs.append((chip, problem, blocking, job))
-        for chip, problem, blocking, job in jobs:
-            modelled = blocked_time(problem, blocking, chip)
+                spec = MatmulSpec.of(m, k, n, dtype)
+                for config in sample(spec, chip, samples):
+                    fn = functools.partial(product, spec=spec, config=config, chip=chip)
+                    job = submit_simulation(pool, fn, abstract_operands(spec), chip, label=str(config))
+                    jobs.append((chip, spec, config, job))
+        for chip, spec, config, job in jobs:
+            modelled = blocked_time(spec, config, chip)
             try:
                 found = job.result()
             except (CompilerError, SimulationError) as error:
-                click.echo(f"{chip.name} {problem.m},{problem.k},{problem.n} {blocking}: {error}"[:200], err=True)
+                click.echo(f"{chip.name} {spec.m},{spec.k},{spec.n} {config}: {error}"[:200], err=True)
                 continue
             assert found.run is not None
             rows.append(
                 {
                     "chip": chip.name,
-                    "problem": f"{problem.m},{problem.k},{problem.n}",
-                    "blocking": str(blocking),
-                    "tiles": [blocking.tiles.tile_m, blocking.tiles.tile_k, blocking.tiles.tile_n],
-                    "slices": [blocking.slice_m, blocking.slice_n],
-                    "buffers": blocking.buffers,
-                    "outer": blocking.outer,
-                    "pieces": blocking.pieces,
+                    "spec": f"{spec.m},{spec.k},{spec.n}",
+                    "config": str(config),
+                    "tiles": [config.tiles.tile_m, config.tiles.tile_k, config.tiles.tile_n],
+                    "slices": [config.subtile_m, config.subtile_n],
+                    "buffers": config.buffers,
+                    "outer": config.grid_order,
+                    "pieces": config.fill_chunks,
                     "simulated_us": found.time_us,
                     "modelled_us": modelled.time_us,
                     "bundles": found.run.bundles,
@@ -132,8 +132,8 @@ def main(chips: tuple[Chip, ...], problems: tuple[str, ...], dtype: str, samples
 
 def _report(chip: str, rows: list[dict[str, Any]]) -> None:
     click.echo(f"\n{chip}: modelled against simulated, {len(rows)} kernels")
-    for name in dict.fromkeys(row["problem"] for row in rows):
-        mine = [row for row in rows if row["problem"] == name]
+    for name in dict.fromkeys(row["spec"] for row in rows):
+        mine = [row for row in rows if row["spec"] == name]
         error = _errors(mine)
         ranks = [_ranks([row[key] for row in mine]) for key in ("modelled_us", "simulated_us")]
         click.echo(
@@ -142,11 +142,11 @@ def _report(chip: str, rows: list[dict[str, Any]]) -> None:
             f"chosen {mine[0]['simulated_us']:9.1f} µs  regret {_regret(mine):5.1%}"
         )
     for what, names in (("fitted", _FITTED), ("checked", _CHECKED)):
-        mine = [row for row in rows if row["problem"] in names]
+        mine = [row for row in rows if row["spec"] in names]
         if mine:
             error = [abs(one) for one in _errors(mine)]
-            there = dict.fromkeys(row["problem"] for row in mine)
-            regrets = [_regret([row for row in mine if row["problem"] == name]) for name in there]
+            there = dict.fromkeys(row["spec"] for row in mine)
+            regrets = [_regret([row for row in mine if row["spec"] == name]) for name in there]
             click.echo(
                 f"  {what}: median error {statistics.median(error):.1%}, "
                 f"regret {statistics.fmean(regrets):.1%} on average, {max(regrets):.1%} at worst"

@@ -27,9 +27,9 @@ import numpy as np
 from scipy.stats import rankdata
 
 from systolic.chips import Chip, chip
-from systolic.cost import Choice, blockings
-from systolic.problem import MatmulProblem
-from systolic.schedule import Blocking, Tiles
+from systolic.cost import Choice, configs
+from systolic.schedule import KernelConfig, Tiles
+from systolic.spec import MatmulSpec
 
 DATA = Path(__file__).parent / "data" / "exhaustive_sweep.csv"
 CHIPS = ("v5e", "v5p", "v6e", "v7x")
@@ -40,10 +40,10 @@ PROBLEMS = {
     "edge": (3000, 5000, 7000),
 }
 _BEST, _DRAWN = 40, 20
-_FIELDS = ("tile_m", "tile_k", "tile_n", "slice_m", "slice_n", "buffers", "outer", "pieces")
+_FIELDS = ("tile_m", "tile_k", "tile_n", "subtile_m", "subtile_n", "buffers", "outer", "pieces")
 _COLUMNS: tuple[str, ...] = (
     "chip",
-    "problem",
+    "spec",
     "m",
     "k",
     "n",
@@ -55,25 +55,25 @@ _COLUMNS: tuple[str, ...] = (
 )
 
 
-def of_each_tile(problem: MatmulProblem, its: Chip) -> list[Choice]:
+def of_each_tile(spec: MatmulSpec, its: Chip) -> list[Choice]:
     """The best-modelled blocking of every tile, best first."""
     found: dict[Tiles, Choice] = {}
-    for choice in blockings(problem, its):
-        found.setdefault(choice.blocking.tiles, choice)
+    for choice in configs(spec, its):
+        found.setdefault(choice.config.tiles, choice)
     return list(found.values())
 
 
-def candidates(problem: MatmulProblem, its: Chip) -> list[Choice]:
+def candidates(spec: MatmulSpec, its: Chip) -> list[Choice]:
     """Forty by the model and twenty by lot."""
-    every = of_each_tile(problem, its)
+    every = of_each_tile(spec, its)
     rest = every[_BEST:]
-    return every[:_BEST] + random.Random(f"{problem}{its.name}").sample(rest, min(_DRAWN, len(rest)))
+    return every[:_BEST] + random.Random(f"{spec}{its.name}").sample(rest, min(_DRAWN, len(rest)))
 
 
-def _products() -> Iterator[tuple[Chip, str, MatmulProblem]]:
+def _products() -> Iterator[tuple[Chip, str, MatmulSpec]]:
     for name in CHIPS:
         for kind, sizes in PROBLEMS.items():
-            yield chip(name), kind, MatmulProblem.of(*sizes, "bfloat16")
+            yield chip(name), kind, MatmulSpec.of(*sizes, "bfloat16")
 
 
 def _rows() -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def _rows() -> list[dict[str, Any]]:
 
 def _write(rows: list[dict[str, Any]]) -> None:
     def order(row: dict[str, Any]) -> tuple[Any, ...]:
-        return (row["chip"], list(PROBLEMS).index(row["problem"]), *(str(row[name]).zfill(6) for name in _FIELDS))
+        return (row["chip"], list(PROBLEMS).index(row["spec"]), *(str(row[name]).zfill(6) for name in _FIELDS))
 
     DATA.parent.mkdir(exist_ok=True)
     partial = DATA.with_suffix(".partial")
@@ -96,13 +96,13 @@ def _write(rows: list[dict[str, Any]]) -> None:
     partial.replace(DATA)
 
 
-def _fields(blocking: Blocking) -> dict[str, Any]:
-    tiles = {name: getattr(blocking.tiles, name) for name in _FIELDS[:3]}
-    return {**tiles, **{name: getattr(blocking, name) for name in _FIELDS[3:]}}
+def _fields(config: KernelConfig) -> dict[str, Any]:
+    tiles = {name: getattr(config.tiles, name) for name in _FIELDS[:3]}
+    return {**tiles, **{name: getattr(config, name) for name in _FIELDS[3:]}}
 
 
 def _key(row: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(row[name]) for name in ("chip", "problem", *_FIELDS))
+    return tuple(str(row[name]) for name in ("chip", "spec", *_FIELDS))
 
 
 @click.group()
@@ -121,15 +121,15 @@ def sweep() -> None:
     rows = _rows()
     there = {_key(row) for row in rows}
     with WorkerPool(max_workers=2, time_limit_s=300) as pool:
-        for its, kind, problem in _products():
-            programs = Programs.of(problem, its)
+        for its, kind, spec in _products():
+            programs = Programs.of(spec, its)
             jobs = []
             for choice in candidates(programs.computed, its):
-                row = {"chip": its.name, "problem": kind, "m": problem.m, "k": problem.k, "n": problem.n}
-                row |= _fields(choice.blocking) | {"modelled_us": f"{choice.modelled.time_us:.2f}"}
+                row = {"chip": its.name, "spec": kind, "m": spec.m, "k": spec.k, "n": spec.n}
+                row |= _fields(choice.config) | {"modelled_us": f"{choice.modelled.time_us:.2f}"}
                 if _key(row) not in there:
-                    fn = programs.kernel(choice.blocking)
-                    jobs.append((row, submit_simulation(pool, fn, programs.arguments, its, label=str(choice.blocking))))
+                    fn = programs.kernel(choice.config)
+                    jobs.append((row, submit_simulation(pool, fn, programs.arguments, its, label=str(choice.config))))
             for row, job in jobs:
                 try:
                     found = job.result()
@@ -150,13 +150,13 @@ def search(time_budget: float) -> None:
     from systolic.tuning import tune
 
     regrets = []
-    for its, kind, problem in _products():
+    for its, kind, spec in _products():
         best = min(float(row["simulated_us"]) for row in _of(its.name, kind) if row["simulated_us"])
         with tempfile.TemporaryDirectory() as folder:
             os.environ["XDG_CACHE_HOME"] = folder
             begun = time.monotonic()
             found = tune(
-                problem, its, time_budget_s=time_budget, against_xla=False, store=TrialStore(Path(folder) / "t.sqlite")
+                spec, its, time_budget_s=time_budget, against_xla=False, store=TrialStore(Path(folder) / "t.sqlite")
             )
         assert found.winner is not None
         assert found.winner.time_us is not None
@@ -183,7 +183,7 @@ def model() -> None:
 
 
 def _of(chip_name: str, kind: str | None = None) -> list[dict[str, Any]]:
-    return [row for row in _rows() if row["chip"] == chip_name and kind in (None, row["problem"])]
+    return [row for row in _rows() if row["chip"] == chip_name and kind in (None, row["spec"])]
 
 
 def _spearman(rows: list[dict[str, Any]]) -> float:

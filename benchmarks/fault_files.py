@@ -81,7 +81,7 @@ def _store(choose: random.Random, folder: Path, _setting: Setting) -> None:
             json.loads(out)
         with contextlib.suppress(StoreError):
             store.keep(fault_records.SUBJECT, fault_records.trial(9))
-            if 9 not in {fault_records.number_of(one) for one in store.trials(fault_records.SUBJECT) if one.blocking}:
+            if 9 not in {fault_records.number_of(one) for one in store.trials(fault_records.SUBJECT) if one.config}:
                 raise CaseError("what was kept after the damage is lost")
 
 

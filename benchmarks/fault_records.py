@@ -10,24 +10,24 @@ from itertools import count
 from pathlib import Path
 
 from systolic.compiler import CompiledProgram, CompilerRefusal, ProgramCache
-from systolic.problem import MatmulProblem
-from systolic.schedule import Blocking, Tiles
+from systolic.schedule import KernelConfig, Tiles
+from systolic.spec import MatmulSpec
 from systolic.store import Subject, Trial, TrialStore
 
-PROBLEM = MatmulProblem.of(512, 1024, 2048, "bfloat16")
+PROBLEM = MatmulSpec.of(512, 1024, 2048, "bfloat16")
 SUBJECT = Subject.here(PROBLEM, "v6e")
 # Of another compiler: its trials need not be legal here, so there may be any number of them.
 ELSEWHERE = replace(SUBJECT, libtpu="0.0")
-OTHER = Subject.here(MatmulProblem.of(2048, 4096, 512, "int8"), "v5e")
+OTHER = Subject.here(MatmulSpec.of(2048, 4096, 512, "int8"), "v5e")
 WRITERS = 4
 
 
 def trial(number: int, *, tile_m: int = 128) -> Trial:
     """A trial that no other number has: `num` stands in its reason, its time and its tiles along n."""
     tiles = Tiles(tile_m=tile_m, tile_k=256, tile_n=128 * number)
-    blocking = Blocking(tiles=tiles, slice_m=tile_m, slice_n=128 * number)
+    config = KernelConfig(tiles=tiles, subtile_m=tile_m, subtile_n=128 * number)
     return Trial(
-        blocking=blocking,
+        config=config,
         status="ok",
         modelled_us=9.5,
         simulated_us=1000.0 + number,
@@ -38,8 +38,8 @@ def trial(number: int, *, tile_m: int = 128) -> Trial:
 
 def number_of(trial: Trial) -> int:
     """The number of which `trial` made it."""
-    assert trial.blocking is not None
-    return trial.blocking.tiles.tile_n // 128
+    assert trial.config is not None
+    return trial.config.tiles.tile_n // 128
 
 
 def program(number: int) -> CompiledProgram:

@@ -25,9 +25,9 @@ import click
 from systolic import plan
 from systolic.chips import Chip, chip
 from systolic.cli.options import chip_option
-from systolic.cost import Choice, blockings, profiled_choices
-from systolic.problem import MatmulProblem
-from systolic.schedule import Blocking, Tiles
+from systolic.cost import Choice, configs, profiled_choices
+from systolic.schedule import KernelConfig, Tiles
+from systolic.spec import MatmulSpec
 from systolic.timing import Measurement
 
 OTHERS = Path(__file__).parent / "data" / "published_tiles.csv"
@@ -91,10 +91,10 @@ def _simulator() -> Iterator[Any]:
 
     with WorkerPool(max_workers=2, time_limit_s=300) as pool:
 
-        def submit(problem: MatmulProblem, its: Chip, blocking: Blocking) -> Future[Measurement]:
-            programs = Programs.of(problem, its)
-            fn = programs.kernel(blocking)
-            return submit_simulation(pool, fn, programs.arguments, its, label=f"{blocking} for {its.name}")
+        def submit(spec: MatmulSpec, its: Chip, config: KernelConfig) -> Future[Measurement]:
+            programs = Programs.of(spec, its)
+            fn = programs.kernel(config)
+            return submit_simulation(pool, fn, programs.arguments, its, label=f"{config} for {its.name}")
 
         yield submit
 
@@ -126,22 +126,22 @@ def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
             jobs = []
             seconds = []
             for m, k, n in shapes(count):
-                problem = MatmulProblem.of(m, k, n, dtype)
+                spec = MatmulSpec.of(m, k, n, dtype)
                 begun = time.thread_time()
-                profiled_choices(problem, its)
+                profiled_choices(spec, its)
                 seconds.append(time.thread_time() - begun)
-                choices = profiled_choices(problem, its, _BEST).choices
+                choices = profiled_choices(spec, its, _BEST).choices
                 if choices:
-                    drawn = random.Random(f"{problem}{its.name}").choice(choices)
-                    jobs.append((problem, drawn, submit(problem, its, drawn.blocking)))
+                    drawn = random.Random(f"{spec}{its.name}").choice(choices)
+                    jobs.append((spec, drawn, submit(spec, its, drawn.config)))
             errors = []
-            for problem, choice, job in jobs:
+            for spec, choice, job in jobs:
                 found = _time_us(job)
                 if found is not None:
                     error = choice.modelled.time_us / found - 1
                     errors.append(error)
                     if abs(error) > 0.02:
-                        click.echo(f"  {problem.m},{problem.k},{problem.n} {choice.blocking}: {error:+.1%}")
+                        click.echo(f"  {spec.m},{spec.k},{spec.n} {choice.config}: {error:+.1%}")
             size = [abs(error) for error in errors]
             took_ms = [one * 1e3 for one in seconds[1:]]  # the first one reads the profiles
             click.echo(
@@ -161,20 +161,20 @@ def regret(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
         for its in chips:
             jobs = []
             for m, k, n in shapes(count):
-                problem = MatmulProblem.of(m, k, n, dtype)
-                made = plan(problem, its)
-                best = [made.blocking, *_ten(made.computed, its)]
-                jobs.append((problem, made, [submit(problem, its, one) for one in dict.fromkeys(best)]))
+                spec = MatmulSpec.of(m, k, n, dtype)
+                made = plan(spec, its)
+                best = [made.config, *_ten(made.computed, its)]
+                jobs.append((spec, made, [submit(spec, its, one) for one in dict.fromkeys(best)]))
             regrets = []
-            for problem, made, its_jobs in jobs:
+            for spec, made, its_jobs in jobs:
                 times = [_time_us(job) for job in its_jobs]
                 if times[0] is None:
-                    click.echo(f"  {problem}: the plan has no time")
+                    click.echo(f"  {spec}: the plan has no time")
                     continue
                 lost = times[0] / min(one for one in times if one is not None) - 1
                 regrets.append(lost)
                 if lost > 0.02:
-                    sizes = f"{problem.m},{problem.k},{problem.n}"
+                    sizes = f"{spec.m},{spec.k},{spec.n}"
                     click.echo(f"  {sizes} {made.known} {made.time_us:,.1f}, simulated {times[0]:,.1f}: {lost:+.1%}")
             known = [made.known for _, made, _ in jobs]
             click.echo(
@@ -183,16 +183,16 @@ def regret(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
             )
 
 
-def _ten(problem: MatmulProblem, its: Chip) -> Sequence[Blocking]:
+def _ten(spec: MatmulSpec, its: Chip) -> Sequence[KernelConfig]:
     """The best by profiles and the best by the model of other tiles, five each where there are so many."""
-    profiled: list[Choice] = profiled_choices(problem, its, _BEST // 2).choices
-    there = {choice.blocking.tiles for choice in profiled}
+    profiled: list[Choice] = profiled_choices(spec, its, _BEST // 2).choices
+    there = {choice.config.tiles for choice in profiled}
     modelled: dict[Tiles, Choice] = {}
-    for choice in blockings(problem, its):
-        if choice.blocking.tiles not in there:
-            modelled.setdefault(choice.blocking.tiles, choice)
+    for choice in configs(spec, its):
+        if choice.config.tiles not in there:
+            modelled.setdefault(choice.config.tiles, choice)
     others = list(modelled.values())[: _BEST - len(profiled)]
-    return [choice.blocking for choice in (*profiled, *others)]
+    return [choice.config for choice in (*profiled, *others)]
 
 
 @main.command()
@@ -205,16 +205,16 @@ def others() -> None:
         for row in rows:
             its = chip(row["chip"])
             m, k, n = (int(row[name]) for name in "mkn")
-            problem = MatmulProblem.of(m, k, n, row["dtype"])
+            spec = MatmulSpec.of(m, k, n, row["dtype"])
             theirs = Tiles(**{name: int(row[name]) for name in ("tile_m", "tile_k", "tile_n")})
             try:
                 # With the slices, buffers and order that suit their tiles best.
-                their_blocking = plan(problem, its, tiles=theirs).blocking
+                their_blocking = plan(spec, its, tiles=theirs).config
             except ValueError as error:
                 click.echo(f"  {row['chip']} {m},{k},{n}: {str(error).splitlines()[0]}")
                 continue
-            ours = plan(problem, its).blocking
-            jobs.append((row, submit(problem, its, their_blocking), submit(problem, its, ours)))
+            ours = plan(spec, its).config
+            jobs.append((row, submit(spec, its, their_blocking), submit(spec, its, ours)))
         ratios = []
         for row, their_job, our_job in jobs:
             times = _time_us(their_job), _time_us(our_job)

@@ -16,8 +16,8 @@ from jax.experimental.pallas.ops.tpu.megablox import gmm
 
 import systolic
 from systolic.lessons.ladder import RUNGS
-from systolic.problem import accumulator_dtype
 from systolic.schedule import Tiles
+from systolic.spec import accumulator_dtype
 
 
 def _climbed(name: str, lhs: jax.Array, rhs: jax.Array, tiles: tuple[int, int, int] | None) -> jax.Array:

@@ -7,7 +7,7 @@ and greys are readable on white and on black.
 from __future__ import annotations
 
 from systolic.lessons.ladder import Rung
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 
 INK = "#808080"  # as far from white as from black
 COLOURS = {"lhs": "#3b82f6", "rhs": "#f97316", "out": "#22a05a", "acc": "#a855f7"}
@@ -18,9 +18,9 @@ SIZE, SMALL_SIZE = 4096, 1024  # of the matrices that are drawn; v3's blocks nee
 def rung_picture(rung: Rung) -> str:
     """A step of a rung in bfloat16: its blocks in HBM on the left, its buffers in VMEM on the right."""
     size = SMALL_SIZE if rung.name in ("v1", "v2", "v3") else SIZE
-    problem = MatmulProblem.of(size, size, size, "bfloat16")
-    tiles = rung.default_tiles(problem, 4)
-    grid_m, grid_n, grid_k = tiles.grid(problem)
+    spec = MatmulSpec.of(size, size, size, "bfloat16")
+    tiles = rung.default_tiles(spec, 4)
+    grid_m, grid_n, grid_k = tiles.grid(spec)
     i, j, kk = (count // 2 for count in (grid_m, grid_n, grid_k))
     now = (i * grid_n + j) * grid_k + kk
     steps = [
@@ -34,7 +34,7 @@ def rung_picture(rung: Rung) -> str:
         *matrix("rhs", right, 40, (grid_k, grid_n), [(kk, j) for _, j, kk in steps]),
         *matrix("out", right, below, (grid_m, grid_n), [(i, j)]),
     ]
-    parts += buffers(rung, problem)
+    parts += buffers(rung, spec)
     legend = "full colour: the step's blocks · pale: on their way for the next steps"
     if rung.vmem_limit_bytes:
         legend += " · dashed: subtiles"
@@ -55,12 +55,12 @@ def matrix(name: str, left: float, top: float, counts: tuple[int, int], blocks: 
     return [*found, f'<path d="{"".join(lines)}" stroke="{INK}" fill="none"/>']
 
 
-def buffers(rung: Rung, problem: MatmulProblem) -> list[str]:
+def buffers(rung: Rung, spec: MatmulSpec) -> list[str]:
     """The buffers as rows of slots, each in proportion to its block."""
-    tiles = rung.default_tiles(problem, 4)
+    tiles = rung.default_tiles(spec, 4)
     left, top = 330.0, 40.0
     found = [text(left, 22, "VMEM: buffers", bold=True)]
-    whole = rung.buffers(problem, tiles)
+    whole = rung.buffers(spec, tiles)
     scale = 60 / max(side for buffer in whole for side in buffer.shape)
     for buffer in whole:
         height, width = (max(8.0, side * scale) for side in buffer.shape)

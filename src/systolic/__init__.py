@@ -6,9 +6,9 @@ from systolic.checking import CheckReport, check
 from systolic.chips import Chip, chip
 from systolic.explaining import Explanation, explain
 from systolic.ops import Plan, plan
-from systolic.problem import MatmulProblem
 from systolic.schedule import Tiles
 from systolic.simulator import SimulatedRun
+from systolic.spec import MatmulSpec
 from systolic.timing import simulate
 from systolic.tuning import TuningResult, tune
 
@@ -21,7 +21,7 @@ __all__ = [
     "CheckReport",
     "Chip",
     "Explanation",
-    "MatmulProblem",
+    "MatmulSpec",
     "Plan",
     "SimulatedRun",
     "Tiles",

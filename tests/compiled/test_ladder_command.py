@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from systolic.cli import main
-from systolic.problem import MatmulProblem
 from systolic.schedule import Tiles, hbm_bytes
+from systolic.spec import MatmulSpec
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
@@ -59,8 +59,8 @@ def test_float32_on_v5e(ladder: Ladder) -> None:
     assert refused["vmem_available_bytes"] == 16 * 2**20
     assert refused["xla_time_us"] > 0
     for size in (512, 2048):
-        problem = MatmulProblem.of(size, size, size, "float32")
-        assert rows["v3", size]["hbm_bytes"] == hbm_bytes(problem, Tiles.cube(128))
+        spec = MatmulSpec.of(size, size, size, "float32")
+        assert rows["v3", size]["hbm_bytes"] == hbm_bytes(spec, Tiles.cube(128))
     # No kernel is faster than the chip, and larger tiles read less.
     for row in document["rows"]:
         assert row["percent_of_peak"] is None or 0 < row["percent_of_peak"] < 100
@@ -80,9 +80,9 @@ def test_the_last_rungs_at_their_own_tiles(ladder: Ladder) -> None:
     rows = by_rung(ladder("v5", "v6", "v7", "v8", "--chip", "v6e", "--sizes", "4096", "--no-check"))
     times = [rows[name, 4096]["time_us"] for name in ("v5", "v6", "v7", "v8")]
     assert times == sorted(times, reverse=True)
-    problem = MatmulProblem.of(4096, 4096, 4096, "bfloat16")
+    spec = MatmulSpec.of(4096, 4096, 4096, "bfloat16")
     for name in ("v6", "v7", "v8"):
-        moved = hbm_bytes(problem, Tiles(tile_m=2048, tile_k=512, tile_n=2048))
+        moved = hbm_bytes(spec, Tiles(tile_m=2048, tile_k=512, tile_n=2048))
         assert rows[name, 4096]["hbm_bytes"] == moved
         assert moved < rows["v5", 4096]["hbm_bytes"]
 

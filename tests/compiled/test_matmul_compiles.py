@@ -203,10 +203,10 @@ def test_a_transposed_operand_is_not_copied(pool: WorkerPool, name: str) -> None
     jobs = {which: simulated(pool, name, shapes, BF16, **static) for which, (shapes, static) in LARGE.items()}
     for which, (_, static) in LARGE.items():
         run = jobs[which].result().run
-        problem = systolic.MatmulProblem(
+        spec = systolic.MatmulSpec(
             m=1024, k=2048, n=1536, dtype_lhs="bfloat16", dtype_rhs="bfloat16", dtype_out="bfloat16", **static
         )
-        assert moved(run) == pytest.approx(systolic.plan(problem, name).hbm_bytes, rel=0.01)
+        assert moved(run) == pytest.approx(systolic.plan(spec, name).hbm_bytes, rel=0.01)
         assert [op.name for op in run.later_core.ops if op.matrix_busy_cycles] == [op.name for op in run.later_core.ops]
 
 
@@ -225,7 +225,7 @@ def test_an_edge_is_not_padded(pool: WorkerPool, name: str, dtype: str) -> None:
     """2000 × 3001 × 1501 moves what the arithmetic says for it, and the rest of the registers in which rows end."""
     m, k, n = 2000, 3001, 1501
     run = simulated(pool, name, ((m, k), (k, n)), jnp.dtype(dtype)).result().run
-    plan = systolic.plan(systolic.MatmulProblem.of(m, k, n, dtype), name)
+    plan = systolic.plan(systolic.MatmulSpec.of(m, k, n, dtype), name)
     assert plan.hbm_bytes * 0.97 <= moved(run) <= plan.hbm_bytes * 1.06
     assert len([op for op in run.later_core.ops if op.hbm_read_bytes > m * n]) == 1
 

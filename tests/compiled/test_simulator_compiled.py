@@ -18,12 +18,12 @@ from systolic.bench import abstract_operands, xla_matmul
 from systolic.chips import chip
 from systolic.compiler import ProgramCache, WorkerPool, submit_compilation
 from systolic.lessons.ladder import RUNGS
-from systolic.problem import MatmulProblem
 from systolic.schedule import Tiles, hbm_bytes
 from systolic.simulator import SimulatedRun, SimulationError, simulate_listings
 from systolic.simulator.reading.blocks import split_blocks
 from systolic.simulator.reading.listing import parse_listing
 from systolic.simulator.reading.verify import check_registers
+from systolic.spec import MatmulSpec
 from systolic.timing import target_of
 
 pytestmark = pytest.mark.skipif(
@@ -45,48 +45,46 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compile]:
         yield compile_for
 
 
-def product(rung: str, problem: MatmulProblem, tiles: Tiles) -> Callable[..., Any]:
+def product(rung: str, spec: MatmulSpec, tiles: Tiles) -> Callable[..., Any]:
     if rung == "xla":
-        return xla_matmul(problem)
-    return functools.partial(RUNGS[rung].multiply, tiles=tiles, dtype_out=problem.dtype_out)
+        return xla_matmul(spec)
+    return functools.partial(RUNGS[rung].multiply, tiles=tiles, dtype_out=spec.dtype_out)
 
 
-def run(
-    compiled: Compile, name: str, rung: str, problem: MatmulProblem, tile: int = 128, **options: Any
-) -> SimulatedRun:
-    listings = compiled(name, product(rung, problem, Tiles.cube(tile)), abstract_operands(problem))
+def run(compiled: Compile, name: str, rung: str, spec: MatmulSpec, tile: int = 128, **options: Any) -> SimulatedRun:
+    listings = compiled(name, product(rung, spec, Tiles.cube(tile)), abstract_operands(spec))
     return simulate_listings(listings, chip(name), **options)
 
 
-def matrix_cycles(problem: MatmulProblem, name: str) -> float:
+def matrix_cycles(spec: MatmulSpec, name: str) -> float:
     """Cycles that all matrix units together need, by arithmetic."""
-    kind = {"float32": "f32", "bfloat16": "bf16", "int8": "s8"}[problem.dtype_lhs]
+    kind = {"float32": "f32", "bfloat16": "bf16", "int8": "s8"}[spec.dtype_lhs]
     machine = chip(name).machine
     rate = machine.mxu_rows_per_cycle.get(kind) or machine.mxu_rows_per_cycle["bf16"]  # v7x converts int8
-    return problem.m * problem.k * problem.n / (machine.mxu_rows * machine.mxu_columns * rate)
+    return spec.m * spec.k * spec.n / (machine.mxu_rows * machine.mxu_columns * rate)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("name", CHIPS)
 def test_the_work_of_the_matrix_units_is_the_arithmetic(compiled: Compile, name: str, dtype: str) -> None:
-    problem = MatmulProblem.of(512, 512, 512, dtype)
+    spec = MatmulSpec.of(512, 512, 512, dtype)
     # Tiles no smaller than a matrix unit: a smaller one leaves part of it idle.
     for rung in ("v3", "v5", "xla"):
-        done = run(compiled, name, rung, problem, tile=256)
+        done = run(compiled, name, rung, spec, tile=256)
         busy = sum(core.matrix_busy_cycles for core in done.cores)
-        assert busy == matrix_cycles(problem, name)
+        assert busy == matrix_cycles(spec, name)
         assert done.cycles * done.matrix_units * len(done.cores) >= busy
 
 
 @pytest.mark.parametrize("rung", ["v3", "v5"])
 @pytest.mark.parametrize("name", CHIPS)
 def test_hbm_traffic_is_what_the_grid_says(compiled: Compile, name: str, rung: str) -> None:
-    problem = MatmulProblem.of(512, 512, 512, "bfloat16")
-    done = run(compiled, name, rung, problem)
+    spec = MatmulSpec.of(512, 512, 512, "bfloat16")
+    done = run(compiled, name, rung, spec)
     moved = done.hbm_read_bytes + done.hbm_written_bytes
-    expected = hbm_bytes(problem, Tiles.cube(128))
+    expected = hbm_bytes(spec, Tiles.cube(128))
     if name == "v7x":  # XLA brings these small operands into VMEM first, once
-        assert problem.least_hbm_bytes <= moved <= expected
+        assert spec.least_hbm_bytes <= moved <= expected
     elif name == "v5p" and rung == "v5":  # the split starts each core anew: it may fetch a block again
         assert expected <= moved <= 1.1 * expected
     else:
@@ -94,42 +92,42 @@ def test_hbm_traffic_is_what_the_grid_says(compiled: Compile, name: str, rung: s
 
 
 def test_cores_of_a_v5p_share_the_work(compiled: Compile) -> None:
-    problem = MatmulProblem.of(1024, 1024, 1024, "bfloat16")
-    first, second = run(compiled, "v5p", "v5", problem).cores
+    spec = MatmulSpec.of(1024, 1024, 1024, "bfloat16")
+    first, second = run(compiled, "v5p", "v5", spec).cores
     assert first.matrix_busy_cycles == second.matrix_busy_cycles > 0
-    assert first.hbm_written_bytes == second.hbm_written_bytes == problem.out_bytes // 2
-    alone, idle = run(compiled, "v5p", "v3", problem).cores
-    assert (alone.hbm_written_bytes, idle.matrix_busy_cycles) == (problem.out_bytes, 0)
+    assert first.hbm_written_bytes == second.hbm_written_bytes == spec.out_bytes // 2
+    alone, idle = run(compiled, "v5p", "v3", spec).cores
+    assert (alone.hbm_written_bytes, idle.matrix_busy_cycles) == (spec.out_bytes, 0)
 
 
 @pytest.mark.parametrize("size", [1024, 8192])
 def test_xla_on_both_cores_of_a_v5p(compiled: Compile, size: int) -> None:
-    problem = MatmulProblem.of(size, size, size, "bfloat16")
-    done = run(compiled, "v5p", "xla", problem)
-    assert sum(core.matrix_busy_cycles for core in done.cores) >= matrix_cycles(problem, "v5p")
-    assert sum(core.hbm_written_bytes for core in done.cores) == problem.out_bytes
+    spec = MatmulSpec.of(size, size, size, "bfloat16")
+    done = run(compiled, "v5p", "xla", spec)
+    assert sum(core.matrix_busy_cycles for core in done.cores) >= matrix_cycles(spec, "v5p")
+    assert sum(core.hbm_written_bytes for core in done.cores) == spec.out_bytes
 
 
 @pytest.mark.parametrize("name", CHIPS)
 def test_xla_moves_no_less_than_it_must(compiled: Compile, name: str) -> None:
-    problem = MatmulProblem.of(1024, 1024, 1024, "float32")
-    done = run(compiled, name, "xla", problem)
-    prefetched = problem.lhs_bytes if done.prefetch_cycles else 0
-    assert done.hbm_read_bytes + done.hbm_written_bytes >= problem.least_hbm_bytes - prefetched
+    spec = MatmulSpec.of(1024, 1024, 1024, "float32")
+    done = run(compiled, name, "xla", spec)
+    prefetched = spec.lhs_bytes if done.prefetch_cycles else 0
+    assert done.hbm_read_bytes + done.hbm_written_bytes >= spec.least_hbm_bytes - prefetched
     assert [op.name for op in done.cores[0].ops]
 
 
 @pytest.mark.parametrize("rung", ["v3", "xla"])
 @pytest.mark.parametrize("name", ["v5e", "v5p", "v7x"])
 def test_looking_rounds_up_changes_nothing(compiled: Compile, name: str, rung: str) -> None:
-    problem = MatmulProblem.of(1024, 1024, 1024, "float32")
-    assert run(compiled, name, rung, problem) == run(compiled, name, rung, problem, remember=False)
+    spec = MatmulSpec.of(1024, 1024, 1024, "float32")
+    assert run(compiled, name, rung, spec) == run(compiled, name, rung, spec, remember=False)
 
 
 def test_a_quarter_of_a_million_steps(compiled: Compile) -> None:
-    problem = MatmulProblem.of(8192, 8192, 8192, "float32")
-    done = run(compiled, "v5e", "v3", problem)
-    assert done.hbm_read_bytes + done.hbm_written_bytes == hbm_bytes(problem, Tiles.cube(128))
+    spec = MatmulSpec.of(8192, 8192, 8192, "float32")
+    done = run(compiled, "v5e", "v3", spec)
+    assert done.hbm_read_bytes + done.hbm_written_bytes == hbm_bytes(spec, Tiles.cube(128))
 
 
 def attention(q, k, v):
@@ -168,8 +166,8 @@ def test_programs_of_many_operations(compiled: Compile, name: str) -> None:
 
 
 def test_a_branch_shadow_misread_is_found(compiled: Compile) -> None:
-    problem = MatmulProblem.of(512, 512, 512, "bfloat16")
-    listings = compiled("v7x", product("v5", problem, Tiles.cube(128)), abstract_operands(problem))
+    spec = MatmulSpec.of(512, 512, 512, "bfloat16")
+    listings = compiled("v7x", product("v5", spec, Tiles.cube(128)), abstract_operands(spec))
     (kernel,) = (text for part, text in listings.items() if part != "TLP")
     program = parse_listing("kernel", kernel)
     check_registers(program, split_blocks(program, 6))
@@ -178,8 +176,8 @@ def test_a_branch_shadow_misread_is_found(compiled: Compile) -> None:
 
 
 def test_the_same_in_another_process(compiled: Compile, tmp_path: Any) -> None:
-    problem = MatmulProblem.of(512, 512, 512, "bfloat16")
-    listings = compiled("v6e", product("v5", problem, Tiles.cube(128)), abstract_operands(problem))
+    spec = MatmulSpec.of(512, 512, 512, "bfloat16")
+    listings = compiled("v6e", product("v5", spec, Tiles.cube(128)), abstract_operands(spec))
     for part, text in listings.items():
         (tmp_path / part).write_text(text)
     code = (
@@ -193,8 +191,8 @@ def test_the_same_in_another_process(compiled: Compile, tmp_path: Any) -> None:
 
 @pytest.fixture(scope="module")
 def small_listing(compiled: Compile) -> Mapping[str, str]:
-    problem = MatmulProblem.of(128, 256, 128, "bfloat16")
-    return compiled("v5e", product("v5", problem, Tiles.cube(128)), abstract_operands(problem))
+    spec = MatmulSpec.of(128, 256, 128, "bfloat16")
+    return compiled("v5e", product("v5", spec, Tiles.cube(128)), abstract_operands(spec))
 
 
 @settings(

@@ -10,8 +10,8 @@ from systolic.chips import chip
 from systolic.cli.main import main
 from systolic.compiler import WorkerPool
 from systolic.cost import Kind, ProfiledTile, Profiles, profiled_choices, shipped_profiles
-from systolic.problem import MatmulProblem
 from systolic.schedule import Tiles
+from systolic.spec import MatmulSpec
 from systolic.store import Subject
 from systolic.timing import submit_simulation
 from systolic.tuning import profiling
@@ -24,11 +24,11 @@ CHIPS = ("v5e", "v5p", "v6e", "v7x")
 @pytest.mark.parametrize("name", CHIPS)
 def test_a_shipped_profile_can_be_made_again(name: str) -> None:
     its = chip(name)
-    kind = Kind.of(MatmulProblem.of(512, 512, 512, "bfloat16"), its)
+    kind = Kind.of(MatmulSpec.of(512, 512, 512, "bfloat16"), its)
     assert kind is not None
     shipped = shipped_profiles(kind)
     assert shipped is not None
-    here = Subject.here(MatmulProblem.of(512, 512, 512, "bfloat16"), name)
+    here = Subject.here(MatmulSpec.of(512, 512, 512, "bfloat16"), name)
     if (shipped.jax, shipped.libtpu) != (here.jax, here.libtpu):
         pytest.skip(f"made with jax {shipped.jax}, libtpu {shipped.libtpu}; here are {here.jax} and {here.libtpu}")
     short = min(shipped.profiles, key=lambda one: (one.bundles, one.tile))
@@ -41,10 +41,10 @@ def test_a_shipped_profile_can_be_made_again(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHIPS)
 def test_the_time_of_a_shape_that_was_not_profiled(name: str) -> None:
-    its, problem = chip(name), MatmulProblem.of(1024, 3072, 1536, "bfloat16")
-    choice = profiled_choices(problem, its).choices[0]
-    programs = Programs.of(problem, its)
-    fn = programs.kernel(choice.blocking)
+    its, spec = chip(name), MatmulSpec.of(1024, 3072, 1536, "bfloat16")
+    choice = profiled_choices(spec, its).choices[0]
+    programs = Programs.of(spec, its)
+    fn = programs.kernel(choice.config)
     with WorkerPool(max_workers=1) as pool:
         simulated_us = submit_simulation(pool, fn, programs.arguments, its, label=name).result().time_us
     assert choice.modelled.time_us == pytest.approx(simulated_us, rel=0.02)
@@ -53,7 +53,7 @@ def test_the_time_of_a_shape_that_was_not_profiled(name: str) -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def tile(k: int, n: int) -> ProfiledTile:
         tiles = Tiles(tile_m=128, tile_k=k, tile_n=n)
-        return ProfiledTile(tiles=tiles, slice_m=128, slice_n=256, whole_k=False, pieces=1)
+        return ProfiledTile(tiles=tiles, subtile_m=128, subtile_n=256, whole_k=False, fill_chunks=1)
 
     tiles = [tile(256, 256), tile(256, 512)]
     monkeypatch.setattr(profiling, "worth_profiling", lambda *_: [*tiles, tile(8192, 32768)])

@@ -54,16 +54,16 @@ def test_it_finds_keeps_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_what_it_finds_is_what_matmul_then_runs(tmp_path: Path) -> None:
-    problem = systolic.MatmulProblem.of(512, 1024, 768, "bfloat16")
-    result = tune(problem, "v5e", trials=2, against_xla=False, store=TrialStore(tmp_path / "trials.sqlite"))
+    spec = systolic.MatmulSpec.of(512, 1024, 768, "bfloat16")
+    result = tune(spec, "v5e", trials=2, against_xla=False, store=TrialStore(tmp_path / "trials.sqlite"))
     assert result.winner is not None
     shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((512, 1024), (1024, 768))]
 
     def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        return systolic.matmul(lhs, rhs, tiles=result.blocking, implementation="pallas", chip="v5e")
+        return systolic.matmul(lhs, rhs, tiles=result.config, implementation="pallas", chip="v5e")
 
     assert systolic.simulate(product, *shapes, chip="v5e").time_us == pytest.approx(result.winner.time_us)
-    assert systolic.plan(problem, "v5e", tiles=result.blocking).blocking == result.blocking
+    assert systolic.plan(spec, "v5e", tiles=result.config).config == result.config
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def dask_cluster() -> Iterator[Any]:
 
 def test_a_cluster_finds_the_same_though_a_worker_dies(tmp_path: Path, dask_cluster: Any) -> None:
     distributed = pytest.importorskip("distributed")
-    problem = systolic.MatmulProblem.of(512, 1024, 768, "bfloat16")
-    alone = tune(problem, "v5e", trials=4, workers=1, store=TrialStore(tmp_path / "alone.sqlite"))
+    spec = systolic.MatmulSpec.of(512, 1024, 768, "bfloat16")
+    alone = tune(spec, "v5e", trials=4, workers=1, store=TrialStore(tmp_path / "alone.sqlite"))
     killed: list[str] = []
 
     def kill_the_busy_one() -> None:
@@ -99,7 +99,7 @@ def test_a_cluster_finds_the_same_though_a_worker_dies(tmp_path: Path, dask_clus
         assert at_once == 2
         killer = threading.Thread(target=kill_the_busy_one)
         killer.start()
-        result = tune(problem, "v5e", trials=4, workers=1, submit=submit, store=store)
+        result = tune(spec, "v5e", trials=4, workers=1, submit=submit, store=store)
         killer.join()
     assert [one.status for one in result.trials] == ["ok"] * 4
     assert result.trials == alone.trials

@@ -13,7 +13,7 @@ import pytest
 
 from systolic.chips import chip
 from systolic.cli import main
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 from systolic.timing import roofline
 from systolic.validation.published import COLUMNS
 
@@ -71,11 +71,11 @@ def test_a_small_file(command: Command, capfd: pytest.CaptureFixture[str]) -> No
     rows = document["rows"]
     assert code == 0
     for one in rows[:4]:
-        problem = MatmulProblem(**{name: one[name] for name in ("m", "k", "n", "dtype_lhs", "dtype_rhs", "dtype_out")})
+        spec = MatmulSpec(**{name: one[name] for name in ("m", "k", "n", "dtype_lhs", "dtype_rhs", "dtype_out")})
         assert one["counted"]
         assert one["provenance"] == "simulated"
         # No product beats arithmetic; XLA may keep an operand in VMEM from the call before, so only peak is a bound.
-        assert one["predicted_us"] > problem.flops / chip("v5e").peak_ops_per_s(problem.dtype_lhs) * 1e6
+        assert one["predicted_us"] > spec.flops / chip("v5e").peak_ops_per_s(spec.dtype_lhs) * 1e6
         left_us = 500 - 115 * (one["timing"] == "wall_clock")
         assert one["error"] == pytest.approx(one["predicted_us"] / left_us - 1)
     assert [one["predicted_us"] for one in rows[4:]] == [None] * 3
@@ -83,7 +83,7 @@ def test_a_small_file(command: Command, capfd: pytest.CaptureFixture[str]) -> No
         rows[4:], ["vmem", "the last 56 of m would be lost", "Unsupported matmul RHS type"], strict=True
     ):
         assert said in one["reason"]
-    kernel = MatmulProblem.of(256, 384, 512, "bfloat16", "float32")
+    kernel = MatmulSpec.of(256, 384, 512, "bfloat16", "float32")
     assert rows[1]["predicted_us"] > roofline(kernel, chip("v5e")).time_us
     out = capfd.readouterr().out
     assert "7 rows: 4 counted, 3 not" in out

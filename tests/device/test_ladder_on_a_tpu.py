@@ -7,7 +7,7 @@ import pytest
 
 from systolic.bench import operands, reference, tolerance
 from systolic.lessons.ladder import RUNGS
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 
 pytestmark = pytest.mark.device
 
@@ -25,11 +25,11 @@ def tpu() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("name", list(RUNGS))
 def test_result_on_a_tpu(name: str, dtype: str) -> None:
-    problem = MatmulProblem.of(512, 512, 512, dtype)
+    spec = MatmulSpec.of(512, 512, 512, dtype)
     rung = RUNGS[name]
-    tiles = rung.default_tiles(problem, 4)
-    lhs, rhs = operands(problem)
-    result = np.asarray(rung.multiply(lhs, rhs, tiles=tiles, dtype_out=problem.dtype_out))
+    tiles = rung.default_tiles(spec, 4)
+    lhs, rhs = operands(spec)
+    result = np.asarray(rung.multiply(lhs, rhs, tiles=tiles, dtype_out=spec.dtype_out))
     wanted = reference(lhs, rhs)
     error = np.max(np.abs(result.astype(wanted.dtype) - wanted))
-    assert error <= tolerance(problem, rung.output_roundings(problem, tiles))
+    assert error <= tolerance(spec, rung.output_roundings(spec, tiles))

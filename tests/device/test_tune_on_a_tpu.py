@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from systolic.chips import CHIPS
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 from systolic.store import TrialStore
 from systolic.tuning import tune
 
@@ -21,8 +21,8 @@ def test_the_best_are_measured(tmp_path: Path) -> None:
     its = next((chip for chip in CHIPS.values() if chip.device_kind == kind), None)
     if its is None:
         pytest.skip(f"needs a TPU; JAX found {kind}")
-    problem = MatmulProblem.of(2048, 2048, 2048, "bfloat16")
-    found = tune(problem, its, trials=4, measured=2, store=TrialStore(tmp_path / "trials.sqlite"))
+    spec = MatmulSpec.of(2048, 2048, 2048, "bfloat16")
+    found = tune(spec, its, trials=4, measured=2, store=TrialStore(tmp_path / "trials.sqlite"))
     assert found.winner is not None
     assert found.winner.measured_us is not None
     assert found.winner.simulated_us == pytest.approx(found.winner.measured_us, rel=0.2)

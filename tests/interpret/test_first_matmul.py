@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.bench.accuracy import max_abs_error, operands, reference, tolerance
 from systolic.lessons.first_matmul import lesson
 from systolic.lessons.kernels.first_matmul import first_matmul, identity, requantised
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 
 Function = Callable[..., object]
 # In the kernel, in float64, and the most by which the function can widen a distance.
@@ -35,8 +35,8 @@ def evaluation_error(exact: np.ndarray, dtype_out: str) -> float:
     ("shape", "dtype"), [((8, 128, 128), "float32"), ((256, 384, 128), "bfloat16"), ((128, 256, 512), "float32")]
 )
 def test_right(shape: tuple[int, int, int], activation: str, transpose_rhs: bool, dtype: str) -> None:
-    problem = MatmulProblem.of(*shape, dtype)
-    lhs, rhs = operands(problem)
+    spec = MatmulSpec.of(*shape, dtype)
+    lhs, rhs = operands(spec)
     in_kernel, in_float64, slope = ACTIVATIONS[activation]
     out = first_matmul(
         jnp.asarray(lhs),
@@ -49,14 +49,14 @@ def test_right(shape: tuple[int, int, int], activation: str, transpose_rhs: bool
         interpret=pltpu.InterpretParams(uninitialized_memory="nan"),
     )
     wanted = np.asarray(in_float64(reference(lhs, rhs)))
-    limit = max(1.0, slope) * tolerance(problem, 1) + evaluation_error(wanted, dtype)
-    assert max_abs_error(np.asarray(out), wanted, problem) <= limit
+    limit = max(1.0, slope) * tolerance(spec, 1) + evaluation_error(wanted, dtype)
+    assert max_abs_error(np.asarray(out), wanted, spec) <= limit
 
 
 @pytest.mark.parametrize("transpose_rhs", [False, True])
 def test_int8_is_exact(transpose_rhs: bool) -> None:
-    problem = MatmulProblem.of(64, 256, 128, "int8")
-    lhs, rhs = operands(problem)
+    spec = MatmulSpec.of(64, 256, 128, "int8")
+    lhs, rhs = operands(spec)
     out = first_matmul(
         jnp.asarray(lhs),
         jnp.asarray(rhs.T if transpose_rhs else rhs),
@@ -90,7 +90,7 @@ def test_refused() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 0.004, 1 / 3000, 3.7e-5])
 def test_requantises_as_numpy_does(scale: float) -> None:
-    lhs, rhs = operands(MatmulProblem.of(256, 384, 128, "int8", "int8"), seed=3)
+    lhs, rhs = operands(MatmulSpec.of(256, 384, 128, "int8", "int8"), seed=3)
     sums = reference(lhs, rhs).astype(np.int32)
     expected = np.clip(np.rint(sums.astype(np.float32) * np.float32(scale)), -128, 127).astype(np.int8)
     out = requantising(lhs, rhs, scale)

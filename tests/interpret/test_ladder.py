@@ -15,8 +15,8 @@ from systolic.bench.accuracy import check, operands
 from systolic.lessons.ladder import RUNGS
 from systolic.lessons.ladder.rules import bands
 from systolic.lessons.ladder.rungs import clipped
-from systolic.problem import MatmulProblem, ProblemError
 from systolic.schedule import IllegalTilesError, Tiles
+from systolic.spec import MatmulSpec, SpecError
 
 DTYPES = ("float32", "bfloat16", "int8")
 # (m, k, n), N of v2. The tiles from v3 on are 128³, so the odd multiples have several steps each way.
@@ -30,14 +30,14 @@ SHAPES = {
 }
 
 
-def tiles_of(name: str, problem: MatmulProblem, splits: int) -> Tiles:
+def tiles_of(name: str, spec: MatmulSpec, splits: int) -> Tiles:
     rung = RUNGS[name]
-    small = all(size <= 128 for size in (problem.m, problem.k, problem.n))
-    return clipped(Tiles.cube(128), problem) if rung.takes_tiles and not small else rung.default_tiles(problem, splits)
+    small = all(size <= 128 for size in (spec.m, spec.k, spec.n))
+    return clipped(Tiles.cube(128), spec) if rung.takes_tiles and not small else rung.default_tiles(spec, splits)
 
 
-def run(name: str, problem: MatmulProblem, tiles: Tiles, interpret: object) -> Callable[..., jax.Array]:
-    return functools.partial(RUNGS[name].multiply, tiles=tiles, dtype_out=problem.dtype_out, interpret=interpret)
+def run(name: str, spec: MatmulSpec, tiles: Tiles, interpret: object) -> Callable[..., jax.Array]:
+    return functools.partial(RUNGS[name].multiply, tiles=tiles, dtype_out=spec.dtype_out, interpret=interpret)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -45,47 +45,47 @@ def run(name: str, problem: MatmulProblem, tiles: Tiles, interpret: object) -> C
 @pytest.mark.parametrize("name", RUNGS)
 def test_right(name: str, shape: str, dtype: str) -> None:
     (m, k, n), splits = SHAPES[shape]
-    problem = MatmulProblem.of(m, k, n, dtype)
-    tiles = tiles_of(name, problem, splits)
-    roundings = RUNGS[name].output_roundings(problem, tiles)
-    accuracy = check(run(name, problem, tiles, pltpu.InterpretParams()), problem, roundings)
+    spec = MatmulSpec.of(m, k, n, dtype)
+    tiles = tiles_of(name, spec, splits)
+    roundings = RUNGS[name].output_roundings(spec, tiles)
+    accuracy = check(run(name, spec, tiles, pltpu.InterpretParams()), spec, roundings)
     assert accuracy.ok, accuracy
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", RUNGS)
 def test_default_tiles_at_512(name: str, dtype: str) -> None:
-    problem = MatmulProblem.of(512, 512, 512, dtype)
-    tiles = RUNGS[name].default_tiles(problem, 4)
-    roundings = RUNGS[name].output_roundings(problem, tiles)
+    spec = MatmulSpec.of(512, 512, 512, dtype)
+    tiles = RUNGS[name].default_tiles(spec, 4)
+    roundings = RUNGS[name].output_roundings(spec, tiles)
     assert roundings == (4 if name == "v3" else 1)
-    accuracy = check(run(name, problem, tiles, pltpu.InterpretParams()), problem, roundings, seed=1)
+    accuracy = check(run(name, spec, tiles, pltpu.InterpretParams()), spec, roundings, seed=1)
     assert accuracy.ok, accuracy
 
 
 @pytest.mark.parametrize("name", RUNGS)
 def test_other_output_dtype(name: str) -> None:
-    problem = MatmulProblem.of(256, 256, 256, "bfloat16", "float32")
-    tiles = tiles_of(name, problem, 2)
-    roundings = RUNGS[name].output_roundings(problem, tiles)
-    accuracy = check(run(name, problem, tiles, pltpu.InterpretParams()), problem, roundings)
+    spec = MatmulSpec.of(256, 256, 256, "bfloat16", "float32")
+    tiles = tiles_of(name, spec, 2)
+    roundings = RUNGS[name].output_roundings(spec, tiles)
+    accuracy = check(run(name, spec, tiles, pltpu.InterpretParams()), spec, roundings)
     assert accuracy.ok, accuracy
 
 
 @pytest.mark.parametrize("name", RUNGS)
 def test_plain_interpreter_agrees(name: str) -> None:
-    problem = MatmulProblem.of(256, 256, 256, "float32")
-    tiles = tiles_of(name, problem, 2)
-    accuracy = check(run(name, problem, tiles, True), problem, RUNGS[name].output_roundings(problem, tiles))
+    spec = MatmulSpec.of(256, 256, 256, "float32")
+    tiles = tiles_of(name, spec, 2)
+    accuracy = check(run(name, spec, tiles, True), spec, RUNGS[name].output_roundings(spec, tiles))
     assert accuracy.ok, accuracy
 
 
 @pytest.mark.parametrize("name", RUNGS)
 def test_no_race_and_nothing_read_before_it_is_written(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    problem = MatmulProblem.of(256, 256, 256, "float32")
-    tiles = tiles_of(name, problem, 2)
+    spec = MatmulSpec.of(256, 256, 256, "float32")
+    tiles = tiles_of(name, spec, 2)
     careful = pltpu.InterpretParams(uninitialized_memory="nan", detect_races=True, num_cores_or_threads=2)
-    accuracy = check(run(name, problem, tiles, careful), problem, RUNGS[name].output_roundings(problem, tiles))
+    accuracy = check(run(name, spec, tiles, careful), spec, RUNGS[name].output_roundings(spec, tiles))
     assert accuracy.ok, accuracy
     assert "RACE" not in capfd.readouterr().out
 
@@ -115,10 +115,9 @@ def test_a_planted_race_is_seen(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_v5_rounds_less_than_v3_in_bfloat16() -> None:
-    problem = MatmulProblem.of(128, 1024, 128, "bfloat16")
+    spec = MatmulSpec.of(128, 1024, 128, "bfloat16")
     v3, v5 = (
-        check(run(name, problem, Tiles.cube(128), pltpu.InterpretParams()), problem, 8).max_abs_error
-        for name in ("v3", "v5")
+        check(run(name, spec, Tiles.cube(128), pltpu.InterpretParams()), spec, 8).max_abs_error for name in ("v3", "v5")
     )
     assert 1.5 * v5 < v3
 
@@ -144,12 +143,12 @@ ILLEGAL = {
 @pytest.mark.parametrize(("name", "case"), [(name, case) for case, (names, *_) in ILLEGAL.items() for name in names])
 def test_refused(name: str, case: str) -> None:
     _, (m, k, n), tiles, dtype, said = ILLEGAL[case]
-    problem = MatmulProblem.of(m, k, n, dtype)
-    lhs, rhs = operands(problem)
+    spec = MatmulSpec.of(m, k, n, dtype)
+    lhs, rhs = operands(spec)
     with pytest.raises(IllegalTilesError) as caught:
-        run(name, problem, tiles, pltpu.InterpretParams())(lhs, rhs)
+        run(name, spec, tiles, pltpu.InterpretParams())(lhs, rhs)
     assert isinstance(caught.value, ValueError)
-    assert list(caught.value.violations) == RUNGS[name].rules(problem, tiles)
+    assert list(caught.value.violations) == RUNGS[name].rules(spec, tiles)
     for words in (f"{name}: ", *said):
         assert words in str(caught.value)
 
@@ -165,10 +164,10 @@ def test_refused(name: str, case: str) -> None:
     ],
 )
 def test_v2_refuses_an_n_that_does_not_divide(m: int, n: int, splits: int, said: tuple[str, ...]) -> None:
-    problem = MatmulProblem.of(m, 128, n, "float32")
-    lhs, rhs = operands(problem)
+    spec = MatmulSpec.of(m, 128, n, "float32")
+    lhs, rhs = operands(spec)
     with pytest.raises(IllegalTilesError) as caught:
-        run("v2", problem, bands(problem, splits), pltpu.InterpretParams())(lhs, rhs)
+        run("v2", spec, bands(spec, splits), pltpu.InterpretParams())(lhs, rhs)
     for words in said:
         assert words in str(caught.value)
 
@@ -184,7 +183,7 @@ def test_v2_refuses_an_n_that_does_not_divide(m: int, n: int, splits: int, said:
     ],
 )
 def test_no_product(name: str, lhs: tuple[int, ...], rhs: tuple[int, ...], said: str) -> None:
-    with pytest.raises(ProblemError) as caught:
+    with pytest.raises(SpecError) as caught:
         RUNGS[name].multiply(
             np.zeros(lhs, np.float32), np.zeros(rhs, np.float32), tiles=Tiles.cube(128), dtype_out="float32"
         )
@@ -210,14 +209,14 @@ def test_dtypes_refused(name: str, dtype_lhs: str, dtype_rhs: str, dtype_out: st
 
 @pytest.mark.parametrize("name", RUNGS)
 def test_no_rung_requantises(name: str) -> None:
-    problem = MatmulProblem.of(128, 128, 128, "int8", "int8")
+    spec = MatmulSpec.of(128, 128, 128, "int8", "int8")
     with pytest.raises(IllegalTilesError, match="first_matmul"):
-        run(name, problem, Tiles.cube(128), False)(*operands(problem))
+        run(name, spec, Tiles.cube(128), False)(*operands(spec))
 
 
 def test_a_refusal_survives_the_way_out_of_a_worker() -> None:
-    problem = MatmulProblem.of(128, 128, 128, "float32")
-    error = IllegalTilesError("v3", RUNGS["v3"].rules(problem, Tiles.cube(256)))
+    spec = MatmulSpec.of(128, 128, 128, "float32")
+    error = IllegalTilesError("v3", RUNGS["v3"].rules(spec, Tiles.cube(256)))
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error)
     assert again.violations == error.violations

@@ -8,14 +8,14 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.bench.accuracy import max_abs_error, operands, reference, tolerance
 from systolic.lessons.kernels.numbers_on_chip import PRODUCTS, multiply, split
 from systolic.lessons.numbers_on_chip import errors, largest_sums
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 
 
 @pytest.mark.parametrize("name", ["float32 dot", "six passes", "HIGHEST"])
 @pytest.mark.parametrize("shape", [(8, 128, 128), (128, 384, 256)], ids=str)
 def test_six_passes_are_float32(name: str, shape: tuple[int, int, int]) -> None:
-    problem = MatmulProblem.of(*shape, "float32")
-    lhs, rhs = operands(problem)
+    spec = MatmulSpec.of(*shape, "float32")
+    lhs, rhs = operands(spec)
     out = multiply(
         jnp.asarray(lhs),
         jnp.asarray(rhs),
@@ -25,7 +25,7 @@ def test_six_passes_are_float32(name: str, shape: tuple[int, int, int]) -> None:
         bn=128,
         interpret=pltpu.InterpretParams(uninitialized_memory="nan"),
     )
-    assert max_abs_error(np.asarray(out), reference(lhs, rhs), problem) <= tolerance(problem, 1)
+    assert max_abs_error(np.asarray(out), reference(lhs, rhs), spec) <= tolerance(spec, 1)
 
 
 def test_terms_hold_eight_bits_each() -> None:

@@ -11,14 +11,14 @@ from systolic.lessons.kernels.block_sparse import block_list, sparse_matmul
 from systolic.lessons.kernels.output_mask import masked_matmul, next_wanted
 from systolic.lessons.kernels.scalar_prefetch import ROWS, chosen_blocks, chosen_blocks_by_hand
 from systolic.lessons.scalar_prefetch import PUBLISHED_MS
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 
 SIDE = 128
 
 
 def assert_close(result, wanted: np.ndarray, k: int) -> None:
-    problem = MatmulProblem.of(wanted.shape[0], k, wanted.shape[1], "bfloat16")
-    assert np.abs(np.asarray(result, np.float64) - wanted).max() <= tolerance(problem, 1)
+    spec = MatmulSpec.of(wanted.shape[0], k, wanted.shape[1], "bfloat16")
+    assert np.abs(np.asarray(result, np.float64) - wanted).max() <= tolerance(spec, 1)
 
 
 @pytest.mark.parametrize("choose", [chosen_blocks, chosen_blocks_by_hand])
@@ -38,7 +38,7 @@ def test_chosen_blocks(choose, order: list[int]) -> None:
 )
 def test_sparse_matmul(places: list[tuple[int, int]], copies_zeros: bool) -> None:
     m, k, n = 3 * SIDE, 4 * SIDE, 2 * SIDE
-    dense, rhs = operands(MatmulProblem.of(m, k, n, "bfloat16"))
+    dense, rhs = operands(MatmulSpec.of(m, k, n, "bfloat16"))
     lhs = np.zeros_like(dense)
     blocks = []
     for i, j in places:
@@ -66,7 +66,7 @@ def test_sparse_matmul(places: list[tuple[int, int]], copies_zeros: bool) -> Non
 def test_masked_matmul(wanted, skips_copies: bool) -> None:
     wanted = np.asarray(wanted, np.int32)
     m, k, n = wanted.shape[0] * SIDE, 3 * SIDE, wanted.shape[1] * SIDE
-    lhs, rhs = operands(MatmulProblem.of(m, k, n, "bfloat16"))
+    lhs, rhs = operands(MatmulSpec.of(m, k, n, "bfloat16"))
     masks = np.stack([np.tri(SIDE, dtype=np.int32), np.ones((SIDE, SIDE), np.int32)])
     kinds = np.arange(wanted.size, dtype=np.int32).reshape(wanted.shape) % 2
     whole = (masks[kinds] * wanted[:, :, None, None]).swapaxes(1, 2).reshape(m, n)

@@ -21,10 +21,10 @@ from systolic.cost import blocked_violations
 from systolic.kernels.blocked import blocked_matmul
 from systolic.kernels.step import Functions
 from systolic.ops.epilogue import ACTIVATIONS, epilogue_of
-from systolic.ops.product import Product, Where, problem_of
-from systolic.problem import PrecisionName
-from systolic.schedule import Blocking, Tiles
+from systolic.ops.product import Product, Where, spec_of
+from systolic.schedule import KernelConfig, Tiles
 from systolic.schedule.legality import alignment
+from systolic.spec import PrecisionName
 
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", num_cores_or_threads=1)
 # Operands, result, a chip that multiplies them.
@@ -61,7 +61,7 @@ def check(call: Call, implementation: Any = CAREFUL, **keywords: Any) -> None:
 # --- every blocking --------------------------------------------------------------------------------------------------
 
 
-def blocked(call: Call, blocking: Blocking, name: str, precision: PrecisionName = "default") -> jax.Array:
+def blocked(call: Call, config: KernelConfig, name: str, precision: PrecisionName = "default") -> jax.Array:
     """The kernel itself, with a blocking that the planner need not choose."""
     given = {key: call.keywords[key] for key in ("bias", "residual", "out_scale") if key in call.keywords}
     activation = call.keywords.get("activation")
@@ -88,8 +88,8 @@ def blocked(call: Call, blocking: Blocking, name: str, precision: PrecisionName 
     extras = [np.atleast_2d(array) for array in (*args["lhs"], *args["rhs"], *given.values())]
     arrays = [jnp.asarray(array) for array in (call.lhs, call.rhs, *extras)]
     arrays = [array.reshape(*(1,) * (arrays[0].ndim - array.ndim), *array.shape) for array in arrays]
-    problem = problem_of(product, arrays)
-    assert not blocked_violations(problem, blocking, chip(name))
+    spec = spec_of(product, arrays)
+    assert not blocked_violations(spec, config, chip(name))
 
     @jax.jit
     def run(*arrays: jax.Array) -> jax.Array:
@@ -97,9 +97,9 @@ def blocked(call: Call, blocking: Blocking, name: str, precision: PrecisionName 
             arrays[0],
             arrays[1],
             arrays[2:],
-            problem=problem,
+            spec=spec,
             functions=Functions(epilogue=product.epilogue, lhs_fn=product.lhs_fn, rhs_fn=product.rhs_fn),
-            blocking=blocking,
+            config=config,
             chip=chip(name),
             vmem_limit_bytes=chip(name).scoped_vmem_bytes,
             interpret=CAREFUL,
@@ -148,12 +148,12 @@ def calls(draw: st.DrawFn, batched: bool = False) -> tuple[Call, str]:
 
 
 @st.composite
-def blockings(draw: st.DrawFn, call: Call) -> Blocking:
+def configs(draw: st.DrawFn, call: Call) -> KernelConfig:
     """Tiles with edges and several steps each way, and pieces of them."""
     lhs, rhs = call.operands()
     (m, k), n = lhs.shape[-2:], rhs.shape[-1]
     keywords = call.keywords
-    problem = systolic.MatmulProblem(
+    spec = systolic.MatmulSpec(
         m=m,
         k=k,
         n=n,
@@ -164,20 +164,22 @@ def blockings(draw: st.DrawFn, call: Call) -> Blocking:
         transpose_rhs=keywords.get("transpose_rhs", False),
     )
     tiles = {}
-    for letter, multiple in alignment(problem).items():
-        size = getattr(problem, letter)
+    for letter, multiple in alignment(spec).items():
+        size = getattr(spec, letter)
         shorter = [side for side in range(multiple, size, multiple) if size / side <= 4]
         tiles[f"tile_{letter}"] = draw(st.sampled_from(shorter)) if shorter and draw(st.integers(0, 3)) else size
-    slices = {
-        "slice_m": draw(st.sampled_from([s for s in range(1, 999) if tiles["tile_m"] % s == 0 and s % 32 == 0] or [0])),
-        "slice_n": draw(st.sampled_from([s for s in (128, 256) if tiles["tile_n"] % s == 0] or [0])),
+    subtiles = {
+        "subtile_m": draw(
+            st.sampled_from([s for s in range(1, 999) if tiles["tile_m"] % s == 0 and s % 32 == 0] or [0])
+        ),
+        "subtile_n": draw(st.sampled_from([s for s in (128, 256) if tiles["tile_n"] % s == 0] or [0])),
     }
-    return Blocking(
+    return KernelConfig(
         tiles=Tiles(**tiles),
-        slice_m=slices["slice_m"] or tiles["tile_m"],
-        slice_n=slices["slice_n"] or tiles["tile_n"],
+        subtile_m=subtiles["subtile_m"] or tiles["tile_m"],
+        subtile_n=subtiles["subtile_n"] or tiles["tile_n"],
         buffers=draw(st.sampled_from([2, 3])),
-        outer=draw(st.sampled_from(["m", "n"])),
+        grid_order=draw(st.sampled_from(["m", "n"])),
     )
 
 
@@ -185,8 +187,8 @@ def blockings(draw: st.DrawFn, call: Call) -> Blocking:
 @given(data=st.data())
 def test_every_blocking(data: st.DataObject) -> None:
     call, name = data.draw(calls())
-    blocking = data.draw(blockings(call))
-    call.check(blocked(call, blocking, name))
+    config = data.draw(configs(call))
+    call.check(blocked(call, config, name))
 
 
 # --- the function ----------------------------------------------------------------------------------------------------
@@ -213,8 +215,12 @@ def test_no_race_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     check(call, careful, chip="v5p", tiles=(104, 128, 128))
     call = Call(lhs=call.lhs, rhs=call.rhs, keywords={"preferred_element_type": jnp.float32})
     tiles = Tiles(tile_m=104, tile_k=128, tile_n=128)
-    for outer in ("m", "n"):
-        call.check(blocked(call, Blocking(tiles=tiles, slice_m=104, slice_n=128, buffers=3, outer=outer), "v5e"))
+    for grid_order in ("m", "n"):
+        call.check(
+            blocked(
+                call, KernelConfig(tiles=tiles, subtile_m=104, subtile_n=128, buffers=3, grid_order=grid_order), "v5e"
+            )
+        )
     assert "RACE" not in capfd.readouterr().out
 
 

@@ -306,7 +306,7 @@ def test_vmap_is_an_axis_of_the_grid() -> None:
     assert grids(jax.vmap(product, in_axes=(None, 0)), lhs[0], rhs) == [(3, 1, 1, 1)]
     assert grids(jax.vmap(jax.vmap(product, in_axes=(0, None)), in_axes=(None, 0)), lhs, rhs) == [(3, 3, 1, 1, 1)]
     # With the same rhs for all, the batch are rows: no axis at all.
-    rows = systolic.plan(systolic.MatmulProblem.of(48, 128, 128, "float32"), "v5p")
+    rows = systolic.plan(systolic.MatmulSpec.of(48, 128, 128, "float32"), "v5p")
     same = jax.vmap(lambda lhs: systolic.matmul(lhs, rhs[0], implementation="interpret", chip="v5p"))
     assert grids(same, lhs) == [rows.grid[1:]]
     # A batch of its own and vmap's, and the two products of the backward pass.

@@ -15,8 +15,8 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels import streamed
 from systolic.kernels.step import Functions
 from systolic.kernels.streamed import streamed_matmul
-from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn, Side
-from systolic.schedule import Blocking, Tiles, can_stream
+from systolic.schedule import KernelConfig, Tiles, can_stream
+from systolic.spec import Extra, Fusion, MatmulSpec, OperandFn, Side
 
 Fn = Callable[..., Any]
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
@@ -27,15 +27,15 @@ def identity(total: Any) -> tuple[Any]:
     return (total,)
 
 
-def blocking(tiles: tuple[int, int, int], slices: tuple[int, int], **rest: Any) -> Blocking:
+def config(tiles: tuple[int, int, int], subtiles: tuple[int, int], **rest: Any) -> KernelConfig:
     tile_m, tile_k, tile_n = tiles
-    return Blocking(
-        tiles=Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n), slice_m=slices[0], slice_n=slices[1], **rest
+    return KernelConfig(
+        tiles=Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n), subtile_m=subtiles[0], subtile_n=subtiles[1], **rest
     )
 
 
 def check(
-    how: Blocking,
+    how: KernelConfig,
     *,
     dtype: str = "float32",
     transposes: tuple[bool, bool] = (False, False),
@@ -52,7 +52,7 @@ def check(
     random = np.random.default_rng(0)
     lhs = random.standard_normal((M, K)).astype(np.float32).astype(dtype)
     rhs = random.standard_normal((K, N)).astype(np.float32).astype(dtype)
-    problem = MatmulProblem(
+    spec = MatmulSpec(
         m=M,
         k=K,
         n=N,
@@ -69,16 +69,16 @@ def check(
             rhs_fn=OperandFn(dtype=dtype) if fns[1] else None,
         ),
     )
-    assert can_stream(problem, how.tiles)
+    assert can_stream(spec, how.tiles)
     given = [lhs.T if transposes[0] else lhs, rhs.T if transposes[1] else rhs, *(array for _, array in extras)]
     outs = jax.jit(
         lambda lhs, rhs, *beside: streamed_matmul(
             lhs,
             rhs,
             beside,
-            problem=problem,
+            spec=spec,
             functions=Functions(epilogue=epilogue, lhs_fn=fns[0], rhs_fn=fns[1]),
-            blocking=how,
+            config=how,
             vmem_limit_bytes=2**24,
             interpret=interpret,
         )
@@ -92,19 +92,19 @@ def check(
 
 
 ORDERS = [
-    blocking((128, 256, 128), (128, 128), pieces=1),
-    blocking((128, 256, 128), (64, 128), pieces=2, buffers=3, outer="n"),
-    blocking((128, 512, 128), (64, 128), pieces=4, buffers=3),
-    blocking((128, 512, 128), (128, 128), pieces=1, buffers=2, outer="n"),
-    blocking((384, 128, 128), (128, 128), pieces=1, buffers=3),
-    blocking((128, 512, 384), (128, 128), pieces=2),
-    blocking((384, 512, 384), (192, 128), pieces=4),  # one step
-    blocking((384, 256, 384), (128, 384), pieces=2, buffers=3),  # one block of the output
+    config((128, 256, 128), (128, 128), fill_chunks=1),
+    config((128, 256, 128), (64, 128), fill_chunks=2, buffers=3, grid_order="n"),
+    config((128, 512, 128), (64, 128), fill_chunks=4, buffers=3),
+    config((128, 512, 128), (128, 128), fill_chunks=1, buffers=2, grid_order="n"),
+    config((384, 128, 128), (128, 128), fill_chunks=1, buffers=3),
+    config((128, 512, 384), (128, 128), fill_chunks=2),
+    config((384, 512, 384), (192, 128), fill_chunks=4),  # one step
+    config((384, 256, 384), (128, 384), fill_chunks=2, buffers=3),  # one block of the output
 ]
 
 
 @pytest.mark.parametrize("how", ORDERS, ids=str)
-def test_every_order(how: Blocking, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_order(how: KernelConfig, capfd: pytest.CaptureFixture[str]) -> None:
     check(how)
     assert "race" not in capfd.readouterr().out.lower()
 
@@ -114,17 +114,17 @@ def test_whatever_the_order_in_which_copies_end(seed: int) -> None:
     params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", random_seed=seed)
     for mode in ("eager", "on_wait"):
         check(
-            blocking((128, 256, 128), (128, 128), pieces=2, buffers=3),
+            config((128, 256, 128), (128, 128), fill_chunks=2, buffers=3),
             interpret=pltpu.InterpretParams(
                 detect_races=True, uninitialized_memory="nan", random_seed=seed, dma_execution_mode=mode
             ),
         )
-    check(blocking((128, 512, 128), (64, 128), pieces=4, buffers=3, outer="n"), interpret=params)
+    check(config((128, 512, 128), (64, 128), fill_chunks=4, buffers=3, grid_order="n"), interpret=params)
 
 
 @pytest.mark.parametrize("transposes", [(True, False), (False, True), (True, True)])
 def test_pieces_of_operands_that_are_stored_transposed(transposes: tuple[bool, bool]) -> None:
-    check(blocking((128, 256, 128), (128, 128), pieces=2, buffers=3), transposes=transposes, dtype="bfloat16")
+    check(config((128, 256, 128), (128, 128), fill_chunks=2, buffers=3), transposes=transposes, dtype="bfloat16")
 
 
 def beside(rows: bool, columns: bool) -> Extra:
@@ -134,17 +134,17 @@ def beside(rows: bool, columns: bool) -> Extra:
 @pytest.mark.parametrize(
     "how",
     [
-        blocking((128, 256, 128), (64, 128), pieces=2, buffers=3, outer="n"),
-        blocking((128, 512, 128), (128, 128), pieces=1, buffers=2),
-        blocking((384, 512, 128), (384, 128), pieces=4, buffers=3),
-        blocking((384, 512, 384), (192, 128), pieces=2),  # one step
+        config((128, 256, 128), (64, 128), fill_chunks=2, buffers=3, grid_order="n"),
+        config((128, 512, 128), (128, 128), fill_chunks=1, buffers=2),
+        config((384, 512, 128), (384, 128), fill_chunks=4, buffers=3),
+        config((384, 512, 384), (192, 128), fill_chunks=2),  # one step
     ],
     ids=str,
 )
 @pytest.mark.parametrize("epilogue_ops", [1, 5])
 @pytest.mark.parametrize("small", [0, 1024])
 def test_arrays_beside_the_output_and_two_outputs(
-    how: Blocking, epilogue_ops: int, small: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    how: KernelConfig, epilogue_ops: int, small: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A row, a column and a matrix by blocks, an element; both ways of finishing a sum, and of small arrays."""
     monkeypatch.setattr(streamed, "SMALL_ELEMENTS", small)
@@ -170,7 +170,7 @@ def test_arrays_beside_the_output_and_two_outputs(
 @pytest.mark.parametrize("small", [0, 1024])
 @pytest.mark.parametrize("how", ORDERS, ids=str)
 def test_functions_of_operands_on_the_way(
-    how: Blocking, small: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    how: KernelConfig, small: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A matrix, a column and a row beside lhs, a column and a row beside rhs: each slice takes its own part."""
     monkeypatch.setattr(streamed, "SMALL_ELEMENTS", small)
@@ -208,11 +208,11 @@ def test_functions_of_operands_on_the_way(
 
 def test_what_it_does_not_take() -> None:
     even = Tiles(tile_m=128, tile_k=256, tile_n=128)
-    problem = MatmulProblem.of(M, K, N, "float32")
-    assert can_stream(problem, even)
-    assert not can_stream(MatmulProblem.of(M, K, N + 1, "float32"), even)
-    assert not can_stream(MatmulProblem.of(M, K + 8, N, "float32"), even)
-    assert not can_stream(dataclasses.replace(problem, batch=2), even)
+    spec = MatmulSpec.of(M, K, N, "float32")
+    assert can_stream(spec, even)
+    assert not can_stream(MatmulSpec.of(M, K, N + 1, "float32"), even)
+    assert not can_stream(MatmulSpec.of(M, K + 8, N, "float32"), even)
+    assert not can_stream(dataclasses.replace(spec, batch=2), even)
     cheap, dear = (Fusion(lhs_fn=OperandFn(dtype="bfloat16", ops=ops)) for ops in (2, 40))
-    assert can_stream(dataclasses.replace(problem, fusion=cheap), even)
-    assert not can_stream(dataclasses.replace(problem, fusion=dear), even)
+    assert can_stream(dataclasses.replace(spec, fusion=cheap), even)
+    assert not can_stream(dataclasses.replace(spec, fusion=dear), even)

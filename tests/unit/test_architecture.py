@@ -17,7 +17,7 @@ ROOMS = [
     "untrusted",
     "versions",
     "bugs",
-    "problem",
+    "spec",
     "chips",
     "schedule",
     "cost",
@@ -101,7 +101,7 @@ def test_house_rules() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "fault"),
     [
-        ("problem.py", "from systolic.schedule import Tiles", "a room above it"),
+        ("spec.py", "from systolic.schedule import Tiles", "a room above it"),
         ("chips/x.py", "def f():\n    from systolic.cli import main", "a room above it"),
         ("timing/x.py", "from systolic import bench", "a room above it"),
         ("simulator/reading/x.py", "from systolic.simulator.hardware import copies", "a part above it"),
@@ -111,7 +111,7 @@ def test_house_rules() -> None:
         ("bench/x.py", "import pickle", "uses pickle"),
         ("compiler/pool.py", "import pickle", ""),
         ("bench/x.py", "def f():\n    return eval('1')", "uses eval"),
-        ("cli/x.py", "print(1)\nfrom systolic.problem import MatmulProblem", ""),
+        ("cli/x.py", "print(1)\nfrom systolic.spec import MatmulSpec", ""),
         ("chips/utils.py", "", "says nothing"),
         ("chips/long.py", "x = 1\n" * 401, "401 lines"),
         ("lessons/x.py", "if __name__ == '__main__':\n    from systolic.cli import main", "a room above it"),

@@ -17,9 +17,9 @@ from systolic.chips import chip
 from systolic.cli import main
 from systolic.compiler import WorkerPool, abstract_arguments
 from systolic.ops import planning
-from systolic.problem import MatmulProblem, ProblemError
+from systolic.spec import MatmulSpec, SpecError
 
-PROBLEM = MatmulProblem.of(512, 512, 512, "bfloat16")
+PROBLEM = MatmulSpec.of(512, 512, 512, "bfloat16")
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def test_what_systolic_raises_is_its_own() -> None:
 def test_what_the_user_raises_is_not() -> None:
     assert not is_own(error_of(raising))
     assert not is_own(error_of(jax.eval_shape, raising))
-    problem = error_of(lambda: MatmulProblem.of(0.5, "x", None, "nothing"))  # type: ignore[arg-type]
-    assert is_own(problem) is not isinstance(problem, ProblemError)
+    spec = error_of(lambda: MatmulSpec.of(0.5, "x", None, "nothing"))  # type: ignore[arg-type]
+    assert is_own(spec) is not isinstance(spec, SpecError)
 
 
 def test_a_function_that_systolic_calls_stays_the_users() -> None:
@@ -70,7 +70,7 @@ def test_a_function_that_systolic_calls_stays_the_users() -> None:
 
     for kernel in ("xla", "interpret"):
         calls = 0
-        with pytest.raises((KeyError, ProblemError), match="mine") as caught:
+        with pytest.raises((KeyError, SpecError), match="mine") as caught:
             systolic.matmul(x, x, activation=activation, implementation=kernel)  # type: ignore[arg-type]
         assert not is_own(caught.value)
 

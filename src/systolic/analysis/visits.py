@@ -15,7 +15,7 @@ import numpy as np
 
 from systolic.analysis.calls import KernelCall, Operand, kernel_calls
 from systolic.compiler import Missing, PallasOperands, at_stage, pallas_operands
-from systolic.problem import dtype_bytes
+from systolic.spec import dtype_bytes
 
 # A grid of more steps than this is not gone through: a product of 16384³ in tiles of 128³ has two million.
 MOST_STEPS = 4_000_000

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from systolic.problem import MatmulProblem, accumulator_dtype
+from systolic.spec import MatmulSpec, accumulator_dtype
 
 # Chance that an honest kernel fails one check. Not a margin by feel: it enters the tail of the distribution.
 _FALSE_ALARM = 1e-6
@@ -41,7 +41,7 @@ def _is_integer(dtype: str) -> bool:
     return accumulator_dtype(dtype) == "int32"
 
 
-def operands(problem: MatmulProblem, seed: int = 0) -> tuple[Shaped[np.ndarray, "m k"], Shaped[np.ndarray, "k n"]]:
+def operands(spec: MatmulSpec, seed: int = 0) -> tuple[Shaped[np.ndarray, "m k"], Shaped[np.ndarray, "k n"]]:
     """`lhs[m, k]` and `rhs[k, n]` in the problem's dtypes: standard normal floats, integers of the full range."""
     random = np.random.default_rng(seed)
 
@@ -51,7 +51,7 @@ def operands(problem: MatmulProblem, seed: int = 0) -> tuple[Shaped[np.ndarray, 
             return random.integers(limits.min, limits.max, (rows, columns), endpoint=True).astype(dtype)
         return random.standard_normal((rows, columns), np.float32).astype(dtype)
 
-    return matrix(problem.m, problem.k, problem.dtype_lhs), matrix(problem.k, problem.n, problem.dtype_rhs)
+    return matrix(spec.m, spec.k, spec.dtype_lhs), matrix(spec.k, spec.n, spec.dtype_rhs)
 
 
 def reference(lhs: Shaped[np.ndarray, "m k"], rhs: Shaped[np.ndarray, "k n"]) -> Shaped[np.ndarray, "m n"]:
@@ -65,7 +65,7 @@ def reference(lhs: Shaped[np.ndarray, "m k"], rhs: Shaped[np.ndarray, "k n"]) ->
     return lhs.astype(np.int64) @ rhs.astype(np.int64)
 
 
-def tolerance(problem: MatmulProblem, output_roundings: int) -> float:
+def tolerance(spec: MatmulSpec, output_roundings: int) -> float:
     """The largest absolute error that rounding explains, for `operands`; zero for integers.
 
     Let u be the unit rounding of the accumulator (2^-24 for float32) and v that of the output (2^-8 for bfloat16:
@@ -95,29 +95,26 @@ def tolerance(problem: MatmulProblem, output_roundings: int) -> float:
     Float operands are taken to be multiplied at the accumulator's precision, as TPU interpret mode does. A TPU itself
     rounds float32 operands to bfloat16 first, which this tolerance reports as wrong.
     """
-    if _is_integer(problem.dtype_lhs):
+    if _is_integer(spec.dtype_lhs):
         return 0.0
-    unit_acc = float(ml_dtypes.finfo(problem.dtype_accumulator).eps) / 2
-    unit_out = float(ml_dtypes.finfo(problem.dtype_out).eps) / 2
-    k, chunks = problem.k, output_roundings
+    unit_acc = float(ml_dtypes.finfo(spec.dtype_accumulator).eps) / 2
+    unit_out = float(ml_dtypes.finfo(spec.dtype_out).eps) / 2
+    k, chunks = spec.k, output_roundings
     variance = unit_acc**2 * k * (1 + (k / chunks + 1) / 2) + unit_out**2 * k * (chunks + 1) / 2
-    tail = math.log(2 * problem.m * problem.n / _FALSE_ALARM)
+    tail = math.log(2 * spec.m * spec.n / _FALSE_ALARM)
     reach = math.sqrt(2 * tail) + tail / math.sqrt(k)
     return reach * math.sqrt(variance)
 
 
-def max_abs_error(
-    result: Shaped[np.ndarray, "m n"], wanted: Shaped[np.ndarray, "m n"], problem: MatmulProblem
-) -> float:
+def max_abs_error(result: Shaped[np.ndarray, "m n"], wanted: Shaped[np.ndarray, "m n"], spec: MatmulSpec) -> float:
     """The largest deviation of `result` from `wanted`; NaN if one element is NaN.
 
     Raises:
       ResultError: the result has not the problem's shape or output dtype.
     """
-    if result.shape != (problem.m, problem.n) or result.dtype.name != problem.dtype_out:
+    if result.shape != (spec.m, spec.n) or result.dtype.name != spec.dtype_out:
         raise ResultError(
-            f"the result is {result.dtype.name}{list(result.shape)}; "
-            f"the product is {problem.dtype_out}{[problem.m, problem.n]}"
+            f"the result is {result.dtype.name}{list(result.shape)}; the product is {spec.dtype_out}{[spec.m, spec.n]}"
         )
     difference: Float[np.ndarray, "m n"] = (result.astype(wanted.dtype) - wanted).astype(np.float64)
     return float(np.max(np.abs(difference)))
@@ -125,7 +122,7 @@ def max_abs_error(
 
 def check(
     multiply: Callable[[np.ndarray, np.ndarray], object],
-    problem: MatmulProblem,
+    spec: MatmulSpec,
     output_roundings: int,
     seed: int = 0,
 ) -> Accuracy:
@@ -134,9 +131,9 @@ def check(
     Raises:
       ResultError: the result has not the problem's shape or output dtype.
     """
-    lhs, rhs = operands(problem, seed)
+    lhs, rhs = operands(spec, seed)
     result = np.asarray(multiply(lhs, rhs))
     return Accuracy(
-        max_abs_error=max_abs_error(result, reference(lhs, rhs), problem),
-        tolerance=tolerance(problem, output_roundings),
+        max_abs_error=max_abs_error(result, reference(lhs, rhs), spec),
+        tolerance=tolerance(spec, output_roundings),
     )

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.problem import PrecisionName, accumulator_dtype
+from systolic.spec import PrecisionName, accumulator_dtype
 
 LhsFn = Literal["", "cast", "mask", "norm"]
 RhsFn = Literal["", "dequantise"]

@@ -8,28 +8,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from systolic.chips import Chip
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 
 if TYPE_CHECKING:
     import jax
 
 
-def abstract_operands(problem: MatmulProblem) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def abstract_operands(spec: MatmulSpec) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of `lhs[m, k]` and `rhs[k, n]`."""
     import jax
     import jax.numpy as jnp
 
     return (
-        jax.ShapeDtypeStruct((problem.m, problem.k), jnp.dtype(problem.dtype_lhs)),
-        jax.ShapeDtypeStruct((problem.k, problem.n), jnp.dtype(problem.dtype_rhs)),
+        jax.ShapeDtypeStruct((spec.m, spec.k), jnp.dtype(spec.dtype_lhs)),
+        jax.ShapeDtypeStruct((spec.k, spec.n), jnp.dtype(spec.dtype_rhs)),
     )
 
 
-def xla_matmul(problem: MatmulProblem) -> Callable[..., Any]:
+def xla_matmul(spec: MatmulSpec) -> Callable[..., Any]:
     """`jnp.matmul` with the problem's output dtype: what every kernel is compared with."""
     import jax.numpy as jnp
 
-    return functools.partial(jnp.matmul, preferred_element_type=jnp.dtype(problem.dtype_out))
+    return functools.partial(jnp.matmul, preferred_element_type=jnp.dtype(spec.dtype_out))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +41,15 @@ class Speed:
     percent_of_peak: float  # of the operands' dtype, on one device
 
 
-def speed(problem: MatmulProblem, chip: Chip, time_us: float) -> Speed:
+def speed(spec: MatmulSpec, chip: Chip, time_us: float) -> Speed:
     """The rate at which a product of this time computes.
 
     Raises:
       UnsupportedDtypeError: the chip has no peak for the operands' dtype.
     """
-    per_s = problem.flops / (time_us * 1e-6)
+    per_s = spec.flops / (time_us * 1e-6)
     return Speed(
         time_us=time_us,
         tflops=per_s / 1e12,
-        percent_of_peak=100 * per_s / chip.peak_ops_per_s(problem.dtype_lhs),
+        percent_of_peak=100 * per_s / chip.peak_ops_per_s(spec.dtype_lhs),
     )

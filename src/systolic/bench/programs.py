@@ -14,7 +14,7 @@ from systolic.bench.cases import Case, Stack
 from systolic.chips import Chip
 from systolic.ops.epilogue import ACTIVATIONS, epilogue_of, operand_fn, work_of
 from systolic.ops.matmul import matmul
-from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn
+from systolic.spec import Extra, Fusion, MatmulSpec, OperandFn
 
 Fn = Callable[..., Array]
 
@@ -127,10 +127,10 @@ def _operand_function(name: str, dtype: str) -> Fn | None:
     return functions[name] if name else None
 
 
-def problem_of(case: Case) -> MatmulProblem:
+def spec_of(case: Case) -> MatmulSpec:
     """The problem that `systolic.matmul` plans for a case."""
     stack = case.stack
-    return MatmulProblem(
+    return MatmulSpec(
         m=case.m,
         k=case.k,
         n=case.n,

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from systolic.bench.cases import Case
-from systolic.bench.programs import arguments, ours, problem_of, xla
+from systolic.bench.programs import arguments, ours, spec_of, xla
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.compiler import CompilerRefusal, WorkerPool
 from systolic.ops.planning import plan
-from systolic.problem import MatmulProblem, ProblemError
 from systolic.schedule import TilesError
+from systolic.spec import MatmulSpec, SpecError
 from systolic.timing import Measurement, submit_simulation
 
 Who = Literal["ours", "xla"]
@@ -68,7 +68,7 @@ class BenchRow:
     model_hbm_us: float | None = None
     share_of_model: float | None = None
     kernel: str = ""
-    blocking: str = ""
+    config: str = ""
     modelled_us: float | None = None  # by the planner's arithmetic
     bundles: int | None = None
     compile_s: float | None = None
@@ -138,7 +138,7 @@ def _outcome(future: Future[Measurement]) -> Measurement | tuple[Status, str]:
         return future.result()
     except UnsupportedDtypeError as error:
         return "unsupported", str(error)
-    except (ProblemError, TilesError) as error:
+    except (SpecError, TilesError) as error:
         return "illegal", str(error)
     except CompilerRefusal as error:
         return "refused", str(error)
@@ -160,14 +160,14 @@ def _planned(case: Case, chip: Chip) -> BenchRow:
         precision=case.precision,
         status="ok",
     )
-    problem = problem_of(case)
+    spec = spec_of(case)
     try:
-        made = plan(problem, chip)
+        made = plan(spec, chip)
     except UnsupportedDtypeError as error:
         return dataclasses.replace(row, status="unsupported", reason=str(error))
-    except (ProblemError, TilesError) as error:
+    except (SpecError, TilesError) as error:
         return dataclasses.replace(row, status="illegal", reason=str(error))
-    model_mxu_us, model_hbm_us = _model_limits_us(problem, chip)
+    model_mxu_us, model_hbm_us = _model_limits_us(spec, chip)
     return dataclasses.replace(
         row,
         mxu_us=made.mxu_us,
@@ -176,22 +176,22 @@ def _planned(case: Case, chip: Chip) -> BenchRow:
         model_mxu_us=model_mxu_us,
         model_hbm_us=model_hbm_us,
         kernel=made.kernel,
-        blocking=str(made.blocking),
+        config=str(made.config),
         modelled_us=made.time_us,
-        least_hbm_bytes=problem.least_hbm_bytes,
+        least_hbm_bytes=spec.least_hbm_bytes,
     )
 
 
-def _model_limits_us(problem: MatmulProblem, chip: Chip) -> tuple[float, float]:
+def _model_limits_us(spec: MatmulSpec, chip: Chip) -> tuple[float, float]:
     """Of the matrix units and of HBM, at the clock and the bandwidth of the simulator's model."""
     machine = chip.machine
-    dtype = chip.emulated_dtypes.get(problem.dtype_multiplied, problem.dtype_multiplied)
+    dtype = chip.emulated_dtypes.get(spec.dtype_multiplied, spec.dtype_multiplied)
     rows_per_cycle = machine.mxu_rows_per_cycle[_LISTING_TYPES[dtype]]
     per_cycle = 2 * machine.mxu_count * machine.mxu_rows * machine.mxu_columns * rows_per_cycle
     flops_per_s = per_cycle * machine.clock_hz * chip.cores_per_device
     return (
-        problem.flops * problem.passes / flops_per_s * 1e6,
-        problem.least_hbm_bytes / machine.hbm_bytes_per_s * 1e6,
+        spec.flops * spec.passes / flops_per_s * 1e6,
+        spec.least_hbm_bytes / machine.hbm_bytes_per_s * 1e6,
     )
 
 

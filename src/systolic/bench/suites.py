@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from systolic.bench.cases import Case, Stack, sizes
-from systolic.problem import PrecisionName
+from systolic.spec import PrecisionName
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 

@@ -20,7 +20,7 @@ from systolic.cli.output import check_target, progress_bar, versions, write_json
 from systolic.cli.product import SuiteNames, cases_of, dtype_options
 from systolic.cli.results import WrongFileError, read_document, wrong_kind
 from systolic.compiler import check_available
-from systolic.problem import PrecisionName
+from systolic.spec import PrecisionName
 
 if TYPE_CHECKING:
     from systolic.bench.race import BenchRow

@@ -130,7 +130,7 @@ def _line(row: BenchRow, *, beside_even: bool) -> tuple[str, ...]:
         _number(row.other_ops_us, ",.1f"),
         _number(row.modelled_us, ",.1f"),
         *((_number(row.over_even, ".2f"),) if beside_even else ()),
-        row.blocking.removeprefix("tiles ").removesuffix(" outermost"),
+        row.config.removeprefix("tiles ").removesuffix(" outermost"),
     )
 
 

@@ -170,7 +170,7 @@ def _prepared(
                 found[program] = prepare_program(future.result(), chip)
             except ROW_ERRORS as error:
                 found[program] = reason_of(error)
-            bar.done(f"{program.kernel} {program.problem.m}")
+            bar.done(f"{program.kernel} {program.spec.m}")
     return found
 
 

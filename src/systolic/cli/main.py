@@ -31,8 +31,8 @@ from systolic.cli.validate import validate
 from systolic.cloud import MachineError, MachineRequestError, ProjectError
 from systolic.compiler import CompilerMissing, NamedFunctionError
 from systolic.explaining.explanation import ExplanationError
-from systolic.problem import ProblemError
 from systolic.schedule import TilesError
+from systolic.spec import SpecError
 from systolic.store import StoreError, TrialsFileError
 from systolic.timing import NoDeviceError
 from systolic.tuning import ClusterError, StalledError
@@ -51,7 +51,7 @@ _WRONG_CALL = (
     ConstantsError,
     ExplanationError,
     NamedFunctionError,
-    ProblemError,
+    SpecError,
     StoreError,
     PublishedFileError,
     TilesError,

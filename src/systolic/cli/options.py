@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from systolic.chips import CHIPS, Chip, UnknownChipError, chip
-from systolic.problem import LARGEST_SIZE
 from systolic.schedule import Tiles, TilesError
+from systolic.spec import LARGEST_SIZE
 
 if TYPE_CHECKING:
     from systolic.compiler import WorkerPool

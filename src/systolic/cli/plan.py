@@ -12,12 +12,12 @@ from systolic.bench.cases import Stack
 from systolic.chips import Chip
 from systolic.cli.options import TileSizes, chip_option, output_options
 from systolic.cli.output import check_target, versions, write_json
-from systolic.cli.product import ProductSizes, described, dtype_options, problem_of, stack_options
+from systolic.cli.product import ProductSizes, described, dtype_options, spec_of, stack_options
 from systolic.cost import MadeWith
 from systolic.ops import Plan
 from systolic.ops import plan as planned
-from systolic.problem import PrecisionName
 from systolic.schedule import MIB, Tiles, blocked_buffers, total_bytes
+from systolic.spec import PrecisionName
 from systolic.store import StoreError, Subject, TrialStore
 
 
@@ -50,8 +50,8 @@ def plan(
       systolic plan 8192,8192,8192 --chip v5e --tiles 1024,1024,1024
     """
     check_target(json_file)
-    problem = problem_of(described(product, dtype, precision, stack), batch)
-    plans = [planned(problem, chip, tiles=tiles) for chip in chips]
+    spec = spec_of(described(product, dtype, precision, stack), batch)
+    plans = [planned(spec, chip, tiles=tiles) for chip in chips]
     if json_file is not None:
         known = ", ".join(sorted({each.known for each in plans}))
         write_json(json_file, "plan", [_record(each) for each in plans], {"provenance": known})
@@ -70,15 +70,15 @@ _KNOWN = {
 
 
 def _vmem_bytes(made: Plan) -> int:
-    return total_bytes(blocked_buffers(made.computed, made.blocking))
+    return total_bytes(blocked_buffers(made.computed, made.config))
 
 
 def _record(made: Plan) -> dict[str, Any]:
     return {
         "chip": made.chip,
-        "problem": dataclasses.asdict(made.problem),
+        "spec": dataclasses.asdict(made.spec),
         "kernel": made.kernel,
-        "blocking": dataclasses.asdict(made.blocking),
+        "config": dataclasses.asdict(made.config),
         "grid": made.grid,
         "reason": made.reason,
         "considered": made.considered,
@@ -89,7 +89,7 @@ def _record(made: Plan) -> dict[str, Any]:
         "mxu_us": made.mxu_us,
         "hbm_us": made.hbm_us,
         "hbm_bytes": made.hbm_bytes,
-        "least_hbm_bytes": made.problem.least_hbm_bytes,
+        "least_hbm_bytes": made.spec.least_hbm_bytes,
         "vmem_bytes": _vmem_bytes(made),
         "vmem_limit_bytes": made.vmem_limit_bytes,
     }
@@ -129,7 +129,7 @@ def _show(plans: Sequence[Plan]) -> None:
             click.echo(f"tuned    not this; the nearest in the store differs by {'; '.join(misses[:_SHOWN])}{more}")
         if made.profiles is not None and (others := _others(made.profiles)):
             click.echo(f"profile  made with {made.profiles}; here is {others}, whose programs may take another time")
-        least = made.hbm_bytes / made.problem.least_hbm_bytes
+        least = made.hbm_bytes / made.spec.least_hbm_bytes
         click.echo(f"HBM      {made.hbm_bytes / 1e6:,.1f} MB, {least:.2f} × the least")
     click.echo("")
     for known in dict.fromkeys(made.known for made in plans):

@@ -13,7 +13,7 @@ import click
 from systolic.bench.cases import Case, Stack, sizes
 from systolic.bench.suites import SUITES, UnknownSuiteError, suite
 from systolic.cli.options import whole_number
-from systolic.problem import LARGEST_SIZE, MatmulProblem, PrecisionName
+from systolic.spec import LARGEST_SIZE, MatmulSpec, PrecisionName
 
 DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
 
@@ -133,14 +133,14 @@ def cases_of(suites: Sequence[str], dtype: str, precision: PrecisionName, only: 
     return chosen
 
 
-def problem_of(case: Case, batch: int = 1) -> MatmulProblem:
+def spec_of(case: Case, batch: int = 1) -> MatmulSpec:
     """What the planner takes for a case.
 
     Raises:
-      ProblemError: no such activation.
+      SpecError: no such activation.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # counts an activation's operations by tracing it
-    from systolic.bench.programs import problem_of as of_case
+    from systolic.bench.programs import spec_of as of_case
     from systolic.ops.epilogue import activation_of
 
     activation_of(case.stack.activation or None, in_kernel=True)

@@ -61,10 +61,10 @@ def show(store_file: Path | None, chips: tuple[Chip, ...], json_file: str | None
     cells = []
     for subject, trials in rows:
         winner = _winner(trials)
-        found = [str(winner.blocking), f"{winner.time_us:,.1f}"] if winner is not None else ["–", "–"]
+        found = [str(winner.config), f"{winner.time_us:,.1f}"] if winner is not None else ["–", "–"]
         found.append("–" if winner is None else "simulated" if winner.measured_us is None else "measured")
-        cells.append([*_named(subject), *found, str(sum(one.blocking is not None for one in trials))])
-    columns = ("chip", "product", "dtype", "fused", "versions", "blocking", "µs", "known", "trials")
+        cells.append([*_named(subject), *found, str(sum(one.config is not None for one in trials))])
+    columns = ("chip", "product", "dtype", "fused", "versions", "config", "µs", "known", "trials")
     console().print(text_table(columns, cells, left=columns[:6]))
     click.echo(f"\n{len(rows)} products in {store.file}")
     return 0
@@ -127,26 +127,26 @@ def diff(before: Path, after: Path, json_file: str | None, quiet: bool) -> int:
 
 
 def _winner(trials: list[Trial]) -> Trial | None:
-    return next(iter(best_first(one for one in trials if one.blocking is not None and one.time_us is not None)), None)
+    return next(iter(best_first(one for one in trials if one.config is not None and one.time_us is not None)), None)
 
 
 def _said(winner: Trial | None) -> tuple[Any, ...] | None:
     """What two winners are compared by; how long the compiler took is not part of it."""
-    return None if winner is None else (winner.blocking, winner.time_us)
+    return None if winner is None else (winner.config, winner.time_us)
 
 
 def _named(subject: Subject) -> list[str]:
-    problem = subject.problem
-    batch = f"{problem.batch} × " if problem.batch > 1 else ""
-    turned = " ".join(name for name in ("transpose_lhs", "transpose_rhs") if getattr(problem, name))
-    fused = ", ".join(filter(None, (problem.fusion.epilogue, turned)))
-    dtypes = f"{problem.dtype_lhs} × {problem.dtype_rhs} → {problem.dtype_out}"
+    spec = subject.spec
+    batch = f"{spec.batch} × " if spec.batch > 1 else ""
+    turned = " ".join(name for name in ("transpose_lhs", "transpose_rhs") if getattr(spec, name))
+    fused = ", ".join(filter(None, (spec.fusion.epilogue, turned)))
+    dtypes = f"{spec.dtype_lhs} × {spec.dtype_rhs} → {spec.dtype_out}"
     made = f"kernel {subject.kernel_version}, jax {subject.jax}, libtpu {subject.libtpu}"
-    return [subject.chip, batch + sizes(problem.m, problem.k, problem.n), dtypes, fused or "–", made]
+    return [subject.chip, batch + sizes(spec.m, spec.k, spec.n), dtypes, fused or "–", made]
 
 
 def _cells(trial: Trial | None) -> list[str]:
-    return ["–", "–"] if trial is None else [str(trial.blocking), f"{trial.time_us:,.1f}"]
+    return ["–", "–"] if trial is None else [str(trial.config), f"{trial.time_us:,.1f}"]
 
 
 def _key(subject: Subject) -> dict[str, Any]:

@@ -31,12 +31,12 @@ from systolic.cli.product import (
     cases_of,
     described,
     dtype_options,
-    problem_of,
+    spec_of,
     stack_options,
 )
 from systolic.cli.tls_options import certificates_of, tls_options
 from systolic.compiler import check_available
-from systolic.problem import MatmulProblem, PrecisionName
+from systolic.spec import MatmulSpec, PrecisionName
 from systolic.store import Trial, TrialStore
 from systolic.tuning import COMPILE_LIMIT_S, TuningResult, Watcher, cluster
 from systolic.tuning import tune as searched
@@ -146,7 +146,7 @@ def tune(
     somewhere = there if there is not None else nullcontext((None, workers.count))
     with progress_bar(quiet=quiet) as bar, somewhere as (submit, at_once):
         for case in cases:
-            problem = problem_of(case, batch)
+            spec = spec_of(case, batch)
             for chip in chips:
 
                 def tried(trial: Trial, best: Trial | None, name: str = f"{chip.name} {case.name}") -> None:
@@ -154,7 +154,7 @@ def tune(
 
                 results.append(
                     searched(
-                        problem,
+                        spec,
                         chip,
                         trials=trials,
                         time_budget_s=time_budget,
@@ -206,7 +206,7 @@ def _record(result: TuningResult) -> dict[str, Any]:
     winner = result.winner
     return {
         "chip": result.chip,
-        "problem": dataclasses.asdict(result.problem),
+        "spec": dataclasses.asdict(result.spec),
         "computed": dataclasses.asdict(result.computed),
         "winner": {**_trial(winner), "ratio_to_xla": result.ratio_to_xla} if winner is not None else None,
         "time_us": winner.time_us if winner is not None else None,
@@ -227,8 +227,8 @@ def _provenance(trial: Trial | None) -> str:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    kernel = "xla" if trial.blocking is None else "streamed" if trial.blocking.pieces else "blocked"
-    named = {"kernel": kernel, "name": str(trial.blocking or "XLA"), "time_us": trial.time_us, "limit": trial.limit}
+    kernel = "xla" if trial.config is None else "streamed" if trial.config.fill_chunks else "blocked"
+    named = {"kernel": kernel, "name": str(trial.config or "XLA"), "time_us": trial.time_us, "limit": trial.limit}
     return {**named, **dataclasses.asdict(trial)}
 
 
@@ -247,14 +247,14 @@ def _plot(result: TuningResult, path: Path) -> bool:
     from systolic.report.trials_plot import TrialPoint, plot_trials
 
     points = [
-        TrialPoint(volume=math.prod(dataclasses.astuple(one.blocking.tiles)), time_us=one.time_us, limit=one.limit)
+        TrialPoint(volume=math.prod(dataclasses.astuple(one.config.tiles)), time_us=one.time_us, limit=one.limit)
         for one in result.trials
-        if one.blocking is not None and one.time_us is not None
+        if one.config is not None and one.time_us is not None
     ]
     if not points:
         return False
-    problem = result.problem
-    title = f"{sizes(problem.m, problem.k, problem.n)} {problem.dtype_lhs} on {result.chip}: {len(points)} trials"
+    spec = result.spec
+    title = f"{sizes(spec.m, spec.k, spec.n)} {spec.dtype_lhs} on {result.chip}: {len(points)} trials"
     with writing(path):
         plot_trials(points, path, title=title, provenance=_provenance(result.winner), xla_us=result.xla_us)
     return True
@@ -277,14 +277,14 @@ def _show(results: list[TuningResult]) -> None:
 
 
 def _show_one(result: TuningResult) -> None:
-    problem: MatmulProblem = result.problem
-    what = f"{problem.m} × {problem.k} × {problem.n} (m k n), {problem.dtype_lhs} on {result.chip}"
+    spec: MatmulSpec = result.spec
+    what = f"{spec.m} × {spec.k} × {spec.n} (m k n), {spec.dtype_lhs} on {result.chip}"
     winner = result.winner
     if winner is None or winner.time_us is None:
         click.echo(f"{what}: no trial has a time")
     else:
         ratio = f", {result.ratio_to_xla:.3f} × XLA" if result.ratio_to_xla is not None else ""
-        click.echo(f"{what}: {winner.time_us:,.1f} µs {_provenance(winner)}{ratio} with {winner.blocking}")
+        click.echo(f"{what}: {winner.time_us:,.1f} µs {_provenance(winner)}{ratio} with {winner.config}")
     click.echo(
         f"{result.compiled} of {result.considered:,} blockings tried now in {result.seconds:.0f} s, "
         f"{len(result.trials)} in all; {_ENDS[result.end]}"
@@ -294,7 +294,7 @@ def _show_one(result: TuningResult) -> None:
         time_us = trial.time_us
         rows.append(
             [
-                str(trial.blocking),
+                str(trial.config),
                 f"{trial.simulated_us:,.1f}" if trial.simulated_us is not None else trial.status,
                 f"{trial.measured_us:,.1f}" if trial.measured_us is not None else "–",
                 f"{trial.modelled_us:,.1f}" if trial.modelled_us is not None else "–",
@@ -304,11 +304,11 @@ def _show_one(result: TuningResult) -> None:
                 f"{trial.compile_s:.1f}" if trial.compile_s is not None else "–",
             ]
         )
-    columns = ["blocking", "simulated µs", "measured µs", "modelled µs", "× XLA", "limited by", "VMEM MiB", "compile s"]
+    columns = ["config", "simulated µs", "measured µs", "modelled µs", "× XLA", "limited by", "VMEM MiB", "compile s"]
     if not any(trial.measured_us for trial in result.trials):
         at = columns.index("measured µs")
         columns, rows = [*columns[:at], *columns[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows]
-    console().print(table(columns, rows, left=("blocking", "limited by")))
+    console().print(table(columns, rows, left=("config", "limited by")))
     if result.xla is not None and result.xla_us is None:
         click.echo(f"XLA has no time: {printable(_first_line(result.xla.reason))}")
 

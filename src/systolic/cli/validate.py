@@ -152,7 +152,7 @@ def _predicted(
         except ROW_ERRORS as error:
             found[program] = reason_of(error)
             continue
-        label = f"{program.chip} {program.kernel} {program.problem.m}"
+        label = f"{program.chip} {program.kernel} {program.spec.m}"
         future.add_done_callback(lambda _, label=label: bar.done(label))
         futures[program] = future
     for program, future in futures.items():

@@ -19,7 +19,7 @@ import numpy as np
 from systolic.bugs import runs_user_code
 from systolic.compiler.names import UnknownNamesError, names_in, source_of_module
 from systolic.compiler.stage import at_stage
-from systolic.problem import LARGEST_SIZE
+from systolic.spec import LARGEST_SIZE
 
 _MOST_NAMES = 12  # in a message
 _MOST_VALUES = 2**28

@@ -9,9 +9,8 @@ from typing import Literal
 
 from systolic.chips import Chip
 from systolic.cost.model import ModelledTime, blocked_time, bundles
-from systolic.problem import MatmulProblem
-from systolic.schedule.blocking import Blocking, Outer, blocked_buffers, can_stream, made_bytes
 from systolic.schedule.buffers import total_bytes
+from systolic.schedule.config import GridOrder, KernelConfig, blocked_buffers, can_stream, made_bytes
 from systolic.schedule.legality import (
     LANES,
     IllegalTilesError,
@@ -23,6 +22,7 @@ from systolic.schedule.legality import (
     vmem_violations,
 )
 from systolic.schedule.tiles import Tiles
+from systolic.spec import MatmulSpec
 
 # The longest code of a kernel, in bundles: it costs the user compile time and the chip its instruction fetch. Estimates
 # are up to 15 % off.
@@ -42,68 +42,68 @@ THIN_ROWS = 256
 class Choice:
     """A blocking and its time by arithmetic, with steps' costs from the model or from a profile of its tile."""
 
-    blocking: Blocking
+    config: KernelConfig
     modelled: ModelledTime
     known: Literal["modelled", "profiled"] = "modelled"
 
 
-def vmem_limit(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> int:
+def vmem_limit(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> int:
     """Bytes of VMEM to ask the compiler for: the buffers and its own need, at least what it gives by default."""
-    needed = _vmem_bytes(problem, blocking) * (1 + _compiler_share(problem)) + 2 * 2**20
+    needed = _vmem_bytes(spec, config) * (1 + _compiler_share(spec)) + 2 * 2**20
     return min(max(int(needed), chip.scoped_vmem_bytes), chip.vmem_bytes_per_core)
 
 
-def _usable_vmem(problem: MatmulProblem, chip: Chip) -> int:
-    return int(chip.vmem_bytes_per_core / (1 + _compiler_share(problem))) - 2 * 2**20
+def _usable_vmem(spec: MatmulSpec, chip: Chip) -> int:
+    return int(chip.vmem_bytes_per_core / (1 + _compiler_share(spec))) - 2 * 2**20
 
 
-def _compiler_share(problem: MatmulProblem) -> float:
-    return _COMPILER_SHARE_HIGHEST if problem.passes > 3 else _COMPILER_SHARE
+def _compiler_share(spec: MatmulSpec) -> float:
+    return _COMPILER_SHARE_HIGHEST if spec.passes > 3 else _COMPILER_SHARE
 
 
-def blocked_violations(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> list[Violation]:
+def blocked_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list[Violation]:
     """Every rule that a blocking breaks: dtypes of the chip, alignment, VMEM. Tiles need not divide the matrix."""
-    found = dtype_violations(MatmulProblem.of(1, 1, 1, problem.dtype_multiplied), chip)
-    for letter, multiple in alignment(problem).items():
-        size, tile = getattr(problem, letter), getattr(blocking.tiles, f"tile_{letter}")
+    found = dtype_violations(MatmulSpec.of(1, 1, 1, spec.dtype_multiplied), chip)
+    for letter, multiple in alignment(spec).items():
+        size, tile = getattr(spec, letter), getattr(config.tiles, f"tile_{letter}")
         if tile > size:
             found.append(above_matrix(letter, tile, size, "a block larger than its matrix"))
         elif tile != size and tile % multiple:
             instead = min(size, -(-tile // multiple) * multiple)
             found.append(misaligned(letter, tile, multiple, "blocks", instead))
-    return found + vmem_violations(blocked_buffers(problem, blocking), _usable_vmem(problem, chip))
+    return found + vmem_violations(blocked_buffers(spec, config), _usable_vmem(spec, chip))
 
 
-def blockings(problem: MatmulProblem, chip: Chip, tiles: Tiles | None = None) -> list[Choice]:
+def configs(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> list[Choice]:
     """Legal blockings whose code is not too long, best modelled time first; of these tiles only, where given.
 
     Raises:
       IllegalTilesError: `tiles` break rules; or nothing is legal, with the rules that the smallest tiles break.
     """
     found = []
-    refused: Blocking | None = None
-    for one in [tiles] if tiles is not None else _tiles(problem):
-        whole = Blocking(tiles=one, slice_m=one.tile_m, slice_n=one.tile_n)
+    refused: KernelConfig | None = None
+    for one in [tiles] if tiles is not None else _tiles(spec):
+        whole = KernelConfig(tiles=one, subtile_m=one.tile_m, subtile_n=one.tile_n)
         refused = whole
         # In the other order nothing changes where there is one row or one column of blocks.
-        outers: tuple[Outer, ...] = ("m", "n") if min(one.grid(problem)[:2]) > 1 else ("m",)
-        for buffers in (2, 3) if chip.cores_per_device == 1 and one.steps(problem) > 2 else (2,):
+        outers: tuple[GridOrder, ...] = ("m", "n") if min(one.grid(spec)[:2]) > 1 else ("m",)
+        for buffers in (2, 3) if chip.cores_per_device == 1 and one.steps(spec) > 2 else (2,):
             # Without what depends on slices: no need to go through them where this alone is too much.
-            if total_bytes(blocked_buffers(problem, replace(whole, buffers=buffers))) > _usable_vmem(problem, chip):
+            if total_bytes(blocked_buffers(spec, replace(whole, buffers=buffers))) > _usable_vmem(spec, chip):
                 continue
-            for slice_m, slice_n in _slices(problem, one):
-                cut = Blocking(tiles=one, slice_m=slice_m, slice_n=slice_n, buffers=buffers)
-                if bundles(problem, cut, chip) > MOST_BUNDLES:
+            for subtile_m, subtile_n in _slices(spec, one):
+                cut = KernelConfig(tiles=one, subtile_m=subtile_m, subtile_n=subtile_n, buffers=buffers)
+                if bundles(spec, cut, chip) > MOST_BUNDLES:
                     continue
-                for pieces, outer in itertools.product(_pieces(problem, one, chip), outers):
-                    blocking = replace(cut, outer=outer, pieces=pieces)
-                    if not _fits(problem, blocking, chip):
+                for fill_chunks, grid_order in itertools.product(_pieces(spec, one, chip), outers):
+                    config = replace(cut, grid_order=grid_order, fill_chunks=fill_chunks)
+                    if not _fits(spec, config, chip):
                         continue
-                    time = blocked_time(problem, blocking, chip)
+                    time = blocked_time(spec, config, chip)
                     if time.bundles <= MOST_BUNDLES:
-                        found.append(Choice(blocking=blocking, modelled=time))
+                        found.append(Choice(config=config, modelled=time))
     assert refused is not None
-    broken = blocked_violations(problem, refused, chip) if tiles is not None or not found else []
+    broken = blocked_violations(spec, refused, chip) if tiles is not None or not found else []
     if not found and not broken:
         broken = [
             Violation(
@@ -118,52 +118,52 @@ def blockings(problem: MatmulProblem, chip: Chip, tiles: Tiles | None = None) ->
     return sorted(found, key=lambda choice: (choice.modelled.time_us, choice.modelled.bundles))
 
 
-def can_use(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> bool:
+def can_use(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> bool:
     """Whether tiles that divide the sizes obey the other rules."""
-    return _fits(problem, blocking, chip) and not blocked_violations(problem, blocking, chip)
+    return _fits(spec, config, chip) and not blocked_violations(spec, config, chip)
 
 
-def chosen(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Choice:
+def chosen(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Choice:
     """A blocking that somebody else chose, with its modelled time.
 
     Raises:
       IllegalTilesError: it breaks rules; the message has each of them.
     """
-    broken = blocked_violations(problem, blocking, chip)
-    if not broken and not _fits(problem, blocking, chip):
-        value = f"{_vmem_bytes(problem, blocking):,} bytes with what a slice makes of operands"
-        limit = f"of {_usable_vmem(problem, chip):,}"
+    broken = blocked_violations(spec, config, chip)
+    if not broken and not _fits(spec, config, chip):
+        value = f"{_vmem_bytes(spec, config):,} bytes with what a slice makes of operands"
+        limit = f"of {_usable_vmem(spec, chip):,}"
         broken.append(Violation(rule="VMEM", value=value, limit=limit, fix="use smaller slices"))
-    if chip.cores_per_device > 1 and (blocking.buffers > 2 or blocking.pieces):
+    if chip.cores_per_device > 1 and (config.buffers > 2 or config.fill_chunks):
         fix = "use 2 buffers and pieces=0"
-        broken.append(Violation(rule="pipeline", value=str(blocking), limit="it would leave a core idle", fix=fix))
-    if blocking.pieces and not can_stream(problem, blocking.tiles):
+        broken.append(Violation(rule="pipeline", value=str(config), limit="it would leave a core idle", fix=fix))
+    if config.fill_chunks and not can_stream(spec, config.tiles):
         limit = "the streamed pipeline takes one product that its tiles divide"
-        broken.append(Violation(rule="pipeline", value=str(blocking), limit=limit, fix="use pieces=0"))
+        broken.append(Violation(rule="pipeline", value=str(config), limit=limit, fix="use pieces=0"))
     if broken:
-        raise IllegalTilesError(f"blocking {blocking}", broken)
-    return Choice(blocking=blocking, modelled=blocked_time(problem, blocking, chip))
+        raise IllegalTilesError(f"blocking {config}", broken)
+    return Choice(config=config, modelled=blocked_time(spec, config, chip))
 
 
-def _fits(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> bool:
-    return _vmem_bytes(problem, blocking) <= _usable_vmem(problem, chip)
+def _fits(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> bool:
+    return _vmem_bytes(spec, config) <= _usable_vmem(spec, chip)
 
 
-def _vmem_bytes(problem: MatmulProblem, blocking: Blocking) -> int:
-    return total_bytes(blocked_buffers(problem, blocking)) + made_bytes(problem, blocking)
+def _vmem_bytes(spec: MatmulSpec, config: KernelConfig) -> int:
+    return total_bytes(blocked_buffers(spec, config)) + made_bytes(spec, config)
 
 
-def _pieces(problem: MatmulProblem, tiles: Tiles, chip: Chip) -> list[int]:
+def _pieces(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> list[int]:
     """Pieces of the first step; 0 is the pipeline of Pallas, the only one for two cores, batches and edges."""
-    if chip.cores_per_device > 1 or not can_stream(problem, tiles):
+    if chip.cores_per_device > 1 or not can_stream(spec, tiles):
         return [0]
-    return [0, 1, *(pieces for pieces in (2, 4, 8) if tiles.tile_k % (pieces * 2 * LANES) == 0)]
+    return [0, 1, *(fill_chunks for fill_chunks in (2, 4, 8) if tiles.tile_k % (fill_chunks * 2 * LANES) == 0)]
 
 
-def _tiles(problem: MatmulProblem) -> Iterator[Tiles]:
-    multiples = alignment(problem)
-    thin = problem.m <= THIN_ROWS
-    sides = {letter: _sides(getattr(problem, letter), multiples[letter], letter, thin=thin) for letter in "mkn"}
+def _tiles(spec: MatmulSpec) -> Iterator[Tiles]:
+    multiples = alignment(spec)
+    thin = spec.m <= THIN_ROWS
+    sides = {letter: _sides(getattr(spec, letter), multiples[letter], letter, thin=thin) for letter in "mkn"}
     for tile_m, tile_k, tile_n in itertools.product(sides["m"], sides["k"], sides["n"]):
         yield Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
 
@@ -186,9 +186,9 @@ def _sides(size: int, multiple: int, letter: str, *, thin: bool) -> list[int]:
     return sorted(chosen or {side for side in found if side < size} or {size})
 
 
-def _slices(problem: MatmulProblem, tiles: Tiles) -> Iterator[tuple[int, int]]:
+def _slices(spec: MatmulSpec, tiles: Tiles) -> Iterator[tuple[int, int]]:
     """Slices that cut a tile evenly into whole registers; all of it is one."""
-    multiples = alignment(problem)
+    multiples = alignment(spec)
     rows = _parts(tiles.tile_m, max(multiples["m"], 16), 128)
     return itertools.product(rows, _parts(tiles.tile_n, LANES, 256))
 

@@ -10,10 +10,9 @@ import math
 from dataclasses import dataclass
 
 from systolic.chips import Chip
-from systolic.problem import MatmulProblem, Side
-from systolic.schedule.blocking import (
+from systolic.schedule.config import (
     SIDES,
-    Blocking,
+    KernelConfig,
     block_shape,
     has_last_step,
     is_made,
@@ -23,6 +22,7 @@ from systolic.schedule.blocking import (
 )
 from systolic.schedule.copies import Copies, blocked_traffic
 from systolic.schedule.tiles import Tiles
+from systolic.spec import MatmulSpec, Side
 
 _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled with
@@ -59,53 +59,53 @@ class ModelledTime:
         return "the matrix units" if self.compute_us >= self.copy_us else "HBM"
 
 
-def bundles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
+def bundles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
     """Size of the kernel's code at a guess: one slice's straight code, and the rest."""
     cost = chip.step_estimate
-    products = _slice_cycles(problem, blocking, chip) * cost.bundles_per_cycle
-    if cost.most_summed_rows is not None and blocking.slice_m > cost.most_summed_rows:
+    products = _slice_cycles(spec, config, chip) * cost.bundles_per_cycle
+    if cost.most_summed_rows is not None and config.subtile_m > cost.most_summed_rows:
         products *= cost.unsummed_bundles
-    registers = blocking.slice_m * blocking.slice_n / _VECTOR_ELEMENTS
+    registers = config.subtile_m * config.subtile_n / _VECTOR_ELEMENTS
     # Each pass over float32 also takes the operands apart.
-    products *= cost.highest_bundles if problem.passes > 3 else 1
-    made_registers, made_cycles = _made(problem, blocking)
+    products *= cost.highest_bundles if spec.passes > 3 else 1
+    made_registers, made_cycles = _made(spec, config)
     straight = max(products, made_cycles) + made_registers * cost.bundles_per_made_register
     straight += registers * cost.bundles_per_register
-    if problem.dtype_multiplied in chip.emulated_dtypes:
-        both = blocking.slice_m + blocking.slice_n
-        straight += _EMULATED_BUNDLES * both * blocking.tiles.tile_k / _VECTOR_ELEMENTS
+    if spec.dtype_multiplied in chip.emulated_dtypes:
+        both = config.subtile_m + config.subtile_n
+        straight += _EMULATED_BUNDLES * both * config.tiles.tile_k / _VECTOR_ELEMENTS
     # The epilogue fills slots beside the products of its slice; only what is too much for them is code of its own.
-    epilogue = registers * problem.fusion.epilogue_ops / _VECTOR_SLOTS
+    epilogue = registers * spec.fusion.epilogue_ops / _VECTOR_SLOTS
     finishing = max(straight, epilogue) + 0.2 * min(straight, epilogue)
-    if blocking.pieces > 1:
-        strip = strip_rows(problem, blocking) / blocking.slice_m * epilogue
-        finishing += products / blocking.pieces + (strip if blocking.tiles.tile_k >= problem.k else 0)
-    return finishing + (straight if has_last_step(problem, blocking.tiles) else 0) + _OTHER_BUNDLES
+    if config.fill_chunks > 1:
+        strip = strip_rows(spec, config) / config.subtile_m * epilogue
+        finishing += products / config.fill_chunks + (strip if config.tiles.tile_k >= spec.k else 0)
+    return finishing + (straight if has_last_step(spec, config.tiles) else 0) + _OTHER_BUNDLES
 
 
-def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> ModelledTime:
+def blocked_time(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
     """The time on one device; on two cores each has half of the blocks and HBM is shared."""
-    machine, cost, tiles = chip.machine, chip.step_estimate, blocking.tiles
-    grid_m, grid_n, grid_k = tiles.grid(problem)
-    outputs = problem.batch * grid_m * grid_n
-    cores = chip.cores_per_device if blocking.buffers == 2 else 1
+    machine, cost, tiles = chip.machine, chip.step_estimate, config.tiles
+    grid_m, grid_n, grid_k = tiles.grid(spec)
+    outputs = spec.batch * grid_m * grid_n
+    cores = chip.cores_per_device if config.buffers == 2 else 1
     runs = -(-outputs // cores)  # over k, of the busier core
-    copies = Copies.of(problem, blocking, chip, cores)
+    copies = Copies.of(spec, config, chip, cores)
 
-    fill_cycles = cost.fill_cycles + cost.drain_cycles_per_row * blocking.slice_m
-    made = _made(problem, blocking)[1]
-    sums = (grid_k > 1) + 2 * is_split(problem)
-    adding = sums * _ADDING_CYCLES * blocking.slice_m * blocking.slice_n / _VECTOR_ELEMENTS
-    busy_cycles = max(_slice_cycles(problem, blocking, chip), made, adding)
+    fill_cycles = cost.fill_cycles + cost.drain_cycles_per_row * config.subtile_m
+    made = _made(spec, config)[1]
+    sums = (grid_k > 1) + 2 * is_split(spec)
+    adding = sums * _ADDING_CYCLES * config.subtile_m * config.subtile_n / _VECTOR_ELEMENTS
+    busy_cycles = max(_slice_cycles(spec, config, chip), made, adding)
     slice_cycles = busy_cycles + _MADE_SHARE * made + fill_cycles
-    step_cycles = blocking.slices * slice_cycles + cost.step_cycles + _vector_cycles(problem, tiles)
+    step_cycles = config.subtiles * slice_cycles + cost.step_cycles + _vector_cycles(spec, tiles)
     held_up_cycles = copies.count * (machine.dma_issue_cycles + machine.dma_wait_cycles)
     compute_s = (step_cycles + held_up_cycles) / machine.clock_hz
     # Two copies are under way at a time, with the three buffers of `kernels.streamed` three.
-    hidden_s = compute_s if blocking.buffers == 2 else 0.0
-    under_way = blocking.buffers if blocking.pieces else 2
+    hidden_s = compute_s if config.buffers == 2 else 0.0
+    under_way = config.buffers if config.fill_chunks else 2
     step_s = _longer(compute_s, copies.later_s, (copies.later_s + copies.latency_s + hidden_s) / under_way)
-    if blocking.buffers == 2:
+    if config.buffers == 2:
         # Where a block is stored, that and the next inputs share a step.
         run_s = (grid_k - 1) * step_s + _longer(step_s, copies.later_s + copies.store_s)
     else:
@@ -113,23 +113,23 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
     # There are two blocks of the output: one is stored while the other is made.
     run_s = max(run_s, (compute_s + copies.store_s + copies.latency_s) / 2)
     # Where the operand that stays is exchanged, all of its block arrives within the steps by which copies are ahead.
-    outs = 1 + len(problem.fusion.more_outputs)
-    exchanges = max(0.0, (grid_m if blocking.outer == "m" else grid_n) * problem.batch / cores - 1)
-    ahead_s = (blocking.buffers - 1) * step_s
+    outs = 1 + len(spec.fusion.more_outputs)
+    exchanges = max(0.0, (grid_m if config.grid_order == "m" else grid_n) * spec.batch / cores - 1)
+    ahead_s = (config.buffers - 1) * step_s
     exchanged_s = max(0.0, copies.first_s + copies.latency_s - ahead_s) if grid_k == 1 else 0.0
     first_s = copies.first_s + compute_s
     store_s = copies.last_store_s
-    if blocking.pieces:
+    if config.fill_chunks:
         # It is fetched as soon as its buffer is free, but then shares a step with what that step needs. The first
         # products wait for one piece, the last store is a slice.
         exchanged_s = max(0.0, copies.first_s - step_s) if grid_k == 1 else 0.0
         adding = _PIECE_CYCLES * tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
-        more = (blocking.pieces - 1) * (blocking.slices * fill_cycles + held_up_cycles + adding)
+        more = (config.fill_chunks - 1) * (config.subtiles * fill_cycles + held_up_cycles + adding)
         pieces_s = compute_s + more / machine.clock_hz
-        first_s = max(copies.first_s / blocking.pieces + pieces_s, copies.first_s + pieces_s / blocking.pieces)
+        first_s = max(copies.first_s / config.fill_chunks + pieces_s, copies.first_s + pieces_s / config.fill_chunks)
         # The second step begins when its blocks are there, which come after the first's.
         first_s = max(first_s, copies.first_s + min(copies.later_s, compute_s))
-        store_s += outs * blocking.slices * machine.dma_issue_cycles / machine.clock_hz
+        store_s += outs * config.subtiles * machine.dma_issue_cycles / machine.clock_hz
     steps_s = (runs - 1) * run_s + (grid_k - 1) * step_s + exchanges * exchanged_s
     ends_s = first_s + store_s + 2 * copies.latency_s
     return ModelledTime(
@@ -137,20 +137,20 @@ def blocked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> Mode
         compute_us=runs * grid_k * compute_s * 1e6,
         copy_us=(copies.first_s + (runs * grid_k - 1) * copies.later_s + runs * copies.store_s) * 1e6,
         ramp_us=max(0.0, ends_s - step_s) * 1e6,
-        bundles=bundles(problem, blocking, chip),
+        bundles=bundles(spec, config, chip),
     )
 
 
-def least_time_us(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
+def least_time_us(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
     """A time below which no kernel with this blocking can be: its products or its copies alone, and two latencies."""
     machine = chip.machine
-    grid_m, grid_n, grid_k = blocking.tiles.grid(problem)
-    steps = -(-problem.batch * grid_m * grid_n * grid_k // chip.cores_per_device)
-    rate = machine.mxu_rows_per_cycle.get(_listing_type(problem.dtype_multiplied), machine.mxu_rows_per_cycle["bf16"])
-    tiles = blocking.tiles
+    grid_m, grid_n, grid_k = config.tiles.grid(spec)
+    steps = -(-spec.batch * grid_m * grid_n * grid_k // chip.cores_per_device)
+    rate = machine.mxu_rows_per_cycle.get(_listing_type(spec.dtype_multiplied), machine.mxu_rows_per_cycle["bf16"])
+    tiles = config.tiles
     weights = math.ceil(tiles.tile_k / machine.mxu_rows) * math.ceil(tiles.tile_n / machine.mxu_columns)
-    products_s = steps * problem.passes * weights * tiles.tile_m / rate / machine.mxu_count / machine.clock_hz
-    copies_s = blocked_traffic(problem, blocking).hbm_bytes / machine.hbm_bytes_per_s
+    products_s = steps * spec.passes * weights * tiles.tile_m / rate / machine.mxu_count / machine.clock_hz
+    copies_s = blocked_traffic(spec, config).hbm_bytes / machine.hbm_bytes_per_s
     return (max(products_s, copies_s) + 2 * machine.dma_latency_cycles / machine.clock_hz) * 1e6
 
 
@@ -160,49 +160,49 @@ def _longer(*times_s: float) -> float:
     return longest * sum((time_s / longest) ** _SHARPNESS for time_s in times_s) ** (1 / _SHARPNESS)
 
 
-def _slice_cycles(problem: MatmulProblem, blocking: Blocking, chip: Chip) -> float:
+def _slice_cycles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
     """Cycles for which a slice's products keep the matrix units of a core busy."""
     machine, cost = chip.machine, chip.step_estimate
-    rows = -(-blocking.slice_m // 8) * 8
-    weights = math.ceil(blocking.tiles.tile_k / machine.mxu_rows) * math.ceil(blocking.slice_n / machine.mxu_columns)
-    rate = machine.mxu_rows_per_cycle.get(_listing_type(problem.dtype_multiplied), machine.mxu_rows_per_cycle["bf16"])
+    rows = -(-config.subtile_m // 8) * 8
+    weights = math.ceil(config.tiles.tile_k / machine.mxu_rows) * math.ceil(config.subtile_n / machine.mxu_columns)
+    rate = machine.mxu_rows_per_cycle.get(_listing_type(spec.dtype_multiplied), machine.mxu_rows_per_cycle["bf16"])
     each = max(rows / rate, cost.weight_cycles) + cost.weight_gap_cycles
-    return problem.passes * weights * each / machine.mxu_count
+    return spec.passes * weights * each / machine.mxu_count
 
 
-def _made(problem: MatmulProblem, blocking: Blocking) -> tuple[float, float]:
+def _made(spec: MatmulSpec, config: KernelConfig) -> tuple[float, float]:
     """Registers of operands that a slice makes on the way, and the cycles of the vector unit which that takes."""
     registers = cycles = 0.0
-    for side, across in zip(SIDES, (blocking.slice_m, blocking.slice_n), strict=True):
-        if is_made(problem, side) and not is_staged(problem, blocking.tiles, side):
-            its = across * blocking.tiles.tile_k / _VECTOR_ELEMENTS
-            registers += its * (2 if is_split(problem) else 1)  # two halves
-            cycles += its * (_made_ops(problem, side) + _MADE_OPS) / _VECTOR_SLOTS
+    for side, across in zip(SIDES, (config.subtile_m, config.subtile_n), strict=True):
+        if is_made(spec, side) and not is_staged(spec, config.tiles, side):
+            its = across * config.tiles.tile_k / _VECTOR_ELEMENTS
+            registers += its * (2 if is_split(spec) else 1)  # two halves
+            cycles += its * (_made_ops(spec, side) + _MADE_OPS) / _VECTOR_SLOTS
     return registers, cycles
 
 
-def _made_ops(problem: MatmulProblem, side: Side) -> float:
+def _made_ops(spec: MatmulSpec, side: Side) -> float:
     """Vector operations an element to make what is multiplied of what is stored."""
-    fn = problem.fusion.lhs_fn if side == "lhs" else problem.fusion.rhs_fn
+    fn = spec.fusion.lhs_fn if side == "lhs" else spec.fusion.rhs_fn
     ops = _CAST_OPS if fn is None else fn.ops
-    for extra in problem.fusion.extras:
+    for extra in spec.fusion.extras:
         if extra.beside == side and extra.rows:
             ops += _MATRIX_OPS if extra.columns else _COLUMN_OPS
-    return ops + (_SPLIT_OPS if is_split(problem) else 0)
+    return ops + (_SPLIT_OPS if is_split(spec) else 0)
 
 
 def _listing_type(dtype: str) -> str:
     return {"float32": "f32", "bfloat16": "bf16", "int8": "s8"}.get(dtype, "f8")
 
 
-def _vector_cycles(problem: MatmulProblem, tiles: Tiles) -> float:
+def _vector_cycles(spec: MatmulSpec, tiles: Tiles) -> float:
     """Cycles of a step in which the vector unit works while no product can run: staging operands, the epilogue."""
     cycles = 0.0
     for side in SIDES:
-        if is_staged(problem, tiles, side):
-            rows, columns = block_shape(problem, tiles, side)
-            cycles += (1 + _made_ops(problem, side) / _VECTOR_SLOTS) * rows * columns / _VECTOR_ELEMENTS
-    grid_k = tiles.grid(problem)[2]
+        if is_staged(spec, tiles, side):
+            rows, columns = block_shape(spec, tiles, side)
+            cycles += (1 + _made_ops(spec, side) / _VECTOR_SLOTS) * rows * columns / _VECTOR_ELEMENTS
+    grid_k = tiles.grid(spec)[2]
     # Most of an epilogue runs beside products.
     registers = tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
-    return cycles + _EPILOGUE_SHARE * registers * problem.fusion.epilogue_ops / _VECTOR_SLOTS / grid_k
+    return cycles + _EPILOGUE_SHARE * registers * spec.fusion.epilogue_ops / _VECTOR_SLOTS / grid_k

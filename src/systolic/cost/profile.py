@@ -15,9 +15,9 @@ from typing import Any, Literal
 import cattrs
 
 from systolic.chips import Chip
-from systolic.problem import MatmulProblem
-from systolic.schedule.blocking import Blocking
+from systolic.schedule.config import KernelConfig
 from systolic.schedule.tiles import Tiles
+from systolic.spec import MatmulSpec
 
 KernelName = Literal["blocked", "streamed"]
 
@@ -49,20 +49,20 @@ class ProfiledTile:
     """
 
     tiles: Tiles
-    slice_m: int
-    slice_n: int
+    subtile_m: int
+    subtile_n: int
     whole_k: bool
-    pieces: int
+    fill_chunks: int
 
     @classmethod
-    def of(cls, problem: MatmulProblem, blocking: Blocking) -> ProfiledTile:
+    def of(cls, spec: MatmulSpec, config: KernelConfig) -> ProfiledTile:
         """The tile of a blocking."""
         return cls(
-            tiles=blocking.tiles,
-            slice_m=blocking.slice_m,
-            slice_n=blocking.slice_n,
-            whole_k=blocking.tiles.tile_k >= problem.k,
-            pieces=blocking.pieces,
+            tiles=config.tiles,
+            subtile_m=config.subtile_m,
+            subtile_n=config.subtile_n,
+            whole_k=config.tiles.tile_k >= spec.k,
+            fill_chunks=config.fill_chunks,
         )
 
 
@@ -92,24 +92,24 @@ class Kind:
     epilogue: str
 
     @classmethod
-    def of(cls, problem: MatmulProblem, chip: Chip) -> Kind | None:
+    def of(cls, spec: MatmulSpec, chip: Chip) -> Kind | None:
         """The kind of a product; None where none is profiled: what is fused, turned or stacked costs more."""
-        fusion = problem.fusion
+        fusion = spec.fusion
         beside = fusion.extras or fusion.more_outputs or fusion.lhs_fn is not None or fusion.rhs_fn is not None
-        if beside or problem.transpose_lhs or problem.transpose_rhs or problem.batch > 1:
+        if beside or spec.transpose_lhs or spec.transpose_rhs or spec.batch > 1:
             return None
         return cls(
             chip=chip.name,
             kernel="blocked" if chip.cores_per_device > 1 else "streamed",
-            dtype_lhs=problem.dtype_lhs,
-            dtype_rhs=problem.dtype_rhs,
-            dtype_out=problem.dtype_out,
-            precision=problem.precision,
+            dtype_lhs=spec.dtype_lhs,
+            dtype_rhs=spec.dtype_rhs,
+            dtype_out=spec.dtype_out,
+            precision=spec.precision,
             epilogue=fusion.epilogue,
         )
 
 
-_COLUMNS = ("tile_m", "tile_k", "tile_n", "slice_m", "slice_n", "whole_k", "pieces")
+_COLUMNS = ("tile_m", "tile_k", "tile_n", "subtile_m", "subtile_n", "whole_k", "pieces")
 _COSTS = ("call", "first", "step", "end")
 
 
@@ -198,10 +198,10 @@ def _file_name(kind: Kind) -> str:
 
 def _row(one: Profile) -> list[float | bool]:
     tile, cost = one.tile, one.cost
-    sides = (tile.tiles.tile_m, tile.tiles.tile_k, tile.tiles.tile_n, tile.slice_m, tile.slice_n)
+    sides = (tile.tiles.tile_m, tile.tiles.tile_k, tile.tiles.tile_n, tile.subtile_m, tile.subtile_n)
     cycles = (getattr(cost, name) for name in _COSTS)  # nearly always whole
     whole = [int(each) if each == int(each) else round(each, 1) for each in cycles]
-    return [*sides, tile.whole_k, tile.pieces, *whole, one.bundles]
+    return [*sides, tile.whole_k, tile.fill_chunks, *whole, one.bundles]
 
 
 def _profile(row: dict[str, Any]) -> Profile:

@@ -13,20 +13,20 @@ from typing import NamedTuple
 from systolic.chips import Chip
 from systolic.cost.model import ModelledTime, bundles
 from systolic.cost.profile import StepCost
-from systolic.problem import MatmulProblem, dtype_bytes
-from systolic.schedule.blocking import SIDES, Blocking, block_shape, dimensions
+from systolic.schedule.config import SIDES, KernelConfig, block_shape, dimensions
 from systolic.schedule.copies import strided_runs
+from systolic.spec import MatmulSpec, dtype_bytes
 
 _LONG_RUN = 8  # steps over k from which on it is asked in each step whether it repeats the one before
 _SAME_CYCLES = 0.01  # by which the state of a pipeline may differ and still repeat itself
 
 
-def walked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip, cost: StepCost) -> ModelledTime:
+def walked_time(spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: StepCost) -> ModelledTime:
     """The time on one device of a product without extras or a batch, whose sizes the tiles divide.
 
     On two cores, which share HBM and do alike, that of the one with more blocks.
     """
-    pipeline = _Pipeline.of(problem, blocking, chip, cost)
+    pipeline = _Pipeline.of(spec, config, chip, cost)
     pipeline.walk()
     clock_hz = chip.machine.clock_hz
     return ModelledTime(
@@ -34,7 +34,7 @@ def walked_time(problem: MatmulProblem, blocking: Blocking, chip: Chip, cost: St
         compute_us=pipeline.busy / clock_hz * 1e6,
         copy_us=pipeline.copied / clock_hz * 1e6,
         ramp_us=(pipeline.begun + pipeline.now - pipeline.ended) / clock_hz * 1e6,
-        bundles=bundles(problem, blocking, chip),
+        bundles=bundles(spec, config, chip),
     )
 
 
@@ -60,7 +60,7 @@ class _Stream:
 
 @dataclass(slots=True, kw_only=True)
 class _Pipeline:
-    blocking: Blocking
+    config: KernelConfig
     cost: StepCost
     steps_k: int
     inner: int
@@ -81,11 +81,11 @@ class _Pipeline:
     stored: dict[int, float] = field(default_factory=dict)  # by run over k
 
     @classmethod
-    def of(cls, problem: MatmulProblem, blocking: Blocking, chip: Chip, cost: StepCost) -> _Pipeline:
-        machine, tiles = chip.machine, blocking.tiles
-        grid_m, grid_n, grid_k = tiles.grid(problem)
+    def of(cls, spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: StepCost) -> _Pipeline:
+        machine, tiles = chip.machine, config.tiles
+        grid_m, grid_n, grid_k = tiles.grid(spec)
         counts = {"m": grid_m, "n": grid_n, "k": grid_k}
-        outer, inner = ("m", "n") if blocking.outer == "m" else ("n", "m")
+        outer, inner = ("m", "n") if config.grid_order == "m" else ("n", "m")
         # The compiler has cores share the first dimension that they can share evenly, or else the first.
         among = [one for one in (outer, inner) if counts[one] > 1] or [outer]
         shared = next((one for one in among if counts[one] % chip.cores_per_device == 0), among[0])
@@ -99,10 +99,10 @@ class _Pipeline:
             return rows * columns * dtype_bytes(dtype) / bytes_per_cycle + runs * machine.hbm_run_cycles
 
         streams = []
-        for side, dtype in zip(SIDES, (problem.dtype_lhs, problem.dtype_rhs), strict=True):
-            rows, columns = block_shape(problem, tiles, side)
-            along = dimensions(problem, side)
-            width = getattr(problem, along[1])
+        for side, dtype in zip(SIDES, (spec.dtype_lhs, spec.dtype_rhs), strict=True):
+            rows, columns = block_shape(spec, tiles, side)
+            along = dimensions(spec, side)
+            width = getattr(spec, along[1])
             changing = {one for one in along if counts[one] > 1}
             period = total
             if "k" in changing:
@@ -111,26 +111,26 @@ class _Pipeline:
                 period = grid_k
             elif outer in changing:
                 period = grid_k * counts[inner]
-            pieces = max(1, blocking.pieces)
+            pieces = max(1, config.fill_chunks)
             part = (rows // pieces, columns) if along[0] == "k" else (rows, columns // pieces)
             streams.append(
                 _Stream(
                     period=period,
                     # Pallas' own pipeline starts a copy in the step before; this project's as soon as there is room.
-                    ahead=1 if not blocking.pieces else blocking.buffers - 1 if period == 1 else period,
+                    ahead=1 if not config.fill_chunks else config.buffers - 1 if period == 1 else period,
                     cycles=cycles(rows, columns, width, dtype),
                     piece_cycles=cycles(*part, width, dtype),
                 )
             )
         return cls(
-            blocking=blocking,
+            config=config,
             cost=cost,
             steps_k=grid_k,
             inner=counts[inner],
             outer=counts[outer],
             streams=streams,
-            store_cycles=cycles(tiles.tile_m, tiles.tile_n, problem.n, problem.dtype_out),
-            slice_cycles=cycles(blocking.slice_m, blocking.slice_n, problem.n, problem.dtype_out),
+            store_cycles=cycles(tiles.tile_m, tiles.tile_n, spec.n, spec.dtype_out),
+            slice_cycles=cycles(config.subtile_m, config.subtile_n, spec.n, spec.dtype_out),
             issue=machine.dma_issue_cycles,
             wait_cycles=machine.dma_wait_cycles,
             latency=machine.dma_latency_cycles,
@@ -166,11 +166,11 @@ class _Pipeline:
         self._end(total)
 
     def _begin(self, total: int) -> None:
-        if not self.blocking.pieces:
+        if not self.config.fill_chunks:
             for stream in self.streams:
                 stream.landed[0] = self._start(stream.cycles)
             return
-        for number in range(self.blocking.pieces):
+        for number in range(self.config.fill_chunks):
             for stream in self.streams:
                 stream.landed[-1 - number] = self._start(stream.piece_cycles)
         for stream in self.streams:
@@ -180,7 +180,7 @@ class _Pipeline:
 
     def _step(self, step: int, total: int) -> None:
         run, at_k = divmod(step, self.steps_k)
-        pieces = self.blocking.pieces
+        pieces = self.config.fill_chunks
         streams = sorted(self.streams, key=lambda one: one.period) if pieces else self.streams
         for stream in streams:
             later = step + stream.ahead
@@ -203,8 +203,8 @@ class _Pipeline:
         if pieces and at_k == 0 and run >= 2:
             self._wait(self.stored.pop(run - 2))
         if is_last and pieces:
-            for _ in range(self.blocking.slices):
-                self._work(cycles / self.blocking.slices)
+            for _ in range(self.config.subtiles):
+                self._work(cycles / self.config.subtiles)
                 self.stored[run] = self._start(self.slice_cycles)
             self.ended = self.now
             return
@@ -218,7 +218,7 @@ class _Pipeline:
     def _end(self, total: int) -> None:
         for run in sorted(self.stored):
             last = run == total // self.steps_k - 1
-            for _ in range(self.blocking.slices if last and self.blocking.pieces else 1):
+            for _ in range(self.config.subtiles if last and self.config.fill_chunks else 1):
                 self._wait(self.stored[run])
 
     def _work(self, cycles: float) -> None:

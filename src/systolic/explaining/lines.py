@@ -18,7 +18,7 @@ from systolic.analysis.calls import KernelCall
 from systolic.checking.rules.steps import dot_flops
 from systolic.compiler import inner_jaxprs, written_at
 from systolic.explaining.explanation import LineWork
-from systolic.problem import dtype_bytes
+from systolic.spec import dtype_bytes
 
 # Operations that move or rename values, and work out none.
 _FREE = {"get", "swap", "addupdate", "broadcast_in_dim", "reshape", "squeeze", "program_id", "num_programs", "iota"}

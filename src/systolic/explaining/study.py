@@ -26,7 +26,7 @@ from systolic.explaining.lines import kernel_work, matrix_flops, rounds_of_calls
 from systolic.explaining.parameters import TileParameter, tile_parameters
 from systolic.explaining.rewriting import can_reorder
 from systolic.explaining.spills import spilled_bytes
-from systolic.problem import dtype_bytes
+from systolic.spec import dtype_bytes
 from systolic.timing import target_of
 
 # What a step of the pipeline costs beside its work, roughly: it only decides which candidates are simulated first.

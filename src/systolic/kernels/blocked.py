@@ -5,7 +5,7 @@ block stays in VMEM while its sum runs. In VMEM: a block of each operand and of 
 three times, the output's block twice, and where k takes several steps one sum in float32 or int32.
 
 A step multiplies its tile in slices, each one piece of straight code: the matrix units are refilled and drained once a
-slice, so slices are as long as the size of the code allows (`tiling.Blocking`).
+slice, so slices are as long as the size of the code allows (`tiling.KernelConfig`).
 
 Two pipelines run the same body. `pallas_call`'s keeps two buffers. `emit_pipeline` keeps three, which hides the large
 store at the end of a run over k; it runs on one core. Edges: Pallas clips the last blocks' copies; what lies past the
@@ -30,9 +30,8 @@ from systolic.chips import Chip
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.interpreted import as_stored, shape_as_stored, tracing_for
 from systolic.kernels.step import Functions, Place, step
-from systolic.problem import MatmulProblem
 from systolic.schedule import (
-    Blocking,
+    KernelConfig,
     block_shape,
     blocked_traffic,
     dimensions,
@@ -40,6 +39,7 @@ from systolic.schedule import (
     is_resident,
     scratch_buffers,
 )
+from systolic.spec import MatmulSpec
 
 SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
 
@@ -49,9 +49,9 @@ def blocked_matmul(
     rhs: Shaped[Array, "*batch rows columns"],
     extras: Sequence[Shaped[Array, "*batch rows columns"]],
     *,
-    problem: MatmulProblem,
+    spec: MatmulSpec,
     functions: Functions,
-    blocking: Blocking,
+    config: KernelConfig,
     chip: Chip,
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
@@ -68,15 +68,15 @@ def blocked_matmul(
     """
     arrays = [array if interpret else from_hbm(array) for array in (lhs, rhs, *extras)]
     batch = tuple(max(sizes) for sizes in zip(*(array.shape[:-2] for array in arrays), strict=True))
-    tiles = blocking.tiles
-    grid_m, grid_n, grid_k = tiles.grid(problem)
+    tiles = config.tiles
+    grid_m, grid_n, grid_k = tiles.grid(spec)
     # Each batch dimension is an axis of the grid: reshaping them into one would make operands intermediates, which XLA
     # then likes to copy to VMEM as a whole.
-    grid = (*batch, *((grid_m, grid_n) if blocking.outer == "m" else (grid_n, grid_m)), grid_k)
+    grid = (*batch, *((grid_m, grid_n) if config.grid_order == "m" else (grid_n, grid_m)), grid_k)
 
-    def spec(array: Any, shape: tuple[int, int], along: tuple[str, str], buffers: int) -> pl.BlockSpec:
+    def block(array: Any, shape: tuple[int, int], along: tuple[str, str], buffers: int) -> pl.BlockSpec:
         def index(*at: Any) -> tuple[Any, ...]:
-            i, j = at[-3:-1] if blocking.outer == "m" else (at[-2], at[-3])
+            i, j = at[-3:-1] if config.grid_order == "m" else (at[-2], at[-3])
             named = {"m": i, "n": j, "k": at[-1], "": 0}
             own = [place if size > 1 else 0 for place, size in zip(at, array.shape[:-2], strict=False)]
             return *own, named[along[0]], named[along[1]]
@@ -85,42 +85,42 @@ def blocked_matmul(
         return pl.BlockSpec((*(None for _ in batch), *shape), index, pipeline_mode=mode)
 
     in_specs = [
-        spec(lhs, block_shape(problem, tiles, "lhs"), dimensions(problem, "lhs"), blocking.buffers),
-        spec(rhs, block_shape(problem, tiles, "rhs"), dimensions(problem, "rhs"), blocking.buffers),
+        block(lhs, block_shape(spec, tiles, "lhs"), dimensions(spec, "lhs"), config.buffers),
+        block(rhs, block_shape(spec, tiles, "rhs"), dimensions(spec, "rhs"), config.buffers),
     ]
     resident = [False, False]
-    for array, extra in zip(extras, problem.fusion.extras, strict=True):
-        rows, columns = dimensions(problem, extra.beside)
-        stays = is_resident(problem, tiles, extra)
+    for array, extra in zip(extras, spec.fusion.extras, strict=True):
+        rows, columns = dimensions(spec, extra.beside)
+        stays = is_resident(spec, tiles, extra)
         which = ("", "") if stays else (rows if extra.rows else "", columns if extra.columns else "")
         resident.append(stays and math.prod(array.shape[:-2]) == 1)
         if resident[-1]:
             arrays[len(in_specs)] = array.reshape(array.shape[-2:])
             in_specs.append(pl.BlockSpec(array.shape[-2:], lambda *_: (0, 0)))
         else:
-            in_specs.append(spec(array, extra_block(problem, tiles, extra), which, blocking.buffers))
+            in_specs.append(block(array, extra_block(spec, tiles, extra), which, config.buffers))
     out_shapes = [
-        shape_with_mesh_axes((*batch, problem.m, problem.n), dtype, arrays)
-        for dtype in (problem.dtype_out, *problem.fusion.more_outputs)
+        shape_with_mesh_axes((*batch, spec.m, spec.n), dtype, arrays)
+        for dtype in (spec.dtype_out, *spec.fusion.more_outputs)
     ]
-    out_specs = [spec(out, (tiles.tile_m, tiles.tile_n), ("m", "n"), 2) for out in out_shapes]
-    if interpret and blocking.buffers == 3:
+    out_specs = [block(out, (tiles.tile_m, tiles.tile_n), ("m", "n"), 2) for out in out_shapes]
+    if interpret and config.buffers == 3:
         arrays = [as_stored(array, its) for array, its in zip(arrays, in_specs, strict=True)]
         out_shapes = [shape_as_stored(out, its, arrays) for out, its in zip(out_shapes, out_specs, strict=True)]
 
     def body(*refs: Any) -> None:
-        place = Place.of_grid(len(grid) - 1, blocking)
-        step(place, *refs, problem=problem, functions=functions, blocking=blocking)
+        place = Place.of_grid(len(grid) - 1, config)
+        step(place, *refs, spec=spec, functions=functions, config=config)
 
-    scratch = [pltpu.VMEM(b.shape, jnp.dtype(b.dtype)) for b in scratch_buffers(problem, blocking)]
+    scratch = [pltpu.VMEM(b.shape, jnp.dtype(b.dtype)) for b in scratch_buffers(spec, config)]
     cost = pl.CostEstimate(
-        flops=problem.flops * problem.passes,
+        flops=spec.flops * spec.passes,
         transcendentals=functions.transcendentals,
-        bytes_accessed=blocked_traffic(problem, blocking).hbm_bytes,
+        bytes_accessed=blocked_traffic(spec, config).hbm_bytes,
     )
-    name = f"systolic_matmul_{problem.dtype_lhs}_{problem.m}_{problem.k}_{problem.n}"
+    name = f"systolic_matmul_{spec.dtype_lhs}_{spec.m}_{spec.k}_{spec.n}"
     call = functools.partial(pl.pallas_call, out_shape=out_shapes, cost_estimate=cost, interpret=interpret, name=name)
-    if blocking.buffers == 2:
+    if config.buffers == 2:
         # Cores share whole output blocks: the outer axis first, and the batch where there is one.
         semantics = ("parallel",) * (len(grid) - 1) + ("arbitrary",)
         run = call(
@@ -157,7 +157,7 @@ def blocked_matmul(
         )
     with jax.named_scope("systolic.matmul"):
         outs = tuple(run(*arrays))
-    return outs if not interpret else tuple(out[..., : problem.m, : problem.n] for out in outs)
+    return outs if not interpret else tuple(out[..., : spec.m, : spec.n] for out in outs)
 
 
 def from_hbm(array: Array) -> Array:

@@ -18,7 +18,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, get_abstract_mesh, use_ab
 
 from systolic.chips import CHIPS, Chip
 from systolic.compat import shape_with_mesh_axes
-from systolic.schedule import LANES, Blocking
+from systolic.schedule import LANES, KernelConfig
 
 _ROWS = 32  # of the highest register, that of 8-bit types
 
@@ -58,11 +58,11 @@ def tracing_for(chip: Chip) -> AbstractContextManager[Any]:
     return use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
 
 
-def as_traceable(blocking: Blocking) -> Blocking:
+def as_traceable(config: KernelConfig) -> KernelConfig:
     """Two buffers in place of three where `emit_pipeline` can't be traced: see `tracing_for`."""
-    if blocking.pieces or _tpu_in_sight() or not get_abstract_mesh().axis_names:
-        return blocking
-    return dataclasses.replace(blocking, buffers=2)
+    if config.fill_chunks or _tpu_in_sight() or not get_abstract_mesh().axis_names:
+        return config
+    return dataclasses.replace(config, buffers=2)
 
 
 def _tpu_in_sight() -> bool:

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from systolic.kernels.slices import Slice, loop, times
-from systolic.problem import Extra, MatmulProblem
-from systolic.schedule import LANES, Blocking, is_made, is_split, is_staged, sublane_multiple
+from systolic.kernels.subtiles import Slice, loop, times
+from systolic.schedule import LANES, KernelConfig, is_made, is_split, is_staged, sublane_multiple
+from systolic.spec import Extra, MatmulSpec
 
 _STAGED_ROWS = 256  # of an operand that are rewritten at once
 # The largest bfloat16 below 2^120. A low part that is rounded to 2^120 would make float32's largest number infinite.
@@ -59,21 +59,21 @@ def ready(
     fn: Fn | None,
     scratch: list[Any],
     kk: Any,
-    problem: MatmulProblem,
-    blocking: Blocking,
+    spec: MatmulSpec,
+    config: KernelConfig,
 ) -> Operand:
     """An operand of the step, zero past the end of k; takes its scratch, where it is staged, from the list."""
-    transposed = problem.transpose_lhs if side == "lhs" else problem.transpose_rhs
+    transposed = spec.transpose_lhs if side == "lhs" else spec.transpose_rhs
     axis_k = (1 if side == "lhs" else 0) ^ transposed
     operand = Operand(refs=(ref,))
-    if is_made(problem, side):
-        make = split if is_split(problem) else _cast_to(problem.dtype_multiplied)
+    if is_made(spec, side):
+        make = split if is_split(spec) else _cast_to(spec.dtype_multiplied)
         made = Operand(refs=(ref,), make=make if fn is None else lambda *read: make(fn(*read)), beside=tuple(beside))
-        operand = _staged(made, scratch, problem) if is_staged(problem, blocking.tiles, side) else made
-    used = problem.k % blocking.tiles.tile_k
+        operand = _staged(made, scratch, spec) if is_staged(spec, config.tiles, side) else made
+    used = spec.k % config.tiles.tile_k
     if used:
 
-        @pl.when(kk == blocking.tiles.grid(problem)[2] - 1)
+        @pl.when(kk == config.tiles.grid(spec)[2] - 1)
         def _zero() -> None:
             for block in operand.refs:
                 _zero_past(block, used, axis_k)
@@ -81,8 +81,8 @@ def ready(
     return operand
 
 
-def _staged(made: Operand, scratch: list[Any], problem: MatmulProblem) -> Operand:
-    refs = tuple(scratch.pop(0) for _ in range(2 if is_split(problem) else 1))
+def _staged(made: Operand, scratch: list[Any], spec: MatmulSpec) -> Operand:
+    refs = tuple(scratch.pop(0) for _ in range(2 if is_split(spec) else 1))
     rows = refs[0].shape[0]
 
     def strip(at: Any) -> None:
@@ -97,14 +97,14 @@ def _staged(made: Operand, scratch: list[Any], problem: MatmulProblem) -> Operan
     return Operand(refs=refs)
 
 
-def multiply(lhs: Operand, rhs: Operand, piece: Slice, problem: MatmulProblem) -> Array:
+def multiply(lhs: Operand, rhs: Operand, piece: Slice, spec: MatmulSpec) -> Array:
     """The product of a slice in the accumulator's dtype; of two parts each, three products, the small ones first."""
-    dimensions = (((0 if problem.transpose_lhs else 1,), (1 if problem.transpose_rhs else 0,)), ((), ()))
-    exact = problem.precision == "highest" and problem.dtype_multiplied == "float32"
+    dimensions = (((0 if spec.transpose_lhs else 1,), (1 if spec.transpose_rhs else 0,)), ((), ()))
+    exact = spec.precision == "highest" and spec.dtype_multiplied == "float32"
 
     # All of k, and the rows or columns of the slice.
-    of_lhs = lhs.values(*((slice(None), piece.rows) if problem.transpose_lhs else (piece.rows, slice(None))))
-    of_rhs = rhs.values(*((piece.columns, slice(None)) if problem.transpose_rhs else (slice(None), piece.columns)))
+    of_lhs = lhs.values(*((slice(None), piece.rows) if spec.transpose_lhs else (piece.rows, slice(None))))
+    of_rhs = rhs.values(*((piece.columns, slice(None)) if spec.transpose_rhs else (slice(None), piece.columns)))
 
     def dot(left: Array, right: Array) -> Array:
         return lax.dot_general(
@@ -112,7 +112,7 @@ def multiply(lhs: Operand, rhs: Operand, piece: Slice, problem: MatmulProblem) -
             right,
             dimensions,
             precision=lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT,
-            preferred_element_type=jnp.dtype(problem.dtype_accumulator),
+            preferred_element_type=jnp.dtype(spec.dtype_accumulator),
         )
 
     if len(of_lhs) == 1:

@@ -12,9 +12,9 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from systolic.kernels.operands import Operand, multiply, ready
-from systolic.kernels.slices import Slice, loop
-from systolic.problem import Extra, MatmulProblem
-from systolic.schedule import Blocking, Tiles, dimensions, has_accumulator, has_last_step, is_resident, strip_rows
+from systolic.kernels.subtiles import Slice, loop
+from systolic.schedule import KernelConfig, Tiles, dimensions, has_accumulator, has_last_step, is_resident, strip_rows
+from systolic.spec import Extra, MatmulSpec
 
 Fn = Callable[..., Any]
 
@@ -41,18 +41,18 @@ class Place:
     kk: Any
 
     @classmethod
-    def of_grid(cls, axis_k: int, blocking: Blocking) -> Place:
+    def of_grid(cls, axis_k: int, config: KernelConfig) -> Place:
         """The place of a pipeline's step whose last axis is `axis_k`."""
-        i, j = (pl.program_id(axis_k - 2), pl.program_id(axis_k - 1))[:: 1 if blocking.outer == "m" else -1]
+        i, j = (pl.program_id(axis_k - 2), pl.program_id(axis_k - 1))[:: 1 if config.grid_order == "m" else -1]
         return cls(i=i, j=j, kk=pl.program_id(axis_k))
 
 
 def step(
     place: Place,
     *refs: Any,
-    problem: MatmulProblem,
+    spec: MatmulSpec,
     functions: Functions,
-    blocking: Blocking,
+    config: KernelConfig,
     finished: Callable[[Slice], None] = lambda _: None,
     first: Callable[[Operand, Operand, Any], None] | None = None,
 ) -> None:
@@ -63,21 +63,21 @@ def step(
         where that is cheaper than code of its own.
       first: computes the sum of the first step of all, from both operands into the accumulator, in place of `step`.
     """
-    extras_of = problem.fusion.extras
-    n_extras, n_outs = len(extras_of), 1 + len(problem.fusion.more_outputs)
+    extras_of = spec.fusion.extras
+    n_extras, n_outs = len(extras_of), 1 + len(spec.fusion.more_outputs)
     lhs_vmem, rhs_vmem, *rest = refs
     extras, outs, scratch = rest[:n_extras], rest[n_extras : n_extras + n_outs], list(rest[n_extras + n_outs :])
-    tiles = blocking.tiles
-    grid_k = tiles.grid(problem)[2]
-    acc_vmem = scratch.pop(0) if has_accumulator(problem, blocking) else None
+    tiles = config.tiles
+    grid_k = tiles.grid(spec)[2]
+    acc_vmem = scratch.pop(0) if has_accumulator(spec, config) else None
     kk = place.kk
-    extras = [_own_columns(ref, extra, problem, tiles, place) for ref, extra in zip(extras, extras_of, strict=True)]
+    extras = [_own_columns(ref, extra, spec, tiles, place) for ref, extra in zip(extras, extras_of, strict=True)]
 
     def beside(side: str) -> list[tuple[Extra, Any]]:
         return [pair for pair in zip(extras_of, extras, strict=True) if pair[0].beside == side]
 
-    lhs = ready("lhs", lhs_vmem, beside("lhs"), functions.lhs_fn, scratch, kk, problem, blocking)
-    rhs = ready("rhs", rhs_vmem, beside("rhs"), functions.rhs_fn, scratch, kk, problem, blocking)
+    lhs = ready("lhs", lhs_vmem, beside("lhs"), functions.lhs_fn, scratch, kk, spec, config)
+    rhs = ready("rhs", rhs_vmem, beside("rhs"), functions.rhs_fn, scratch, kk, spec, config)
 
     def finish(total: Array, piece: Slice) -> None:
         read = [_broadcastable(ref, extra, piece) for extra, ref in beside("out")]
@@ -86,10 +86,10 @@ def step(
 
     def part(piece: Slice) -> Array:
         with jax.named_scope("multiply"):
-            return multiply(lhs, rhs, piece, problem)
+            return multiply(lhs, rhs, piece, spec)
 
-    def slices(one: Callable[[Slice], None]) -> None:
-        loop(blocking.slices, lambda number: one(Slice.number(number, blocking)))
+    def subtiles(one: Callable[[Slice], None]) -> None:
+        loop(config.subtiles, lambda number: one(Slice.number(number, config)))
 
     def finish_last(total: Array, piece: Slice) -> None:
         finish(total, piece)
@@ -113,13 +113,13 @@ def step(
 
     def usual() -> None:
         if grid_k == 1:
-            slices(lambda piece: finish_last(part(piece), piece))
-        elif not has_last_step(problem, tiles):
-            slices(add_and_finish)
+            subtiles(lambda piece: finish_last(part(piece), piece))
+        elif not has_last_step(spec, tiles):
+            subtiles(add_and_finish)
         else:
             # Code of its own for the last step: the epilogue of some columns overlaps the products of the next ones.
-            pl.when(kk < grid_k - 1)(lambda: slices(add))
-            pl.when(kk == grid_k - 1)(lambda: slices(lambda piece: finish_last(sum_so_far(piece), piece)))
+            pl.when(kk < grid_k - 1)(lambda: subtiles(add))
+            pl.when(kk == grid_k - 1)(lambda: subtiles(lambda piece: finish_last(sum_so_far(piece), piece)))
 
     if first is not None:
         assert acc_vmem is not None
@@ -129,8 +129,8 @@ def step(
         def _first() -> None:
             first(lhs, rhs, acc_vmem)
             if grid_k == 1:
-                rows = strip_rows(problem, blocking)
-                slices(
+                rows = strip_rows(spec, config)
+                subtiles(
                     lambda piece: piece.strips(rows, lambda part: finish_last(acc_vmem[part.rows, part.columns], part))
                 )
 
@@ -139,11 +139,11 @@ def step(
         usual()
 
 
-def _own_columns(ref: Any, extra: Extra, problem: MatmulProblem, tiles: Tiles, place: Place) -> Any:
+def _own_columns(ref: Any, extra: Extra, spec: MatmulSpec, tiles: Tiles, place: Place) -> Any:
     """The step's part of a row that stays in VMEM as a whole; other extras are blocks already."""
-    if not extra.columns or not is_resident(problem, tiles, extra):
+    if not extra.columns or not is_resident(spec, tiles, extra):
         return ref
-    dimension = dimensions(problem, extra.beside)[1]
+    dimension = dimensions(spec, extra.beside)[1]
     columns = getattr(tiles, f"tile_{dimension}")
     at = {"m": place.i, "n": place.j, "k": place.kk}[dimension]
     if columns == ref.shape[-1]:

@@ -25,13 +25,12 @@ from jaxtyping import Shaped
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.blocked import SMALL_ELEMENTS, from_hbm
 from systolic.kernels.operands import Operand, multiply
-from systolic.kernels.slices import Slice, loop, quotient
 from systolic.kernels.step import Functions, step
 from systolic.kernels.streams import Order, Output, Stream
-from systolic.problem import MatmulProblem
+from systolic.kernels.subtiles import Slice, loop, quotient
 from systolic.schedule import (
-    Blocking,
     Dimension,
+    KernelConfig,
     block_shape,
     blocked_traffic,
     dimensions,
@@ -39,6 +38,7 @@ from systolic.schedule import (
     is_resident,
     scratch_buffers,
 )
+from systolic.spec import MatmulSpec
 
 
 def streamed_matmul(
@@ -46,9 +46,9 @@ def streamed_matmul(
     rhs: Shaped[Array, "rows columns"],
     extras: Sequence[Shaped[Array, "rows columns"]],
     *,
-    problem: MatmulProblem,
+    spec: MatmulSpec,
     functions: Functions,
-    blocking: Blocking,
+    config: KernelConfig,
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Shaped[Array, "m n"], ...]:
@@ -60,23 +60,23 @@ def streamed_matmul(
     """
     arrays = [lhs, rhs, *extras]
     arrays = [array if interpret else from_hbm(array) for array in arrays]
-    tiles = blocking.tiles
-    shapes = [block_shape(problem, tiles, "lhs"), block_shape(problem, tiles, "rhs")]
-    along: list[tuple[Dimension | None, Dimension | None]] = [dimensions(problem, "lhs"), dimensions(problem, "rhs")]
+    tiles = config.tiles
+    shapes = [block_shape(spec, tiles, "lhs"), block_shape(spec, tiles, "rhs")]
+    along: list[tuple[Dimension | None, Dimension | None]] = [dimensions(spec, "lhs"), dimensions(spec, "rhs")]
     resident = [False, False]
-    for extra in problem.fusion.extras:
-        rows, columns = dimensions(problem, extra.beside)
-        shapes.append(extra_block(problem, tiles, extra))
+    for extra in spec.fusion.extras:
+        rows, columns = dimensions(spec, extra.beside)
+        shapes.append(extra_block(spec, tiles, extra))
         # A row stays as a whole. It is copied beside the first blocks and not ahead of them, as the call would do it.
-        whole = is_resident(problem, tiles, extra)
+        whole = is_resident(spec, tiles, extra)
         along.append((rows if extra.rows and not whole else None, columns if extra.columns and not whole else None))
         resident.append(whole and arrays[len(resident)].size <= SMALL_ELEMENTS)
-    dtypes_out = (problem.dtype_out, *problem.fusion.more_outputs)
-    order = Order.of(problem, blocking)
+    dtypes_out = (spec.dtype_out, *spec.fusion.more_outputs)
+    order = Order.of(spec, config)
     moving = [number for number, stays in enumerate(resident) if not stays]
     periods = {number: order.period(along[number]) for number in moving}
-    buffers = {number: blocking.buffers if periods[number] == 1 else 2 for number in moving}
-    scratch = [pltpu.VMEM(b.shape, jnp.dtype(b.dtype)) for b in scratch_buffers(problem, blocking)]
+    buffers = {number: config.buffers if periods[number] == 1 else 2 for number in moving}
+    scratch = [pltpu.VMEM(b.shape, jnp.dtype(b.dtype)) for b in scratch_buffers(spec, config)]
 
     def kernel(*refs: Any) -> None:
         given = iter(refs)
@@ -99,18 +99,18 @@ def streamed_matmul(
             )
             for number in moving
         }
-        _run(inputs, streams, outs, first_sem, rest, order, problem, functions, blocking)
+        _run(inputs, streams, outs, first_sem, rest, order, spec, functions, config)
 
     cost = pl.CostEstimate(
-        flops=problem.flops * problem.passes,
+        flops=spec.flops * spec.passes,
         transcendentals=functions.transcendentals,
-        bytes_accessed=blocked_traffic(problem, blocking).hbm_bytes,
+        bytes_accessed=blocked_traffic(spec, config).hbm_bytes,
     )
     run = pl.pallas_call(
         kernel,
         in_specs=[pl.BlockSpec(memory_space=pltpu.VMEM if stays else pltpu.HBM) for stays in resident],
         out_specs=[pl.BlockSpec(memory_space=pltpu.HBM) for _ in dtypes_out],
-        out_shape=[shape_with_mesh_axes((problem.m, problem.n), dtype, arrays) for dtype in dtypes_out],
+        out_shape=[shape_with_mesh_axes((spec.m, spec.n), dtype, arrays) for dtype in dtypes_out],
         scratch_shapes=[
             *(pltpu.VMEM((buffers[number], *shapes[number]), arrays[number].dtype) for number in moving),
             *(pltpu.SemaphoreType.DMA((buffers[number],)) for number in moving),
@@ -122,13 +122,13 @@ def streamed_matmul(
                     pltpu.SemaphoreType.DMA((2,)),
                 )
             ),
-            pltpu.SemaphoreType.DMA((2, blocking.pieces)),
+            pltpu.SemaphoreType.DMA((2, config.fill_chunks)),
             *scratch,
         ],
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
         cost_estimate=cost,
         interpret=interpret,
-        name=f"systolic_matmul_{problem.dtype_lhs}_{problem.m}_{problem.k}_{problem.n}",
+        name=f"systolic_matmul_{spec.dtype_lhs}_{spec.m}_{spec.k}_{spec.n}",
     )
     with jax.named_scope("systolic.matmul"):
         return tuple(run(*arrays))
@@ -141,18 +141,18 @@ def _run(
     first_sem: Any,
     scratch: Sequence[Any],
     order: Order,
-    problem: MatmulProblem,
+    spec: MatmulSpec,
     functions: Functions,
-    blocking: Blocking,
+    config: KernelConfig,
 ) -> None:
-    grid_k, total, pieces = order.counts["k"], order.steps, blocking.pieces
+    grid_k, total, fill_chunks = order.counts["k"], order.steps, config.fill_chunks
     operands = (streams[0], streams[1])
-    beside = {number: extra.beside for number, extra in enumerate(problem.fusion.extras, start=2)}
+    beside = {number: extra.beside for number, extra in enumerate(spec.fusion.extras, start=2)}
     early = [stream for number, stream in streams.items() if beside.get(number) in ("lhs", "rhs")]
     # What stands beside the output is first needed behind the products of all pieces.
     late = [stream for number, stream in streams.items() if beside.get(number) == "out"]
 
-    all_of_it = Slice(row=0, column=0, n_rows=blocking.tiles.tile_m, n_columns=blocking.tiles.tile_n)
+    all_of_it = Slice(row=0, column=0, n_rows=config.tiles.tile_m, n_columns=config.tiles.tile_n)
 
     def copies(piece: Slice, run: Any) -> list[Any]:
         place = order.place(run * grid_k)
@@ -164,9 +164,9 @@ def _run(
 
     for stream in early:
         stream.copy(0, order).start()
-    for number in range(pieces):
+    for number in range(fill_chunks):
         for side, stream in enumerate(operands):
-            stream.piece(number, pieces, first_sem.at[side, number]).start()
+            stream.piece(number, fill_chunks, first_sem.at[side, number]).start()
     for stream in late:
         stream.copy(0, order).start()
     for stream in streams.values():
@@ -205,11 +205,11 @@ def _run(
             *refs,
             *outputs,
             *scratch,
-            problem=problem,
+            spec=spec,
             functions=functions,
-            blocking=blocking,
+            config=config,
             finished=finished,
-            first=first if pieces > 1 else None,
+            first=first if fill_chunks > 1 else None,
         )
 
         @pl.when((place.kk == grid_k - 1) & jnp.logical_not(is_last))
@@ -222,31 +222,31 @@ def _run(
 
         def add(number: Any) -> None:
             for side, stream in enumerate(operands):
-                stream.piece(number, pieces, first_sem.at[side, number]).wait()
+                stream.piece(number, fill_chunks, first_sem.at[side, number]).wait()
             part_lhs, part_rhs = (
-                operand.part(*stream.along_k(number, pieces))
+                operand.part(*stream.along_k(number, fill_chunks))
                 for operand, stream in zip((lhs, rhs), operands, strict=True)
             )
 
             def one(at: Any) -> None:
-                piece = Slice.number(at, blocking)
-                found = multiply(part_lhs, part_rhs, piece, problem)
+                piece = Slice.number(at, config)
+                found = multiply(part_lhs, part_rhs, piece, spec)
                 so_far = acc_vmem[piece.rows, piece.columns]
                 acc_vmem[piece.rows, piece.columns] = jnp.where(number == 0, jnp.zeros_like(found), so_far) + found
 
-            loop(blocking.slices, one)
+            loop(config.subtiles, one)
 
-        loop(pieces, add)
+        loop(fill_chunks, add)
         for stream in late:
             stream.copy(0, order).wait()
 
     def one_step(number: Any, carry: None) -> None:
         fetch_ahead(number)
         for stream in streams.values():
-            waited = stream in operands or (pieces > 1 and stream in late)  # in the first step, where it is needed
+            waited = stream in operands or (fill_chunks > 1 and stream in late)  # in the first step, where it is needed
             first_too = number > 0 if waited else True
             pl.when((number % stream.period == 0) & first_too)(stream.copy(number, order).wait)
-        if pieces == 1:
+        if fill_chunks == 1:
             for side, stream in enumerate(operands):
                 pl.when(number == 0)(stream.piece(0, 1, first_sem.at[side, 0]).wait)
         work(number)
@@ -257,7 +257,7 @@ def _run(
         wait_for(order.runs - 2)
 
     def wait_for_slice(number: Any) -> None:
-        for copy in copies(Slice.number(number, blocking), order.runs - 1):
+        for copy in copies(Slice.number(number, config), order.runs - 1):
             copy.wait()
 
-    loop(blocking.slices, wait_for_slice)
+    loop(config.subtiles, wait_for_slice)

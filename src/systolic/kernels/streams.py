@@ -9,26 +9,26 @@ from typing import Any
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.kernels.slices import Slice, quotient, times
 from systolic.kernels.step import Place
-from systolic.problem import MatmulProblem
-from systolic.schedule import Blocking, Dimension
+from systolic.kernels.subtiles import Slice, quotient, times
+from systolic.schedule import Dimension, KernelConfig
+from systolic.spec import MatmulSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """The order of steps: one dimension of the output outermost, then the other, then k."""
 
-    outer: Dimension
+    grid_order: Dimension
     inner: Dimension
     counts: dict[Dimension, int]
 
     @classmethod
-    def of(cls, problem: MatmulProblem, blocking: Blocking) -> Order:
+    def of(cls, spec: MatmulSpec, config: KernelConfig) -> Order:
         """As the blocking says."""
-        grid_m, grid_n, grid_k = blocking.tiles.grid(problem)
-        inner: Dimension = "n" if blocking.outer == "m" else "m"
-        return cls(outer=blocking.outer, inner=inner, counts={"m": grid_m, "n": grid_n, "k": grid_k})
+        grid_m, grid_n, grid_k = config.tiles.grid(spec)
+        inner: Dimension = "n" if config.grid_order == "m" else "m"
+        return cls(grid_order=config.grid_order, inner=inner, counts={"m": grid_m, "n": grid_n, "k": grid_k})
 
     @property
     def steps(self) -> int:
@@ -47,13 +47,13 @@ class Order:
             return 1
         if self.inner in changing:
             return self.counts["k"]
-        return self.counts["k"] * self.counts[self.inner] if self.outer in changing else self.steps
+        return self.counts["k"] * self.counts[self.inner] if self.grid_order in changing else self.steps
 
     def place(self, number: Any) -> Place:
         """The place of a step; along a dimension of one block it is known while the kernel is traced."""
         run, kk = quotient(number, self.counts["k"]), number % self.counts["k"]
         at: dict[Dimension, Any] = {"k": kk}
-        at |= {self.outer: quotient(run, self.counts[self.inner]), self.inner: run % self.counts[self.inner]}
+        at |= {self.grid_order: quotient(run, self.counts[self.inner]), self.inner: run % self.counts[self.inner]}
         known = {dimension: 0 if self.counts[dimension] == 1 else where for dimension, where in at.items()}
         return Place(i=known["m"], j=known["n"], kk=known["k"])
 
@@ -84,15 +84,15 @@ class Stream:
         slot = self.slot(number)
         return pltpu.make_async_copy(self.hbm.at[rows, columns], self.vmem.at[slot], self.sem.at[slot])
 
-    def piece(self, number: Any, pieces: int, sem: Any) -> Any:
+    def piece(self, number: Any, fill_chunks: int, sem: Any) -> Any:
         """The copy of a piece along k of the first step's block."""
-        at = self.along_k(number, pieces)
+        at = self.along_k(number, fill_chunks)
         return pltpu.make_async_copy(self.hbm.at[at], self.vmem.at[(0, *at)], sem)
 
-    def along_k(self, number: Any, pieces: int) -> tuple[Any, Any]:
+    def along_k(self, number: Any, fill_chunks: int) -> tuple[Any, Any]:
         """Rows and columns of a piece along k."""
         axis = self.along.index("k")
-        size = self.shape[axis] // pieces
+        size = self.shape[axis] // fill_chunks
         at: list[Any] = [pl.ds(0, side) for side in self.shape]
         at[axis] = pl.ds(times(number, size), size)
         return at[0], at[1]

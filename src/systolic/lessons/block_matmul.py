@@ -8,7 +8,7 @@ from systolic.bench.accuracy import check
 from systolic.chips import Chip
 from systolic.lessons.kernels.block_matmul import LARGEST_SMALL, block_matmul, lost_share
 from systolic.lessons.lesson import Lesson
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 
 
 def lesson(chips: Sequence[Chip] = ()) -> Lesson:
@@ -16,8 +16,8 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
     del chips  # it shows arithmetic that is the same on every chip
     rows = []
     for m, k, n in ((512, 512, 512), (1000, 700, 300), (257, 513, 129), (100, 100, 100)):
-        problem = MatmulProblem.of(m, k, n, "float32")
-        accuracy = check(block_matmul, problem, output_roundings=-(-k // LARGEST_SMALL))
+        spec = MatmulSpec.of(m, k, n, "float32")
+        accuracy = check(block_matmul, spec, output_roundings=-(-k // LARGEST_SMALL))
         rows.append(
             {
                 "m": m,

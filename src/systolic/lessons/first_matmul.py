@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.chips import Chip
 from systolic.lessons.kernels.first_matmul import first_matmul, identity
 from systolic.lessons.lesson import Lesson
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 
 
 def lesson(chips: Sequence[Chip] = ()) -> Lesson:
@@ -23,8 +23,8 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
 
     rows = []
     for dtype in ("float32", "bfloat16"):
-        problem = MatmulProblem.of(512, 512, 512, dtype)
-        lhs, rhs = operands(problem, seed=0)
+        spec = MatmulSpec.of(512, 512, 512, dtype)
+        lhs, rhs = operands(spec, seed=0)
         exact = reference(lhs, rhs)
         for transpose_rhs in (False, True):
             for name, activation, wanted in (("none", identity, exact), ("relu", jax.nn.relu, np.maximum(exact, 0))):
@@ -37,7 +37,7 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
                 )
                 # relu brings two numbers no further apart, so the tolerance of the product is that of the whole.
                 accuracy = Accuracy(
-                    max_abs_error=max_abs_error(np.asarray(out), wanted, problem), tolerance=tolerance(problem, 1)
+                    max_abs_error=max_abs_error(np.asarray(out), wanted, spec), tolerance=tolerance(spec, 1)
                 )
                 rows.append(
                     {

@@ -25,8 +25,8 @@ from systolic.bench import abstract_operands, xla_matmul
 from systolic.chips import chip
 from systolic.lessons.kernels.first_matmul import first_matmul, identity
 from systolic.lessons.ladder import RUNGS
-from systolic.problem import MatmulProblem
 from systolic.schedule import Tiles
+from systolic.spec import MatmulSpec
 from systolic.validation.errors import OpError, PublishedProgram
 from systolic.validation.published import PublishedRow
 
@@ -40,25 +40,25 @@ def published_program(row: PublishedRow) -> PublishedProgram:
 
     Raises:
       OpError: the op is not known, the row has not the tiles that it needs, or a dtype is none that JAX multiplies.
-      ProblemError: a dtype is not known.
+      SpecError: a dtype is not known.
       UnknownChipError: the chip is not.
     """
     base, suffixes = _base_and_suffixes(row.op)
-    problem = MatmulProblem(
+    spec = MatmulSpec(
         m=row.m, k=row.k, n=row.n, dtype_lhs=row.dtype_lhs, dtype_rhs=row.dtype_rhs, dtype_out=row.dtype_out
     )
     for dtype in (row.dtype_lhs, row.dtype_rhs, row.dtype_out):
         # Wider types would be traced as 32 bits, and another product be simulated without a word.
         if not jnp.issubdtype(np.dtype(dtype), jnp.number) or np.dtype(dtype).itemsize > 4:
             raise OpError(f"{dtype} is no dtype of at most 32 bits that a TPU multiplies")
-    tiles = _tiles(row, base, problem)
+    tiles = _tiles(row, base, spec)
     return PublishedProgram(
         chip=chip(row.chip).name,
         kernel=_RUNG_OF.get(base, base) + "".join(suffixes),
-        problem=problem,
+        spec=spec,
         tiles=tiles,
-        function=_function(base, suffixes, problem, tiles),
-        arguments=_arguments(problem, transposed=_TRANSPOSED in suffixes),
+        function=_function(base, suffixes, spec, tiles),
+        arguments=_arguments(spec, transposed=_TRANSPOSED in suffixes),
     )
 
 
@@ -78,7 +78,7 @@ def _base_and_suffixes(op: str) -> tuple[str, tuple[str, ...]]:
     return base, tuple(suffix for suffix in (_TRANSPOSED, _RELU) if suffix in found)
 
 
-def _tiles(row: PublishedRow, base: str, problem: MatmulProblem) -> Tiles | None:
+def _tiles(row: PublishedRow, base: str, spec: MatmulSpec) -> Tiles | None:
     if base == "xla":
         return None
     if row.tile_m is not None and row.tile_k is not None and row.tile_n is not None:
@@ -86,19 +86,19 @@ def _tiles(row: PublishedRow, base: str, problem: MatmulProblem) -> Tiles | None
     rung = RUNGS[_RUNG_OF[base]]
     if rung.takes_tiles:
         raise OpError(f"op {row.op!r} needs tile_m, tile_k and tile_n, and the row has not all of them")
-    return rung.default_tiles(problem, _SPLITS)
+    return rung.default_tiles(spec, _SPLITS)
 
 
-def _function(base: str, suffixes: tuple[str, ...], problem: MatmulProblem, tiles: Tiles | None) -> Callable[..., Any]:
+def _function(base: str, suffixes: tuple[str, ...], spec: MatmulSpec, tiles: Tiles | None) -> Callable[..., Any]:
     transposed, relu = _TRANSPOSED in suffixes, _RELU in suffixes
     if base == "xla":
         if not suffixes:
-            return xla_matmul(problem)
+            return xla_matmul(spec)
         return functools.partial(
-            xla_variant, transposed=transposed, relu=relu, acc=problem.dtype_accumulator, dtype_out=problem.dtype_out
+            xla_variant, transposed=transposed, relu=relu, acc=spec.dtype_accumulator, dtype_out=spec.dtype_out
         )
     if not suffixes:
-        return functools.partial(RUNGS[_RUNG_OF[base]].multiply, tiles=tiles, dtype_out=problem.dtype_out)
+        return functools.partial(RUNGS[_RUNG_OF[base]].multiply, tiles=tiles, dtype_out=spec.dtype_out)
     activation = jax.nn.relu if relu else identity
     assert tiles is not None
     return functools.partial(
@@ -106,7 +106,7 @@ def _function(base: str, suffixes: tuple[str, ...], problem: MatmulProblem, tile
         bm=tiles.tile_m,
         bk=tiles.tile_k,
         bn=tiles.tile_n,
-        dtype_out=problem.dtype_out,
+        dtype_out=spec.dtype_out,
         transpose_rhs=transposed,
         activation=activation,
     )
@@ -129,6 +129,6 @@ def xla_variant(
     return (jax.nn.relu(sums) if relu else sums).astype(dtype_out)
 
 
-def _arguments(problem: MatmulProblem, *, transposed: bool) -> tuple[jax.ShapeDtypeStruct, ...]:
-    lhs, rhs = abstract_operands(problem)
+def _arguments(spec: MatmulSpec, *, transposed: bool) -> tuple[jax.ShapeDtypeStruct, ...]:
+    lhs, rhs = abstract_operands(spec)
     return (lhs, jax.ShapeDtypeStruct(rhs.shape[::-1], rhs.dtype) if transposed else rhs)

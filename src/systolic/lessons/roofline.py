@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from systolic.chips import CHIPS, V5E, Chip
 from systolic.lessons.lesson import Lesson
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +48,20 @@ class Roofline:
         return max(self.compute_us, self.copy_us)
 
 
-def roofline(problem: MatmulProblem, chip: Chip) -> Roofline:
+def roofline(spec: MatmulSpec, chip: Chip) -> Roofline:
     """The roofline of `problem` on one device of `chip`, from published peaks.
 
     Raises:
       UnsupportedDtypeError: a dot does not take the dtype on this chip.
     """
-    peak_flops_per_s = chip.peak_ops_per_s(problem.dtype_lhs)
+    peak_flops_per_s = chip.peak_ops_per_s(spec.dtype_lhs)
     return Roofline(
-        flops=problem.flops,
-        least_hbm_bytes=problem.least_hbm_bytes,
-        intensity_flops_per_byte=problem.intensity_flops_per_byte,
+        flops=spec.flops,
+        least_hbm_bytes=spec.least_hbm_bytes,
+        intensity_flops_per_byte=spec.intensity_flops_per_byte,
         ridge_flops_per_byte=peak_flops_per_s / chip.hbm_bytes_per_s,
-        compute_us=problem.flops / peak_flops_per_s * 1e6,
-        copy_us=problem.least_hbm_bytes / chip.hbm_bytes_per_s * 1e6,
+        compute_us=spec.flops / peak_flops_per_s * 1e6,
+        copy_us=spec.least_hbm_bytes / chip.hbm_bytes_per_s * 1e6,
     )
 
 
@@ -70,7 +70,7 @@ def least_compute_bound_size(dtype: str, chip: Chip) -> int:
 
     A cube of side s has intensity 2·s³ / (s² · bytes of one element of lhs, rhs and out together), linear in s.
     """
-    of_128 = roofline(MatmulProblem.of(128, 128, 128, dtype), chip)
+    of_128 = roofline(MatmulSpec.of(128, 128, 128, dtype), chip)
     return 128 * max(1, -int(-of_128.ridge_flops_per_byte // of_128.intensity_flops_per_byte))
 
 
@@ -81,8 +81,8 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
         for dtype in ("float32", "bfloat16", "int8"):
             if dtype not in chip.dtypes:
                 continue
-            problem = MatmulProblem.of(1024, 1024, 1024, dtype)
-            line = roofline(problem, chip)
+            spec = MatmulSpec.of(1024, 1024, 1024, dtype)
+            line = roofline(spec, chip)
             rows.append(
                 {
                     "chip": chip.name,
@@ -99,7 +99,7 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
                     "least_compute_bound_size": least_compute_bound_size(dtype, chip),
                 }
             )
-    full, half = (roofline(MatmulProblem.of(1024, 1024, 1024, dtype), V5E) for dtype in ("float32", "bfloat16"))
+    full, half = (roofline(MatmulSpec.of(1024, 1024, 1024, dtype), V5E) for dtype in ("float32", "bfloat16"))
     return Lesson(
         lines=(
             f"1024³ is {full.flops:,} flops; in float32 at least {full.least_hbm_bytes:,} bytes cross HBM.",

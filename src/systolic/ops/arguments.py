@@ -20,8 +20,8 @@ from systolic.ops.gradient import Formula, Operands
 from systolic.ops.product import Implementation, Where
 from systolic.ops.shapes import broadcast_shapes
 from systolic.ops.target import target_chip
-from systolic.problem import PrecisionName, ProblemError
-from systolic.schedule import Blocking, Tiles
+from systolic.schedule import KernelConfig, Tiles
+from systolic.spec import PrecisionName, SpecError
 
 Fn = Callable[..., Any]
 _IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")
@@ -68,12 +68,12 @@ def canonical(
     preferred_element_type: Any,
     implementation: Implementation,
     chip: str | Chip | None,
-    tiles: Tiles | Blocking | tuple[int, int, int] | None,
+    tiles: Tiles | KernelConfig | tuple[int, int, int] | None,
 ) -> Call:
     """Checks everything, makes matrices of vectors and gives all arrays the same number of dimensions.
 
     Raises:
-      ProblemError: shapes or dtypes that do not go together, functions that are not elementwise.
+      SpecError: shapes or dtypes that do not go together, functions that are not elementwise.
       UnknownChipError: no such chip.
     """
     where = _where(implementation, chip, tiles)
@@ -83,20 +83,20 @@ def canonical(
     row, column = lhs.ndim == 1, rhs.ndim == 1
     given = f"lhs{list(lhs.shape)}{_marked(transpose_lhs)}", f"rhs{list(rhs.shape)}{_marked(transpose_rhs)}"
     if (row and transpose_lhs) or (column and transpose_rhs):
-        raise ProblemError(f"a vector has no transpose: {', '.join(given)}; leave it out")
+        raise SpecError(f"a vector has no transpose: {', '.join(given)}; leave it out")
     lhs = lhs[None] if row else lhs
     rhs = rhs[:, None] if column else rhs
     m, k = lhs.shape[-2:][:: -1 if transpose_lhs else 1]
     inner, n = rhs.shape[-2:][:: -1 if transpose_rhs else 1]
     if k != inner:
-        raise ProblemError(
+        raise SpecError(
             f"{given[0]} has k={k}, {given[1]} has k={inner}: the inner sizes have to agree; "
             "check transpose_lhs and transpose_rhs"
         )
     try:
         batch = broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
     except ValueError as error:
-        raise ProblemError(
+        raise SpecError(
             f"batch dimensions of {given[0]} and {given[1]} do not broadcast: each pair has to be equal, "
             "or one of them 1"
         ) from error
@@ -139,7 +139,7 @@ def _function(fn: Fn | None, what: str, array: Array, args: Sequence[Array], in_
     """An operand's function, and the dtype that is multiplied: of the operand, or of what the function makes of it."""
     if fn is None:
         if args:
-            raise ProblemError(f"{what.replace('fn', 'args')} without {what}: there is nothing to give them to")
+            raise SpecError(f"{what.replace('fn', 'args')} without {what}: there is nothing to give them to")
         return None, array.dtype.name
     shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in (array, *args)]
     fn = elementwise(fn, what, shapes, in_kernel=in_kernel)
@@ -153,7 +153,7 @@ def _ranked(array: Array, rank: int) -> Array:
 
 def _arguments(values: Any, name: str) -> tuple[Array, ...]:
     if not isinstance(values, (tuple, list)):
-        raise ProblemError(f"{name} is a {type(values).__name__}; use a tuple of arrays")
+        raise SpecError(f"{name} is a {type(values).__name__}; use a tuple of arrays")
     return tuple(beside(value, f"{name}[{i}]") for i, value in enumerate(values))
 
 
@@ -163,7 +163,7 @@ def _argument(array: Array, name: str, operand: Array, rank: int) -> Array:
     except ValueError:
         fits = False
     if not fits:
-        raise ProblemError(f"{name} of shape {list(array.shape)} does not broadcast to its operand's {operand.shape}")
+        raise SpecError(f"{name} of shape {list(array.shape)} does not broadcast to its operand's {operand.shape}")
     return _ranked(array, rank)
 
 
@@ -179,7 +179,7 @@ def _beside(
     except ValueError:
         fits = False
     if not fits:
-        raise ProblemError(
+        raise SpecError(
             f"{name} of shape {list(array.shape)} does not go with an output of {list(out)}; "
             + (f"it needs shape {list(wanted)} or one element" if name == "bias" else "it has to broadcast to that")
         )
@@ -200,23 +200,23 @@ def _precision(precision: Any) -> PrecisionName:
     try:
         return _PRECISIONS[precision]
     except (KeyError, TypeError) as error:
-        raise ProblemError(f"precision={precision!r} is not known; use default, high or highest") from error
+        raise SpecError(f"precision={precision!r} is not known; use default, high or highest") from error
 
 
 def _where(implementation: Implementation, chip: str | Chip | None, tiles: Any) -> Where:
     if implementation not in _IMPLEMENTATIONS and not isinstance(implementation, pltpu.InterpretParams):
-        raise ProblemError(f"implementation={implementation!r} is not known; use pallas, xla or interpret, or None")
+        raise SpecError(f"implementation={implementation!r} is not known; use pallas, xla or interpret, or None")
     if chip is not None and not isinstance(chip, (str, Chip)):
-        raise ProblemError(f"chip={chip!r} is not known; use a name such as v5e, or a systolic.Chip")
+        raise SpecError(f"chip={chip!r} is not known; use a name such as v5e, or a systolic.Chip")
     known = chip_named(chip) if isinstance(chip, str) else chip
     if known is None and implementation != "xla":
         known = target_chip()
     if known is None and implementation not in (None, "xla"):
         known = chip_named("v5e")  # to be interpreted, some chip's tiles will do
-    if tiles is not None and not isinstance(tiles, (Tiles, Blocking)):
+    if tiles is not None and not isinstance(tiles, (Tiles, KernelConfig)):
         try:
             tile_m, tile_k, tile_n = map(operator.index, tiles)
         except (TypeError, ValueError) as error:
-            raise ProblemError(f"tiles={tiles!r}; use three whole numbers: (tile_m, tile_k, tile_n)") from error
+            raise SpecError(f"tiles={tiles!r}; use three whole numbers: (tile_m, tile_k, tile_n)") from error
         tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
     return Where(implementation=implementation, chip=known, tiles=tiles)

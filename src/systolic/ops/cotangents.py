@@ -20,7 +20,7 @@ from systolic.ops.epilogue import work_of
 from systolic.ops.formula import Fn, Formula, Operands, kept_dtype
 from systolic.ops.product import Product, compute
 from systolic.ops.shapes import broadcast_shapes
-from systolic.problem import MatmulProblem, Side
+from systolic.spec import MatmulSpec, Side
 
 # Vector operations an element up to which the activation's derivative is computed inside the products.
 _CHEAP_DERIVATIVE_OPS = 6
@@ -64,7 +64,7 @@ def _derivative(
     formula: Formula, operands: Operands, z: Array | None, dout: Array, scaled: Array
 ) -> tuple[Array, tuple[Array, ...], Fn | None]:
     """dz in float32; and from which arrays, by which function, the products get it as an operand."""
-    multiplied = MatmulProblem.of(1, 1, 1, kept_dtype(operands)).dtype_multiplied
+    multiplied = MatmulSpec.of(1, 1, 1, kept_dtype(operands)).dtype_multiplied
     if formula.activation is None:
         if operands.scale is None:
             source = dout if jnp.issubdtype(dout.dtype, jnp.floating) else scaled

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from systolic.problem import MatmulProblem, ProblemError
+from systolic.spec import MatmulSpec, SpecError
 
 # What the matrix unit of some chip takes. Anything else is converted by the caller, who knows what is lost.
 OPERAND_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
@@ -53,18 +53,18 @@ def operand(value: Any, name: str) -> Array:
     Without `jax_enable_x64` a float64 array of NumPy is float32, as everywhere in JAX.
 
     Raises:
-      ProblemError: it is no array, or of a dtype that is not multiplied.
+      SpecError: it is no array, or of a dtype that is not multiplied.
     """
     dtype = given_dtype(value, name)
     if dtype == "float16":
         value, dtype = jnp.asarray(value).astype(jnp.float32), "float32"
     if dtype not in OPERAND_DTYPES:
-        raise ProblemError(
+        raise SpecError(
             f"{name}{list(value.shape)} is {dtype}, {_reason(dtype, f'use {name}.')}. "
             f"matmul takes {', '.join(OPERAND_DTYPES)}, float16"
         )
     if value.ndim == 0:
-        raise ProblemError(f"{name} is a scalar; matmul takes vectors and matrices. Use * for scalars")
+        raise SpecError(f"{name} is a scalar; matmul takes vectors and matrices. Use * for scalars")
     return jnp.asarray(value)
 
 
@@ -72,19 +72,19 @@ def beside(value: Any, name: str) -> Array:
     """An array that is read beside an operand or the output. Python's numbers and lists become float32 or int32.
 
     Raises:
-      ProblemError: it is no array, or of a dtype with which a kernel does not compute.
+      SpecError: it is no array, or of a dtype with which a kernel does not compute.
     """
     if np.isscalar(value) or isinstance(value, (list, tuple)):
         try:
             value = np.asarray(value)
         except ValueError as error:
-            raise ProblemError(f"{name} is a {type(value).__name__}, not an array; use jnp.asarray") from error
+            raise SpecError(f"{name} is a {type(value).__name__}, not an array; use jnp.asarray") from error
         value = value.astype({"f": np.float32, "i": np.int32}.get(value.dtype.kind, value.dtype))
     dtype = given_dtype(value, name)
     if dtype == "float16":
         return jnp.asarray(value).astype(jnp.float32)
     if dtype not in _BESIDE_DTYPES:
-        raise ProblemError(f"{name} is {dtype}, which a TPU kernel does not take; use float32 or bfloat16")
+        raise SpecError(f"{name} is {dtype}, which a TPU kernel does not take; use float32 or bfloat16")
     return jnp.asarray(value)
 
 
@@ -92,23 +92,23 @@ def given_dtype(value: Any, name: str) -> str:
     """The dtype that JAX gives an array.
 
     Raises:
-      ProblemError: it is none.
+      SpecError: it is none.
     """
     if isinstance(value, jax.ShapeDtypeStruct):
-        raise ProblemError(
+        raise SpecError(
             f"{name} is a ShapeDtypeStruct, which has no elements; use jax.eval_shape(systolic.matmul, ...) for the "
             "result's shape, systolic.plan for its kernel, systolic.simulate for its time"
         )
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
-        raise ProblemError(f"{name} is a {type(value).__name__}, not an array; use jnp.asarray")
+        raise SpecError(f"{name} is a {type(value).__name__}, not an array; use jnp.asarray")
     if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-        raise ProblemError(
+        raise SpecError(
             f"{name} is an array of {value.dtype}, not of numbers; draw some with it, as jax.random.normal does"
         )
     try:
         return np.dtype(jax.dtypes.canonicalize_dtype(value.dtype)).name
     except TypeError as error:
-        raise ProblemError(f"{name} is a {type(value).__name__} of {value.dtype}; use jnp.asarray") from error
+        raise SpecError(f"{name} is a {type(value).__name__} of {value.dtype}; use jnp.asarray") from error
 
 
 def _reason(dtype: str, use: str) -> str:
@@ -122,10 +122,10 @@ def multiplied_dtype(found: str, made_by: str) -> str:
     """The dtype that an operand's function, which `made_by` names, returns.
 
     Raises:
-      ProblemError: it is not multiplied.
+      SpecError: it is not multiplied.
     """
     if found not in OPERAND_DTYPES:
-        raise ProblemError(f"{made_by} returns {found}, {_reason(found, 'end it with .')}")
+        raise SpecError(f"{made_by} returns {found}, {_reason(found, 'end it with .')}")
     return found
 
 
@@ -138,17 +138,17 @@ def result_dtype(dtypes: tuple[str, str], given: tuple[str, str], preferred: Any
       preferred: `preferred_element_type`. None: as `jnp.matmul` has it, but int32 for integers.
 
     Raises:
-      ProblemError: no such dtype can be stored.
+      SpecError: no such dtype can be stored.
     """
     if preferred is None:
         if "float16" in given and set(given) <= {"float16", "int8"}:
             return "float16"
-        one = MatmulProblem(m=1, k=1, n=1, dtype_lhs=dtypes[0], dtype_rhs=dtypes[1], dtype_out="float32")
+        one = MatmulSpec(m=1, k=1, n=1, dtype_lhs=dtypes[0], dtype_rhs=dtypes[1], dtype_out="float32")
         return "int32" if one.dtype_accumulator == "int32" else one.dtype_multiplied
     try:
         found = np.dtype(preferred).name
     except TypeError as error:
-        raise ProblemError(f"preferred_element_type={preferred!r} is no dtype") from error
+        raise SpecError(f"preferred_element_type={preferred!r} is no dtype") from error
     if found not in _RESULT_DTYPES:
-        raise ProblemError(f"preferred_element_type={found} is not supported; use one of {', '.join(_RESULT_DTYPES)}")
+        raise SpecError(f"preferred_element_type={found} is not supported; use one of {', '.join(_RESULT_DTYPES)}")
     return found

@@ -15,7 +15,7 @@ import numpy as np
 
 from systolic.ops.captured import with_numbers
 from systolic.ops.following import Followed, Follower, NotElementwiseError
-from systolic.problem import ProblemError
+from systolic.spec import SpecError
 
 Fn = Callable[..., Any]
 _BLOCK = (8, 128)  # elements of a vector register, and so the least block
@@ -31,19 +31,19 @@ def elementwise(fn: Fn, what: str, args: Sequence[jax.ShapeDtypeStruct], *, in_k
         element are numbers in what is returned.
 
     Raises:
-      ProblemError: it does something else, or it fails.
+      SpecError: it does something else, or it fails.
     """
     name = getattr(fn, "__name__", type(fn).__name__)
     seen = _follow(fn, name, what, args)
     # What is not the same function of blocks of another size computes with that size.
     steps = [_follow(fn, name, what, _blocks(args, times)).steps for times in (1, 2)]
     if steps[0] != steps[1]:
-        raise ProblemError(
+        raise SpecError(
             f"{what} {name} is not elementwise: it computes with the size of what it is given, which in a kernel is a "
             "block. Use a number"
         )
     if in_kernel and (arrays := [value for value in seen.captured if np.size(value) > 1]):
-        raise ProblemError(
+        raise SpecError(
             f"{what} {name} closes over an array of shape {list(np.shape(arrays[0]))}, and a kernel has no constants; "
             f"use numbers, or {_fix(what)}"
         )
@@ -77,10 +77,10 @@ def _follow(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) 
         closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
     except Exception as error:
         shapes = ", ".join(f"{arg.dtype.name}{list(arg.shape)}" for arg in args)
-        raise ProblemError(f"{what} {name} fails on {shapes}: {type(error).__name__}: {error}") from error
+        raise SpecError(f"{what} {name} fails on {shapes}: {type(error).__name__}: {error}") from error
     shape = getattr(out, "shape", None)
     if shape != args[0].shape:
-        raise ProblemError(
+        raise SpecError(
             f"{what} {name} turns a block of shape {args[0].shape} into {shape if shape is not None else type(out)}; "
             "it has to be elementwise: one array of the same shape"
         )
@@ -91,7 +91,7 @@ def _follow(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) 
         (result,) = follower.follow(closed, given)
         result.expect(range(rank))
     except NotElementwiseError as error:
-        raise ProblemError(
+        raise SpecError(
             f"{what} {name} is not elementwise: it {error}. A kernel applies it block by block, so each element has to "
             f"be computed alone. Do that outside of the product, and {_fix(what)}"
         ) from error

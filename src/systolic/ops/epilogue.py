@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from systolic.ops.elementwise import elementwise
-from systolic.problem import OperandFn, ProblemError
+from systolic.spec import OperandFn, SpecError
 
 Fn = Callable[..., Any]
 
@@ -45,14 +45,14 @@ def activation_of(activation: str | Fn | None, *, in_kernel: bool = True) -> tup
     """Name and function.
 
     Raises:
-      ProblemError: no activation of that name; a function that fails on float32, or is not elementwise.
+      SpecError: no activation of that name; a function that fails on float32, or is not elementwise.
     """
     if activation is None:
         return "", None
     if isinstance(activation, str):
         if activation not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
-            raise ProblemError(f"activation={activation!r} is not known; use a function, or one of {known}")
+            raise SpecError(f"activation={activation!r} is not known; use a function, or one of {known}")
         return activation, ACTIVATIONS[activation]
     name = getattr(activation, "__name__", type(activation).__name__)
     tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)

@@ -16,7 +16,7 @@ from jax import Array
 from systolic.ops.epilogue import epilogue_of
 from systolic.ops.product import Product, Where, compute
 from systolic.ops.shapes import broadcast_shapes
-from systolic.problem import PrecisionName, Side
+from systolic.spec import PrecisionName, Side
 
 Fn = Callable[..., Any]
 

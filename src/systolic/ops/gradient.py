@@ -23,7 +23,7 @@ from systolic.ops.cotangents import operand_cotangents
 from systolic.ops.formula import Fn, Formula, Operands, evaluated, output_shape
 from systolic.ops.linear import linear, perturbed
 from systolic.ops.shapes import fold, is_symbolic
-from systolic.problem import Side
+from systolic.spec import Side
 
 _OPERANDS: tuple[Literal["lhs", "rhs"], ...] = ("lhs", "rhs")
 

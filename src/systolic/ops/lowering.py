@@ -12,7 +12,7 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from systolic.problem import NoKernelWarning, ProblemError
+from systolic.spec import NoKernelWarning, SpecError
 
 _for_a_tpu = Primitive("for_a_tpu")
 _for_a_tpu.def_abstract_eval(lambda array: array)
@@ -27,7 +27,7 @@ def for_a_tpu(array: Array) -> Array:
     """The array, in a program that is for a TPU. Pallas' own refusal of another one names no other choice.
 
     Raises:
-      ProblemError: when the program is lowered, if it is for something else.
+      SpecError: when the program is lowered, if it is for something else.
     """
     return _for_a_tpu.bind(array)
 
@@ -38,7 +38,7 @@ def without_kernel(array: Array, reason: str) -> Array:
 
 
 def _refused(_context: Any, _array: Any) -> NoReturn:
-    raise ProblemError(
+    raise SpecError(
         'implementation="pallas" runs on a TPU, and this program is not for one; use "interpret" to run the kernel '
         "slowly on a CPU, or None for XLA's product where there is no TPU"
     )

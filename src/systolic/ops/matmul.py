@@ -15,7 +15,7 @@ from systolic.chips import Chip
 from systolic.ops.arguments import canonical
 from systolic.ops.gradient import multiply
 from systolic.ops.product import Implementation
-from systolic.schedule import Blocking, Tiles
+from systolic.schedule import KernelConfig, Tiles
 
 
 def matmul(
@@ -36,7 +36,7 @@ def matmul(
     preferred_element_type: DTypeLike | None = None,
     implementation: Implementation = None,
     chip: str | Chip | None = None,
-    tiles: Tiles | Blocking | tuple[int, int, int] | None = None,
+    tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
 ) -> Shaped[Array, "*batch m n"]:
     """`(activation(lhs_fn(lhs) @ rhs_fn(rhs) + bias) + residual) · out_scale`, in one kernel on a TPU.
 
@@ -73,7 +73,7 @@ def matmul(
       The product as `jnp.matmul` shapes it.
 
     Raises:
-      ProblemError: shapes or dtypes that do not go together, a function that is not elementwise; when the program is
+      SpecError: shapes or dtypes that do not go together, a function that is not elementwise; when the program is
         lowered, a kernel asked for where no TPU is.
       UnsupportedDtypeError: the chip does not multiply this dtype; the message names what it takes.
       IllegalTilesError: `tiles` break rules; the message has each of them.

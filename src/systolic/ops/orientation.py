@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from systolic.problem import MatmulProblem, Side
 from systolic.schedule import IllegalTilesError, Tiles, Violation
+from systolic.spec import MatmulSpec, Side
 
 _SWAPPED: dict[Side, Side] = {"lhs": "rhs", "rhs": "lhs", "out": "out"}
 _CALLERS = {"m": "n", "n": "m", "lhs": "rhs", "rhs": "lhs"}
@@ -28,42 +28,42 @@ class Orientation:
     rhs: bool = False
 
     @classmethod
-    def of(cls, problem: MatmulProblem) -> Orientation:
+    def of(cls, spec: MatmulSpec) -> Orientation:
         """As XLA stores the matrices of a product; batches are left as they are."""
-        if problem.batch > 1:
+        if spec.batch > 1:
             return cls()
-        if problem.m == problem.n == 1 and problem.dtype_accumulator == "int32":
+        if spec.m == spec.n == 1 and spec.dtype_accumulator == "int32":
             return cls()  # Mosaic multiplies two rows of integers as a matrix with a column only
-        lhs_shape = (problem.k, problem.m) if problem.transpose_lhs else (problem.m, problem.k)
-        rhs_shape = (problem.n, problem.k) if problem.transpose_rhs else (problem.k, problem.n)
-        swap = stored_by_columns(problem.m, problem.n)
+        lhs_shape = (spec.k, spec.m) if spec.transpose_lhs else (spec.m, spec.k)
+        rhs_shape = (spec.n, spec.k) if spec.transpose_rhs else (spec.k, spec.n)
+        swap = stored_by_columns(spec.m, spec.n)
         shapes = (rhs_shape, lhs_shape) if swap else (lhs_shape, rhs_shape)
         return cls(swap=swap, lhs=stored_by_columns(*shapes[0]), rhs=stored_by_columns(*shapes[1]))
 
-    def problem(self, problem: MatmulProblem) -> MatmulProblem:
+    def spec(self, spec: MatmulSpec) -> MatmulSpec:
         """The product that the kernel computes."""
-        fusion = problem.fusion
+        fusion = spec.fusion
         extras = [replace(extra, beside=_SWAPPED[extra.beside]) for extra in fusion.extras]
         if self.swap:
-            problem = replace(
-                problem,
-                m=problem.n,
-                n=problem.m,
-                dtype_lhs=problem.dtype_rhs,
-                dtype_rhs=problem.dtype_lhs,
-                transpose_lhs=not problem.transpose_rhs,
-                transpose_rhs=not problem.transpose_lhs,
+            spec = replace(
+                spec,
+                m=spec.n,
+                n=spec.m,
+                dtype_lhs=spec.dtype_rhs,
+                dtype_rhs=spec.dtype_lhs,
+                transpose_lhs=not spec.transpose_rhs,
+                transpose_rhs=not spec.transpose_lhs,
                 fusion=replace(fusion, extras=tuple(extras), lhs_fn=fusion.rhs_fn, rhs_fn=fusion.lhs_fn),
             )
         turned = tuple(
             replace(extra, rows=extra.columns, columns=extra.rows) if self._turns(extra.beside) else extra
-            for extra in problem.fusion.extras
+            for extra in spec.fusion.extras
         )
         return replace(
-            problem,
-            transpose_lhs=problem.transpose_lhs != self.lhs,
-            transpose_rhs=problem.transpose_rhs != self.rhs,
-            fusion=replace(problem.fusion, extras=turned),
+            spec,
+            transpose_lhs=spec.transpose_lhs != self.lhs,
+            transpose_rhs=spec.transpose_rhs != self.rhs,
+            fusion=replace(spec.fusion, extras=turned),
         )
 
     def arrays(self, arrays: Sequence[Any], beside: Sequence[Side]) -> list[Any]:

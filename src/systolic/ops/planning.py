@@ -16,16 +16,16 @@ from systolic.cost import (
     Kind,
     MadeWith,
     ModelledTime,
-    blockings,
     chosen,
+    configs,
     profiled_choice,
     profiled_choices,
     shipped_profiles,
     vmem_limit,
 )
 from systolic.ops.orientation import Orientation
-from systolic.problem import MatmulProblem
-from systolic.schedule import Blocking, IllegalTilesError, Tiles, blocked_traffic
+from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, blocked_traffic
+from systolic.spec import MatmulSpec
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore
 
 Kernel = Literal["blocked", "streamed"]
@@ -45,12 +45,12 @@ _DOUBT = 0.02
 class Plan:
     """How a product is computed on one device of a chip."""
 
-    problem: MatmulProblem
+    spec: MatmulSpec
     orientation: Orientation
-    computed: MatmulProblem  # what the kernel computes: the problem, turned as `orientation` says
+    computed: MatmulSpec  # what the kernel computes: the problem, turned as `orientation` says
     chip: str
     kernel: Kernel
-    blocking: Blocking
+    config: KernelConfig
     time_us: float
     known: Knowledge
     modelled: ModelledTime  # what the time is made of by arithmetic, from the tile's profile where it has one
@@ -65,15 +65,15 @@ class Plan:
     @property
     def grid(self) -> tuple[int, int, int, int]:
         """Steps along the batch, m, n and k of what is computed."""
-        return (self.computed.batch, *self.blocking.tiles.grid(self.computed))
+        return (self.computed.batch, *self.config.tiles.grid(self.computed))
 
     def __str__(self) -> str:
-        problem = self.problem
-        batch = f"{problem.batch} × " if problem.batch > 1 else ""
-        dtypes = f"{problem.dtype_lhs} × {problem.dtype_rhs} → {problem.dtype_out}"
+        spec = self.spec
+        batch = f"{spec.batch} × " if spec.batch > 1 else ""
+        dtypes = f"{spec.dtype_lhs} × {spec.dtype_rhs} → {spec.dtype_out}"
         return (
-            f"{batch}{problem.m} × {problem.k} × {problem.n} (m k n), {dtypes} on {self.chip}\n"
-            f"kernel   {self.kernel}: {self.blocking}\n"
+            f"{batch}{spec.m} × {spec.k} × {spec.n} (m k n), {dtypes} on {self.chip}\n"
+            f"kernel   {self.kernel}: {self.config}\n"
             f"why      {self.reason}\n"
             f"time     {self.time_us:,.1f} µs {self.known}; at peak {self.mxu_us:,.1f}, "
             f"least HBM traffic {self.hbm_us:,.1f}"
@@ -81,7 +81,7 @@ class Plan:
 
 
 @reports_bugs
-def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | Blocking | None = None) -> Plan:
+def plan(spec: MatmulSpec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelConfig | None = None) -> Plan:
     """What `systolic.matmul` does for a product on a chip, without compiling anything.
 
     The winner that `systolic.tune` has found for it, if it is in your store; else the best of the tiles whose steps
@@ -100,71 +100,71 @@ def plan(problem: MatmulProblem, chip: str | Chip = "v5e", *, tiles: Tiles | Blo
       SystolicBug: this package is at fault, and not what was asked.
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
-    return _plan(problem, known, tiles)
+    return _plan(spec, known, tiles)
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(problem: MatmulProblem, chip: Chip, tiles: Tiles | Blocking | None) -> Plan:
-    if problem.dtype_multiplied not in chip.dtypes:
+def _plan(spec: MatmulSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Plan:
+    if spec.dtype_multiplied not in chip.dtypes:
         raise UnsupportedDtypeError(
-            f"{chip.name} has no matrix multiplication of {problem.dtype_multiplied}; it takes {', '.join(chip.dtypes)}"
+            f"{chip.name} has no matrix multiplication of {spec.dtype_multiplied}; it takes {', '.join(chip.dtypes)}"
         )
-    orientation = Orientation.of(problem)
-    computed = orientation.problem(problem)
+    orientation = Orientation.of(spec)
+    computed = orientation.spec(spec)
     winner = _winner(computed, chip) if tiles is None else None
     known: Knowledge | None = None
     try:
         if winner is not None:
             choices, considered = [winner.choice], 1
             known = "measured" if winner.trial.measured_us is not None else "simulated"
-        elif isinstance(tiles, Blocking):
+        elif isinstance(tiles, KernelConfig):
             legal = chosen(computed, tiles, chip)  # raises where it is not
             choices, considered = [profiled_choice(computed, tiles, chip) or legal], 1
         elif tiles is not None:
-            choices = blockings(computed, chip, orientation.tiles(tiles))
+            choices = configs(computed, chip, orientation.tiles(tiles))
             considered = len(choices)
         else:
             choices, considered = _ranked(computed, chip)
     except IllegalTilesError as error:
-        raise orientation.refusal(error, of_kernel=isinstance(tiles, Blocking)) from None
+        raise orientation.refusal(error, of_kernel=isinstance(tiles, KernelConfig)) from None
     best = choices[0]
     time_us = winner.trial.time_us if winner is not None else None
-    traffic = blocked_traffic(computed, best.blocking)
+    traffic = blocked_traffic(computed, best.config)
     known = known or best.known
     return Plan(
-        problem=problem,
+        spec=spec,
         orientation=orientation,
         computed=computed,
         chip=chip.name,
-        kernel="streamed" if best.blocking.pieces else "blocked",
-        blocking=best.blocking,
+        kernel="streamed" if best.config.fill_chunks else "blocked",
+        config=best.config,
         time_us=time_us if time_us is not None else best.modelled.time_us,
         known=known,
         modelled=best.modelled,
-        mxu_us=mxu_us(problem, chip),
-        hbm_us=problem.least_hbm_bytes / chip.hbm_bytes_per_s * 1e6,
+        mxu_us=mxu_us(spec, chip),
+        hbm_us=spec.least_hbm_bytes / chip.hbm_bytes_per_s * 1e6,
         hbm_bytes=traffic.hbm_bytes,
-        vmem_limit_bytes=vmem_limit(computed, best.blocking, chip),
+        vmem_limit_bytes=vmem_limit(computed, best.config, chip),
         considered=considered,
         reason=_reason(computed, orientation, best, chip, considered, known, given=tiles is not None),
         profiles=_made_with(computed, chip) if known == "profiled" else None,
     )
 
 
-def _made_with(problem: MatmulProblem, chip: Chip) -> MadeWith | None:
-    kind = Kind.of(problem, chip)
+def _made_with(spec: MatmulSpec, chip: Chip) -> MadeWith | None:
+    kind = Kind.of(spec, chip)
     profiles = shipped_profiles(kind) if kind is not None else None
     return profiles.made_with if profiles is not None else None
 
 
-def _ranked(problem: MatmulProblem, chip: Chip) -> tuple[list[Choice], int]:
+def _ranked(spec: MatmulSpec, chip: Chip) -> tuple[list[Choice], int]:
     """Best first, and how many were looked at: profiled tiles, and where none of these is near the model's too."""
-    profiled = profiled_choices(problem, chip)
+    profiled = profiled_choices(spec, chip)
     best = profiled.choices[:1]
     near_us = profiled.least_us * _NEAR + min(_ENDS_US, profiled.least_us * _ENDS_SHARE)
     if best and best[0].modelled.time_us <= near_us:
         return profiled.choices, profiled.considered
-    modelled = blockings(problem, chip)
+    modelled = configs(spec, chip)
     if best and best[0].modelled.time_us * (1 - _DOUBT) <= modelled[0].modelled.time_us:
         return [*best, *modelled], len(modelled) + profiled.considered
     return modelled, len(modelled) + profiled.considered
@@ -175,15 +175,15 @@ class _Winner(NamedTuple):
     choice: Choice
 
 
-def _winner(problem: MatmulProblem, chip: Chip) -> _Winner | None:
+def _winner(spec: MatmulSpec, chip: Chip) -> _Winner | None:
     """What `systolic tune` has found for this product; nothing where the store cannot be read, or it breaks rules."""
     if chip != CHIPS.get(chip.name):
         return None  # changed, or not registered: trials are kept, and judged, by the name of a chip
     try:
-        trial = TrialStore.at().winner(Subject.here(problem, chip.name))
-        if trial is None or trial.blocking is None:
+        trial = TrialStore.at().winner(Subject.here(spec, chip.name))
+        if trial is None or trial.config is None:
             return None
-        return _Winner(trial, chosen(problem, trial.blocking, chip))
+        return _Winner(trial, chosen(spec, trial.config, chip))
     except (StoreError, IllegalTilesError) as error:
         warnings.warn(f"no winners of systolic tune: {error}", StoreWarning, stacklevel=5)
         return None
@@ -200,13 +200,13 @@ def forget_plans() -> None:
         traced.by_pallas.clear_cache()
 
 
-def mxu_us(problem: MatmulProblem, chip: Chip) -> float:
+def mxu_us(spec: MatmulSpec, chip: Chip) -> float:
     """Microseconds at the chip's published peak, all passes counted."""
-    return problem.flops * problem.passes / chip.peak_ops_per_s(problem.dtype_multiplied) * 1e6
+    return spec.flops * spec.passes / chip.peak_ops_per_s(spec.dtype_multiplied) * 1e6
 
 
 def _reason(
-    problem: MatmulProblem,
+    spec: MatmulSpec,
     orientation: Orientation,
     best: Choice,
     chip: Chip,
@@ -215,7 +215,7 @@ def _reason(
     *,
     given: bool,
 ) -> str:
-    blocking, time = best.blocking, best.modelled
+    config, time = best.config, best.modelled
     first = {
         "measured": "the winner that systolic tune has measured",
         "simulated": "the winner of systolic tune",
@@ -225,16 +225,16 @@ def _reason(
     first = "tiles as given" if given else first
     parts = [f"{first}, limited by {time.limit}"]
     parts.append(f"{time.ramp_us:.1f} µs go to the first blocks and the last store")
-    over = blocked_traffic(problem, blocking).hbm_bytes / problem.least_hbm_bytes
+    over = blocked_traffic(spec, config).hbm_bytes / spec.least_hbm_bytes
     parts.append(f"HBM traffic is {over:.1f} × the least")
     if str(orientation):
         parts.append(str(orientation))
-    if problem.dtype_multiplied == "float32":
+    if spec.dtype_multiplied == "float32":
         passes = {"default": "one bfloat16 pass", "high": "three bfloat16 passes", "highest": "six bfloat16 passes"}
-        parts.append(f"float32 as {passes[problem.precision]}")
-    if problem.dtype_multiplied in chip.emulated_dtypes:
-        native = chip.emulated_dtypes[problem.dtype_multiplied]
-        parts.append(f"{chip.name} multiplies {problem.dtype_multiplied} at the rate of {native}")
+        parts.append(f"float32 as {passes[spec.precision]}")
+    if spec.dtype_multiplied in chip.emulated_dtypes:
+        native = chip.emulated_dtypes[spec.dtype_multiplied]
+        parts.append(f"{chip.name} multiplies {spec.dtype_multiplied} at the rate of {native}")
     if chip.cores_per_device > 1:
         parts.append("both cores share the blocks of the output")
     return "; ".join(parts)

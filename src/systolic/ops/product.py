@@ -29,8 +29,8 @@ from systolic.ops.linear import floating, linear, perturbed
 from systolic.ops.lowering import for_a_tpu, without_kernel
 from systolic.ops.planning import plan
 from systolic.ops.shapes import fold, is_symbolic
-from systolic.problem import Extra, Fusion, MatmulProblem, PrecisionName, ProblemError, Side
-from systolic.schedule import Blocking, Tiles
+from systolic.schedule import KernelConfig, Tiles
+from systolic.spec import Extra, Fusion, MatmulSpec, PrecisionName, Side, SpecError
 
 Implementation = Literal["pallas", "xla", "interpret"] | pltpu.InterpretParams | None
 Fn = Callable[..., Any]
@@ -47,7 +47,7 @@ class Where:
 
     implementation: Implementation  # None: Pallas where the program runs on a TPU, else XLA
     chip: Chip | None  # whose tiles; None where no TPU is in sight and nobody asked for one
-    tiles: Tiles | Blocking | None
+    tiles: Tiles | KernelConfig | None
 
     @property
     def effects(self) -> frozenset[Any]:
@@ -154,7 +154,7 @@ def _dispatched(product: Product, arrays: Sequence[Array]) -> tuple[Array, ...]:
 def _unplanned(where: Where, arrays: Sequence[Array]) -> Array:
     shapes = " and ".join(f"[{', '.join(map(str, array.shape))}]" for array in arrays[:2])
     if where.implementation is not None:
-        raise ProblemError(
+        raise SpecError(
             f"implementation={where.implementation!r} with operands of {shapes}: tiles are chosen for sizes that are "
             "numbers. Leave it out, and XLA multiplies, or export once for each size"
         )
@@ -170,8 +170,8 @@ def by_xla(product: Product, *arrays: Array) -> tuple[Array, ...]:
     if product.rhs_fn is not None:
         rhs = product.rhs_fn(rhs, *extras["rhs"])
     # Only dtypes are wanted: sizes may be symbols.
-    problem = problem_of(product, [jax.ShapeDtypeStruct((1,) * array.ndim, array.dtype) for array in arrays])
-    operands = [array.astype(problem.dtype_multiplied) for array in (lhs, rhs)]
+    spec = spec_of(product, [jax.ShapeDtypeStruct((1,) * array.ndim, array.dtype) for array in arrays])
+    operands = [array.astype(spec.dtype_multiplied) for array in (lhs, rhs)]
     if product.transpose_lhs:
         operands[0] = operands[0].mT
     if product.transpose_rhs:
@@ -180,7 +180,7 @@ def by_xla(product: Product, *arrays: Array) -> tuple[Array, ...]:
         total = jnp.matmul(
             *operands,
             precision=lax.Precision[product.precision.upper()],
-            preferred_element_type=jnp.dtype(problem.dtype_accumulator),
+            preferred_element_type=jnp.dtype(spec.dtype_accumulator),
         )
         outs = product.epilogue(total, *extras["out"])
     return tuple(out.astype(dtype) for out, dtype in zip(outs, product.dtypes_out, strict=True))
@@ -201,9 +201,9 @@ def by_pallas(product: Product, *arrays: Array) -> tuple[Array, ...]:
 
 def _by_pallas(product: Product, arrays: Sequence[Array], chip: Chip) -> tuple[Array, ...]:
     folded, batch = fold(product.transpose_lhs, product.beside, arrays)
-    problem = problem_of(product, folded)
-    chosen = plan(problem, chip, tiles=product.where.tiles)
-    transcendentals = _epilogue_work(product).transcendentals * problem.batch * problem.m * problem.n
+    spec = spec_of(product, folded)
+    chosen = plan(spec, chip, tiles=product.where.tiles)
+    transcendentals = _epilogue_work(product).transcendentals * spec.batch * spec.m * spec.n
     lhs, rhs, *extras = chosen.orientation.arrays(folded, product.beside)
     swap = chosen.orientation.swap
     kernel = streamed_matmul if chosen.kernel == "streamed" else functools.partial(blocked_matmul, chip=chip)
@@ -211,14 +211,14 @@ def _by_pallas(product: Product, arrays: Sequence[Array], chip: Chip) -> tuple[A
         lhs,
         rhs,
         extras,
-        problem=chosen.computed,
+        spec=chosen.computed,
         functions=Functions(
             epilogue=product.epilogue,
             lhs_fn=product.rhs_fn if swap else product.lhs_fn,
             rhs_fn=product.lhs_fn if swap else product.rhs_fn,
             transcendentals=transcendentals,
         ),
-        blocking=as_traceable(chosen.blocking),
+        config=as_traceable(chosen.config),
         vmem_limit_bytes=chosen.vmem_limit_bytes,
         interpret=_interpret(product.where.implementation),
     )
@@ -232,7 +232,7 @@ def _interpret(implementation: Implementation) -> bool | pltpu.InterpretParams:
     return pltpu.InterpretParams() if isinstance(implementation, str) else implementation
 
 
-def problem_of(product: Product, arrays: Sequence[Any]) -> MatmulProblem:
+def spec_of(product: Product, arrays: Sequence[Any]) -> MatmulSpec:
     """Sizes and dtypes of a product of these arrays, or shapes, as the planner takes them."""
     lhs, rhs, *extras = arrays
     m, k = lhs.shape[-2:][:: -1 if product.transpose_lhs else 1]
@@ -258,7 +258,7 @@ def problem_of(product: Product, arrays: Sequence[Any]) -> MatmulProblem:
         epilogue_ops=_epilogue_work(product).ops,
         more_outputs=product.dtypes_out[1:],
     )
-    return MatmulProblem(
+    return MatmulSpec(
         m=max(m, 1),
         k=max(k, 1),
         n=max(n, 1),

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from jax import Array, lax
 
-from systolic.problem import Side
+from systolic.spec import Side
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,9 +1,11 @@
 """How the work is cut: tiles, the rules they obey, the buffers they need and the traffic they cause."""
 
-from systolic.schedule.blocking import (
-    Blocking,
+from systolic.schedule.buffers import VmemBuffer, matmul_buffers, total_bytes
+from systolic.schedule.candidates import candidates, modelled_s
+from systolic.schedule.config import (
     Dimension,
-    Outer,
+    GridOrder,
+    KernelConfig,
     block_shape,
     blocked_buffers,
     can_stream,
@@ -18,8 +20,6 @@ from systolic.schedule.blocking import (
     scratch_buffers,
     strip_rows,
 )
-from systolic.schedule.buffers import VmemBuffer, matmul_buffers, total_bytes
-from systolic.schedule.candidates import candidates, modelled_s
 from systolic.schedule.copies import Traffic, blocked_traffic
 from systolic.schedule.legality import (
     LANES,
@@ -39,10 +39,10 @@ from systolic.schedule.traffic import hbm_bytes
 __all__ = [
     "LANES",
     "MIB",
-    "Blocking",
     "Dimension",
+    "GridOrder",
     "IllegalTilesError",
-    "Outer",
+    "KernelConfig",
     "Tiles",
     "TilesError",
     "Traffic",

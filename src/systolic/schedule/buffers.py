@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from systolic.problem import MatmulProblem, dtype_bytes
 from systolic.schedule.tiles import Tiles
+from systolic.spec import MatmulSpec, dtype_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class VmemBuffer:
 
 
 def matmul_buffers(
-    problem: MatmulProblem, tiles: Tiles, *, pipelined: bool = True, accumulator: bool = False
+    spec: MatmulSpec, tiles: Tiles, *, pipelined: bool = True, accumulator: bool = False
 ) -> tuple[VmemBuffer, ...]:
     """Buffers that `pallas_call` allocates for one block of each operand.
 
@@ -36,13 +36,13 @@ def matmul_buffers(
     """
     copies = 2 if pipelined else 1
     buffers = [
-        VmemBuffer(name="lhs", shape=(tiles.tile_m, tiles.tile_k), dtype=problem.dtype_lhs, copies=copies),
-        VmemBuffer(name="rhs", shape=(tiles.tile_k, tiles.tile_n), dtype=problem.dtype_rhs, copies=copies),
-        VmemBuffer(name="out", shape=(tiles.tile_m, tiles.tile_n), dtype=problem.dtype_out, copies=copies),
+        VmemBuffer(name="lhs", shape=(tiles.tile_m, tiles.tile_k), dtype=spec.dtype_lhs, copies=copies),
+        VmemBuffer(name="rhs", shape=(tiles.tile_k, tiles.tile_n), dtype=spec.dtype_rhs, copies=copies),
+        VmemBuffer(name="out", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype_out, copies=copies),
     ]
     if accumulator:
         shape = (tiles.tile_m, tiles.tile_n)
-        buffers.append(VmemBuffer(name="acc", shape=shape, dtype=problem.dtype_accumulator, copies=1))
+        buffers.append(VmemBuffer(name="acc", shape=shape, dtype=spec.dtype_accumulator, copies=1))
     return tuple(buffers)
 
 

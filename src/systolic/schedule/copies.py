@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from systolic.chips import Chip
-from systolic.problem import MatmulProblem, dtype_bytes
-from systolic.schedule.blocking import SIDES, Blocking, block_shape, dimensions, extra_block, is_resident
+from systolic.schedule.config import SIDES, KernelConfig, block_shape, dimensions, extra_block, is_resident
+from systolic.spec import MatmulSpec, dtype_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,43 +25,43 @@ class Traffic:
         return self.lhs_bytes + self.rhs_bytes + self.extra_bytes + self.out_bytes
 
 
-def blocked_traffic(problem: MatmulProblem, blocking: Blocking) -> Traffic:
+def blocked_traffic(spec: MatmulSpec, config: KernelConfig) -> Traffic:
     """Bytes that the pipeline copies: a block is fetched when its index differs from the step before. Outputs once."""
-    tiles = blocking.tiles
-    grid_m, grid_n, grid_k = tiles.grid(problem)
+    tiles = config.tiles
+    grid_m, grid_n, grid_k = tiles.grid(spec)
     counts: dict[str, int] = {"m": grid_m, "n": grid_n, "k": grid_k}
 
     def moved(along: set[str], matrix_bytes: int, matrices: int) -> int:
         blocks = math.prod(counts[dimension] for dimension in along)
-        return _fetches(problem, blocking, along, matrices) * matrix_bytes // blocks
+        return _fetches(spec, config, along, matrices) * matrix_bytes // blocks
 
     extra = 0
-    for one in problem.fusion.extras:
-        rows, columns = extra_block(problem, tiles, one)
+    for one in spec.fusion.extras:
+        rows, columns = extra_block(spec, tiles, one)
         block_bytes = rows * columns * dtype_bytes(one.dtype)
-        if is_resident(problem, tiles, one):
+        if is_resident(spec, tiles, one):
             extra += block_bytes
             continue
-        names = dimensions(problem, one.beside)
+        names = dimensions(spec, one.beside)
         along: set[str] = {name for name, there in zip(names, (one.rows, one.columns), strict=True) if there}
-        of_each = {"lhs": problem.batch_lhs, "rhs": problem.batch_rhs, "out": problem.batch}[one.beside]
-        extra += block_bytes * _fetches(problem, blocking, along, of_each if one.rows and one.columns else 1)
+        of_each = {"lhs": spec.batch_lhs, "rhs": spec.batch_rhs, "out": spec.batch}[one.beside]
+        extra += block_bytes * _fetches(spec, config, along, of_each if one.rows and one.columns else 1)
     return Traffic(
-        lhs_bytes=moved({"m", "k"}, problem.lhs_bytes // problem.batch_lhs, problem.batch_lhs),
-        rhs_bytes=moved({"k", "n"}, problem.rhs_bytes // problem.batch_rhs, problem.batch_rhs),
+        lhs_bytes=moved({"m", "k"}, spec.lhs_bytes // spec.batch_lhs, spec.batch_lhs),
+        rhs_bytes=moved({"k", "n"}, spec.rhs_bytes // spec.batch_rhs, spec.batch_rhs),
         extra_bytes=extra,
-        out_bytes=problem.out_bytes,
+        out_bytes=spec.out_bytes,
     )
 
 
-def _fetches(problem: MatmulProblem, blocking: Blocking, along: set[str], matrices: int) -> int:
+def _fetches(spec: MatmulSpec, config: KernelConfig, along: set[str], matrices: int) -> int:
     """How often a block is fetched of an array that lies along these dimensions: once for each round of the loops.
 
     From the outermost to the innermost one that changes its index; those inside that leave the block as it is.
     """
-    grid_m, grid_n, grid_k = blocking.tiles.grid(problem)
+    grid_m, grid_n, grid_k = config.tiles.grid(spec)
     m, n = ("m", grid_m), ("n", grid_n)
-    loops = [("batch", problem.batch), *((m, n) if blocking.outer == "m" else (n, m)), ("k", grid_k)]
+    loops = [("batch", spec.batch), *((m, n) if config.grid_order == "m" else (n, m)), ("k", grid_k)]
     changing = along | ({"batch"} if matrices > 1 else set())
     depth = max((at + 1 for at, (name, count) in enumerate(loops) if name in changing and count > 1), default=0)
     return math.prod(count for _, count in loops[:depth])
@@ -79,46 +79,44 @@ class Copies:
     latency_s: float
 
     @classmethod
-    def of(cls, problem: MatmulProblem, blocking: Blocking, chip: Chip, cores: int) -> Copies:
+    def of(cls, spec: MatmulSpec, config: KernelConfig, chip: Chip, cores: int) -> Copies:
         """Of these blocks; `cores` share the steps."""
-        tiles, machine = blocking.tiles, chip.machine
-        grid_m, grid_n, grid_k = tiles.grid(problem)
-        steps = problem.batch * grid_m * grid_n * grid_k
+        tiles, machine = config.tiles, chip.machine
+        grid_m, grid_n, grid_k = tiles.grid(spec)
+        steps = spec.batch * grid_m * grid_n * grid_k
         bytes_per_s = machine.hbm_bytes_per_s / cores
         run_s = machine.hbm_run_cycles / machine.clock_hz
-        traffic = blocked_traffic(problem, blocking)
-        beside = (math.prod(extra_block(problem, tiles, one)) * dtype_bytes(one.dtype) for one in problem.fusion.extras)
+        traffic = blocked_traffic(spec, config)
+        beside = (math.prod(extra_block(spec, tiles, one)) * dtype_bytes(one.dtype) for one in spec.fusion.extras)
         count, total_s, first_s = 1 / grid_k, traffic.extra_bytes / bytes_per_s, sum(beside) / bytes_per_s
         for side, total_bytes in zip(SIDES, (traffic.lhs_bytes, traffic.rhs_bytes), strict=True):
-            rows, columns = block_shape(problem, tiles, side)
-            along = dimensions(problem, side)[1]
-            width = getattr(problem, along)
-            dtype = problem.dtype_lhs if side == "lhs" else problem.dtype_rhs
+            rows, columns = block_shape(spec, tiles, side)
+            along = dimensions(spec, side)[1]
+            width = getattr(spec, along)
+            dtype = spec.dtype_lhs if side == "lhs" else spec.dtype_rhs
             block_bytes = rows * columns * dtype_bytes(dtype)
             block_s = block_bytes / bytes_per_s + strided_runs(rows, columns, width, dtype) * run_s
             blocks = total_bytes / block_bytes
             # The first block comes in pieces along k, which cut its rows apart where those lie along k.
-            parts = max(1, blocking.pieces) if along == "k" else 1
+            parts = max(1, config.fill_chunks) if along == "k" else 1
             first_block_s = (
                 block_bytes / bytes_per_s + parts * strided_runs(rows, columns / parts, width, dtype) * run_s
             )
             first_s += first_block_s
             count += blocks / steps
             total_s += block_s * (blocks - 1) + first_block_s
-        out_bytes = traffic.out_bytes / (problem.batch * grid_m * grid_n)
-        tile_s = (
-            out_bytes / bytes_per_s + strided_runs(tiles.tile_m, tiles.tile_n, problem.n, problem.dtype_out) * run_s
-        )
+        out_bytes = traffic.out_bytes / (spec.batch * grid_m * grid_n)
+        tile_s = out_bytes / bytes_per_s + strided_runs(tiles.tile_m, tiles.tile_n, spec.n, spec.dtype_out) * run_s
         slice_s = (
-            out_bytes / blocking.slices / bytes_per_s
-            + strided_runs(blocking.slice_m, blocking.slice_n, problem.n, problem.dtype_out) * run_s
+            out_bytes / config.subtiles / bytes_per_s
+            + strided_runs(config.subtile_m, config.subtile_n, spec.n, spec.dtype_out) * run_s
         )
         return cls(
             count=count,
             first_s=first_s,
             later_s=max(0.0, total_s / cores - first_s) / max(1.0, steps / cores - 1),
             store_s=tile_s,
-            last_store_s=slice_s if blocking.pieces else tile_s,
+            last_store_s=slice_s if config.fill_chunks else tile_s,
             latency_s=machine.dma_latency_cycles / machine.clock_hz,
         )
 

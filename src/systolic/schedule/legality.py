@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from systolic.chips import Chip
-from systolic.problem import MatmulProblem, dtype_bytes
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.tiles import Tiles, TilesError
+from systolic.spec import MatmulSpec, dtype_bytes
 
 LANES = 128  # columns of a vector register
 MIB = 2**20
@@ -48,7 +48,7 @@ def sublane_multiple(dtype: str) -> int:
     return 32 if dtype_bytes(dtype) == 1 else 8
 
 
-def dtype_violations(problem: MatmulProblem, chip: Chip) -> list[Violation]:
+def dtype_violations(spec: MatmulSpec, chip: Chip) -> list[Violation]:
     """Operand dtypes that the chip does not multiply."""
     return [
         Violation(
@@ -57,7 +57,7 @@ def dtype_violations(problem: MatmulProblem, chip: Chip) -> list[Violation]:
             limit=f"it takes {', '.join(chip.dtypes)}",
             fix="use one of these, or another chip",
         )
-        for dtype in dict.fromkeys((problem.dtype_lhs, problem.dtype_rhs))
+        for dtype in dict.fromkeys((spec.dtype_lhs, spec.dtype_rhs))
         if dtype not in chip.dtypes
     ]
 
@@ -82,7 +82,7 @@ def misaligned(letter: str, tile: int, multiple: int, blocks: str, instead: int)
     )
 
 
-def size_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
+def size_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
     """Tiles that do not cut the matrices evenly.
 
     A tile above the matrix makes `m // tile_m` zero: a grid of no steps, which compiles, runs nothing and returns
@@ -90,7 +90,7 @@ def size_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
     """
     found = []
     for letter in "mkn":
-        size, tile = getattr(problem, letter), getattr(tiles, f"tile_{letter}")
+        size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
         if tile > size:
             found.append(above_matrix(letter, tile, size, "the grid would have no steps"))
         elif size % tile:
@@ -105,13 +105,13 @@ def size_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
     return found
 
 
-def alignment(problem: MatmulProblem) -> dict[str, int]:
+def alignment(spec: MatmulSpec) -> dict[str, int]:
     """Of what a tile along m, k and n is a multiple, unless it is the whole dimension: registers, as stored."""
-    lhs_rows, rhs_rows = sublane_multiple(problem.dtype_lhs), sublane_multiple(problem.dtype_rhs)
-    out_rows = max(sublane_multiple(dtype) for dtype in (problem.dtype_out, *problem.fusion.more_outputs))
+    lhs_rows, rhs_rows = sublane_multiple(spec.dtype_lhs), sublane_multiple(spec.dtype_rhs)
+    out_rows = max(sublane_multiple(dtype) for dtype in (spec.dtype_out, *spec.fusion.more_outputs))
     return {
-        "m": max(LANES if problem.transpose_lhs else lhs_rows, out_rows),
-        "k": max(lhs_rows if problem.transpose_lhs else LANES, LANES if problem.transpose_rhs else rhs_rows),
+        "m": max(LANES if spec.transpose_lhs else lhs_rows, out_rows),
+        "k": max(lhs_rows if spec.transpose_lhs else LANES, LANES if spec.transpose_rhs else rhs_rows),
         "n": LANES,
     }
 
@@ -121,14 +121,14 @@ def legal_sides(size: int, multiple: int) -> list[int]:
     return [side for side in range(multiple, size, multiple) if size % side == 0] + [size]
 
 
-def alignment_violations(problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
+def alignment_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
     """Block dimensions that are neither the whole dimension nor a multiple of the register tile."""
     found = []
-    for letter, multiple in alignment(problem).items():
-        size, tile = getattr(problem, letter), getattr(tiles, f"tile_{letter}")
+    for letter, multiple in alignment(spec).items():
+        size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
         if tile != size and tile % multiple:
             nearest = min(legal_sides(size, multiple), key=lambda side: abs(side - tile))
-            found.append(misaligned(letter, tile, multiple, f"blocks of {problem.dtype_lhs}", nearest))
+            found.append(misaligned(letter, tile, multiple, f"blocks of {spec.dtype_lhs}", nearest))
     return found
 
 
@@ -148,10 +148,10 @@ def vmem_violations(buffers: Sequence[VmemBuffer], limit_bytes: int) -> list[Vio
     ]
 
 
-def violations(problem: MatmulProblem, tiles: Tiles, chip: Chip) -> list[Violation]:
+def violations(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> list[Violation]:
     """Every rule of dtype, size and alignment that these tiles break. VMEM apart: see `vmem_violations`."""
     return [
-        *dtype_violations(problem, chip),
-        *size_violations(problem, tiles),
-        *alignment_violations(problem, tiles),
+        *dtype_violations(spec, chip),
+        *size_violations(spec, tiles),
+        *alignment_violations(spec, tiles),
     ]

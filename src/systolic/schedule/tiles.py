@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 
 
 class TilesError(ValueError):
@@ -34,18 +34,18 @@ class Tiles:
         return cls(tile_m=size, tile_k=size, tile_n=size)
 
     @classmethod
-    def whole(cls, problem: MatmulProblem) -> Tiles:
+    def whole(cls, spec: MatmulSpec) -> Tiles:
         """One tile that holds everything."""
-        return cls(tile_m=problem.m, tile_k=problem.k, tile_n=problem.n)
+        return cls(tile_m=spec.m, tile_k=spec.k, tile_n=spec.n)
 
     def __str__(self) -> str:
         return f"{self.tile_m}/{self.tile_k}/{self.tile_n}"
 
-    def grid(self, problem: MatmulProblem) -> tuple[int, int, int]:
+    def grid(self, spec: MatmulSpec) -> tuple[int, int, int]:
         """Grid of `(m, n, k)` blocks, k innermost; a last block that is cut short counts."""
-        return -(-problem.m // self.tile_m), -(-problem.n // self.tile_n), -(-problem.k // self.tile_k)
+        return -(-spec.m // self.tile_m), -(-spec.n // self.tile_n), -(-spec.k // self.tile_k)
 
-    def steps(self, problem: MatmulProblem) -> int:
+    def steps(self, spec: MatmulSpec) -> int:
         """Grid steps."""
-        grid_m, grid_n, grid_k = self.grid(problem)
+        grid_m, grid_n, grid_k = self.grid(spec)
         return grid_m * grid_n * grid_k

@@ -10,8 +10,8 @@ import numpy as np
 
 from systolic.chips import CHIPS, UnsupportedDtypeError, chip
 from systolic.cost import chosen, least_time_us
-from systolic.problem import MatmulProblem
 from systolic.schedule import IllegalTilesError
+from systolic.spec import MatmulSpec
 from systolic.store.trial import Subject, Trial
 from systolic.untrusted import UntrustedError, shown, structured
 
@@ -30,13 +30,13 @@ def read_subject(record: Any) -> Subject:
         of its form.
     """
     subject = structured(record, Subject)
-    problem, fusion = subject.problem, subject.problem.fusion
+    spec, fusion = subject.spec, subject.spec.fusion
     if subject.chip not in CHIPS:
         raise UntrustedError(f"chip {shown(subject.chip)} is not known; known are {', '.join(CHIPS)}")
     for name in ("m", "k", "n", "batch", "batch_lhs", "batch_rhs"):
-        if getattr(problem, name) >= _LARGEST_SIZE:
-            raise UntrustedError(f"{name}={getattr(problem, name)} is above what a TPU counts")
-    for dtype in _dtypes(problem):
+        if getattr(spec, name) >= _LARGEST_SIZE:
+            raise UntrustedError(f"{name}={getattr(spec, name)} is above what a TPU counts")
+    for dtype in _dtypes(spec):
         if not _is_dtype(dtype):
             raise UntrustedError(f"dtype {shown(dtype)} is not known")
     ops = (fusion.epilogue_ops, *(fn.ops for fn in (fusion.lhs_fn, fusion.rhs_fn) if fn is not None))
@@ -73,28 +73,28 @@ def read_trial(record: Any, subject: Subject) -> Trial:
         return trial
     if trial.status != "ok":
         raise UntrustedError(f"a trial that {trial.status} has a time, {trial.time_us:g} µs")
-    if trial.blocking is not None and subject == Subject.here(subject.problem, subject.chip):
+    if trial.config is not None and subject == Subject.here(subject.spec, subject.chip):
         _check_possible(trial, subject)
     return trial
 
 
 def _check_possible(trial: Trial, subject: Subject) -> None:
-    assert trial.blocking is not None
+    assert trial.config is not None
     its = chip(subject.chip)
     try:
-        chosen(subject.problem, trial.blocking, its)
-        least_us = _POSSIBLE * least_time_us(subject.problem, trial.blocking, its)
+        chosen(subject.spec, trial.config, its)
+        least_us = _POSSIBLE * least_time_us(subject.spec, trial.config, its)
     except (IllegalTilesError, UnsupportedDtypeError) as error:
         raise UntrustedError(str(error)) from error
     times = [time_us for time_us in (trial.simulated_us, trial.measured_us) if time_us is not None]
     if min(times) < least_us or math.isinf(least_us):
-        raise UntrustedError(f"{min(times):g} µs is no time of {trial.blocking}, which takes {least_us:g} at the least")
+        raise UntrustedError(f"{min(times):g} µs is no time of {trial.config}, which takes {least_us:g} at the least")
 
 
-def _dtypes(problem: MatmulProblem) -> list[str]:
-    fusion = problem.fusion
+def _dtypes(spec: MatmulSpec) -> list[str]:
+    fusion = spec.fusion
     functions = [fn.dtype for fn in (fusion.lhs_fn, fusion.rhs_fn) if fn is not None]
-    whole = [problem.dtype_lhs, problem.dtype_rhs, problem.dtype_out, *fusion.more_outputs]
+    whole = [spec.dtype_lhs, spec.dtype_rhs, spec.dtype_out, *fusion.more_outputs]
     return [*whole, *functions, *(extra.dtype for extra in fusion.extras)]
 
 

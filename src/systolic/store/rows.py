@@ -28,8 +28,8 @@ Records = Sequence[tuple[Subject, Sequence[Trial]]]
 def write(connection: sqlite3.Connection, records: Records) -> None:
     """Adds trials, or replaces those of the same blockings, unless these know more: a time, or a measured one."""
     for subject, trials in records:
-        problem = subject.problem
-        sizes = f"{problem.batch}x{problem.m}x{problem.k}x{problem.n}"
+        spec = subject.spec
+        sizes = f"{spec.batch}x{spec.m}x{spec.k}x{spec.n}"
         connection.execute(
             "INSERT INTO subjects VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
             "chip = excluded.chip, sizes = excluded.sizes, subject = excluded.subject",
@@ -40,8 +40,8 @@ def write(connection: sqlite3.Connection, records: Records) -> None:
 
 
 def _write(connection: sqlite3.Connection, subject: Subject, trial: Trial) -> None:
-    blocking = None if trial.blocking is None else dataclasses.asdict(trial.blocking)
-    key = (subject.key, _blocking_text(blocking))
+    config = None if trial.config is None else dataclasses.asdict(trial.config)
+    key = (subject.key, _blocking_text(config))
     there = connection.execute(f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND blocking = ?", key).fetchall()
     if there and not list(read_trials(there, subject, [])):
         # What cannot be read knows nothing, whatever its columns say.
@@ -117,11 +117,11 @@ def _subject(row: Row) -> Subject:
 
 
 def _trial(row: Row, subject: Subject) -> Trial:
-    _, _, blocking, *columns, text = row
+    _, _, config, *columns, text = row
     record = _json(text)
     trial = read_trial(record, subject)
     own = [trial.status.encode(), trial.modelled_us, trial.simulated_us, trial.measured_us]
-    if blocking != _blocking_text(record["blocking"]).encode() or columns != own:
+    if config != _blocking_text(record["config"]).encode() or columns != own:
         raise UntrustedError("its columns are not those of its record")
     return trial
 
@@ -132,5 +132,5 @@ def _json(text: Any) -> Any:
     return mapping(read_json(text), "its record")
 
 
-def _blocking_text(blocking: Any) -> str:
-    return "" if blocking is None else json.dumps(blocking, sort_keys=True)
+def _blocking_text(config: Any) -> str:
+    return "" if config is None else json.dumps(config, sort_keys=True)

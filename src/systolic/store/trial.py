@@ -12,8 +12,8 @@ from importlib import metadata
 from typing import Any, Literal
 
 from systolic.kernels import KERNEL_VERSION
-from systolic.problem import MatmulProblem
-from systolic.schedule import Blocking
+from systolic.schedule import KernelConfig
+from systolic.spec import MatmulSpec
 
 Status = Literal["ok", "refused", "failed"]
 
@@ -28,19 +28,19 @@ class Subject:
       jax, libtpu: versions of what compiled it.
     """
 
-    problem: MatmulProblem
+    spec: MatmulSpec
     chip: str
     kernel_version: int
     jax: str
     libtpu: str
 
     @classmethod
-    def here(cls, problem: MatmulProblem, chip_name: str) -> Subject:
+    def here(cls, spec: MatmulSpec, chip_name: str) -> Subject:
         """With the versions that are installed here."""
         jax, libtpu = _versions()
         # How many operations an epilogue takes is counted of a program, and not part of what a description says.
-        problem = dataclasses.replace(problem, fusion=dataclasses.replace(problem.fusion, epilogue_ops=0))
-        return cls(problem=problem, chip=chip_name, kernel_version=KERNEL_VERSION, jax=jax, libtpu=libtpu)
+        spec = dataclasses.replace(spec, fusion=dataclasses.replace(spec.fusion, epilogue_ops=0))
+        return cls(spec=spec, chip=chip_name, kernel_version=KERNEL_VERSION, jax=jax, libtpu=libtpu)
 
     @property
     def key(self) -> str:
@@ -77,7 +77,7 @@ class Trial:
       reason: of a refusal or a failure, in the compiler's words.
     """
 
-    blocking: Blocking | None
+    config: KernelConfig | None
     status: Status
     modelled_us: float | None = None
     simulated_us: float | None = None
@@ -112,7 +112,7 @@ def best_first(trials: Iterable[Trial]) -> list[Trial]:
     """Those with a measured time, fastest first, then those with a simulated one, then the others."""
 
     def order(trial: Trial) -> tuple[bool, bool, float, str]:
-        return trial.measured_us is None, trial.time_us is None, trial.time_us or 0.0, str(trial.blocking)
+        return trial.measured_us is None, trial.time_us is None, trial.time_us or 0.0, str(trial.config)
 
     return sorted(trials, key=order)
 

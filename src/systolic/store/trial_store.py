@@ -47,7 +47,7 @@ class StoreHealth:
     subjects: int = 0
     trials: int = 0
     unreadable: tuple[str, ...] = ()
-    problem: str = ""
+    spec: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class TrialStore:
             with named_errors(self.file), closing(database.connection(self.file, writing=False)) as connection:
                 found = read_all(connection, bad)
         except StoreError as error:
-            return StoreHealth(file=self.file, there=True, problem=str(error))
+            return StoreHealth(file=self.file, there=True, spec=str(error))
         return StoreHealth(
             file=self.file,
             there=True,

@@ -16,10 +16,10 @@ import numpy as np
 
 from systolic.chips import Chip
 from systolic.compiler import CompilerError, CompilerMissing, WorkerPool
-from systolic.cost import THIN_ROWS, Kind, Profile, ProfiledTile, Profiles, StepCost, blockings, chosen
-from systolic.problem import MatmulProblem
-from systolic.schedule import Blocking, IllegalTilesError
+from systolic.cost import THIN_ROWS, Kind, Profile, ProfiledTile, Profiles, StepCost, chosen, configs
+from systolic.schedule import IllegalTilesError, KernelConfig
 from systolic.simulator import SimulatedRun, SimulationError
+from systolic.spec import MatmulSpec
 from systolic.store import Subject
 from systolic.timing import Measurement, submit_simulation
 
@@ -77,7 +77,7 @@ def profile_tiles(
     watcher.planned(len(tiles))
     found: list[Profile] = []
     failed: dict[ProfiledTile, str] = {}
-    kind = Kind.of(MatmulProblem.of(1, 1, 1, dtype), chip)
+    kind = Kind.of(MatmulSpec.of(1, 1, 1, dtype), chip)
     assert kind is not None
     jobs = {}
     for tile in tiles:
@@ -96,7 +96,7 @@ def profile_tiles(
             raise
         except (CompilerError, SimulationError, ValueError) as error:
             failed[tile] = str(error)
-    made_with = Subject.here(MatmulProblem.of(1, 1, 1, dtype), chip.name)
+    made_with = Subject.here(MatmulSpec.of(1, 1, 1, dtype), chip.name)
     made = Profiles(
         kind=kind,
         kernel_version=made_with.kernel_version,
@@ -114,16 +114,16 @@ def worth_profiling(dtype: str, chip: Chip, count: int, watcher: Watcher | None 
     times: list[dict[ProfiledTile, float]] = []
     common = list(_common(dtype))
     watcher.planned(len(common))
-    for problem in common:
+    for spec in common:
         best: dict[ProfiledTile, float] = {}
-        for choice in blockings(problem, chip):
-            if all(size % tile == 0 for size, tile in _cuts(problem, choice.blocking)):
+        for choice in configs(spec, chip):
+            if all(size % tile == 0 for size, tile in _cuts(spec, choice.config)):
                 streams = chip.cores_per_device == 1
-                if streams == (choice.blocking.pieces > 0):
-                    best.setdefault(_profiled(problem, choice.blocking), choice.modelled.time_us)
+                if streams == (choice.config.fill_chunks > 0):
+                    best.setdefault(_profiled(spec, choice.config), choice.modelled.time_us)
         if best:
             times.append(best)
-        watcher.done(f"model of {problem.m} × {problem.k} × {problem.n}")
+        watcher.done(f"model of {spec.m} × {spec.k} × {spec.n}")
     every = sorted({tile for best in times for tile in best})
     number = {tile: at for at, tile in enumerate(every)}
     worth = np.zeros((len(times), len(every)))
@@ -151,7 +151,7 @@ def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
     steps = 2 * _BLOCKS * _BLOCKS * _STEPS_K // 2
     core = run.later_core
     rounds = [span.end_cycles - span.begin_cycles for span in core.spans if span.kind == "round"]
-    if not tile.pieces:
+    if not tile.fill_chunks:
         rounds = rounds[1:]  # the first one only starts copies
     # The last step may stand behind the loop.
     if len(rounds) < steps - 1:
@@ -192,33 +192,35 @@ def submit_profile(pool: WorkerPool, dtype: str, chip: Chip, tile: ProfiledTile)
     blocks = _BLOCKS * _BLOCKS * (_STEPS_K if tile.whole_k else 1)
     rows = 1 if tiles.tile_m <= THIN_ROWS else _BLOCKS * cores
     columns = blocks * cores // rows
-    problem = MatmulProblem.of(tiles.tile_m * rows, tiles.tile_k * steps_k, tiles.tile_n * columns, dtype)
-    programs = Programs.of(problem, chip)
-    blocking = Blocking(tiles=tiles, slice_m=tile.slice_m, slice_n=tile.slice_n, buffers=2, pieces=tile.pieces)
-    chosen(programs.computed, blocking, chip)
+    spec = MatmulSpec.of(tiles.tile_m * rows, tiles.tile_k * steps_k, tiles.tile_n * columns, dtype)
+    programs = Programs.of(spec, chip)
+    config = KernelConfig(
+        tiles=tiles, subtile_m=tile.subtile_m, subtile_n=tile.subtile_n, buffers=2, fill_chunks=tile.fill_chunks
+    )
+    chosen(programs.computed, config, chip)
     return submit_simulation(
         pool,
-        programs.kernel(blocking),
+        programs.kernel(config),
         programs.arguments,
         without_copies(chip),
-        label=f"{blocking} for {chip.name}",
+        label=f"{config} for {chip.name}",
         spans=_SPANS,
     )
 
 
-def _common(dtype: str) -> Iterator[MatmulProblem]:
+def _common(dtype: str) -> Iterator[MatmulSpec]:
     for rows, (k, n) in itertools.product(_ROWS, _WEIGHTS):
-        yield MatmulProblem.of(rows if k != n else min(rows, k), k, n, dtype)
+        yield MatmulSpec.of(rows if k != n else min(rows, k), k, n, dtype)
 
 
-def _cuts(problem: MatmulProblem, blocking: Blocking) -> Sequence[tuple[int, int]]:
-    tiles = blocking.tiles
-    return (problem.m, tiles.tile_m), (problem.k, tiles.tile_k), (problem.n, tiles.tile_n)
+def _cuts(spec: MatmulSpec, config: KernelConfig) -> Sequence[tuple[int, int]]:
+    tiles = config.tiles
+    return (spec.m, tiles.tile_m), (spec.k, tiles.tile_k), (spec.n, tiles.tile_n)
 
 
-def _profiled(problem: MatmulProblem, blocking: Blocking) -> ProfiledTile:
+def _profiled(spec: MatmulSpec, config: KernelConfig) -> ProfiledTile:
     """The tile with as many pieces as it is profiled with."""
-    pieces = blocking.pieces
-    if pieces:
-        pieces = next(one for one in (_PIECES, 2, 1) if one == 1 or blocking.tiles.tile_k % (one * 256) == 0)
-    return dataclasses.replace(ProfiledTile.of(problem, blocking), pieces=pieces)
+    fill_chunks = config.fill_chunks
+    if fill_chunks:
+        fill_chunks = next(one for one in (_PIECES, 2, 1) if one == 1 or config.tiles.tile_k % (one * 256) == 0)
+    return dataclasses.replace(ProfiledTile.of(spec, config), fill_chunks=fill_chunks)

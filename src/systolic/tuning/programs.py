@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from systolic.chips import Chip
 from systolic.ops.epilogue import ACTIVATIONS, epilogue_of
 from systolic.ops.orientation import Orientation
-from systolic.ops.product import Product, Where, by_pallas, by_xla, problem_of
+from systolic.ops.product import Product, Where, by_pallas, by_xla, spec_of
 from systolic.ops.shapes import fold
-from systolic.problem import MatmulProblem, ProblemError
-from systolic.schedule import Blocking
+from systolic.schedule import KernelConfig
+from systolic.spec import MatmulSpec, SpecError
 
 _AROUND = ("bias", "residual", "scale")  # words of `Fusion.epilogue` besides an activation's name
 
@@ -32,33 +32,33 @@ class Programs:
       arguments: shapes and dtypes of lhs, rhs and what stands beside them.
     """
 
-    computed: MatmulProblem
+    computed: MatmulSpec
     arguments: tuple[jax.ShapeDtypeStruct, ...]
     product: Product
 
     @classmethod
-    def of(cls, problem: MatmulProblem, chip: Chip) -> Programs:
+    def of(cls, spec: MatmulSpec, chip: Chip) -> Programs:
         """From the names in `problem.fusion.epilogue`.
 
         Raises:
-          ProblemError: the epilogue is not one of `systolic.matmul`'s with an activation that has a name, or an operand
+          SpecError: the epilogue is not one of `systolic.matmul`'s with an activation that has a name, or an operand
             has a function, which a description does not hold.
         """
-        product = _product(problem, chip)
-        arguments = _arguments(problem)
-        described = problem_of(product, arguments)
+        product = _product(spec, chip)
+        arguments = _arguments(spec)
+        described = spec_of(product, arguments)
         # How many operations an epilogue takes is counted, whatever the description says.
-        counted = dataclasses.replace(problem.fusion, epilogue_ops=described.fusion.epilogue_ops)
-        problem = dataclasses.replace(problem, fusion=counted)
-        if described != problem:
-            raise ProblemError(f"this product cannot be built from its description: {_difference(problem, described)}")
+        counted = dataclasses.replace(spec.fusion, epilogue_ops=described.fusion.epilogue_ops)
+        spec = dataclasses.replace(spec, fusion=counted)
+        if described != spec:
+            raise SpecError(f"this product cannot be built from its description: {_difference(spec, described)}")
         folded, _ = jax.eval_shape(lambda *arrays: fold(product.transpose_lhs, product.beside, arrays), *arguments)
-        planned = problem_of(product, folded)
-        return cls(computed=Orientation.of(planned).problem(planned), arguments=arguments, product=product)
+        planned = spec_of(product, folded)
+        return cls(computed=Orientation.of(planned).spec(planned), arguments=arguments, product=product)
 
-    def kernel(self, blocking: Blocking) -> Callable[..., Any]:
+    def kernel(self, config: KernelConfig) -> Callable[..., Any]:
         """The Pallas kernel with this blocking."""
-        where = Where(implementation="pallas", chip=self.product.where.chip, tiles=blocking)
+        where = Where(implementation="pallas", chip=self.product.where.chip, tiles=config)
         return functools.partial(_first, by_pallas, dataclasses.replace(self.product, where=where))
 
     def xla(self) -> Callable[..., Any]:
@@ -70,33 +70,33 @@ def _first(run: Callable[..., tuple[Any, ...]], product: Product, *arrays: Any) 
     return run(product, *arrays)[0]
 
 
-def _product(problem: MatmulProblem, chip: Chip) -> Product:
-    fusion = problem.fusion
+def _product(spec: MatmulSpec, chip: Chip) -> Product:
+    fusion = spec.fusion
     words = [word for word in fusion.epilogue.split(", ") if word]
     names = [word for word in words if word not in _AROUND]
     unknown = [word for word in names if word not in ACTIVATIONS]
     if unknown or len(names) > 1:
         known = ", ".join(ACTIVATIONS)
-        raise ProblemError(f"epilogue {fusion.epilogue!r}: tune can build one activation of {known}")
+        raise SpecError(f"epilogue {fusion.epilogue!r}: tune can build one activation of {known}")
     if fusion.lhs_fn is not None or fusion.rhs_fn is not None:
-        raise ProblemError("an operand's function is not part of a product's description; tune without it")
+        raise SpecError("an operand's function is not part of a product's description; tune without it")
     order = [word for word in ("bias", *names, "residual", "scale") if word in words]
     if words != order or [one.beside for one in fusion.extras] != ["out"] * (len(words) - len(names)):
-        raise ProblemError(
+        raise SpecError(
             f"epilogue {fusion.epilogue!r} with {len(fusion.extras)} arrays beside the product: tune can build a bias, "
             "an activation, a residual and a scale, in this order, with an array for each but the activation"
         )
     if fusion.more_outputs:
-        raise ProblemError("a product with more than one output cannot be built from its description")
+        raise SpecError("a product with more than one output cannot be built from its description")
     bias, residual, scale = (word in words for word in _AROUND)
     return Product(
         where=Where(implementation="pallas", chip=chip, tiles=None),
-        precision=problem.precision,
-        dtypes_out=(problem.dtype_out,),
-        epilogue=_epilogue(bias, names[0] if names else "", residual, scale, problem.dtype_out),
+        precision=spec.precision,
+        dtypes_out=(spec.dtype_out,),
+        epilogue=_epilogue(bias, names[0] if names else "", residual, scale, spec.dtype_out),
         epilogue_name=fusion.epilogue,
-        transpose_lhs=problem.transpose_lhs,
-        transpose_rhs=problem.transpose_rhs,
+        transpose_lhs=spec.transpose_lhs,
+        transpose_rhs=spec.transpose_rhs,
         beside=tuple(extra.beside for extra in fusion.extras),
     )
 
@@ -113,23 +113,23 @@ def _epilogue(bias: bool, activation: str, residual: bool, scale: bool, dtype_ou
     )
 
 
-def _arguments(problem: MatmulProblem) -> tuple[jax.ShapeDtypeStruct, ...]:
-    m, k, n = problem.m, problem.k, problem.n
+def _arguments(spec: MatmulSpec) -> tuple[jax.ShapeDtypeStruct, ...]:
+    m, k, n = spec.m, spec.k, spec.n
 
     def array(matrices: int, rows: int, columns: int, dtype: str) -> jax.ShapeDtypeStruct:
-        lead = (matrices,) if problem.batch > 1 else ()
+        lead = (matrices,) if spec.batch > 1 else ()
         return jax.ShapeDtypeStruct((*lead, rows, columns), jnp.dtype(dtype))
 
     found = [
-        array(problem.batch_lhs, *((k, m) if problem.transpose_lhs else (m, k)), problem.dtype_lhs),
-        array(problem.batch_rhs, *((n, k) if problem.transpose_rhs else (k, n)), problem.dtype_rhs),
+        array(spec.batch_lhs, *((k, m) if spec.transpose_lhs else (m, k)), spec.dtype_lhs),
+        array(spec.batch_rhs, *((n, k) if spec.transpose_rhs else (k, n)), spec.dtype_rhs),
     ]
-    for extra in problem.fusion.extras:
+    for extra in spec.fusion.extras:
         rows, columns = m if extra.rows else 1, n if extra.columns else 1
-        found.append(array(problem.batch if extra.rows and extra.columns else 1, rows, columns, extra.dtype))
+        found.append(array(spec.batch if extra.rows and extra.columns else 1, rows, columns, extra.dtype))
     return tuple(found)
 
 
-def _difference(asked: MatmulProblem, made: MatmulProblem) -> str:
-    names = [name for name in MatmulProblem.__dataclass_fields__ if getattr(asked, name) != getattr(made, name)]
+def _difference(asked: MatmulSpec, made: MatmulSpec) -> str:
+    names = [name for name in MatmulSpec.__dataclass_fields__ if getattr(asked, name) != getattr(made, name)]
     return "; ".join(f"{name} would be {getattr(made, name)} and not {getattr(asked, name)}" for name in names)

@@ -13,22 +13,22 @@ import numpy as np
 from jaxtyping import Float
 
 from systolic.cost import Choice
-from systolic.schedule import Blocking
+from systolic.schedule import KernelConfig
 
 _REACH = 1.0  # in octaves of a tile's side: at this distance a trial counts e^-1/2 of one at none
 _PRIOR = 0.3  # of a trial, by which the model alone counts
 _BUFFERS, _PIPELINE, _OUTER = 1.0, 1.0, 0.5  # distances, in octaves, between kernels that differ in these
 
 
-def features(blocking: Blocking) -> tuple[float, ...]:
+def features(config: KernelConfig) -> tuple[float, ...]:
     """Where a blocking stands among others: octaves of its sides, then what else its code depends on."""
-    tiles = blocking.tiles
-    sides = (tiles.tile_m, tiles.tile_k, tiles.tile_n, blocking.slice_m, blocking.slice_n, max(blocking.pieces, 1))
+    tiles = config.tiles
+    sides = (tiles.tile_m, tiles.tile_k, tiles.tile_n, config.subtile_m, config.subtile_n, max(config.fill_chunks, 1))
     return (
         *map(float, np.log2(sides)),
-        _BUFFERS * (blocking.buffers - 2),
-        _PIPELINE * (blocking.pieces > 0),
-        _OUTER * (blocking.outer == "m"),
+        _BUFFERS * (config.buffers - 2),
+        _PIPELINE * (config.fill_chunks > 0),
+        _OUTER * (config.grid_order == "m"),
     )
 
 
@@ -41,8 +41,8 @@ class Ranking:
 
     def __init__(self, choices: Sequence[Choice]) -> None:
         self._choices = list(choices)
-        self._number = {choice.blocking: number for number, choice in enumerate(self._choices)}
-        self._features = np.array([features(choice.blocking) for choice in self._choices])
+        self._number = {choice.config: number for number, choice in enumerate(self._choices)}
+        self._features = np.array([features(choice.config) for choice in self._choices])
         self._modelled = np.array([choice.modelled.time_us for choice in self._choices])
         self._open = np.ones(len(self._choices), bool)
         self._weights: Float[np.ndarray, " n"] = np.full(len(self._choices), _PRIOR)
@@ -52,15 +52,15 @@ class Ranking:
         """Times of all choices as they are expected now."""
         return self._modelled * np.exp(self._errors / self._weights)
 
-    def started(self, blocking: Blocking) -> None:
+    def started(self, config: KernelConfig) -> None:
         """A trial that is under way, or known to be of no use, is not proposed again."""
-        if blocking in self._number:
-            self._open[self._number[blocking]] = False
+        if config in self._number:
+            self._open[self._number[config]] = False
 
-    def learn(self, blocking: Blocking, time_us: float) -> None:
+    def learn(self, config: KernelConfig, time_us: float) -> None:
         """A trial ended."""
-        self.started(blocking)
-        number = self._number.get(blocking)
+        self.started(config)
+        number = self._number.get(config)
         if number is None:
             return
         distances = np.linalg.norm(self._features - self._features[number], axis=1)
@@ -68,12 +68,12 @@ class Ranking:
         self._weights += weights
         self._errors += weights * np.log(time_us / self._modelled[number])
 
-    def next(self, under_way: Sequence[Blocking] = ()) -> Choice | None:
+    def next(self, under_way: Sequence[KernelConfig] = ()) -> Choice | None:
         """The most promising that was not started; while others are under way, one that is not their like."""
         if not self._open.any():
             return None
         predicted = np.where(self._open, self.predicted_us(), np.inf)
-        taken = [self._number[blocking] for blocking in under_way if blocking in self._number]
+        taken = [self._number[config] for config in under_way if config in self._number]
         if taken:
             distances = np.min(
                 np.linalg.norm(self._features[:, None] - self._features[taken][None], axis=2), axis=1, initial=np.inf

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from systolic.chips import Chip
-from systolic.problem import MatmulProblem
-from systolic.schedule import Blocking
+from systolic.schedule import KernelConfig
+from systolic.spec import MatmulSpec
 from systolic.store import Trial
 
 End = Literal["trials", "time", "bound", "all"]
@@ -29,8 +29,8 @@ class TuningResult:
       end: why it ended: so many trials, the time was over, nothing left could be faster, or all were tried.
     """
 
-    problem: MatmulProblem
-    computed: MatmulProblem
+    spec: MatmulSpec
+    computed: MatmulSpec
     chip: str
     trials: tuple[Trial, ...]
     xla: Trial | None
@@ -46,15 +46,15 @@ class TuningResult:
         return next((trial for trial in self.trials if trial.time_us is not None), None)
 
     @property
-    def blocking(self) -> Blocking:
+    def config(self) -> KernelConfig:
         """The winner's, for `systolic.matmul(tiles=…)` and `systolic.plan(tiles=…)`.
 
         Raises:
           LookupError: no trial has a time.
         """
-        if self.winner is None or self.winner.blocking is None:
+        if self.winner is None or self.winner.config is None:
             raise LookupError("no trial has a time; their reasons are in `trials`")
-        return self.winner.blocking
+        return self.winner.config
 
     @property
     def ratio_to_xla(self) -> float | None:
@@ -67,11 +67,11 @@ class TuningResult:
         return self.xla_us / winner.time_us
 
 
-def repeated_us(xla: Trial, problem: MatmulProblem, chip: Chip) -> float | None:
+def repeated_us(xla: Trial, spec: MatmulSpec, chip: Chip) -> float | None:
     """XLA's time in repeated calls: its copy ahead runs during the call before, as far as HBM has time for it."""
     if xla.measured_us is not None:
         return xla.measured_us
     if xla.simulated_us is None:
         return None
-    least_us = problem.least_hbm_bytes / chip.machine.hbm_bytes_per_s * 1e6
+    least_us = spec.least_hbm_bytes / chip.machine.hbm_bytes_per_s * 1e6
     return max(xla.simulated_us, min(xla.simulated_us + (xla.prefetch_us or 0.0), least_us))

@@ -24,11 +24,11 @@ from systolic.compiler import (
     CompilerTimeout,
     WorkerPool,
 )
-from systolic.cost import Choice, blockings, chosen, least_time_us, profiled_choices
+from systolic.cost import Choice, chosen, configs, least_time_us, profiled_choices
 from systolic.ops.planning import forget_plans
-from systolic.problem import MatmulProblem
-from systolic.schedule import Blocking
+from systolic.schedule import KernelConfig
 from systolic.simulator import SimulationError
+from systolic.spec import MatmulSpec
 from systolic.store import Subject, Trial, TrialStore, best_first
 from systolic.timing import Measurement, NoDeviceError, device_of, measure, submit_simulation
 from systolic.tuning.ranking import Ranking
@@ -60,7 +60,7 @@ class Watcher:
 
 @reports_bugs
 def tune(
-    problem: MatmulProblem,
+    spec: MatmulSpec,
     chip: str | Chip = "v5e",
     *,
     trials: int = MOST_TRIALS,
@@ -94,7 +94,7 @@ def tune(
       watcher: is told of every trial.
 
     Raises:
-      ProblemError: what is fused cannot be built from its description.
+      SpecError: what is fused cannot be built from its description.
       UnknownChipError, UnsupportedDtypeError: no such chip, or a record that is not registered (`chips.register`); the
         chip does not multiply these dtypes.
       IllegalTilesError: no blocking is legal.
@@ -105,10 +105,9 @@ def tune(
     """
     named = chip_named(chip if isinstance(chip, str) else chip.name)  # a record's too: trials are kept by it
     known = named if isinstance(chip, str) else chip
-    if problem.dtype_multiplied not in known.dtypes:
+    if spec.dtype_multiplied not in known.dtypes:
         raise UnsupportedDtypeError(
-            f"{known.name} has no matrix multiplication of {problem.dtype_multiplied}; it takes "
-            f"{', '.join(known.dtypes)}"
+            f"{known.name} has no matrix multiplication of {spec.dtype_multiplied}; it takes {', '.join(known.dtypes)}"
         )
     # Before the work, not after it.
     store = store or TrialStore.at()
@@ -117,10 +116,10 @@ def tune(
         device_of(known)
     from systolic.tuning.programs import Programs  # needs JAX, which `import systolic` does not import
 
-    programs = Programs.of(problem, known)
+    programs = Programs.of(spec, known)
     first, choices = _candidates(programs.computed, known)
     search = _Search(
-        problem=problem,
+        spec=spec,
         programs=programs,
         chip=known,
         first=first,
@@ -144,7 +143,7 @@ def tune(
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    problem: MatmulProblem
+    spec: MatmulSpec
     programs: Programs
     chip: Chip
     first: list[Choice]
@@ -155,7 +154,7 @@ class _Search:
     measured: int
     until: float
     patience_s: float
-    found: dict[Blocking | None, Trial] = field(default_factory=dict)
+    found: dict[KernelConfig | None, Trial] = field(default_factory=dict)
     compiled: int = 0
 
     @property
@@ -166,7 +165,7 @@ class _Search:
         begun = time.monotonic()
         ranking = Ranking(self.choices)
         for trial in self.store.trials(self.subject):
-            self.found[trial.blocking] = trial
+            self.found[trial.config] = trial
             self._teach(ranking, trial)
         planned = len(self.choices) if self.most is None else self.most
         self.watcher.planned(max(0, planned - self._tried()) + (against_xla and None not in self.found))
@@ -177,16 +176,16 @@ class _Search:
         while True:
             while len(under_way) < workers:
                 over = self._over(sum(choice is not None for choice in under_way.values()))
-                choice = self._next(ranking, [one.blocking for one in under_way.values() if one is not None])
+                choice = self._next(ranking, [one.config for one in under_way.values() if one is not None])
                 if over is not None or choice is None:
                     end = over or end
                     break
-                ranking.started(choice.blocking)
+                ranking.started(choice.config)
                 if self._hopeless(choice):
                     end = "bound"
                     continue
-                label = f"{choice.blocking} for {self.chip.name}"
-                fn = self.programs.kernel(choice.blocking)
+                label = f"{choice.config} for {self.chip.name}"
+                fn = self.programs.kernel(choice.config)
                 under_way[submit(fn, self.programs.arguments, self.chip, label)] = choice
             if not under_way:
                 break
@@ -201,7 +200,7 @@ class _Search:
                 choice = under_way.pop(future)
                 trial, lasting = _trial(future, choice)
                 self.compiled += choice is not None
-                self.found[trial.blocking] = trial
+                self.found[trial.config] = trial
                 if lasting:
                     self.store.keep(self.subject, trial)
                 self._teach(ranking, trial)
@@ -210,50 +209,50 @@ class _Search:
             self._measure()
         finally:
             forget_plans()  # which may have been made without these trials
-        kernels = [trial for blocking, trial in self.found.items() if blocking is not None]
+        kernels = [trial for config, trial in self.found.items() if config is not None]
         xla = self.found.get(None)
         return TuningResult(
-            problem=self.problem,
+            spec=self.spec,
             computed=self.programs.computed,
             chip=self.chip.name,
             trials=tuple(best_first(kernels)),
             xla=xla,
-            xla_us=None if xla is None else repeated_us(xla, self.problem, self.chip),
+            xla_us=None if xla is None else repeated_us(xla, self.spec, self.chip),
             considered=len(self.choices),
             compiled=self.compiled,
             seconds=time.monotonic() - begun,
             end=end,
         )
 
-    def _next(self, ranking: Ranking, under_way: Sequence[Blocking]) -> Choice | None:
+    def _next(self, ranking: Ranking, under_way: Sequence[KernelConfig]) -> Choice | None:
         while self.first:
             choice = self.first.pop(0)
-            if choice.blocking not in self.found:
+            if choice.config not in self.found:
                 return choice
         return ranking.next(under_way)
 
     def _measure(self) -> None:
         """The best few by simulated time, and XLA's program, on the device; what was measured before is not again."""
         timed = [one for one in self.found.values() if one.simulated_us is not None]
-        kernels = sorted((one for one in timed if one.blocking is not None), key=lambda one: one.simulated_us or 0.0)
-        xla = [one for one in timed if one.blocking is None]
+        kernels = sorted((one for one in timed if one.config is not None), key=lambda one: one.simulated_us or 0.0)
+        xla = [one for one in timed if one.config is None]
         for trial in [*kernels[: self.measured], *(xla if self.measured else [])]:
             if trial.measured_us is not None:
                 continue
-            fn = self.programs.xla() if trial.blocking is None else self.programs.kernel(trial.blocking)
+            fn = self.programs.xla() if trial.config is None else self.programs.kernel(trial.config)
             try:
                 time_us = measure(fn, self.programs.arguments, self.chip).time_us
             except NoDeviceError:
                 raise
             except Exception as error:  # noqa: BLE001 -- the device's: one trial's failure ends no search
                 reason = f"not measured: {type(error).__name__}: {error}"
-                self.found[trial.blocking] = dataclasses.replace(trial, reason=reason)
+                self.found[trial.config] = dataclasses.replace(trial, reason=reason)
                 continue
-            self.found[trial.blocking] = dataclasses.replace(trial, measured_us=time_us)
-            self.store.keep(self.subject, self.found[trial.blocking])
+            self.found[trial.config] = dataclasses.replace(trial, measured_us=time_us)
+            self.store.keep(self.subject, self.found[trial.config])
 
     def _tried(self) -> int:
-        return sum(blocking is not None for blocking in self.found)
+        return sum(config is not None for config in self.found)
 
     def _over(self, under_way: int) -> End | None:
         if self.most is not None and self._tried() + under_way >= self.most:
@@ -262,43 +261,43 @@ class _Search:
 
     def _best(self) -> Trial | None:
         """By simulated time, which all have; what is measured comes at the end."""
-        timed = [one for blocking, one in self.found.items() if blocking is not None and one.simulated_us is not None]
+        timed = [one for config, one in self.found.items() if config is not None and one.simulated_us is not None]
         return min(timed, key=lambda one: one.simulated_us or 0.0, default=None)
 
     def _hopeless(self, choice: Choice) -> bool:
         best = self._best()
         if best is None or best.simulated_us is None:
             return False
-        return least_time_us(self.programs.computed, choice.blocking, self.chip) >= best.simulated_us
+        return least_time_us(self.programs.computed, choice.config, self.chip) >= best.simulated_us
 
     @staticmethod
     def _teach(ranking: Ranking, trial: Trial) -> None:
-        if trial.blocking is None:
+        if trial.config is None:
             return
-        ranking.started(trial.blocking)
+        ranking.started(trial.config)
         if trial.simulated_us is not None:
-            ranking.learn(trial.blocking, trial.simulated_us)
+            ranking.learn(trial.config, trial.simulated_us)
 
 
-def _candidates(computed: MatmulProblem, chip: Chip) -> tuple[list[Choice], list[Choice]]:
+def _candidates(computed: MatmulSpec, chip: Chip) -> tuple[list[Choice], list[Choice]]:
     """The best profiled tiles, which are tried first, and every legal blocking; all with the model's time.
 
     Not with the profile's: it teaches nothing of where the model is wrong.
     """
-    every = {choice.blocking: choice for choice in blockings(computed, chip)}
-    found = [choice.blocking for choice in profiled_choices(computed, chip, _PROFILED_FIRST).choices]
-    first = [every.get(blocking) or chosen(computed, blocking, chip) for blocking in found]
-    return first, [*every.values(), *(choice for choice in first if choice.blocking not in every)]
+    every = {choice.config: choice for choice in configs(computed, chip)}
+    found = [choice.config for choice in profiled_choices(computed, chip, _PROFILED_FIRST).choices]
+    first = [every.get(config) or chosen(computed, config, chip) for config in found]
+    return first, [*every.values(), *(choice for choice in first if choice.config not in every)]
 
 
 def _trial(future: Future[Measurement], choice: Choice | None) -> tuple[Trial, bool]:
     """What came of it, and whether that would come of it again: a lost worker or too slow a machine is not kept."""
-    blocking = choice.blocking if choice is not None else None
+    config = choice.config if choice is not None else None
     modelled_us = choice.modelled.time_us if choice is not None else None
     try:
         measurement = future.result()
     except CompilerRefusal as error:
-        return Trial(blocking=blocking, status="refused", modelled_us=modelled_us, reason=_text(str(error))), True
+        return Trial(config=config, status="refused", modelled_us=modelled_us, reason=_text(str(error))), True
     except CompilerMissing:
         raise
     except Exception as error:  # noqa: BLE001 -- JAX's as it traces, Dask's: one trial's failure ends no search
@@ -306,11 +305,11 @@ def _trial(future: Future[Measurement], choice: Choice | None) -> tuple[Trial, b
         # What the machine could not bear now, it or another one may bear later.
         scarce = isinstance(error, (CompilerTimeout, CompilerOutOfMemory))
         lasting = isinstance(error, (CompilerError, SimulationError)) and not scarce
-        return Trial(blocking=blocking, status="failed", modelled_us=modelled_us, reason=reason), lasting
+        return Trial(config=config, status="failed", modelled_us=modelled_us, reason=reason), lasting
     run = measurement.run
     assert run is not None
     trial = Trial(
-        blocking=blocking,
+        config=config,
         status="ok",
         modelled_us=modelled_us,
         simulated_us=measurement.time_us,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from systolic.chips import CHIPS, UnknownChipError, chip
-from systolic.problem import MatmulProblem
 from systolic.schedule import Tiles
+from systolic.spec import MatmulSpec
 from systolic.validation.published import PublishedRow
 
 WALL_CLOCK = "wall_clock"
@@ -37,14 +37,14 @@ class PublishedProgram:
 
     chip: str
     kernel: str  # ops of different names may be one kernel
-    problem: MatmulProblem
+    spec: MatmulSpec
     tiles: Tiles | None
     function: Callable[..., Any] = field(compare=False, repr=False)
     arguments: tuple[Any, ...] = field(compare=False, repr=False)
 
     def __str__(self) -> str:
-        size = f"{self.problem.m}/{self.problem.k}/{self.problem.n}"
-        dtypes = f"{self.problem.dtype_lhs}×{self.problem.dtype_rhs}→{self.problem.dtype_out}"
+        size = f"{self.spec.m}/{self.spec.k}/{self.spec.n}"
+        dtypes = f"{self.spec.dtype_lhs}×{self.spec.dtype_rhs}→{self.spec.dtype_out}"
         return f"{self.chip} {self.kernel} {size} {dtypes}" + (f" in {self.tiles}" if self.tiles else "")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from systolic.bench.accuracy import Accuracy, ResultError, check, operands, reference, tolerance
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 
 Multiply = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -45,8 +45,8 @@ def honest(dtype_out: str, chunks: int = 1) -> Multiply:
 def test_honest_kernels_pass_with_a_margin_below_ten(
     shape: tuple[int, int, int], dtype: str, dtype_out: str, chunks: int, seed: int
 ) -> None:
-    problem = MatmulProblem.of(*shape, dtype, dtype_out)
-    accuracy = check(honest(dtype_out, chunks), problem, chunks, seed)
+    spec = MatmulSpec.of(*shape, dtype, dtype_out)
+    accuracy = check(honest(dtype_out, chunks), spec, chunks, seed)
     assert accuracy.ok
     assert accuracy.max_abs_error < accuracy.tolerance < 10 * accuracy.max_abs_error
 
@@ -54,8 +54,8 @@ def test_honest_kernels_pass_with_a_margin_below_ten(
 @pytest.mark.parametrize(("k", "dtype_out"), [(1, "bfloat16"), (1, "float32"), (2, "bfloat16"), (7, "float32")])
 def test_few_terms_pass(k: int, dtype_out: str) -> None:
     """Sums of few products are far from normal; the tolerance does not assume that they are."""
-    problem = MatmulProblem.of(512, k, 512, "float32", dtype_out)
-    assert all(check(honest(dtype_out), problem, 1, seed).ok for seed in range(3))
+    spec = MatmulSpec.of(512, k, 512, "float32", dtype_out)
+    assert all(check(honest(dtype_out), spec, 1, seed).ok for seed in range(3))
 
 
 def blas(lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
@@ -98,31 +98,31 @@ FAULTS = [lost_row_of_k, missing_tile, tile_added_twice, rows_swapped, one_nan]
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("fault", [*FAULTS, one_bfloat16_pass])
 def test_faults_in_float32(fault: Multiply, seed: int) -> None:
-    problem = MatmulProblem.of(256, 1024, 256, "float32")
-    assert check(blas, problem, 1, seed).ok
+    spec = MatmulSpec.of(256, 1024, 256, "float32")
+    assert check(blas, spec, 1, seed).ok
     for chunks in (1, 8):
-        assert not check(fault, problem, chunks, seed).ok
+        assert not check(fault, spec, chunks, seed).ok
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_in_bfloat16(fault: Multiply, seed: int) -> None:
-    problem = MatmulProblem.of(256, 1024, 256, "bfloat16")
-    assert check(lambda lhs, rhs: blas(lhs, rhs).astype(ml_dtypes.bfloat16), problem, 1, seed).ok
+    spec = MatmulSpec.of(256, 1024, 256, "bfloat16")
+    assert check(lambda lhs, rhs: blas(lhs, rhs).astype(ml_dtypes.bfloat16), spec, 1, seed).ok
     for chunks in (1, 8):  # v5 and v3
-        assert not check(lambda lhs, rhs: fault(lhs, rhs).astype(ml_dtypes.bfloat16), problem, chunks, seed).ok
+        assert not check(lambda lhs, rhs: fault(lhs, rhs).astype(ml_dtypes.bfloat16), spec, chunks, seed).ok
 
 
 def test_a_bfloat16_accumulator_is_no_float32_one() -> None:
     """Rounded at each of 32 steps, but claimed to be rounded once."""
-    problem = MatmulProblem.of(256, 1024, 256, "bfloat16")
-    assert not check(honest("bfloat16", 32), problem, 1).ok
-    assert check(honest("bfloat16", 32), problem, 32).ok
+    spec = MatmulSpec.of(256, 1024, 256, "bfloat16")
+    assert not check(honest("bfloat16", 32), spec, 1).ok
+    assert check(honest("bfloat16", 32), spec, 32).ok
 
 
 def test_integers_are_exact() -> None:
-    problem = MatmulProblem.of(64, 1000, 32, "int8")
-    assert tolerance(problem, 1) == 0
+    spec = MatmulSpec.of(64, 1000, 32, "int8")
+    assert tolerance(spec, 1) == 0
 
     def multiply(lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
         return lhs.astype(np.int32) @ rhs.astype(np.int32)
@@ -132,10 +132,10 @@ def test_integers_are_exact() -> None:
         out[0, 0] += 1
         return out
 
-    assert check(multiply, problem, 1) == Accuracy(max_abs_error=0.0, tolerance=0.0)
-    assert check(multiply, problem, 1).ok
-    assert check(one_off, problem, 1) == Accuracy(max_abs_error=1.0, tolerance=0.0)
-    assert not check(one_off, problem, 1).ok
+    assert check(multiply, spec, 1) == Accuracy(max_abs_error=0.0, tolerance=0.0)
+    assert check(multiply, spec, 1).ok
+    assert check(one_off, spec, 1) == Accuracy(max_abs_error=1.0, tolerance=0.0)
+    assert not check(one_off, spec, 1).ok
 
 
 def test_integer_reference_is_exact_either_way() -> None:
@@ -148,11 +148,11 @@ def test_integer_reference_is_exact_either_way() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_operands(dtype: str) -> None:
-    problem = MatmulProblem.of(300, 400, 500, dtype)
-    lhs, rhs = operands(problem, seed=5)
+    spec = MatmulSpec.of(300, 400, 500, dtype)
+    lhs, rhs = operands(spec, seed=5)
     assert (lhs.shape, rhs.shape) == ((300, 400), (400, 500))
     assert lhs.dtype.name == rhs.dtype.name == dtype
-    again, other = operands(problem, seed=5)[0], operands(problem, seed=6)[0]
+    again, other = operands(spec, seed=5)[0], operands(spec, seed=6)[0]
     assert (again == lhs).all()
     assert (other != lhs).mean() > 0.9
     if dtype == "int8":
@@ -173,7 +173,7 @@ def test_ok_includes_the_limit() -> None:
 
 def test_tolerance_grows_with_what_makes_errors() -> None:
     def of(m: int = 128, k: int = 128, dtype_out: str = "float32", chunks: int = 1) -> float:
-        return tolerance(MatmulProblem.of(m, k, 128, "bfloat16", dtype_out), chunks)
+        return tolerance(MatmulSpec.of(m, k, 128, "bfloat16", dtype_out), chunks)
 
     assert of() < of(k=256) < of(k=4096)
     assert of() < of(m=1024)
@@ -184,8 +184,8 @@ def test_tolerance_grows_with_what_makes_errors() -> None:
 
 
 def test_result_of_another_kind() -> None:
-    problem = MatmulProblem.of(8, 128, 128, "float32")
+    spec = MatmulSpec.of(8, 128, 128, "float32")
     with pytest.raises(ResultError, match=r"float32\[1, 128\]; the product is float32\[8, 128\]"):
-        check(lambda lhs, rhs: blas(lhs[:1], rhs), problem, 1)  # which would broadcast
+        check(lambda lhs, rhs: blas(lhs[:1], rhs), spec, 1)  # which would broadcast
     with pytest.raises(ResultError, match="float64"):
-        check(lambda lhs, rhs: lhs.astype(float) @ rhs.astype(float), problem, 1)
+        check(lambda lhs, rhs: lhs.astype(float) @ rhs.astype(float), spec, 1)

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import systolic.ops.product
-from systolic.bench.programs import arguments, ours, problem_of
+from systolic.bench.programs import arguments, ours, spec_of
 from systolic.bench.suites import (
     DECODE,
     FUSED_SIZES,
@@ -20,7 +20,7 @@ from systolic.bench.suites import (
     UnknownSuiteError,
     suite,
 )
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -82,18 +82,18 @@ def test_what_comes_out(dtype: str, plain: str, fused: str) -> None:
 
 
 class PlannedError(Exception):
-    def __init__(self, problem: MatmulProblem) -> None:
+    def __init__(self, spec: MatmulSpec) -> None:
         super().__init__()
-        self.problem = problem
+        self.spec = spec
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("fused", "bfloat16"), ("fused", "float32"), ("edges", "int8")])
 def test_the_problem_of_a_case_is_what_matmul_plans(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def caught(problem: MatmulProblem, *_: object, **__: object) -> None:
-        raise PlannedError(problem)
+    def caught(spec: MatmulSpec, *_: object, **__: object) -> None:
+        raise PlannedError(spec)
 
     monkeypatch.setattr(systolic.ops.product, "plan", caught)
     for case in suite(name, dtype):
         with pytest.raises(PlannedError) as planned:
             jax.eval_shape(ours(case, "v5e"), arguments(case))
-        assert planned.value.problem == problem_of(case), case.name
+        assert planned.value.spec == spec_of(case), case.name

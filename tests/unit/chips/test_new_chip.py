@@ -17,12 +17,12 @@ from systolic.chips import CHIPS, V6E, Chip, ChipNameError, UnknownChipError, ch
 from systolic.cli import main
 from systolic.cloud import order
 from systolic.cloud.offers import address
-from systolic.cost import blockings
-from systolic.problem import MatmulProblem
+from systolic.cost import configs
+from systolic.spec import MatmulSpec
 
 SOURCE = Path(systolic.__file__).parent
 V8X = dataclasses.replace(V6E, name="v8x", aliases=("graphite",), title="TPU v8x", device_kind="TPU v8x")
-SQUARE = MatmulProblem.of(1024, 1024, 1024, "bfloat16")
+SQUARE = MatmulSpec.of(1024, 1024, 1024, "bfloat16")
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_plan_with_a_record_that_nobody_registered() -> None:
     found = systolic.plan(SQUARE, V8X)
     assert found.chip == "v8x"
     assert found.known == "modelled"  # profiles of tiles are shipped by name
-    assert found.blocking == blockings(SQUARE, V6E)[0].blocking
+    assert found.config == configs(SQUARE, V6E)[0].config
     slower = dataclasses.replace(V8X, machine=dataclasses.replace(V8X.machine, hbm_bytes_per_s=1e11))
     assert systolic.plan(SQUARE, slower).time_us > 2 * found.time_us
 
@@ -169,4 +169,4 @@ def test_a_planted_name_is_found(tmp_path: Path, text: str, lines: int) -> None:
 
 def test_trials_of_a_record_need_its_name() -> None:
     with pytest.raises(UnknownChipError, match="v8x"):
-        systolic.tune(MatmulProblem.of(512, 512, 512, "bfloat16"), V8X)
+        systolic.tune(MatmulSpec.of(512, 512, 512, "bfloat16"), V8X)

@@ -275,13 +275,13 @@ def test_a_plan_as_json(run: Run) -> None:
     arguments = ("plan", "1024,2048,512", "--transpose-rhs", "--residual", "--batch", "3", "--out", "float32")
     code, out, _ = run(*arguments, "--json", "-")
     (row,) = json.loads(out)["rows"]
-    problem = row["problem"]
+    spec = row["spec"]
     assert code == 0
-    assert (problem["m"], problem["k"], problem["n"]) == (1024, 2048, 512)
-    assert (problem["batch"], problem["batch_lhs"], problem["batch_rhs"]) == (3, 3, 3)
-    assert (problem["transpose_lhs"], problem["transpose_rhs"]) == (False, True)
-    assert problem["dtype_out"] == "float32"
-    assert problem["fusion"]["epilogue"] == "residual"
+    assert (spec["m"], spec["k"], spec["n"]) == (1024, 2048, 512)
+    assert (spec["batch"], spec["batch_lhs"], spec["batch_rhs"]) == (3, 3, 3)
+    assert (spec["transpose_lhs"], spec["transpose_rhs"]) == (False, True)
+    assert spec["dtype_out"] == "float32"
+    assert spec["fusion"]["epilogue"] == "residual"
     assert row["provenance"] == "modelled"
     assert row["time_us"] >= row["mxu_us"]
     assert row["vmem_bytes"] <= row["vmem_limit_bytes"]

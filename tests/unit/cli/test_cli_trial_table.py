@@ -19,7 +19,7 @@ from systolic.store import Trial, TrialStore
 @pytest.fixture
 def store(tmp_path: Path) -> TrialStore:
     made = TrialStore(tmp_path / "trials.sqlite")
-    for one in (trial(128, 30.0), trial(256, 10.0), trial(384, None), Trial(blocking=None, status="ok")):
+    for one in (trial(128, 30.0), trial(256, 10.0), trial(384, None), Trial(config=None, status="ok")):
         made.keep(SUBJECT, one)
     made.keep(replace(SUBJECT, chip="v5e"), trial(512, 99.0))
     return made
@@ -103,26 +103,26 @@ GONE = object()
         ((*TRIAL, "status"), "failed", "that failed has a time"),
         ((*TRIAL, "reason"), "\ud800", "is no Unicode text"),
         ((*TRIAL, "reason"), None, "is not a text"),
-        ((*TRIAL, "blocking"), "256/256/512", "is not an object"),
-        ((*TRIAL, "blocking", "outer"), "k", "is none of m, n"),
-        ((*TRIAL, "blocking", "buffers"), 7, "a pipeline has 2 or 3"),
-        ((*TRIAL, "blocking", "tiles", "tile_m"), 0, "tile_m=0"),
-        ((*TRIAL, "blocking", "tiles", "tile_m"), True, "True is no whole number"),
-        ((*TRIAL, "blocking", "tiles"), GONE, "tiles is missing"),
-        ((*TRIAL, "blocking", "\x1b[2J"), 1, r"'.x1b\[2J' is not known"),
+        ((*TRIAL, "config"), "256/256/512", "is not an object"),
+        ((*TRIAL, "config", "outer"), "k", "is none of m, n"),
+        ((*TRIAL, "config", "buffers"), 7, "a pipeline has 2 or 3"),
+        ((*TRIAL, "config", "tiles", "tile_m"), 0, "tile_m=0"),
+        ((*TRIAL, "config", "tiles", "tile_m"), True, "True is no whole number"),
+        ((*TRIAL, "config", "tiles"), GONE, "tiles is missing"),
+        ((*TRIAL, "config", "\x1b[2J"), 1, r"'.x1b\[2J' is not known"),
         ((*SUBJECT_OF, "chip"), "v99", "chip 'v99' is not known"),
         ((*SUBJECT_OF, "chip"), "[/bold]", "is not known"),
         ((*SUBJECT_OF, "jax"), "[/bold]", r"jax='\[/bold\]' is not of its form"),
         ((*SUBJECT_OF, "libtpu"), "1\n2", "is not of its form"),
         ((*SUBJECT_OF, "kernel_version"), -1, "below 0"),
-        ((*SUBJECT_OF, "problem", "m"), 10**400, "no whole number"),
-        ((*SUBJECT_OF, "problem", "m"), 2**31, "above 2147483647"),
-        ((*SUBJECT_OF, "problem", "dtype_lhs"), "O", "dtype 'O' is not known"),
-        ((*SUBJECT_OF, "problem", "dtype_lhs"), "i4,i4", "is not known"),
-        ((*SUBJECT_OF, "problem", "precision"), "most", "is none of default, high, highest"),
-        ((*SUBJECT_OF, "problem", "fusion", "epilogue"), "[/bold]", "is not of its form"),
-        ((*SUBJECT_OF, "problem", "fusion", "extras"), {}, "is not a list"),
-        ((*SUBJECT_OF, "problem"), [], "is not an object"),
+        ((*SUBJECT_OF, "spec", "m"), 10**400, "no whole number"),
+        ((*SUBJECT_OF, "spec", "m"), 2**31, "above 2147483647"),
+        ((*SUBJECT_OF, "spec", "dtype_lhs"), "O", "dtype 'O' is not known"),
+        ((*SUBJECT_OF, "spec", "dtype_lhs"), "i4,i4", "is not known"),
+        ((*SUBJECT_OF, "spec", "precision"), "most", "is none of default, high, highest"),
+        ((*SUBJECT_OF, "spec", "fusion", "epilogue"), "[/bold]", "is not of its form"),
+        ((*SUBJECT_OF, "spec", "fusion", "extras"), {}, "is not a list"),
+        ((*SUBJECT_OF, "spec"), [], "is not an object"),
         ((*SUBJECT_OF, "more"), 1, "'more' is not known"),
         (("rows", 1, "trials"), {}, "no subject with a list of trials"),
         (("rows", 1, "note"), "x", "no subject with a list of trials"),
@@ -222,11 +222,11 @@ def test_what_a_compiler_said_is_shown_as_it_is(tmp_path: Path, capsys: pytest.C
     found = store.trials(SUBJECT)
     assert [one.reason for one in found] == [said, ""]
     result = TuningResult(
-        problem=SUBJECT.problem,
-        computed=SUBJECT.problem,
+        spec=SUBJECT.spec,
+        computed=SUBJECT.spec,
         chip="v6e",
         trials=tuple(found),
-        xla=replace(found[0], blocking=None),
+        xla=replace(found[0], config=None),
         xla_us=None,
         considered=2,
         compiled=2,
@@ -247,11 +247,11 @@ def test_plan_says_by_what_the_store_misses(
 
     monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
     forget_plans()
-    here = Subject.here(replace(SUBJECT.problem, m=384), "v6e")
+    here = Subject.here(replace(SUBJECT.spec, m=384), "v6e")
     TrialStore.at().keep(here, trial(128, 9.5))
-    sizes = [str(getattr(here.problem, letter)) for letter in "mkn"]
-    assert main(["plan", ",".join(sizes), "--chip", "v6e", "--dtype", here.problem.dtype_lhs]) == 0
+    sizes = [str(getattr(here.spec, letter)) for letter in "mkn"]
+    assert main(["plan", ",".join(sizes), "--chip", "v6e", "--dtype", here.spec.dtype_lhs]) == 0
     assert "9.5 µs simulated" in capsys.readouterr().out
-    assert main(["plan", ",".join([*sizes[:2], "4096"]), "--chip", "v6e", "--dtype", here.problem.dtype_lhs]) == 0
+    assert main(["plan", ",".join([*sizes[:2], "4096"]), "--chip", "v6e", "--dtype", here.spec.dtype_lhs]) == 0
     assert f"the nearest in the store differs by problem.n: {sizes[2]} in place of 4096" in capsys.readouterr().out
     forget_plans()

@@ -28,17 +28,17 @@ from systolic.cost import (
     walked_time,
 )
 from systolic.kernels import KERNEL_VERSION
-from systolic.problem import Extra, Fusion, MatmulProblem
-from systolic.schedule import Blocking, IllegalTilesError, Tiles
+from systolic.schedule import GridOrder, IllegalTilesError, KernelConfig, Tiles
 from systolic.simulator import SimulatedRun
 from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.records import CoreRun
+from systolic.spec import Extra, Fusion, MatmulSpec
 from systolic.store import StoreWarning, Subject, Trial, TrialStore
 from systolic.tuning.profiling import step_cost, without_copies
 from systolic.untrusted import UntrustedError
 
 SHIPPED = sorted(Path(str(resources.files("systolic.cost") / "profiles")).glob("*.json"))
-SQUARE = MatmulProblem.of(4096, 4096, 4096, "bfloat16")
+SQUARE = MatmulSpec.of(4096, 4096, 4096, "bfloat16")
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
@@ -93,60 +93,62 @@ SIZES = st.sampled_from([1, 2, 3, 5, 8, 13, 40])
 @given(
     grid=st.tuples(SIZES, SIZES, SIZES),
     step=st.sampled_from([300.0, 4000.0, 9000.0]),
-    outer=st.sampled_from(["m", "n"]),
+    grid_order=st.sampled_from(["m", "n"]),
     buffers=st.sampled_from([2, 3]),
-    pieces=st.sampled_from([0, 1, 2]),
+    fill_chunks=st.sampled_from([0, 1, 2]),
     name=st.sampled_from(["v4", "v5e", "v5p", "v6e", "v7x"]),
 )
 def test_what_repeats_is_not_walked_again_and_changes_nothing(
-    grid: tuple[int, int, int], step: float, outer: str, buffers: int, pieces: int, name: str
+    grid: tuple[int, int, int], step: float, grid_order: GridOrder, buffers: int, fill_chunks: int, name: str
 ) -> None:
     if chip(name).cores_per_device > 1:
-        pieces = 0
-    if pieces == 0:
+        fill_chunks = 0
+    if fill_chunks == 0:
         buffers = 2
     tiles = Tiles(tile_m=256, tile_k=512, tile_n=512)
-    problem = MatmulProblem.of(256 * grid[0], 512 * grid[2], 512 * grid[1], "bfloat16")
-    blocking = Blocking(tiles=tiles, slice_m=256, slice_n=256, buffers=buffers, outer=outer, pieces=pieces)  # type: ignore[arg-type]
+    spec = MatmulSpec.of(256 * grid[0], 512 * grid[2], 512 * grid[1], "bfloat16")
+    config = KernelConfig(
+        tiles=tiles, subtile_m=256, subtile_n=256, buffers=buffers, grid_order=grid_order, fill_chunks=fill_chunks
+    )
     cost = StepCost(call=200, first=step * 1.2, step=step, end=step + 50)
-    short = walked_time(problem, blocking, chip(name), cost)
+    short = walked_time(spec, config, chip(name), cost)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(walk, "_SAME_CYCLES", -1.0)
-        whole = walked_time(problem, blocking, chip(name), cost)
+        whole = walked_time(spec, config, chip(name), cost)
     assert short.time_us == pytest.approx(whole.time_us, rel=1e-4)
     assert short.compute_us == pytest.approx(whole.compute_us, rel=1e-9)
     assert short.copy_us == pytest.approx(whole.copy_us, rel=1e-9)
     steps = grid[0] * grid[1] * grid[2]
     cycles = step * (steps - 1) / chip(name).cores_per_device
     assert short.time_us >= cycles / chip(name).machine.clock_hz * 1e6
-    assert short.time_us >= least_time_us(problem, blocking, chip(name)) - 1e-6 or step < 4000
+    assert short.time_us >= least_time_us(spec, config, chip(name)) - 1e-6 or step < 4000
 
 
 @pytest.mark.parametrize("name", ["v5e", "v5p", "v6e", "v7x"])
 @pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (16, 4096, 14336), (2048, 7168, 2048), (512, 512, 512)])
 def test_ranked_tiles_are_legal_divide_the_sizes_and_come_best_first(name: str, sizes: tuple[int, int, int]) -> None:
-    problem, its = MatmulProblem.of(*sizes, "bfloat16"), chip(name)
-    choices, considered, least_us = profiled_choices(problem, its, 10)
+    spec, its = MatmulSpec.of(*sizes, "bfloat16"), chip(name)
+    choices, considered, least_us = profiled_choices(spec, its, 10)
     assert considered >= len(choices) >= 5
     assert least_us <= choices[0].modelled.time_us
     times = [one.modelled.time_us for one in choices]
     assert times == sorted(times)
     for one in choices:
-        chosen(problem, one.blocking, its)  # raises where it breaks a rule
-        assert all(getattr(problem, side) % getattr(one.blocking.tiles, f"tile_{side}") == 0 for side in "mkn")
-        again = profiled_choice(problem, one.blocking, its)
+        chosen(spec, one.config, its)  # raises where it breaks a rule
+        assert all(getattr(spec, side) % getattr(one.config.tiles, f"tile_{side}") == 0 for side in "mkn")
+        again = profiled_choice(spec, one.config, its)
         assert again is not None
         assert again.modelled == one.modelled
-    assert profiled_choices(problem, its).choices[0].modelled.time_us == pytest.approx(times[0], rel=0.003)
+    assert profiled_choices(spec, its).choices[0].modelled.time_us == pytest.approx(times[0], rel=0.003)
 
 
 def test_a_tile_without_a_profile_says_so() -> None:
-    odd = Blocking(tiles=Tiles(tile_m=128, tile_k=128, tile_n=128), slice_m=128, slice_n=128, pieces=1)
+    odd = KernelConfig(tiles=Tiles(tile_m=128, tile_k=128, tile_n=128), subtile_m=128, subtile_n=128, fill_chunks=1)
     assert ProfiledTile.of(SQUARE, odd).whole_k is False
     assert profiled_choice(SQUARE, odd, chip("v6e")) is None
     assert systolic.plan(SQUARE, "v6e", tiles=odd).known == "modelled"
     assert systolic.plan(SQUARE, "v6e").known == "profiled"
-    assert systolic.plan(MatmulProblem.of(4097, 4099, 4096, "bfloat16"), "v6e").known == "modelled"
+    assert systolic.plan(MatmulSpec.of(4097, 4099, 4096, "bfloat16"), "v6e").known == "modelled"
 
 
 def test_a_plan_says_what_its_profile_was_made_with(
@@ -180,22 +182,22 @@ def test_a_winner_in_the_store_comes_first(tmp_path: Path, monkeypatch: pytest.M
     forget_plans()
     before = systolic.plan(SQUARE, "v6e")
     tiles = Tiles(tile_m=512, tile_k=512, tile_n=512)
-    blocking = Blocking(tiles=tiles, slice_m=512, slice_n=512, pieces=1)
+    config = KernelConfig(tiles=tiles, subtile_m=512, subtile_n=512, fill_chunks=1)
     # As `tune` finds it, which counts the cast of the output among the epilogue's operations.
     tuned = dataclasses.replace(before.computed, fusion=Fusion(epilogue_ops=1))
     store, subject = TrialStore.at(), Subject.here(tuned, "v6e")
-    store.keep(subject, Trial(blocking=blocking, status="ok", simulated_us=323.4))
-    store.keep(subject, Trial(blocking=None, status="ok", simulated_us=1.0))  # XLA's is no kernel
-    store.keep(subject, Trial(blocking=dataclasses.replace(blocking, pieces=2), status="failed", reason="no"))
+    store.keep(subject, Trial(config=config, status="ok", simulated_us=323.4))
+    store.keep(subject, Trial(config=None, status="ok", simulated_us=1.0))  # XLA's is no kernel
+    store.keep(subject, Trial(config=dataclasses.replace(config, fill_chunks=2), status="failed", reason="no"))
     assert systolic.plan(SQUARE, "v6e") == before, "a process keeps its plans"
     forget_plans()
     made = systolic.plan(SQUARE, "v6e")
-    assert (made.blocking, made.time_us, made.known) == (blocking, 323.4, "simulated")
+    assert (made.config, made.time_us, made.known) == (config, 323.4, "simulated")
     assert "winner of systolic tune" in made.reason
     assert systolic.plan(SQUARE, "v5e").known == "profiled"
-    illegal = dataclasses.replace(blocking, tiles=Tiles(tile_m=4096, tile_k=4096, tile_n=4096), slice_m=4096)
+    illegal = dataclasses.replace(config, tiles=Tiles(tile_m=4096, tile_k=4096, tile_n=4096), subtile_m=4096)
     with pytest.raises(UntrustedError, match="VMEM"):  # nor does a row that is there already win
-        store.keep(subject, Trial(blocking=illegal, status="ok", simulated_us=500.0))
+        store.keep(subject, Trial(config=illegal, status="ok", simulated_us=500.0))
     changed = dataclasses.replace(chip("v6e"), vmem_bytes_per_core=64 * 2**20)
     assert systolic.plan(SQUARE, changed).known != "simulated", "tuned for another chip"
     (tmp_path / "trials.sqlite").write_bytes(b"SQLite format 3\0" + b"?" * 5000)
@@ -219,13 +221,13 @@ def run_of(rounds: list[float], cycles: int) -> SimulatedRun:
 
 def test_what_steps_cost_is_read_off_the_rounds() -> None:
     tile = ProfiledTile(
-        tiles=Tiles(tile_m=512, tile_k=512, tile_n=512), slice_m=512, slice_n=512, whole_k=False, pieces=2
+        tiles=Tiles(tile_m=512, tile_k=512, tile_n=512), subtile_m=512, subtile_n=512, whole_k=False, fill_chunks=2
     )
     runs = [1300.0, 1000, 1040] + [1000.0, 1000, 1040] * 3
     cost = step_cost(run_of(runs, 100 + int(sum(runs)) + 60), tile)
     assert cost == StepCost(call=160, first=1300, step=1000, end=1040)
     # Pallas' own pipeline has a round ahead of the steps, which starts copies.
-    blocked = dataclasses.replace(tile, pieces=0)
+    blocked = dataclasses.replace(tile, fill_chunks=0)
     cost = step_cost(run_of([90.0, *runs], 100 + 90 + int(sum(runs)) + 60), blocked)
     assert cost == StepCost(call=250, first=1300, step=1000, end=1040)
     whole = dataclasses.replace(tile, whole_k=True)
@@ -249,10 +251,10 @@ def test_rows_are_one_tile_a_line() -> None:
 
 def test_a_blocking_with_a_profile_still_has_to_be_legal() -> None:
     tiles = Tiles(tile_m=64, tile_k=512, tile_n=32768)
-    too_much = Blocking(tiles=tiles, slice_m=64, slice_n=8192, buffers=3, pieces=2)
+    too_much = KernelConfig(tiles=tiles, subtile_m=64, subtile_n=8192, buffers=3, fill_chunks=2)
     with pytest.raises(IllegalTilesError, match="VMEM"):
-        systolic.plan(MatmulProblem.of(128, 512, 65536, "bfloat16"), "v6e", tiles=too_much)
-    best = profiled_choices(SQUARE, chip("v5p")).choices[0].blocking
+        systolic.plan(MatmulSpec.of(128, 512, 65536, "bfloat16"), "v6e", tiles=too_much)
+    best = profiled_choices(SQUARE, chip("v5p")).choices[0].config
     with pytest.raises(IllegalTilesError, match="leave a core idle"):
         systolic.plan(SQUARE, "v5p", tiles=dataclasses.replace(best, buffers=3))
 
@@ -274,9 +276,9 @@ def test_what_is_traced_after_tuning_takes_the_winner(tmp_path: Path, monkeypatc
         return str(jax.make_jaxpr(product)(x, x))
 
     before = traced()
-    problem = MatmulProblem.of(2048, 2048, 2048, "bfloat16")
-    blocking = Blocking(tiles=Tiles(tile_m=512, tile_k=512, tile_n=512), slice_m=512, slice_n=512, pieces=1)
-    TrialStore.at().keep(Subject.here(problem, "v6e"), Trial(blocking=blocking, status="ok", simulated_us=90.0))
+    spec = MatmulSpec.of(2048, 2048, 2048, "bfloat16")
+    config = KernelConfig(tiles=Tiles(tile_m=512, tile_k=512, tile_n=512), subtile_m=512, subtile_n=512, fill_chunks=1)
+    TrialStore.at().keep(Subject.here(spec, "v6e"), Trial(config=config, status="ok", simulated_us=90.0))
     assert traced() == before
     forget_plans()
     assert traced() != before

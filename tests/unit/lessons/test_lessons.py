@@ -13,8 +13,8 @@ from systolic.lessons.kernels.block_matmul import block_matmul, lost_share, mult
 from systolic.lessons.ladder import RUNGS, Rung
 from systolic.lessons.ladder.rules import bands
 from systolic.lessons.roofline import least_compute_bound_size, lesson, roofline
-from systolic.problem import MatmulProblem
 from systolic.schedule import Tiles, TilesError, VmemBuffer, total_bytes
+from systolic.spec import MatmulSpec
 
 SIZE = st.integers(1, 70)
 BLOCK = st.integers(1, 80)
@@ -65,7 +65,7 @@ def test_lost_share() -> None:
     [("float32", 12582912, 170.7, "memory"), ("bfloat16", 6291456, 341.3, "compute")],
 )
 def test_roofline_of_the_seed(dtype: str, bytes_: int, intensity: float, bound: str) -> None:
-    line = roofline(MatmulProblem.of(1024, 1024, 1024, dtype), V5E)
+    line = roofline(MatmulSpec.of(1024, 1024, 1024, dtype), V5E)
     assert line.flops == 2147483648
     assert line.least_hbm_bytes == bytes_
     assert line.intensity_flops_per_byte == pytest.approx(intensity, abs=0.05)
@@ -79,10 +79,10 @@ def test_roofline_of_the_seed(dtype: str, bytes_: int, intensity: float, bound: 
 def test_least_compute_bound_size(chip) -> None:
     for dtype in {"float32", "bfloat16", "int8"} & set(chip.dtypes):
         size = least_compute_bound_size(dtype, chip)
-        assert roofline(MatmulProblem.of(size, size, size, dtype), chip).bound == "compute"
+        assert roofline(MatmulSpec.of(size, size, size, dtype), chip).bound == "compute"
         if size > 128:
             below = size - 128
-            assert roofline(MatmulProblem.of(below, below, below, dtype), chip).bound == "memory"
+            assert roofline(MatmulSpec.of(below, below, below, dtype), chip).bound == "memory"
 
 
 def test_roofline_lesson() -> None:
@@ -119,15 +119,15 @@ def test_rungs_in_order() -> None:
 @pytest.mark.parametrize("size", [1, 100, 128, 512, 1024, 8192])
 @pytest.mark.parametrize("name", RUNGS)
 def test_default_tiles_are_never_above_the_matrix(name: str, size: int) -> None:
-    problem = MatmulProblem.of(size, size, size, "bfloat16")
-    tiles = RUNGS[name].default_tiles(problem, 1)
+    spec = MatmulSpec.of(size, size, size, "bfloat16")
+    tiles = RUNGS[name].default_tiles(spec, 1)
     assert max(tiles.tile_m, tiles.tile_k, tiles.tile_n) <= size
-    assert RUNGS[name].violations(problem, tiles, V5E) == []
+    assert RUNGS[name].violations(spec, tiles, V5E) == []
 
 
 def test_default_tiles_of_the_seeds() -> None:
-    problem = MatmulProblem.of(4096, 4096, 4096, "bfloat16")
-    assert [str(rung.default_tiles(problem, 4)) for rung in RUNGS.values()] == [
+    spec = MatmulSpec.of(4096, 4096, 4096, "bfloat16")
+    assert [str(rung.default_tiles(spec, 4)) for rung in RUNGS.values()] == [
         "4096/4096/4096",
         "1024/4096/1024",
         "128/128/128",
@@ -137,55 +137,55 @@ def test_default_tiles_of_the_seeds() -> None:
         "2048/512/2048",
         "2048/512/2048",
     ]
-    assert [rung.output_roundings(problem, rung.default_tiles(problem, 4)) for rung in RUNGS.values()] == [
+    assert [rung.output_roundings(spec, rung.default_tiles(spec, 4)) for rung in RUNGS.values()] == [
         1, 1, 32, 8, 1, 1, 1, 1,
     ]  # fmt: skip
 
 
 def test_buffers_of_a_rung() -> None:
-    problem = MatmulProblem.of(2048, 2048, 2048, "float32")
-    need = {name: total_bytes(rung.buffers(problem, rung.default_tiles(problem, 4))) for name, rung in RUNGS.items()}
+    spec = MatmulSpec.of(2048, 2048, 2048, "float32")
+    need = {name: total_bytes(rung.buffers(spec, rung.default_tiles(spec, 4))) for name, rung in RUNGS.items()}
     assert {name: bytes_ / 2**20 for name, bytes_ in need.items()} == {
         "v1": 48, "v2": 18, "v3": 0.375, "v4": 6, "v5": 12, "v6": 36, "v7": 42, "v8": 42,
     }  # fmt: skip
     tiles = Tiles(tile_m=512, tile_k=1024, tile_n=1024)
-    assert RUNGS["v5"].buffers(MatmulProblem.of(1024, 1024, 1024, "int8"), tiles)[-1] == VmemBuffer(
+    assert RUNGS["v5"].buffers(MatmulSpec.of(1024, 1024, 1024, "int8"), tiles)[-1] == VmemBuffer(
         name="acc", shape=(512, 1024), dtype="int32", copies=1
     )
 
 
 def test_a_rung_knows_the_chip() -> None:
-    problem = MatmulProblem.of(128, 128, 128, "int8")
+    spec = MatmulSpec.of(128, 128, 128, "int8")
     for rung in RUNGS.values():
-        assert [found.rule for found in rung.violations(problem, rung.default_tiles(problem, 1), V4)] == ["dtype"]
-        assert rung.violations(problem, rung.default_tiles(problem, 1), V5E) == []
+        assert [found.rule for found in rung.violations(spec, rung.default_tiles(spec, 1), V4)] == ["dtype"]
+        assert rung.violations(spec, rung.default_tiles(spec, 1), V5E) == []
 
 
 def test_what_is_not_on_a_chip() -> None:
-    problem = MatmulProblem.of(128, 128, 128, "bfloat16")
+    spec = MatmulSpec.of(128, 128, 128, "bfloat16")
     for rung in RUNGS.values():
-        found = rung.violations(problem, rung.default_tiles(problem, 1), V4)
+        found = rung.violations(spec, rung.default_tiles(spec, 1), V4)
         assert [each.rule for each in found] == ["not-on-this-chip"] * (rung.name in ("v6", "v7", "v8"))
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 40))
 @settings(deadline=None, max_examples=300)
 def test_v2_runs_with_the_n_that_was_asked_for_or_not_at_all(m: int, n: int, splits: int) -> None:
-    problem = MatmulProblem.of(m, 256, n, "float32")
-    tiles = bands(problem, splits)
-    if not RUNGS["v2"].violations(problem, tiles, V5E):
-        assert tiles.grid(problem) == (splits, splits, 1)
+    spec = MatmulSpec.of(m, 256, n, "float32")
+    tiles = bands(spec, splits)
+    if not RUNGS["v2"].violations(spec, tiles, V5E):
+        assert tiles.grid(spec) == (splits, splits, 1)
 
 
 @pytest.mark.parametrize("splits", [0, -4])
 def test_v2_needs_a_band(splits: int) -> None:
     with pytest.raises(TilesError, match=f"N={splits}"):
-        bands(MatmulProblem.of(128, 128, 128, "float32"), splits)
+        bands(MatmulSpec.of(128, 128, 128, "float32"), splits)
 
 
 def test_v2_wants_rows_and_columns_alike() -> None:
-    problem = MatmulProblem.of(256, 256, 256, "float32")
+    spec = MatmulSpec.of(256, 256, 256, "float32")
     for tiles in (Tiles(tile_m=64, tile_k=256, tile_n=128), Tiles.cube(128)):
-        (found,) = RUNGS["v2"].violations(problem, tiles, V5E)
+        (found,) = RUNGS["v2"].violations(spec, tiles, V5E)
         assert found.rule == "rows-by-columns"
         assert found.fix == "for 256×256×256 use N=1 or 2"

@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 
 import systolic
 from systolic.ops.elementwise import elementwise
-from systolic.problem import ProblemError
+from systolic.spec import SpecError
 
 Fn = Callable[..., Any]
 F32 = jnp.float32
@@ -29,7 +29,7 @@ def takes(fn: Fn, *shapes: tuple[int, ...], what: str = "activation") -> Fn:
 
 
 def refusal(fn: Fn, *shapes: tuple[int, ...], what: str = "activation") -> str:
-    with pytest.raises(ProblemError) as caught:
+    with pytest.raises(SpecError) as caught:
         takes(fn, *shapes, what=what)
     return str(caught.value)
 
@@ -291,7 +291,7 @@ def test_one_row_is_no_excuse() -> None:
 def test_an_array_in_a_kernel() -> None:
     """A polynomial's coefficients decide nothing about places, but a kernel has no constants; a scalar becomes one."""
     polynomial, tile = ACCEPTED["polynomial"], TILE
-    with pytest.raises(ProblemError, match=r"closes over an array of shape \[3\], and a kernel has no constants"):
+    with pytest.raises(SpecError, match=r"closes over an array of shape \[3\], and a kernel has no constants"):
         elementwise(polynomial, "activation", [tile], in_kernel=True)
     x = np.linspace(-2, 2, 64 * 128, dtype=np.float32).reshape(64, 128)
     for name in ("a captured scalar", "a captured array of one element", "cond", "a captured scalar of numpy"):
@@ -317,7 +317,7 @@ def test_a_traced_value_is_refused() -> None:
     def product(s: jax.Array) -> jax.Array:
         return systolic.matmul(jnp.ones((3, 4)), jnp.ones((4, 5)), lhs_fn=lambda t: t * s)
 
-    with pytest.raises(ProblemError, match=r"closes over a traced value of shape \[\].*pass arrays in lhs_args"):
+    with pytest.raises(SpecError, match=r"closes over a traced value of shape \[\].*pass arrays in lhs_args"):
         jax.jit(product)(2.0)
 
 
@@ -327,9 +327,9 @@ def test_matmul_refuses_them_whatever_computes(side: str, implementation: Any) -
     lhs, rhs = jnp.ones((8, 128)), jnp.ones((128, 8))
     for name in ("a corner", "a row", "roll", "a dropout"):
         fn = REFUSED[name][0]
-        with pytest.raises(ProblemError, match="is not elementwise"):
+        with pytest.raises(SpecError, match="is not elementwise"):
             systolic.matmul(lhs, rhs, implementation=implementation, **cast(Any, {f"{side}_fn": fn}))
-        with pytest.raises(ProblemError, match="is not elementwise"):
+        with pytest.raises(SpecError, match="is not elementwise"):
             systolic.matmul(lhs, rhs, implementation=implementation, activation=fn)
 
 
@@ -380,7 +380,7 @@ def test_what_is_taken_is_the_same_by_blocks() -> None:
         same = np.allclose(found, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
         try:
             takes(fn, *shapes, what="lhs_fn")
-        except ProblemError:
+        except SpecError:
             wrong += not same
         else:
             taken += 1

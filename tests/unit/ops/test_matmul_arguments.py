@@ -15,8 +15,8 @@ from jax.core import Tracer
 
 import systolic
 from systolic.chips import UnknownChipError, UnsupportedDtypeError
-from systolic.problem import ProblemError
 from systolic.schedule import IllegalTilesError, Tiles, TilesError
+from systolic.spec import SpecError
 
 
 def ones(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
@@ -131,7 +131,7 @@ CHOICES = {
 }
 
 
-def refused(call: Callable[[], object], said: tuple[str, ...], kind: type[ValueError] = ProblemError) -> None:
+def refused(call: Callable[[], object], said: tuple[str, ...], kind: type[ValueError] = SpecError) -> None:
     with pytest.raises(ValueError, match=re.escape(said[0])) as caught:
         call()
     assert type(caught.value) is kind

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import systolic
-from systolic.problem import ProblemError
+from systolic.spec import SpecError
 
 
 def ones(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
@@ -31,7 +31,7 @@ PALLAS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("case", PALLAS)
 def test_a_kernel_where_no_tpu_is(case: str) -> None:
-    with pytest.raises(ProblemError, match=r'"pallas" runs on a TPU, and this .* use "interpret" .* XLA'):
+    with pytest.raises(SpecError, match=r'"pallas" runs on a TPU, and this .* use "interpret" .* XLA'):
         PALLAS[case]()
 
 
@@ -90,8 +90,8 @@ def test_gradients_of_float16_are_float16() -> None:
 
 def test_float64_is_refused_where_jax_has_it() -> None:
     with jax.enable_x64(True):
-        with pytest.raises(ProblemError, match=r"lhs\[3, 4\] is float64, which no TPU .* lhs.astype\(jnp.float32\)"):
+        with pytest.raises(SpecError, match=r"lhs\[3, 4\] is float64, which no TPU .* lhs.astype\(jnp.float32\)"):
             systolic.matmul(np.ones((3, 4)), RHS)
-        with pytest.raises(ProblemError, match=r"bias is float64, .* use float32"):
+        with pytest.raises(SpecError, match=r"bias is float64, .* use float32"):
             systolic.matmul(LHS, RHS, bias=np.ones(5))
         assert systolic.matmul(LHS, RHS, bias=cast(Any, [1.0] * 5), out_scale=0.5).dtype == jnp.float32

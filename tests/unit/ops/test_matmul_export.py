@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import systolic
-from systolic.problem import MatmulProblem, NoKernelWarning, ProblemError
+from systolic.spec import MatmulSpec, NoKernelWarning, SpecError
 
 CHIPS = ["v4", "v5e", "v5p", "v6e", "v7x"]
 F32, BF16, INT8 = jnp.float32, jnp.bfloat16, jnp.int8
@@ -42,7 +42,7 @@ def exported(fn: Callable[..., Any], *arguments: Any, platforms: tuple[str, ...]
 def test_a_module_holds_the_kernel(size: tuple[int, int, int], chip: str) -> None:
     m, k, n = size
     if chip == "v6e":
-        assert systolic.plan(MatmulProblem.of(*size, "bfloat16"), chip).kernel == SIZES[size]
+        assert systolic.plan(MatmulSpec.of(*size, "bfloat16"), chip).kernel == SIZES[size]
     module = exported(lambda lhs, rhs: systolic.matmul(lhs, rhs, chip=chip), *shapes((m, k), (k, n)))
     assert kernels(module) == 1
     assert [(out.shape, out.dtype) for out in module.out_avals] == [((m, n), BF16)]
@@ -170,7 +170,7 @@ def test_symbolic_sizes_go_to_xla() -> None:
 @pytest.mark.parametrize("implementation", ["pallas", "interpret"])
 def test_a_kernel_of_symbolic_sizes_is_refused(implementation: Any) -> None:
     (rows,) = symbolic("m")
-    with pytest.raises(ProblemError, match=rf"implementation='{implementation}' with operands of \[m, 16\] and .*XLA"):
+    with pytest.raises(SpecError, match=rf"implementation='{implementation}' with operands of \[m, 16\] and .*XLA"):
         exported(
             lambda lhs, rhs: systolic.matmul(lhs, rhs, implementation=implementation, chip="v6e"),
             *shapes((rows, 16), (16, 24)),

@@ -10,7 +10,7 @@ import pytest
 
 from systolic.ops import plan
 from systolic.ops.orientation import Orientation, stored_by_columns
-from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn
+from systolic.spec import Extra, Fusion, MatmulSpec, OperandFn
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_layouts_that_were_seen(rows: int, columns: int, by_columns: bool) -> No
 @pytest.mark.parametrize("transposes", [*itertools.product([False, True], repeat=2)])
 def test_the_turned_product_is_the_same(sizes: tuple[int, int, int], transposes: tuple[bool, bool]) -> None:
     m, k, n = sizes
-    problem = dataclasses.replace(
-        MatmulProblem.of(m, k, n, "float32"),
+    spec = dataclasses.replace(
+        MatmulSpec.of(m, k, n, "float32"),
         transpose_lhs=transposes[0],
         transpose_rhs=transposes[1],
         fusion=Fusion(
@@ -49,19 +49,19 @@ def test_the_turned_product_is_the_same(sizes: tuple[int, int, int], transposes:
             lhs_fn=OperandFn(dtype="bfloat16"),
         ),
     )
-    how = Orientation.of(problem)
-    computed = how.problem(problem)
+    how = Orientation.of(spec)
+    computed = how.spec(spec)
     random = np.random.default_rng(0)
     lhs = random.integers(-3, 4, (k, m) if transposes[0] else (m, k)).astype(np.float64)
     rhs = random.integers(-3, 4, (n, k) if transposes[1] else (k, n)).astype(np.float64)
     row = random.integers(-3, 4, (1, n)).astype(np.float64)
     column = random.integers(1, 4, (lhs.shape[0], 1)).astype(np.float64)
 
-    def product(lhs: np.ndarray, rhs: np.ndarray, problem: MatmulProblem) -> np.ndarray:
-        return (lhs.T if problem.transpose_lhs else lhs) @ (rhs.T if problem.transpose_rhs else rhs)
+    def product(lhs: np.ndarray, rhs: np.ndarray, spec: MatmulSpec) -> np.ndarray:
+        return (lhs.T if spec.transpose_lhs else lhs) @ (rhs.T if spec.transpose_rhs else rhs)
 
-    expected = product(lhs * column, rhs, problem) + row
-    arrays = how.arrays([lhs, rhs, row, column], [extra.beside for extra in problem.fusion.extras])
+    expected = product(lhs * column, rhs, spec) + row
+    arrays = how.arrays([lhs, rhs, row, column], [extra.beside for extra in spec.fusion.extras])
     sides = [extra.beside for extra in computed.fusion.extras]
     operands = {"lhs": arrays[0], "rhs": arrays[1]}
     operands[sides[1]] = operands[sides[1]] * arrays[3]
@@ -77,11 +77,11 @@ def test_the_turned_product_is_the_same(sizes: tuple[int, int, int], transposes:
 
 
 def test_a_plan_says_so() -> None:
-    assert "computed as rhsᵀ · lhsᵀ" in plan(MatmulProblem.of(4096, 4096, 1000, "bfloat16"), "v5e").reason
-    assert "lhs read by columns" in plan(MatmulProblem.of(4096, 1000, 4096, "bfloat16"), "v5e").reason
-    assert "stores" not in plan(MatmulProblem.of(4096, 4096, 4096, "bfloat16"), "v5e").reason
+    assert "computed as rhsᵀ · lhsᵀ" in plan(MatmulSpec.of(4096, 4096, 1000, "bfloat16"), "v5e").reason
+    assert "lhs read by columns" in plan(MatmulSpec.of(4096, 1000, 4096, "bfloat16"), "v5e").reason
+    assert "stores" not in plan(MatmulSpec.of(4096, 4096, 4096, "bfloat16"), "v5e").reason
 
 
 def test_batches_stay_as_they_are() -> None:
-    problem = dataclasses.replace(MatmulProblem.of(4096, 4096, 1000, "bfloat16"), batch=4, batch_lhs=4)
-    assert Orientation.of(problem) == Orientation()
+    spec = dataclasses.replace(MatmulSpec.of(4096, 4096, 1000, "bfloat16"), batch=4, batch_lhs=4)
+    assert Orientation.of(spec) == Orientation()

@@ -13,17 +13,17 @@ import pytest
 
 import systolic
 from systolic.chips import UnknownChipError, UnsupportedDtypeError, chip
-from systolic.cost import blocked_violations, blockings
+from systolic.cost import blocked_violations, configs
 from systolic.cost.choose import MOST_BUNDLES
-from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn
-from systolic.schedule import Blocking, IllegalTilesError, Tiles, blocked_buffers, blocked_traffic, total_bytes
+from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, blocked_buffers, blocked_traffic, total_bytes
+from systolic.spec import Extra, Fusion, MatmulSpec, OperandFn
 
 CHIPS = ["v4", "v5e", "v5p", "v6e", "v7x"]
 SIZES = [1, 2, 7, 8, 16, 64, 100, 127, 128, 129, 256, 300, 512, 999, 1000, 1024, 2048, 4096, 5120, 7919, 14336, 16384]
 DTYPES = ["float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2"]
 
 
-def drawn(number: int) -> MatmulProblem:
+def drawn(number: int) -> MatmulSpec:
     """A problem as a model or a mean tester would have it."""
     choose = random.Random(number)
     m, k, n = (choose.choice([*SIZES, choose.randint(1, 6000)]) for _ in range(3))
@@ -46,7 +46,7 @@ def drawn(number: int) -> MatmulProblem:
         epilogue_ops=choose.choice([0, 1, 1, 20, 60]),
         more_outputs=choose.choice([(), (), (), ("bfloat16",)]),
     )
-    return MatmulProblem(
+    return MatmulSpec(
         m=m,
         k=k,
         n=n,
@@ -67,27 +67,27 @@ def drawn(number: int) -> MatmulProblem:
 @pytest.mark.parametrize("name", CHIPS)
 def test_any_plan_is_legal(name: str, start: int) -> None:
     for number in range(start, start + 10):
-        problem = drawn(number)
-        if problem.dtype_multiplied not in chip(name).dtypes:
+        spec = drawn(number)
+        if spec.dtype_multiplied not in chip(name).dtypes:
             with pytest.raises(UnsupportedDtypeError):
-                systolic.plan(problem, name)
+                systolic.plan(spec, name)
             continue
-        plan = systolic.plan(problem, name)
-        tiles = plan.blocking.tiles
-        assert not blocked_violations(plan.computed, plan.blocking, chip(name)), problem
-        buffers_bytes = total_bytes(blocked_buffers(plan.computed, plan.blocking))
-        assert buffers_bytes < plan.vmem_limit_bytes <= chip(name).vmem_bytes_per_core, problem
-        assert plan.modelled.bundles <= MOST_BUNDLES, problem
-        if min(problem.m, problem.k, problem.n) > 128:
-            assert tiles != Tiles.cube(128), problem
+        plan = systolic.plan(spec, name)
+        tiles = plan.config.tiles
+        assert not blocked_violations(plan.computed, plan.config, chip(name)), spec
+        buffers_bytes = total_bytes(blocked_buffers(plan.computed, plan.config))
+        assert buffers_bytes < plan.vmem_limit_bytes <= chip(name).vmem_bytes_per_core, spec
+        assert plan.modelled.bundles <= MOST_BUNDLES, spec
+        if min(spec.m, spec.k, spec.n) > 128:
+            assert tiles != Tiles.cube(128), spec
         sizes = (plan.computed.m, plan.computed.k, plan.computed.n)
         for steps, tile, size in zip(tiles.grid(plan.computed), (tiles.tile_m, tiles.tile_n, tiles.tile_k),
                                      (sizes[0], sizes[2], sizes[1]), strict=True):  # fmt: skip
-            assert (steps - 1) * tile < size <= steps * tile, problem
+            assert (steps - 1) * tile < size <= steps * tile, spec
         assert plan.considered >= 1
-        assert plan.hbm_bytes >= plan.problem.lhs_bytes + plan.problem.rhs_bytes + plan.problem.out_bytes
-        assert plan.time_us >= 0.95 * max(plan.mxu_us, plan.modelled.ramp_us), problem
-        assert plan.time_us == pytest.approx(blockings(plan.computed, chip(name))[0].modelled.time_us)
+        assert plan.hbm_bytes >= plan.spec.lhs_bytes + plan.spec.rhs_bytes + plan.spec.out_bytes
+        assert plan.time_us >= 0.95 * max(plan.mxu_us, plan.modelled.ramp_us), spec
+        assert plan.time_us == pytest.approx(configs(plan.computed, chip(name))[0].modelled.time_us)
 
 
 @pytest.mark.parametrize("name", ["v5e", "v6e", "v7x"])
@@ -95,23 +95,23 @@ def test_any_plan_is_legal(name: str, start: int) -> None:
 def test_given_tiles_have_a_plan_or_a_reason(name: str, sides: tuple[int, int, int]) -> None:
     """Also where operands are made on the way, whose slices take VMEM of their own."""
     tiles = Tiles(tile_m=sides[0], tile_k=sides[1], tile_n=sides[2])
-    problem = dataclasses.replace(MatmulProblem.of(4096, 4096, 4096, "float32"), precision="high")
+    spec = dataclasses.replace(MatmulSpec.of(4096, 4096, 4096, "float32"), precision="high")
     try:
-        plan = systolic.plan(problem, name, tiles=tiles)
+        plan = systolic.plan(spec, name, tiles=tiles)
     except IllegalTilesError as error:
         assert error.violations  # noqa: PT017 -- either is right, as long as it says why
         return
-    assert plan.blocking.tiles == tiles
-    assert systolic.plan(problem, name, tiles=plan.blocking).blocking == plan.blocking
+    assert plan.config.tiles == tiles
+    assert systolic.plan(spec, name, tiles=plan.config).config == plan.config
 
 
 def test_the_same_in_every_process() -> None:
     script = (
         "import systolic\n"
-        "from systolic.problem import MatmulProblem\n"
+        "from systolic.spec import MatmulSpec\n"
         "for sizes in [(4096, 4096, 4096), (16, 8192, 28672), (1000, 999, 1001)]:\n"
         "    for name in ('v5e', 'v5p', 'v7x'):\n"
-        "        print(systolic.plan(MatmulProblem.of(*sizes, 'bfloat16'), name))\n"
+        "        print(systolic.plan(MatmulSpec.of(*sizes, 'bfloat16'), name))\n"
     )
     outputs = {
         subprocess.run(
@@ -124,15 +124,15 @@ def test_the_same_in_every_process() -> None:
         for seed in ("1", "2")
     }
     assert len(outputs) == 1
-    assert systolic.plan(MatmulProblem.of(1000, 999, 1001, "bfloat16"), "v7x").reason in outputs.pop()
+    assert systolic.plan(MatmulSpec.of(1000, 999, 1001, "bfloat16"), "v7x").reason in outputs.pop()
 
 
 @pytest.mark.parametrize("name", CHIPS)
 @pytest.mark.parametrize("side", [512, 1024, 4096, 16384])
 def test_squares_have_large_tiles(name: str, side: int) -> None:
     """Every element of an operand is used for at least 256 others, and traffic stays below what the units wait for."""
-    plan = systolic.plan(MatmulProblem.of(side, side, side, "bfloat16"), name)
-    tiles = plan.blocking.tiles
+    plan = systolic.plan(MatmulSpec.of(side, side, side, "bfloat16"), name)
+    tiles = plan.config.tiles
     assert min(tiles.tile_m, tiles.tile_n) >= 256
     assert tiles.tile_m * tiles.tile_k * tiles.tile_n > 2 * 128**3
     if side >= 4096:
@@ -143,50 +143,50 @@ def test_squares_have_large_tiles(name: str, side: int) -> None:
 @pytest.mark.parametrize("name", CHIPS)
 @pytest.mark.parametrize("m", [1, 8, 64])
 def test_thin_products_read_the_weight_once(name: str, m: int) -> None:
-    problem = MatmulProblem.of(m, 8192, 8192, "bfloat16")
-    plan = systolic.plan(problem, name)
+    spec = MatmulSpec.of(m, 8192, 8192, "bfloat16")
+    plan = systolic.plan(spec, name)
     assert plan.modelled.limit == "HBM"
-    assert plan.hbm_bytes < 1.1 * problem.least_hbm_bytes
+    assert plan.hbm_bytes < 1.1 * spec.least_hbm_bytes
     assert plan.time_us < 1.45 * plan.hbm_us  # copies do not reach the published bandwidth
 
 
 @pytest.mark.parametrize("name", CHIPS)
 def test_given_tiles_are_used(name: str) -> None:
-    problem = MatmulProblem.of(2048, 2048, 2048, "bfloat16")
+    spec = MatmulSpec.of(2048, 2048, 2048, "bfloat16")
     tiles = Tiles(tile_m=512, tile_k=256, tile_n=384)
-    plan = systolic.plan(problem, name, tiles=tiles)
-    assert plan.blocking.tiles == tiles
+    plan = systolic.plan(spec, name, tiles=tiles)
+    assert plan.config.tiles == tiles
     assert plan.reason.startswith("tiles as given")
     assert plan.grid == (1, 4, 6, 8)
-    assert plan.time_us >= systolic.plan(problem, name).time_us
+    assert plan.time_us >= systolic.plan(spec, name).time_us
 
 
-ILLEGAL: dict[str, tuple[MatmulProblem, Tiles, list[tuple[str, str]]]] = {
+ILLEGAL: dict[str, tuple[MatmulSpec, Tiles, list[tuple[str, str]]]] = {
     "above every side": (
-        MatmulProblem.of(256, 256, 256, "bfloat16"), Tiles.cube(512),
+        MatmulSpec.of(256, 256, 256, "bfloat16"), Tiles.cube(512),
         [("tile-within-matrix", f"tile_{letter}=512 is above {letter}=256") for letter in "mkn"]),
     "not aligned": (
-        MatmulProblem.of(1024, 1024, 1024, "float32"), Tiles(tile_m=100, tile_k=100, tile_n=100),
+        MatmulSpec.of(1024, 1024, 1024, "float32"), Tiles(tile_m=100, tile_k=100, tile_n=100),
         [("tile-alignment", f"tile_{letter}=100 is no multiple of {multiple}")
          for letter, multiple in (("m", 8), ("k", 128), ("n", 128))]),
     "rows of 8 bits": (
-        MatmulProblem.of(1024, 1024, 1024, "int8"), Tiles(tile_m=8, tile_k=128, tile_n=128),
+        MatmulSpec.of(1024, 1024, 1024, "int8"), Tiles(tile_m=8, tile_k=128, tile_n=128),
         [("tile-alignment", "tile_m=8 is no multiple of 32")]),
     "lhs transposed": (
-        dataclasses.replace(MatmulProblem.of(1024, 1024, 1024, "float32"), transpose_lhs=True),
+        dataclasses.replace(MatmulSpec.of(1024, 1024, 1024, "float32"), transpose_lhs=True),
         Tiles(tile_m=64, tile_k=64, tile_n=256), [("tile-alignment", "tile_m=64 is no multiple of 128")]),
     "rhs transposed": (
-        dataclasses.replace(MatmulProblem.of(1024, 1024, 1024, "float32"), transpose_rhs=True),
+        dataclasses.replace(MatmulSpec.of(1024, 1024, 1024, "float32"), transpose_rhs=True),
         Tiles(tile_m=64, tile_k=64, tile_n=256), [("tile-alignment", "tile_k=64 is no multiple of 128")]),
     "no room": (
-        MatmulProblem.of(8192, 8192, 8192, "float32"), Tiles.cube(8192), [("vmem", "MiB of VMEM (lhs ")]),
+        MatmulSpec.of(8192, 8192, 8192, "float32"), Tiles.cube(8192), [("vmem", "MiB of VMEM (lhs ")]),
     "all at once": (
-        MatmulProblem.of(16384, 15872, 256, "float32"), Tiles(tile_m=16001, tile_k=15999, tile_n=199),
+        MatmulSpec.of(16384, 15872, 256, "float32"), Tiles(tile_m=16001, tile_k=15999, tile_n=199),
         [("tile-alignment", "tile_m=16001"), ("tile-within-matrix", "tile_k=15999 is above k=15872"),
          ("tile-alignment", "tile_n=199"), ("vmem", "MiB of VMEM")]),
     # Computed as the product of the transposes; said in the caller's letters.
     "turned": (
-        MatmulProblem.of(1536, 4096, 5, "bfloat16"), Tiles(tile_m=1000, tile_k=100, tile_n=6),
+        MatmulSpec.of(1536, 4096, 5, "bfloat16"), Tiles(tile_m=1000, tile_k=100, tile_n=6),
         [("tile-within-matrix", "tile_n=6 is above n=5"), ("tile-alignment", "tile_k=100 is no multiple of 128"),
          ("tile-alignment", "tile_m=1000 is no multiple of 128")]),
 }  # fmt: skip
@@ -194,9 +194,9 @@ ILLEGAL: dict[str, tuple[MatmulProblem, Tiles, list[tuple[str, str]]]] = {
 
 @pytest.mark.parametrize("case", ILLEGAL)
 def test_illegal_tiles_are_refused_with_every_rule(case: str) -> None:
-    problem, tiles, rules = ILLEGAL[case]
+    spec, tiles, rules = ILLEGAL[case]
     with pytest.raises(IllegalTilesError) as caught:
-        systolic.plan(problem, "v5e", tiles=tiles)
+        systolic.plan(spec, "v5e", tiles=tiles)
     assert isinstance(caught.value, ValueError)
     assert str(tiles) in str(caught.value)
     for (rule, value), violation in zip(rules, caught.value.violations, strict=True):
@@ -206,46 +206,46 @@ def test_illegal_tiles_are_refused_with_every_rule(case: str) -> None:
 
 
 def test_a_refusal_says_that_the_product_is_computed_transposed() -> None:
-    problem = MatmulProblem.of(4096, 512, 100, "bfloat16")
+    spec = MatmulSpec.of(4096, 512, 100, "bfloat16")
     with pytest.raises(IllegalTilesError) as caught:
-        systolic.plan(problem, "v5e", tiles=Tiles(tile_m=1000, tile_k=512, tile_n=100))
+        systolic.plan(spec, "v5e", tiles=Tiles(tile_m=1000, tile_k=512, tile_n=100))
     said = "tiles 1000/512/100 of lhs · rhs, computed as rhsᵀ · lhsᵀ because XLA stores the output by columns: "
     assert str(caught.value).startswith(said)
     assert "tile_m=1000 is no multiple of 128" in str(caught.value)
     # A whole blocking is of what the kernel computes, and so is what is said of it.
-    whole = systolic.plan(problem, "v5e").blocking
-    kernels = dataclasses.replace(whole, slice_n=500, tiles=Tiles(tile_m=100, tile_k=512, tile_n=1000))
+    whole = systolic.plan(spec, "v5e").config
+    kernels = dataclasses.replace(whole, subtile_n=500, tiles=Tiles(tile_m=100, tile_k=512, tile_n=1000))
     with pytest.raises(IllegalTilesError, match=r"of rhsᵀ · lhsᵀ, which the kernel computes: .*tile_n=1000 is no mult"):
-        systolic.plan(problem, "v5e", tiles=kernels)
+        systolic.plan(spec, "v5e", tiles=kernels)
     with pytest.raises(IllegalTilesError) as plain:
-        systolic.plan(MatmulProblem.of(4096, 512, 4096, "bfloat16"), tiles=Tiles(tile_m=1001, tile_k=512, tile_n=128))
+        systolic.plan(MatmulSpec.of(4096, 512, 4096, "bfloat16"), tiles=Tiles(tile_m=1001, tile_k=512, tile_n=128))
     assert "rhsᵀ" not in str(plain.value)
 
 
 def test_the_fix_of_a_refusal_is_legal() -> None:
     with pytest.raises(IllegalTilesError) as caught:
-        systolic.plan(MatmulProblem.of(300, 300, 300, "float32"), tiles=Tiles(tile_m=301, tile_k=100, tile_n=99))
+        systolic.plan(MatmulSpec.of(300, 300, 300, "float32"), tiles=Tiles(tile_m=301, tile_k=100, tile_n=99))
     fixes = [violation.fix for violation in caught.value.violations]
     assert fixes == ["use tile_m≤300", "use tile_k=104", "use tile_n=128"] or fixes[0] == "use tile_m≤300"
     sides = [int("".join(letter for letter in fix.split("tile_")[1][1:] if letter.isdecimal())) for fix in fixes]
     tiles = Tiles(tile_m=sides[0], tile_k=sides[1], tile_n=sides[2])
-    assert systolic.plan(MatmulProblem.of(300, 300, 300, "float32"), tiles=tiles).blocking.tiles == tiles
+    assert systolic.plan(MatmulSpec.of(300, 300, 300, "float32"), tiles=tiles).config.tiles == tiles
 
 
 def test_errors() -> None:
     with pytest.raises(UnsupportedDtypeError, match=r"v4 has no matrix multiplication of int8; it takes float32, bf"):
-        systolic.plan(MatmulProblem.of(128, 128, 128, "int8"), "v4")
+        systolic.plan(MatmulSpec.of(128, 128, 128, "int8"), "v4")
     with pytest.raises(UnsupportedDtypeError, match=r"v7x has no .* of float8_e4m3b11fnuz"):
-        systolic.plan(MatmulProblem.of(128, 128, 128, "float8_e4m3b11fnuz", "float32"), "v7x")
+        systolic.plan(MatmulSpec.of(128, 128, 128, "float8_e4m3b11fnuz", "float32"), "v7x")
     with pytest.raises(UnknownChipError, match="v9"):
-        systolic.plan(MatmulProblem.of(128, 128, 128, "int8"), "v9")
+        systolic.plan(MatmulSpec.of(128, 128, 128, "int8"), "v9")
 
 
 def test_batches_count() -> None:
-    one = MatmulProblem.of(512, 512, 512, "bfloat16")
+    one = MatmulSpec.of(512, 512, 512, "bfloat16")
     each = dataclasses.replace(one, batch=8, batch_lhs=8, batch_rhs=8)
     shared = dataclasses.replace(one, batch=8, batch_lhs=8, batch_rhs=1)
-    plans = [systolic.plan(problem, "v6e") for problem in (one, each, shared)]
+    plans = [systolic.plan(spec, "v6e") for spec in (one, each, shared)]
     assert [plan.grid[0] for plan in plans] == [1, 8, 8]
     assert plans[1].hbm_bytes >= each.least_hbm_bytes == 8 * one.least_hbm_bytes
     assert plans[2].hbm_bytes <= plans[1].hbm_bytes
@@ -253,53 +253,53 @@ def test_batches_count() -> None:
 
 
 def test_what_is_fused_counts() -> None:
-    plain = MatmulProblem.of(2048, 2048, 2048, "bfloat16")
+    plain = MatmulSpec.of(2048, 2048, 2048, "bfloat16")
     residual = Extra(beside="out", rows=True, columns=True, dtype="float32")
     fused = dataclasses.replace(plain, fusion=Fusion(extras=(residual,), epilogue="residual", epilogue_ops=1))
-    first, second = (systolic.plan(problem, "v5e") for problem in (plain, fused))
-    assert second.hbm_bytes - blocked_traffic(plain, second.blocking).hbm_bytes == 4 * 2048 * 2048
+    first, second = (systolic.plan(spec, "v5e") for spec in (plain, fused))
+    assert second.hbm_bytes - blocked_traffic(plain, second.config).hbm_bytes == 4 * 2048 * 2048
     assert second.time_us > first.time_us
-    names = [buffer.name for buffer in blocked_buffers(second.computed, second.blocking)]
+    names = [buffer.name for buffer in blocked_buffers(second.computed, second.config)]
     assert "extra 0" in names
 
 
 def test_a_chip_of_your_own() -> None:
     """Half of the VMEM, other tiles; and it is not mistaken for the chip whose name it has."""
     small = dataclasses.replace(chip("v5e"), vmem_bytes_per_core=chip("v5e").vmem_bytes_per_core // 16)
-    problem = MatmulProblem.of(4096, 4096, 4096, "float32")
-    plan = systolic.plan(problem, small)
+    spec = MatmulSpec.of(4096, 4096, 4096, "float32")
+    plan = systolic.plan(spec, small)
     assert plan.vmem_limit_bytes <= small.vmem_bytes_per_core
-    assert total_bytes(blocked_buffers(plan.computed, plan.blocking)) < small.vmem_bytes_per_core
-    assert plan.blocking != systolic.plan(problem, "v5e").blocking
+    assert total_bytes(blocked_buffers(plan.computed, plan.config)) < small.vmem_bytes_per_core
+    assert plan.config != systolic.plan(spec, "v5e").config
 
 
 @pytest.mark.parametrize(
-    ("problem", "name", "said"),
+    ("spec", "name", "said"),
     [
-        (MatmulProblem.of(4096, 4096, 4096, "bfloat16"), "v5e",
+        (MatmulSpec.of(4096, 4096, 4096, "bfloat16"), "v5e",
          ("limited by the matrix units", "by profiles of their tiles")),
-        (MatmulProblem.of(4097, 4096, 4096, "bfloat16"), "v5e", ("by the model",)),
-        (MatmulProblem.of(8, 8192, 8192, "bfloat16"), "v5e", ("limited by HBM", "HBM traffic is 1.0 × the least")),
-        (MatmulProblem.of(512, 512, 512, "float32"), "v6e", ("float32 as one bfloat16 pass",)),
-        (dataclasses.replace(MatmulProblem.of(512, 512, 512, "float32"), precision="high"), "v6e",
+        (MatmulSpec.of(4097, 4096, 4096, "bfloat16"), "v5e", ("by the model",)),
+        (MatmulSpec.of(8, 8192, 8192, "bfloat16"), "v5e", ("limited by HBM", "HBM traffic is 1.0 × the least")),
+        (MatmulSpec.of(512, 512, 512, "float32"), "v6e", ("float32 as one bfloat16 pass",)),
+        (dataclasses.replace(MatmulSpec.of(512, 512, 512, "float32"), precision="high"), "v6e",
          ("float32 as three bfloat16 passes",)),
-        (dataclasses.replace(MatmulProblem.of(512, 512, 512, "float32"), precision="highest"), "v6e",
+        (dataclasses.replace(MatmulSpec.of(512, 512, 512, "float32"), precision="highest"), "v6e",
          ("float32 as six bfloat16 passes",)),
-        (MatmulProblem.of(512, 512, 512, "int8"), "v7x", ("v7x multiplies int8 at the rate of bfloat16",)),
-        (MatmulProblem.of(512, 512, 512, "bfloat16"), "v5p", ("both cores share the blocks of the output",)),
+        (MatmulSpec.of(512, 512, 512, "int8"), "v7x", ("v7x multiplies int8 at the rate of bfloat16",)),
+        (MatmulSpec.of(512, 512, 512, "bfloat16"), "v5p", ("both cores share the blocks of the output",)),
     ],
 )  # fmt: skip
-def test_the_reason_says_what_decides(problem: MatmulProblem, name: str, said: tuple[str, ...]) -> None:
-    plan = systolic.plan(problem, name)
+def test_the_reason_says_what_decides(spec: MatmulSpec, name: str, said: tuple[str, ...]) -> None:
+    plan = systolic.plan(spec, name)
     for words in said:
         assert words in plan.reason
     assert "µs go to the first blocks and the last store" in plan.reason
 
 
 def test_precision_costs_what_it_costs() -> None:
-    problem = MatmulProblem.of(4096, 4096, 4096, "float32")
+    spec = MatmulSpec.of(4096, 4096, 4096, "float32")
     times = [
-        systolic.plan(dataclasses.replace(problem, precision=name), "v5e").mxu_us
+        systolic.plan(dataclasses.replace(spec, precision=name), "v5e").mxu_us
         for name in ("default", "high", "highest")
     ]
     assert times[1] == pytest.approx(3 * times[0])
@@ -307,12 +307,12 @@ def test_precision_costs_what_it_costs() -> None:
 
 
 def test_a_plan_in_words() -> None:
-    problem = dataclasses.replace(MatmulProblem.of(1024, 2048, 512, "bfloat16"), batch=3, batch_lhs=3, batch_rhs=3)
-    plan = systolic.plan(problem, "v5e")
+    spec = dataclasses.replace(MatmulSpec.of(1024, 2048, 512, "bfloat16"), batch=3, batch_lhs=3, batch_rhs=3)
+    plan = systolic.plan(spec, "v5e")
     first, kernel, why, time = str(plan).split("\n")
     assert first == "3 × 1024 × 2048 × 512 (m k n), bfloat16 × bfloat16 → bfloat16 on v5e"
-    assert kernel == f"kernel   blocked: {plan.blocking}"
-    assert str(plan.blocking.tiles) in kernel
+    assert kernel == f"kernel   blocked: {plan.config}"
+    assert str(plan.config.tiles) in kernel
     assert why == f"why      {plan.reason}"
     assert time.startswith(f"time     {plan.time_us:,.1f} µs modelled; at peak {plan.mxu_us:,.1f}")
 
@@ -329,14 +329,14 @@ def test_traffic_is_that_of_going_through_all_steps(number: int) -> None:
         Extra(beside="lhs", rows=True, columns=False, dtype="float32"),
     ]
     extra = choose.choice(extras)
-    problem = MatmulProblem(
+    spec = MatmulSpec(
         m=128 * grid["m"], k=256 * grid["k"], n=384 * grid["n"], dtype_lhs="bfloat16", dtype_rhs="bfloat16",
         dtype_out="bfloat16", batch=grid["batch"], batch_lhs=grid["batch"], batch_rhs=1 if shared else grid["batch"],
         fusion=Fusion(extras=(extra,)),
     )  # fmt: skip
-    outer = choose.choice(["m", "n"])
-    blocking = Blocking(tiles=tiles, slice_m=128, slice_n=384, outer=outer)  # type: ignore[arg-type]
-    loops = ["batch", outer, "n" if outer == "m" else "m", "k"]
+    grid_order = choose.choice(["m", "n"])
+    config = KernelConfig(tiles=tiles, subtile_m=128, subtile_n=384, grid_order=grid_order)  # type: ignore[arg-type]
+    loops = ["batch", grid_order, "n" if grid_order == "m" else "m", "k"]
     along = {"lhs": ["batch", "m", "k"], "rhs": ["k", "n"] if shared else ["batch", "k", "n"]}
     along["extra"] = (["batch", "m", "n"] if extra.columns else ["m"]) if extra.beside == "out" else ["m"]
     fetched, before = dict.fromkeys(along, 0), dict.fromkeys(along, None)
@@ -346,7 +346,7 @@ def test_traffic_is_that_of_going_through_all_steps(number: int) -> None:
             block = tuple(at[dimension] for dimension in dimensions)
             fetched[name] += block != before[name]
             before[name] = block  # type: ignore[assignment]
-    found = blocked_traffic(problem, blocking)
+    found = blocked_traffic(spec, config)
     assert found.lhs_bytes == fetched["lhs"] * 128 * 256 * 2
     assert found.rhs_bytes == fetched["rhs"] * 256 * 384 * 2
     assert found.extra_bytes == fetched["extra"] * 128 * (384 if extra.columns else 1) * 4

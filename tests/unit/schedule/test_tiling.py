@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systolic.chips import CHIPS, V4, V5E, V7X
-from systolic.problem import MatmulProblem, dtype_bytes
 from systolic.schedule import (
     Tiles,
     TilesError,
@@ -25,6 +24,7 @@ from systolic.schedule import (
     violations,
     vmem_violations,
 )
+from systolic.spec import MatmulSpec, dtype_bytes
 
 DTYPES = st.sampled_from(["float32", "bfloat16", "int8"])
 
@@ -49,38 +49,38 @@ def test_a_tile_has_elements(name: str, side: int) -> None:
 
 
 def test_tiles() -> None:
-    problem = MatmulProblem.of(10, 20, 30, "float32")
+    spec = MatmulSpec.of(10, 20, 30, "float32")
     assert str(Tiles.cube(4)) == "4/4/4"
-    assert str(Tiles.whole(problem)) == "10/20/30"
-    assert Tiles.cube(4).grid(problem) == (3, 8, 5)
-    assert Tiles.cube(4).steps(problem) == 120
-    assert Tiles.whole(problem).steps(problem) == 1
+    assert str(Tiles.whole(spec)) == "10/20/30"
+    assert Tiles.cube(4).grid(spec) == (3, 8, 5)
+    assert Tiles.cube(4).steps(spec) == 120
+    assert Tiles.whole(spec).steps(spec) == 1
 
 
 def test_size_rule_kept() -> None:
-    problem = MatmulProblem.of(256, 384, 128, "float32")
-    assert size_violations(problem, Tiles.cube(128)) == []
-    assert size_violations(problem, Tiles.whole(problem)) == []
+    spec = MatmulSpec.of(256, 384, 128, "float32")
+    assert size_violations(spec, Tiles.cube(128)) == []
+    assert size_violations(spec, Tiles.whole(spec)) == []
 
 
 @pytest.mark.parametrize("letter", ["m", "k", "n"])
 def test_size_rule_broken(letter: str) -> None:
-    problem = MatmulProblem.of(*(200 if other == letter else 128 for other in "mkn"), dtype="float32")
-    (found,) = size_violations(problem, Tiles.cube(128))
+    spec = MatmulSpec.of(*(200 if other == letter else 128 for other in "mkn"), dtype="float32")
+    (found,) = size_violations(spec, Tiles.cube(128))
     assert found.rule == "tile-divides"
     assert str(found) == (
         f"tile-divides: {letter}=200 is no multiple of tile_{letter}=128, the last 72 of {letter} would be lost; "
         f"use a divisor of 200 or pad {letter} to 256"
     )
-    (found,) = size_violations(problem, Tiles(**({"tile_m": 1, "tile_k": 1, "tile_n": 1} | {f"tile_{letter}": 256})))
+    (found,) = size_violations(spec, Tiles(**({"tile_m": 1, "tile_k": 1, "tile_n": 1} | {f"tile_{letter}": 256})))
     assert found.rule == "tile-within-matrix"
     assert f"tile_{letter}=256 is above {letter}=200" in str(found)
     assert f"use tile_{letter}≤200" in str(found)
 
 
 def test_every_violation_is_told() -> None:
-    problem = MatmulProblem.of(200, 300, 100, "int8")
-    assert rules(violations(problem, Tiles(tile_m=60, tile_k=70, tile_n=300), V4)) == [
+    spec = MatmulSpec.of(200, 300, 100, "int8")
+    assert rules(violations(spec, Tiles(tile_m=60, tile_k=70, tile_n=300), V4)) == [
         "dtype",
         *("tile-divides", "tile-divides", "tile-within-matrix"),
         *("tile-alignment", "tile-alignment", "tile-alignment"),
@@ -94,7 +94,7 @@ def test_size_rule_is_the_loss_of_a_grid_rounded_down(shape: tuple[int, int, int
     tile_m, tile_k, tile_n = sides
     for i, j, kk in itertools.product(range(m // tile_m), range(n // tile_n), range(k // tile_k)):
         done[i * tile_m : (i + 1) * tile_m, kk * tile_k : (kk + 1) * tile_k, j * tile_n : (j + 1) * tile_n] = True
-    found = size_violations(MatmulProblem.of(m, k, n, "float32"), tiles_of(sides))
+    found = size_violations(MatmulSpec.of(m, k, n, "float32"), tiles_of(sides))
     assert bool(found) == (not done.all())
 
 
@@ -113,8 +113,8 @@ def test_size_rule_is_the_loss_of_a_grid_rounded_down(shape: tuple[int, int, int
     ],
 )
 def test_alignment_of_rows(dtype: str, tile_m: int, legal: bool) -> None:
-    problem = MatmulProblem.of(96, 256, 256, dtype, "float32")
-    found = alignment_violations(problem, Tiles(tile_m=tile_m, tile_k=128, tile_n=128))
+    spec = MatmulSpec.of(96, 256, 256, dtype, "float32")
+    found = alignment_violations(spec, Tiles(tile_m=tile_m, tile_k=128, tile_n=128))
     assert rules(found) == ([] if legal else ["tile-alignment"])
     assert legal or f"tile_m={tile_m} is no multiple of {sublane_multiple(dtype)}" in str(found[0])
 
@@ -122,9 +122,9 @@ def test_alignment_of_rows(dtype: str, tile_m: int, legal: bool) -> None:
 @pytest.mark.parametrize("letter", ["k", "n"])
 @pytest.mark.parametrize(("tile", "legal"), [(128, True), (256, True), (300, True), (100, False), (64, False)])
 def test_alignment_of_columns(letter: str, tile: int, legal: bool) -> None:
-    problem = MatmulProblem.of(64, 300, 300, "float32")
+    spec = MatmulSpec.of(64, 300, 300, "float32")
     sides = {"tile_m": 64, "tile_k": 300, "tile_n": 300} | {f"tile_{letter}": tile}
-    found = alignment_violations(problem, Tiles(**sides))
+    found = alignment_violations(spec, Tiles(**sides))
     assert rules(found) == ([] if legal else ["tile-alignment"])
     # 128 and 256 are aligned, but neither divides 300.
     assert legal or f"use tile_{letter}=300" in str(found[0])
@@ -134,27 +134,27 @@ def test_alignment_of_columns(letter: str, tile: int, legal: bool) -> None:
 def test_the_fix_of_a_misaligned_tile_is_aligned(
     shape: tuple[int, int, int], sides: tuple[int, int, int], dtype: str
 ) -> None:
-    problem = MatmulProblem.of(*shape, dtype)
-    for found in alignment_violations(problem, tiles_of(sides)):
+    spec = MatmulSpec.of(*shape, dtype)
+    for found in alignment_violations(spec, tiles_of(sides)):
         name, side = found.fix.removeprefix("use ").split("=")
         mended = Tiles(
             **{f"tile_{letter}": getattr(tiles_of(sides), f"tile_{letter}") for letter in "mkn"} | {name: int(side)}
         )
-        assert len(alignment_violations(problem, mended)) < len(alignment_violations(problem, tiles_of(sides)))
+        assert len(alignment_violations(spec, mended)) < len(alignment_violations(spec, tiles_of(sides)))
 
 
 def test_dtype_rule() -> None:
-    int8 = MatmulProblem.of(128, 128, 128, "int8")
+    int8 = MatmulSpec.of(128, 128, 128, "int8")
     assert rules(dtype_violations(int8, V4)) == ["dtype"]
     assert "v4 has no matrix multiplication of int8" in str(dtype_violations(int8, V4)[0])
     assert dtype_violations(int8, V5E) == []
     assert dtype_violations(int8, V7X) == []  # converted first, but taken
-    assert dtype_violations(MatmulProblem.of(128, 128, 128, "bfloat16"), V4) == []
+    assert dtype_violations(MatmulSpec.of(128, 128, 128, "bfloat16"), V4) == []
 
 
 def test_vmem_rule() -> None:
-    problem = MatmulProblem.of(2048, 2048, 2048, "float32")
-    buffers = matmul_buffers(problem, Tiles.whole(problem), pipelined=False)
+    spec = MatmulSpec.of(2048, 2048, 2048, "float32")
+    buffers = matmul_buffers(spec, Tiles.whole(spec), pipelined=False)
     (found,) = vmem_violations(buffers, V5E.scoped_vmem_bytes)
     assert found.rule == "vmem"
     assert "48.00 MiB" in found.value
@@ -163,34 +163,34 @@ def test_vmem_rule() -> None:
 
 
 def test_buffers() -> None:
-    problem = MatmulProblem.of(1024, 1024, 1024, "int8", "int8")
+    spec = MatmulSpec.of(1024, 1024, 1024, "int8", "int8")
     tiles = Tiles(tile_m=64, tile_k=128, tile_n=256)
-    assert matmul_buffers(problem, tiles, accumulator=True) == (
+    assert matmul_buffers(spec, tiles, accumulator=True) == (
         VmemBuffer(name="lhs", shape=(64, 128), dtype="int8", copies=2),
         VmemBuffer(name="rhs", shape=(128, 256), dtype="int8", copies=2),
         VmemBuffer(name="out", shape=(64, 256), dtype="int8", copies=2),
         VmemBuffer(name="acc", shape=(64, 256), dtype="int32", copies=1),
     )
-    assert total_bytes(matmul_buffers(problem, tiles)) == 2 * (64 * 128 + 128 * 256 + 64 * 256)
-    assert total_bytes(matmul_buffers(problem, tiles, pipelined=False, accumulator=True)) == 57344 + 4 * 64 * 256
+    assert total_bytes(matmul_buffers(spec, tiles)) == 2 * (64 * 128 + 128 * 256 + 64 * 256)
+    assert total_bytes(matmul_buffers(spec, tiles, pipelined=False, accumulator=True)) == 57344 + 4 * 64 * 256
 
 
-def walked_bytes(problem: MatmulProblem, tiles: Tiles) -> int:
+def walked_bytes(spec: MatmulSpec, tiles: Tiles) -> int:
     """The grid step by step: a block is copied when its index is not that of the step before."""
-    grid_m, grid_n, grid_k = tiles.grid(problem)
+    grid_m, grid_n, grid_k = tiles.grid(spec)
 
     def length(size: int, tile: int, index: int) -> int:
         return min(tile, size - tile * index)
 
     total, before = 0, (None, None, None)
     for i, j, kk in itertools.product(range(grid_m), range(grid_n), range(grid_k)):
-        rows = length(problem.m, tiles.tile_m, i)
-        columns = length(problem.n, tiles.tile_n, j)
-        terms = length(problem.k, tiles.tile_k, kk)
+        rows = length(spec.m, tiles.tile_m, i)
+        columns = length(spec.n, tiles.tile_n, j)
+        terms = length(spec.k, tiles.tile_k, kk)
         now = ((i, kk), (kk, j), (i, j))
         elements = (rows * terms, terms * columns, rows * columns)
         for index, last, count, dtype in zip(
-            now, before, elements, (problem.dtype_lhs, problem.dtype_rhs, problem.dtype_out), strict=True
+            now, before, elements, (spec.dtype_lhs, spec.dtype_rhs, spec.dtype_out), strict=True
         ):
             total += count * dtype_bytes(dtype) * (index != last)
         before = now
@@ -202,15 +202,15 @@ def walked_bytes(problem: MatmulProblem, tiles: Tiles) -> int:
 def test_traffic_is_what_a_walk_over_the_grid_copies(
     shape: tuple[int, int, int], sides: tuple[int, int, int], dtype: str
 ) -> None:
-    problem, tiles = MatmulProblem.of(*shape, dtype), tiles_of(sides)
-    assert hbm_bytes(problem, tiles) == walked_bytes(problem, tiles)
+    spec, tiles = MatmulSpec.of(*shape, dtype), tiles_of(sides)
+    assert hbm_bytes(spec, tiles) == walked_bytes(spec, tiles)
 
 
 @given(sizes(12), sizes(14))
 def test_traffic_is_never_below_the_least(shape: tuple[int, int, int], sides: tuple[int, int, int]) -> None:
-    problem = MatmulProblem.of(*shape, "float32")
-    assert hbm_bytes(problem, tiles_of(sides)) >= problem.least_hbm_bytes
-    assert hbm_bytes(problem, Tiles.whole(problem)) == problem.least_hbm_bytes
+    spec = MatmulSpec.of(*shape, "float32")
+    assert hbm_bytes(spec, tiles_of(sides)) >= spec.least_hbm_bytes
+    assert hbm_bytes(spec, Tiles.whole(spec)) == spec.least_hbm_bytes
 
 
 @given(
@@ -221,25 +221,25 @@ def test_traffic_is_never_below_the_least(shape: tuple[int, int, int], sides: tu
 )
 @settings(deadline=None, max_examples=60)
 def test_candidates_are_legal_fit_and_cover(shape: tuple[int, int, int], dtype: str, chip, accumulator: bool) -> None:
-    problem = MatmulProblem.of(*shape, dtype)
-    found = candidates(problem, chip, accumulator=accumulator)
+    spec = MatmulSpec.of(*shape, dtype)
+    found = candidates(spec, chip, accumulator=accumulator)
     if dtype not in chip.dtypes:
         assert found == []
         return
     assert found or max(shape) > 300
     assert len(set(found)) == len(found)
     for tiles in found:
-        assert violations(problem, tiles, chip) == []
-        assert total_bytes(matmul_buffers(problem, tiles, accumulator=accumulator)) <= chip.scoped_vmem_bytes
-        grid_m, grid_n, grid_k = tiles.grid(problem)
+        assert violations(spec, tiles, chip) == []
+        assert total_bytes(matmul_buffers(spec, tiles, accumulator=accumulator)) <= chip.scoped_vmem_bytes
+        grid_m, grid_n, grid_k = tiles.grid(spec)
         assert (grid_m * tiles.tile_m, grid_k * tiles.tile_k, grid_n * tiles.tile_n) == shape
-    times = [modelled_s(problem, tiles, chip) for tiles in found]
+    times = [modelled_s(spec, tiles, chip) for tiles in found]
     assert times == sorted(times)
 
 
 def test_candidates_of_the_ladder() -> None:
-    problem = MatmulProblem.of(4096, 4096, 4096, "bfloat16")
-    found = candidates(problem, V5E, accumulator=True)
+    spec = MatmulSpec.of(4096, 4096, 4096, "bfloat16")
+    found = candidates(spec, V5E, accumulator=True)
     assert Tiles.cube(128) in found
     assert Tiles(tile_m=512, tile_k=1024, tile_n=1024) in found
     assert found.index(Tiles.cube(128)) > found.index(Tiles.cube(512))
@@ -247,6 +247,6 @@ def test_candidates_of_the_ladder() -> None:
 
 
 def test_modelled_time_has_a_floor() -> None:
-    problem = MatmulProblem.of(4096, 4096, 4096, "bfloat16")
-    for tiles in candidates(problem, V5E):
-        assert modelled_s(problem, tiles, V5E) > problem.flops / V5E.peak_ops_per_s("bfloat16")
+    spec = MatmulSpec.of(4096, 4096, 4096, "bfloat16")
+    for tiles in candidates(spec, V5E):
+        assert modelled_s(spec, tiles, V5E) > spec.flops / V5E.peak_ops_per_s("bfloat16")

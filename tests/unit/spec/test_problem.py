@@ -2,7 +2,7 @@
 
 import pytest
 
-from systolic.problem import MatmulProblem, ProblemError, accumulator_dtype, dtype_bytes
+from systolic.spec import MatmulSpec, SpecError, accumulator_dtype, dtype_bytes
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ def test_dtype_bytes(dtype: str, size: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "", "float33"])
 def test_unknown_dtype(dtype: str) -> None:
-    with pytest.raises(ProblemError, match="is not known; use a name such as float32"):
+    with pytest.raises(SpecError, match="is not known; use a name such as float32"):
         dtype_bytes(dtype)
 
 
@@ -35,33 +35,33 @@ def test_accumulator_dtype(dtype: str, accumulator: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "dtype_out"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "int32")])
 def test_of(dtype: str, dtype_out: str) -> None:
-    problem = MatmulProblem.of(2, 3, 5, dtype)
-    assert (problem.m, problem.k, problem.n) == (2, 3, 5)
-    assert (problem.dtype_lhs, problem.dtype_rhs, problem.dtype_out) == (dtype, dtype, dtype_out)
-    assert MatmulProblem.of(2, 3, 5, dtype, "float32").dtype_out == "float32"
+    spec = MatmulSpec.of(2, 3, 5, dtype)
+    assert (spec.m, spec.k, spec.n) == (2, 3, 5)
+    assert (spec.dtype_lhs, spec.dtype_rhs, spec.dtype_out) == (dtype, dtype, dtype_out)
+    assert MatmulSpec.of(2, 3, 5, dtype, "float32").dtype_out == "float32"
 
 
 def test_arithmetic() -> None:
-    problem = MatmulProblem.of(2, 3, 5, "int8")
-    assert problem.flops == 60
-    assert (problem.lhs_bytes, problem.rhs_bytes, problem.out_bytes) == (6, 15, 40)
-    assert problem.least_hbm_bytes == 61
-    assert problem.intensity_flops_per_byte == 60 / 61
-    assert problem.dtype_accumulator == "int32"
+    spec = MatmulSpec.of(2, 3, 5, "int8")
+    assert spec.flops == 60
+    assert (spec.lhs_bytes, spec.rhs_bytes, spec.out_bytes) == (6, 15, 40)
+    assert spec.least_hbm_bytes == 61
+    assert spec.intensity_flops_per_byte == 60 / 61
+    assert spec.dtype_accumulator == "int32"
 
 
 @pytest.mark.parametrize("size", [0, -1])
 @pytest.mark.parametrize("name", ["m", "k", "n"])
 def test_a_matrix_has_elements(name: str, size: int) -> None:
     sizes = {"m": 1, "k": 1, "n": 1} | {name: size}
-    with pytest.raises(ProblemError, match=f"{name}={size}"):
-        MatmulProblem.of(sizes["m"], sizes["k"], sizes["n"], "float32")
+    with pytest.raises(SpecError, match=f"{name}={size}"):
+        MatmulSpec.of(sizes["m"], sizes["k"], sizes["n"], "float32")
 
 
 @pytest.mark.parametrize("place", ["dtype_lhs", "dtype_rhs", "dtype_out"])
 def test_every_dtype_is_checked(place: str) -> None:
     dtypes = {"dtype_lhs": "int8", "dtype_rhs": "int8", "dtype_out": "int32"} | {place: "float7"}
-    with pytest.raises(ProblemError, match="float7"):
-        MatmulProblem(
+    with pytest.raises(SpecError, match="float7"):
+        MatmulSpec(
             m=1, k=1, n=1, dtype_lhs=dtypes["dtype_lhs"], dtype_rhs=dtypes["dtype_rhs"], dtype_out=dtypes["dtype_out"]
         )

@@ -22,7 +22,7 @@ from systolic.store import StoreError, Trial, TrialStore
 def test_what_is_kept_comes_back_fastest_first(tmp_path: Path) -> None:
     store = TrialStore(tmp_path / "folder" / "trials.sqlite")
     assert (store.trials(SUBJECT), store.winner(SUBJECT), store.subjects()) == ([], None, [])
-    kept = [trial(128, 30.0), trial(256, 10.0), trial(384, None), Trial(blocking=None, status="ok", simulated_us=5.0)]
+    kept = [trial(128, 30.0), trial(256, 10.0), trial(384, None), Trial(config=None, status="ok", simulated_us=5.0)]
     for one in kept:
         store.keep(SUBJECT, one)
     assert store.trials(SUBJECT) == [kept[3], kept[1], kept[0], kept[2]]
@@ -71,7 +71,9 @@ def test_a_failure_takes_no_times_place(tmp_path: Path) -> None:
 
 
 def test_many_begin_a_store_at_once(tmp_path: Path) -> None:
-    script = WRITER.format(folder=str(Path(__file__).parents[2] / "support")).replace("while True:", "for _ in range(3):")
+    script = WRITER.format(folder=str(Path(__file__).parents[2] / "support")).replace(
+        "while True:", "for _ in range(3):"
+    )
     for turn in range(3):
         file = tmp_path / f"{turn}.sqlite"
         arguments = [[sys.executable, "-c", script, str(file), str(writer), "1"] for writer in range(4)]
@@ -138,7 +140,7 @@ def test_kills_lose_nothing_that_was_kept(tmp_path: Path) -> None:
             kept.update(said)
             starts[number] = max([starts[number], *(one // 4 for one in said)]) + 1
             writer.stdout.close()
-    found = {one.blocking.tiles.tile_m // 16 for one in store.trials(SUBJECT) if one.blocking is not None}
+    found = {one.config.tiles.tile_m // 16 for one in store.trials(SUBJECT) if one.config is not None}
     assert kept <= found
     assert len(found) <= len(kept) + 20  # each kill may hide one that was kept and not yet told
 

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trials import SUBJECT, blocking, trial
+from trials import SUBJECT, config, trial
 
 from systolic.cli import main
 from systolic.ops.planning import forget_plans, plan
-from systolic.problem import MatmulProblem
+from systolic.spec import MatmulSpec
 from systolic.store import StoreDamagedError, StoreError, StoreWarning, Subject, Trial, TrialStore
 from systolic.untrusted import UntrustedError
 
-HERE = Subject.here(MatmulProblem.of(512, 1024, 2048, "bfloat16"), "v6e")
+HERE = Subject.here(MatmulSpec.of(512, 1024, 2048, "bfloat16"), "v6e")
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_byte_that_is_no_text_costs_one_row(store: TrialStore, capsys: pytest.
     with pytest.warns(StoreWarning, match="trial 7"):
         assert main(["table", "export", str(store.file.parent / "kept.json"), "--store", str(store.file), "-q"]) == 0
     health = store.health()
-    assert (health.schema, health.subjects, health.trials, health.problem) == (1, 1, 39, "")
+    assert (health.schema, health.subjects, health.trials, health.spec) == (1, 1, 39, "")
     assert len(health.unreadable) == 1
     assert "trial 7" in health.unreadable[0]
     # Tried again, it is kept: a row that nobody can read takes no place.
@@ -131,7 +131,7 @@ def test_a_bad_row_is_named_and_hides_no_other(store: TrialStore, statement: str
 def hostile(store: TrialStore, one: Trial) -> None:
     """A row as nobody here would write it."""
     with closing(sqlite3.connect(store.file)) as connection, connection:
-        kernel = json.dumps(json.loads(one.as_json())["blocking"], sort_keys=True)
+        kernel = json.dumps(json.loads(one.as_json())["config"], sort_keys=True)
         values = (HERE.key, kernel, one.status, one.modelled_us, one.simulated_us, one.measured_us, one.as_json(), 0.0)
         connection.execute("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
@@ -142,7 +142,7 @@ def hostile(store: TrialStore, one: Trial) -> None:
         trial(256, -1.0),
         trial(256, 1e-9),  # no kernel is that fast
         trial(64 * 1024, 5.0),  # no chip has that much VMEM
-        Trial(blocking=blocking(4), status="ok", simulated_us=5.0),  # no register has four rows
+        Trial(config=config(4), status="ok", simulated_us=5.0),  # no register has four rows
         replace(trial(256, 5.0), measured_us=1e-3),
         replace(trial(256, 5.0), stalls={"copy": -1.0}),
     ],
@@ -154,7 +154,7 @@ def test_a_hostile_row_does_not_win(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     hostile(store, one)
     forget_plans()
     with pytest.warns(StoreWarning, match="left out of") as told:
-        made = plan(HERE.problem, "v6e")
+        made = plan(HERE.spec, "v6e")
     assert (made.known, made.time_us, len(told)) == ("simulated", 30.0, 1)
     with pytest.raises(UntrustedError):
         store.keep(HERE, one)
@@ -177,7 +177,7 @@ def test_a_library_call_falls_back_with_one_warning(tmp_path: Path, monkeypatch:
         forget_plans()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            made = plan(HERE.problem, "v6e")
+            made = plan(HERE.spec, "v6e")
         assert len(told) <= 1
         assert all(issubclass(one.category, StoreWarning) for one in told)
         if made.known != "simulated":
@@ -195,7 +195,7 @@ def _used(held: bytes) -> list[int]:
 def _orphaned(store: TrialStore) -> bool:
     """Whether the damage has given the trials another subject, which only reading everything shows."""
     health = store.health()
-    return bool(health.unreadable or health.problem)
+    return bool(health.unreadable or health.spec)
 
 
 def test_flipped_bits_never_raise_anything_else(tmp_path: Path, store: TrialStore) -> None:
@@ -259,9 +259,9 @@ def test_a_newer_store_is_refused_everywhere_and_stays(
         assert said.count("\n") == 1
     forget_plans()
     with pytest.warns(StoreWarning, match="newer version"):
-        assert plan(HERE.problem, "v6e").known != "simulated"
+        assert plan(HERE.spec, "v6e").known != "simulated"
     assert store.file.read_bytes() == before
-    assert "newer" in store.health().problem
+    assert "newer" in store.health().spec
     forget_plans()
 
 
@@ -301,7 +301,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         ):
             with pytest.raises(StoreError):
                 act()
-        assert TrialStore(file).health().problem
+        assert TrialStore(file).health().spec
 
 
 FULL = """

@@ -11,8 +11,8 @@ import pytest
 
 from systolic.chips import chip
 from systolic.cli.main import main
-from systolic.problem import MatmulProblem
-from systolic.schedule import Blocking, Tiles
+from systolic.schedule import KernelConfig, Tiles
+from systolic.spec import MatmulSpec
 from systolic.store import Trial, TrialStore, best_first
 from systolic.timing import NoDeviceError, measure
 from systolic.timing.measured import module_times_us
@@ -47,7 +47,7 @@ def test_without_a_device_it_says_so_before_the_work(tmp_path: Path, capsys: pyt
     with pytest.raises(NoDeviceError, match="TPU v6 lite is attached, only cpu"):
         measure(lambda x: x, [jnp.ones(4)], chip("v6e"))
     with pytest.raises(NoDeviceError):
-        tune(MatmulProblem.of(512, 512, 512, "bfloat16"), "v6e", measured=2)
+        tune(MatmulSpec.of(512, 512, 512, "bfloat16"), "v6e", measured=2)
     assert main(["tune", "512,512,512", "--chip", "v6e", "--measure", "2", "--store", str(tmp_path / "t.sqlite")]) == 2
     assert "is attached" in capsys.readouterr().err
     assert TrialStore(tmp_path / "t.sqlite").subjects() == []
@@ -57,25 +57,25 @@ def test_what_was_measured_wins_over_what_was_only_simulated() -> None:
     tiles = Tiles(tile_m=128, tile_k=128, tile_n=128)
     first, second, third = (
         Trial(
-            blocking=Blocking(tiles=tiles, slice_m=128, slice_n=128, buffers=buffers, pieces=pieces),
+            config=KernelConfig(tiles=tiles, subtile_m=128, subtile_n=128, buffers=buffers, fill_chunks=fill_chunks),
             status="ok",
             simulated_us=simulated,
             measured_us=measured,
         )
-        for buffers, pieces, simulated, measured in ((2, 0, 10.0, None), (3, 0, 11.0, 14.0), (3, 1, 12.0, 13.0))
+        for buffers, fill_chunks, simulated, measured in ((2, 0, 10.0, None), (3, 0, 11.0, 14.0), (3, 1, 12.0, 13.0))
     )
     trials = best_first([first, second, third])
     assert trials == [third, second, first]
-    problem = MatmulProblem.of(512, 512, 512, "bfloat16")
-    xla = Trial(blocking=None, status="ok", simulated_us=20.0)
+    spec = MatmulSpec.of(512, 512, 512, "bfloat16")
+    xla = Trial(config=None, status="ok", simulated_us=20.0)
 
     def result(xla: Trial) -> TuningResult:
         return TuningResult(
-            problem=problem, computed=problem, chip="v6e", trials=tuple(trials), xla=xla, xla_us=xla.time_us,
+            spec=spec, computed=spec, chip="v6e", trials=tuple(trials), xla=xla, xla_us=xla.time_us,
             considered=3, compiled=3, seconds=1.0, end="all",
         )  # fmt: skip
 
     assert result(xla).winner == third
     assert result(xla).ratio_to_xla is None, "measured over simulated"
-    measured = Trial(blocking=None, status="ok", simulated_us=20.0, measured_us=26.0)
+    measured = Trial(config=None, status="ok", simulated_us=20.0, measured_us=26.0)
     assert result(measured).ratio_to_xla == 2.0

@@ -14,53 +14,53 @@ import pytest
 
 from systolic.chips import Chip, UnsupportedDtypeError, chip
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
-from systolic.cost import blockings, chosen, least_time_us
+from systolic.cost import chosen, configs, least_time_us
 from systolic.ops.product import by_xla
-from systolic.problem import Extra, Fusion, MatmulProblem, OperandFn, ProblemError
-from systolic.schedule import Blocking
+from systolic.schedule import KernelConfig
 from systolic.simulator import SimulatedRun
+from systolic.spec import Extra, Fusion, MatmulSpec, OperandFn, SpecError
 from systolic.store import Trial, TrialStore
 from systolic.timing import Measurement
 from systolic.tuning import Ranking, StalledError, TuningResult, Watcher, tune
 from systolic.tuning.programs import Programs
 
-PROBLEM = MatmulProblem.of(1024, 1024, 1024, "bfloat16")
+PROBLEM = MatmulSpec.of(1024, 1024, 1024, "bfloat16")
 V6E = chip("v6e")
 
 
 class Machine:
     """A compiler whose times are the model's, but for a factor for each tile: `strange` is what the model misses."""
 
-    def __init__(self, factor: Callable[[Blocking], float] = lambda _: 1.0) -> None:
+    def __init__(self, factor: Callable[[KernelConfig], float] = lambda _: 1.0) -> None:
         self.factor = factor
-        self.asked: list[Blocking | None] = []
+        self.asked: list[KernelConfig | None] = []
         self.raises: dict[int, Exception] = {}
 
     def __call__(self, fn: Any, arguments: Sequence[Any], its: Chip, label: str) -> Future[Measurement]:
         where = fn.args[1].where
-        blocking = None if fn.args[0] is by_xla else cast(Blocking, where.tiles)
-        self.asked.append(blocking)
+        config = None if fn.args[0] is by_xla else cast(KernelConfig, where.tiles)
+        self.asked.append(config)
         future: Future[Measurement] = Future()
         error = self.raises.get(len(self.asked))
         if error is not None:
             future.set_exception(error)
         else:
-            future.set_result(self.measurement(blocking, its))
+            future.set_result(self.measurement(config, its))
         return future
 
-    def time_us(self, blocking: Blocking, its: Chip = V6E) -> float:
-        return chosen(PROBLEM, blocking, its).modelled.time_us * self.factor(blocking)
+    def time_us(self, config: KernelConfig, its: Chip = V6E) -> float:
+        return chosen(PROBLEM, config, its).modelled.time_us * self.factor(config)
 
-    def measurement(self, blocking: Blocking | None, its: Chip) -> Measurement:
+    def measurement(self, config: KernelConfig | None, its: Chip) -> Measurement:
         run = SimpleNamespace(
-            prefetch_us=1.0 if blocking is None else 0.0,
+            prefetch_us=1.0 if config is None else 0.0,
             stalls={"copy": 0.2, "matrix": 0.5},
             vmem_bytes=1 << 20,
             hbm_read_bytes=100,
             hbm_written_bytes=10,
             bundles=1000,
         )
-        time_us = 7.0 if blocking is None else self.time_us(blocking, its)
+        time_us = 7.0 if config is None else self.time_us(config, its)
         return Measurement(
             chip=its.name, provenance="simulated", time_us=time_us, run=cast(SimulatedRun, run), compile_s=1.0
         )
@@ -107,9 +107,9 @@ def test_a_search_goes_on_where_one_stopped(tmp_path: Path) -> None:
 
 def test_what_the_model_misses_is_learned(tmp_path: Path) -> None:
     """The planner's favourite kind is a third slower than modelled: the search goes elsewhere, and finds the best."""
-    favourite = blockings(PROBLEM, V6E)[0].blocking
+    favourite = configs(PROBLEM, V6E)[0].config
     machine = Machine(lambda one: 1.33 if one.tiles.tile_k == favourite.tiles.tile_k else 1.0)
-    best_us = min(machine.time_us(choice.blocking) for choice in blockings(PROBLEM, V6E))
+    best_us = min(machine.time_us(choice.config) for choice in configs(PROBLEM, V6E))
     result = searched(tmp_path, machine, trials=12)
     assert result.winner is not None
     assert result.winner.time_us is not None
@@ -138,14 +138,14 @@ def test_no_trial_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
     result = searched(tmp_path, Machine(), time_budget_s=1e-9)
     assert (result.end, result.trials, result.winner, result.ratio_to_xla) == ("time", (), None, None)
     with pytest.raises(LookupError, match="no trial"):
-        _ = result.blocking
+        _ = result.config
 
 
 def test_nothing_is_tried_that_cannot_be_faster(tmp_path: Path) -> None:
     """A machine that is as fast as can be: once the best is known, no other has a lower bound below it."""
-    choices = blockings(PROBLEM, V6E)
-    bounds = {one.blocking: least_time_us(PROBLEM, one.blocking, V6E) for one in choices}
-    assert all(bounds[one.blocking] <= one.modelled.time_us for one in choices)
+    choices = configs(PROBLEM, V6E)
+    bounds = {one.config: least_time_us(PROBLEM, one.config, V6E) for one in choices}
+    assert all(bounds[one.config] <= one.modelled.time_us for one in choices)
     least = min(bounds.values())
     machine = Machine(lambda one: least / chosen(PROBLEM, one, V6E).modelled.time_us)
     result = searched(tmp_path, machine, exhaustive=True)
@@ -155,28 +155,28 @@ def test_nothing_is_tried_that_cannot_be_faster(tmp_path: Path) -> None:
 
 def test_what_cannot_be_tuned_says_so(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedDtypeError, match="v4 has no"):
-        tune(MatmulProblem.of(512, 512, 512, "int8"), "v4", submit=Machine())
+        tune(MatmulSpec.of(512, 512, 512, "int8"), "v4", submit=Machine())
     made = Fusion(lhs_fn=OperandFn(dtype="bfloat16"))
-    with pytest.raises(ProblemError, match="operand's function"):
-        Programs.of(MatmulProblem(**{**as_arguments(PROBLEM), "fusion": made}), V6E)
+    with pytest.raises(SpecError, match="operand's function"):
+        Programs.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": made}), V6E)
     unknown = Fusion(epilogue="my_activation", epilogue_ops=3)
-    with pytest.raises(ProblemError, match="relu"):
-        Programs.of(MatmulProblem(**{**as_arguments(PROBLEM), "fusion": unknown}), V6E)
+    with pytest.raises(SpecError, match="relu"):
+        Programs.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": unknown}), V6E)
     out_of_order = Fusion(extras=(Extra(beside="lhs", rows=True, columns=True, dtype="int8"),))
-    with pytest.raises(ProblemError, match="in this order"):
-        Programs.of(MatmulProblem(**{**as_arguments(PROBLEM), "fusion": out_of_order}), V6E)
+    with pytest.raises(SpecError, match="in this order"):
+        Programs.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": out_of_order}), V6E)
     too_short = Extra(beside="out", rows=True, columns=False, dtype="float32")
-    with pytest.raises(ProblemError, match="cannot be built from its description: batch_lhs would be 1 and not 2"):
-        Programs.of(MatmulProblem(**{**as_arguments(PROBLEM), "batch_lhs": 2}), V6E)
+    with pytest.raises(SpecError, match="cannot be built from its description: batch_lhs would be 1 and not 2"):
+        Programs.of(MatmulSpec(**{**as_arguments(PROBLEM), "batch_lhs": 2}), V6E)
     column = Fusion(epilogue="bias", extras=(too_short,))
-    assert Programs.of(MatmulProblem(**{**as_arguments(PROBLEM), "fusion": column}), V6E).arguments[2].shape == (
+    assert Programs.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": column}), V6E).arguments[2].shape == (
         1024,
         1,
     )
 
 
-def as_arguments(problem: MatmulProblem) -> dict[str, Any]:
-    return {name: getattr(problem, name) for name in MatmulProblem.__dataclass_fields__}
+def as_arguments(spec: MatmulSpec) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in MatmulSpec.__dataclass_fields__}
 
 
 def test_a_product_with_everything_around_it_is_built() -> None:
@@ -184,25 +184,25 @@ def test_a_product_with_everything_around_it_is_built() -> None:
         Extra(beside="out", rows=False, columns=True, dtype="bfloat16"),
         Extra(beside="out", rows=True, columns=True, dtype="bfloat16"),
     )
-    plain = {**as_arguments(MatmulProblem.of(256, 128, 384, "bfloat16")), "transpose_rhs": True}
+    plain = {**as_arguments(MatmulSpec.of(256, 128, 384, "bfloat16")), "transpose_rhs": True}
     fusion = Fusion(extras=extras, epilogue="bias, gelu, residual")
-    programs = Programs.of(MatmulProblem(**{**plain, "fusion": fusion}), V6E)
+    programs = Programs.of(MatmulSpec(**{**plain, "fusion": fusion}), V6E)
     assert [one.shape for one in programs.arguments] == [(256, 128), (384, 128), (1, 384), (256, 384)]
     assert programs.computed.fusion.epilogue_ops > 10
 
 
 def test_a_batch_is_folded_into_rows_as_matmul_does() -> None:
-    plain = as_arguments(MatmulProblem.of(64, 128, 256, "bfloat16"))
-    shared = MatmulProblem(**{**plain, "batch": 4, "batch_lhs": 4, "batch_rhs": 1})
+    plain = as_arguments(MatmulSpec.of(64, 128, 256, "bfloat16"))
+    shared = MatmulSpec(**{**plain, "batch": 4, "batch_lhs": 4, "batch_rhs": 1})
     computed = Programs.of(shared, V6E).computed
     assert (computed.batch, computed.m, computed.k, computed.n) == (1, 256, 128, 256)
-    each = MatmulProblem(**{**plain, "batch": 4, "batch_lhs": 4, "batch_rhs": 4})
+    each = MatmulSpec(**{**plain, "batch": 4, "batch_lhs": 4, "batch_rhs": 4})
     assert Programs.of(each, V6E).computed.batch == 4
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_ranking_proposes_each_once_and_the_best_first(seed: int) -> None:
-    choices = blockings(PROBLEM, V6E)[:300]
+    choices = configs(PROBLEM, V6E)[:300]
     ranking = Ranking(choices)
     assert np.allclose(ranking.predicted_us(), [one.modelled.time_us for one in choices])
     first = ranking.next()
@@ -210,11 +210,11 @@ def test_a_ranking_proposes_each_once_and_the_best_first(seed: int) -> None:
     choose = random.Random(seed)
     proposed = []
     while (choice := ranking.next(proposed[-1:])) is not None:
-        proposed.append(choice.blocking)
+        proposed.append(choice.config)
         if choose.random() < 0.5:
-            ranking.learn(choice.blocking, choice.modelled.time_us * choose.uniform(0.9, 1.1))
+            ranking.learn(choice.config, choice.modelled.time_us * choose.uniform(0.9, 1.1))
         else:
-            ranking.started(choice.blocking)
+            ranking.started(choice.config)
     assert len(proposed) == len(set(proposed)) == 300
     predicted = ranking.predicted_us() / [one.modelled.time_us for one in choices]
     assert 0.9 <= predicted.min() <= predicted.max() <= 1.1
@@ -268,10 +268,10 @@ def test_the_best_by_simulation_are_measured_once_and_a_failure_ends_nothing(
     assert len(asked) == 3
     assert asked[2] is None
     assert result.winner is not None
-    assert (result.winner.blocking, result.winner.measured_us) == (asked[1], 102.0)
+    assert (result.winner.config, result.winner.measured_us) == (asked[1], 102.0)
     assert result.ratio_to_xla == pytest.approx(103 / 102)
     assert "not measured: RuntimeError: RESOURCE_EXHAUSTED" in next(
-        one.reason for one in result.trials if one.blocking == asked[0]
+        one.reason for one in result.trials if one.config == asked[0]
     )
     again = searched(tmp_path, Machine(), trials=4, measured=3)
     assert len(asked) == 5, "the one that failed and a third"

@@ -10,7 +10,7 @@ from systolic.analysis.calls import KernelCall
 from systolic.checking.finding import Finding
 from systolic.chips import Chip
 from systolic.compiler import inner_jaxprs, written_at
-from systolic.problem import dtype_bytes
+from systolic.spec import dtype_bytes
 
 # Below this a copy is not worth a word: a microsecond at an HBM's speed is about a MB.
 _WORTH_BYTES = 1 << 20

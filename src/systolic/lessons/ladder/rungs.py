@@ -13,8 +13,8 @@ import numpy as np
 
 from systolic.chips import Chip
 from systolic.lessons.ladder.rules import band_rules, bands, block_rules, whole_rules
-from systolic.problem import MatmulProblem, ProblemError
 from systolic.schedule import MIB, IllegalTilesError, Tiles, Violation, VmemBuffer, dtype_violations, matmul_buffers
+from systolic.spec import MatmulSpec, SpecError
 
 if TYPE_CHECKING:
     import jax
@@ -71,26 +71,26 @@ class Rung:
         """`multiply(lhs, rhs, *, tiles, dtype_out, interpret=False)`, for other processes too; see `multiply_by`."""
         return functools.partial(multiply_by, self.name)
 
-    def default_tiles(self, problem: MatmulProblem, splits: int) -> Tiles:
+    def default_tiles(self, spec: MatmulSpec, splits: int) -> Tiles:
         """The tiles that it takes unless told otherwise, no side above the matrix; only v2 looks at `splits`."""
         if self.cut != "blocks":
-            return Tiles.whole(problem) if self.cut == "whole" else bands(problem, splits)
-        tiles = self.tiles_float32 if self.tiles_float32 and problem.dtype_lhs == "float32" else self.tiles
+            return Tiles.whole(spec) if self.cut == "whole" else bands(spec, splits)
+        tiles = self.tiles_float32 if self.tiles_float32 and spec.dtype_lhs == "float32" else self.tiles
         assert tiles is not None
-        if problem.m < self.full_rows_from:
+        if spec.m < self.full_rows_from:
             tiles = replace(tiles, tile_m=min(tiles.tile_m, self.full_rows_from // 4))
-        return clipped(tiles, problem)
+        return clipped(tiles, spec)
 
-    def rules(self, problem: MatmulProblem, tiles: Tiles) -> list[Violation]:
+    def rules(self, spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
         """Every rule that is broken, on any chip."""
-        return {"whole": whole_rules, "bands": band_rules, "blocks": block_rules}[self.cut](problem, tiles)
+        return {"whole": whole_rules, "bands": band_rules, "blocks": block_rules}[self.cut](spec, tiles)
 
-    def violations(self, problem: MatmulProblem, tiles: Tiles, chip: Chip) -> list[Violation]:
+    def violations(self, spec: MatmulSpec, tiles: Tiles, chip: Chip) -> list[Violation]:
         """Every rule that is broken on this chip.
 
         Whether the blocks fit VMEM is not among them: there the compiler has the last word.
         """
-        found = [*dtype_violations(problem, chip), *self.rules(problem, tiles)]
+        found = [*dtype_violations(spec, chip), *self.rules(spec, tiles)]
         if not found and self.vmem_limit_bytes > chip.usable_vmem_bytes_per_core:
             found.append(
                 Violation(
@@ -102,17 +102,17 @@ class Rung:
             )
         return found
 
-    def buffers(self, problem: MatmulProblem, tiles: Tiles) -> tuple[VmemBuffer, ...]:
+    def buffers(self, spec: MatmulSpec, tiles: Tiles) -> tuple[VmemBuffer, ...]:
         """The VMEM buffers that the launcher asks for."""
-        found = matmul_buffers(problem, tiles, pipelined=self.operand_buffers > 1, accumulator=self.accumulator)
+        found = matmul_buffers(spec, tiles, pipelined=self.operand_buffers > 1, accumulator=self.accumulator)
         return tuple(
             replace(buffer, copies=self.operand_buffers) if buffer.name in ("lhs", "rhs") else buffer
             for buffer in found
         )
 
-    def output_roundings(self, problem: MatmulProblem, tiles: Tiles) -> int:
+    def output_roundings(self, spec: MatmulSpec, tiles: Tiles) -> int:
         """How often the running sum is rounded to the output's dtype: a number that the error tolerance needs."""
-        return 1 if self.accumulator else tiles.grid(problem)[2]
+        return 1 if self.accumulator else tiles.grid(spec)[2]
 
 
 _LARGE: dict[str, Any] = {
@@ -213,12 +213,12 @@ def rungs_named(names: Sequence[str]) -> tuple[Rung, ...]:
     return tuple(RUNGS[name] for name in chosen)
 
 
-def clipped(tiles: Tiles, problem: MatmulProblem) -> Tiles:
+def clipped(tiles: Tiles, spec: MatmulSpec) -> Tiles:
     """These tiles, no side longer than the matrix."""
     return Tiles(
-        tile_m=min(tiles.tile_m, problem.m),
-        tile_k=min(tiles.tile_k, problem.k),
-        tile_n=min(tiles.tile_n, problem.n),
+        tile_m=min(tiles.tile_m, spec.m),
+        tile_k=min(tiles.tile_k, spec.k),
+        tile_n=min(tiles.tile_n, spec.n),
     )
 
 
@@ -228,16 +228,16 @@ def multiply_by(
     """`lhs @ rhs` by a rung, after every rule was asked.
 
     Raises:
-      ProblemError: the operands are no matrices, do not fit each other, or are empty.
+      SpecError: the operands are no matrices, do not fit each other, or are empty.
       IllegalTilesError: the tiles or dtypes break a rule; the message lists every one.
     """
     if lhs.ndim != 2 or rhs.ndim != 2 or lhs.shape[1] != rhs.shape[0]:
-        raise ProblemError(f"{name}: lhs{list(lhs.shape)} @ rhs{list(rhs.shape)} needs lhs[m, k] and rhs[k, n]")
+        raise SpecError(f"{name}: lhs{list(lhs.shape)} @ rhs{list(rhs.shape)} needs lhs[m, k] and rhs[k, n]")
     (m, k), n = lhs.shape, rhs.shape[1]
     dtype_lhs, dtype_rhs = np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name
-    problem = MatmulProblem(m=m, k=k, n=n, dtype_lhs=dtype_lhs, dtype_rhs=dtype_rhs, dtype_out=dtype_out)
+    spec = MatmulSpec(m=m, k=k, n=n, dtype_lhs=dtype_lhs, dtype_rhs=dtype_rhs, dtype_out=dtype_out)
     rung = RUNGS[name]
-    if found := rung.rules(problem, tiles):
+    if found := rung.rules(spec, tiles):
         raise IllegalTilesError(name, found)
     chosen: dict[str, int] = {
         "whole": {},

@@ -16,9 +16,9 @@ from systolic.compiler import CompilerRefusal, WorkerEnded, WorkerPool
 from systolic.lessons.ladder.row import Baseline, LadderRow
 from systolic.lessons.ladder.rungs import Rung
 from systolic.lessons.ladder.sweep import Sweep, no_candidates
-from systolic.problem import MatmulProblem
 from systolic.schedule import MIB, Tiles, total_bytes
 from systolic.simulator import SimulationError
+from systolic.spec import MatmulSpec
 from systolic.timing import Measurement, submit_simulation
 
 # Above this size interpreting a product on a CPU takes longer than anyone waits.
@@ -71,10 +71,10 @@ def run_ladder(
         sizes = [size for size in request.sizes if any(c.size == size and not c.violations for c in cells)]
         planned(checks + len(sizes) + sum(cell.jobs for cell in cells))
         for size in sizes:
-            problem = MatmulProblem.of(size, size, size, request.dtype)
+            spec = MatmulSpec.of(size, size, size, request.dtype)
             label = f"xla {size}"
             baselines[size] = submit_simulation(
-                pool, xla_matmul(problem), abstract_operands(problem), request.chip, label=label
+                pool, xla_matmul(spec), abstract_operands(spec), request.chip, label=label
             )
             baselines[size].add_done_callback(lambda _, label=label: done(label))
         for cell in cells:
@@ -99,15 +99,15 @@ class _RungAtSize:
         self.request = request
         self.rung = rung
         self.size = size
-        self.problem = MatmulProblem.of(size, size, size, request.dtype)
-        self.tiles = rung.default_tiles(self.problem, request.splits)
+        self.spec = MatmulSpec.of(size, size, size, request.dtype)
+        self.tiles = rung.default_tiles(self.spec, request.splits)
         if request.tiles is not None and rung.takes_tiles:
             self.tiles = request.tiles
-        self.violations = rung.violations(self.problem, self.tiles, request.chip)
+        self.violations = rung.violations(self.spec, self.tiles, request.chip)
         self.sweep: Sweep | None = None
         multiplied = request.dtype in request.chip.dtypes
         if request.sweep_trials and rung.sweeps and request.tiles is None and multiplied:
-            sweep = Sweep.plan(rung, self.problem, request.chip, request.sweep_trials)
+            sweep = Sweep.plan(rung, self.spec, request.chip, request.sweep_trials)
             self.sweep = sweep if sweep.tiles else None
             self.violations = [] if sweep.tiles else [no_candidates(size, request.chip)]
         self.foregone = "" if self.violations or self.sweep else self._foregone()
@@ -129,7 +129,7 @@ class _RungAtSize:
 
     def _foregone(self) -> str:
         """The refusal of a step that is too long to ask about."""
-        needed = total_bytes(self.rung.buffers(self.problem, self.tiles))
+        needed = total_bytes(self.rung.buffers(self.spec, self.tiles))
         limit = self.rung.vmem_limit_bytes or self.request.chip.scoped_vmem_bytes
         step = self.tiles.tile_m * self.tiles.tile_k * self.tiles.tile_n
         if step <= _LONG_STEP or needed <= limit:
@@ -148,13 +148,13 @@ class _RungAtSize:
             self.sweep.submit(pool, label, done)
             return
         self.future = submit_simulation(
-            pool, self.multiply(self.tiles), abstract_operands(self.problem), self.request.chip, label=label
+            pool, self.multiply(self.tiles), abstract_operands(self.spec), self.request.chip, label=label
         )
         self.future.add_done_callback(lambda _: done(label))
 
     def multiply(self, tiles: Tiles, **options: object) -> Callable[..., object]:
         """The rung as a function of its operands alone."""
-        return functools.partial(self.rung.multiply, tiles=tiles, dtype_out=self.problem.dtype_out, **options)
+        return functools.partial(self.rung.multiply, tiles=tiles, dtype_out=self.spec.dtype_out, **options)
 
     def check(self, done: Callable[[str], None]) -> None:
         """Runs the kernel in TPU interpret mode and compares with float64."""
@@ -165,9 +165,9 @@ class _RungAtSize:
         if self.sweep is not None:
             self.tiles = self.sweep.winner() or self.tiles
         interpret = pltpu.InterpretParams(uninitialized_memory="nan")
-        roundings = self.rung.output_roundings(self.problem, self.tiles)
+        roundings = self.rung.output_roundings(self.spec, self.tiles)
         try:
-            self.accuracy = check(self.multiply(self.tiles, interpret=interpret), self.problem, roundings)
+            self.accuracy = check(self.multiply(self.tiles, interpret=interpret), self.spec, roundings)
         except ResultError as error:
             self.error = str(error)
         done(f"{self.rung.name} {self.size} checked")
@@ -178,7 +178,7 @@ class _RungAtSize:
         if self.violations:
             return dataclasses.replace(row, status="illegal", reason="; ".join(map(str, self.violations)))
         if self.foregone:
-            needed = total_bytes(self.rung.buffers(self.problem, self.tiles))
+            needed = total_bytes(self.rung.buffers(self.spec, self.tiles))
             return dataclasses.replace(
                 row,
                 status="refused",
@@ -212,26 +212,26 @@ class _RungAtSize:
             row,
             xla_time_us=xla.time_us,
             xla_prefetch_us=xla.run.prefetch_us,
-            xla_tflops=speed(self.problem, chip, xla.time_us).tflops,
+            xla_tflops=speed(self.spec, chip, xla.time_us).tflops,
         )
 
     def _blank(self) -> LadderRow:
-        problem, tiles = self.problem, self.tiles
+        spec, tiles = self.spec, self.tiles
         if self.sweep is not None:
             tiles = self.sweep.winner() or tiles
         return LadderRow(
             rung=self.rung.name,
             chip=self.request.chip.name,
-            m=problem.m,
-            k=problem.k,
-            n=problem.n,
-            dtype=problem.dtype_lhs,
-            dtype_out=problem.dtype_out,
+            m=spec.m,
+            k=spec.k,
+            n=spec.n,
+            dtype=spec.dtype_lhs,
+            dtype_out=spec.dtype_out,
             tile_m=tiles.tile_m,
             tile_k=tiles.tile_k,
             tile_n=tiles.tile_n,
             status="ok",
-            least_hbm_bytes=problem.least_hbm_bytes,
+            least_hbm_bytes=spec.least_hbm_bytes,
             jax=_version("jax"),
             libtpu=_version("libtpu"),
             trials=self.sweep.trials() if self.sweep is not None else (),
@@ -258,7 +258,7 @@ class _RungAtSize:
             return dataclasses.replace(row, reason=f"{row.reason}; {reason}" if row.status == "wrong" else reason)
         run = measurement.run
         assert run is not None
-        rate = speed(self.problem, self.request.chip, measurement.time_us)
+        rate = speed(self.spec, self.request.chip, measurement.time_us)
         verdict = self.sweep.verdict() if self.sweep is not None and row.status == "ok" else ""
         return dataclasses.replace(
             row,

@@ -12,9 +12,9 @@ from systolic.chips import Chip
 from systolic.compiler import CompilerRefusal, WorkerEnded, WorkerPool
 from systolic.lessons.ladder.row import Trial
 from systolic.lessons.ladder.rungs import Rung, clipped
-from systolic.problem import MatmulProblem
 from systolic.schedule import LANES, MIB, Tiles, Violation, candidates, hbm_bytes, modelled_s
 from systolic.simulator import SimulationError
+from systolic.spec import MatmulSpec
 from systolic.timing import Measurement, submit_simulation
 
 _FAILURES = (CompilerRefusal, WorkerEnded, SimulationError)
@@ -25,33 +25,33 @@ class Sweep:
     """The candidates for one product, best modelled time first, and what became of them."""
 
     rung: Rung
-    problem: MatmulProblem
+    spec: MatmulSpec
     chip: Chip
     tiles: tuple[Tiles, ...]
     futures: dict[Tiles, Future[Measurement]] = field(default_factory=dict)
     asked: bool = False  # whether there was a compiler to ask
 
     @classmethod
-    def plan(cls, rung: Rung, problem: MatmulProblem, chip: Chip, trials: int) -> Sweep:
+    def plan(cls, rung: Rung, spec: MatmulSpec, chip: Chip, trials: int) -> Sweep:
         """The `trials` candidates with the best modelled times, and the rung's usual tiles where they are legal."""
         ranked = [
             tiles
-            for tiles in candidates(problem, chip, accumulator=rung.accumulator)
-            if not rung.violations(problem, tiles, chip)
+            for tiles in candidates(spec, chip, accumulator=rung.accumulator)
+            if not rung.violations(spec, tiles, chip)
         ]
-        usual = clipped(rung.default_tiles(problem, 1), problem)
+        usual = clipped(rung.default_tiles(spec, 1), spec)
         chosen = ranked[:trials]
         if usual in ranked and usual not in chosen:
             chosen[-1:] = [usual]
-        return cls(rung, problem, chip, tuple(chosen))
+        return cls(rung, spec, chip, tuple(chosen))
 
     def submit(self, pool: WorkerPool, label: str, done: Callable[[str], None]) -> None:
         """Sends every candidate to be compiled and simulated."""
         self.asked = True
         for tiles in self.tiles:
             name = f"{label} {tiles}"
-            multiply = functools.partial(self.rung.multiply, tiles=tiles, dtype_out=self.problem.dtype_out)
-            future = submit_simulation(pool, multiply, abstract_operands(self.problem), self.chip, label=name)
+            multiply = functools.partial(self.rung.multiply, tiles=tiles, dtype_out=self.spec.dtype_out)
+            future = submit_simulation(pool, multiply, abstract_operands(self.spec), self.chip, label=name)
             future.add_done_callback(lambda _, name=name: done(name))
             self.futures[tiles] = future
 
@@ -88,7 +88,7 @@ class Sweep:
                 tile_m=tiles.tile_m,
                 tile_k=tiles.tile_k,
                 tile_n=tiles.tile_n,
-                modelled_us=modelled_s(self.problem, tiles, self.chip) * 1e6,
+                modelled_us=modelled_s(self.spec, tiles, self.chip) * 1e6,
                 simulated_us=result.time_us if isinstance(result, Measurement) else None,
                 reason="" if isinstance(result, Measurement) else str(getattr(result, "summary", result)),
             )
@@ -112,8 +112,8 @@ class Sweep:
 
     def _why(self, tiles: Tiles, measurement: Measurement) -> str:
         stalls = 100 * measurement.run.stall_share if measurement.run else 0.0
-        megabytes = hbm_bytes(self.problem, tiles) / 1e6
-        return f"{tiles.steps(self.problem)} steps, {megabytes:.0f} MB of HBM traffic, {stalls:.0f} % stalls"
+        megabytes = hbm_bytes(self.spec, tiles) / 1e6
+        return f"{tiles.steps(self.spec)} steps, {megabytes:.0f} MB of HBM traffic, {stalls:.0f} % stalls"
 
 
 def no_candidates(size: int, chip: Chip) -> Violation:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from systolic.schedule import Blocking
+from systolic.schedule import KernelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,17 +24,17 @@ class Slice:
     n_columns: int
 
     @classmethod
-    def number(cls, number: Any, blocking: Blocking) -> Slice:
+    def number(cls, number: Any, config: KernelConfig) -> Slice:
         """The slice of that number, counted along the rows of slices."""
-        across = blocking.tiles.tile_n // blocking.slice_n
+        across = config.tiles.tile_n // config.subtile_n
         row, column = (number, 0) if across == 1 else (quotient(number, across), number % across)
-        if blocking.tiles.tile_m == blocking.slice_m:
+        if config.tiles.tile_m == config.subtile_m:
             row, column = 0, number
         return cls(
-            row=times(row, blocking.slice_m),
-            column=times(column, blocking.slice_n),
-            n_rows=blocking.slice_m,
-            n_columns=blocking.slice_n,
+            row=times(row, config.subtile_m),
+            column=times(column, config.subtile_n),
+            n_rows=config.subtile_m,
+            n_columns=config.subtile_n,
         )
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 LARGEST_SIZE = 2**31 - 1
 
 
-class ProblemError(ValueError):
+class SpecError(ValueError):
     """A product that cannot be: a size below one or past what a TPU counts, an unknown dtype."""
 
 
@@ -23,12 +23,12 @@ def dtype_bytes(dtype: str) -> int:
     """Bytes of one element of `dtype`, a NumPy or ml_dtypes name such as `"bfloat16"`.
 
     Raises:
-      ProblemError: no dtype of that name.
+      SpecError: no dtype of that name.
     """
     try:
         return np.dtype(dtype).itemsize
     except TypeError as error:
-        raise ProblemError(f"dtype {dtype!r} is not known; use a name such as float32, bfloat16 or int8") from error
+        raise SpecError(f"dtype {dtype!r} is not known; use a name such as float32, bfloat16 or int8") from error
 
 
 def accumulator_dtype(dtype: str) -> str:
@@ -79,15 +79,15 @@ class Fusion:
 
 def _require_countable(name: str, size: int) -> None:
     if size > LARGEST_SIZE:
-        raise ProblemError(f"{name} is above {LARGEST_SIZE}, the largest size that a TPU's 32-bit indices count")
+        raise SpecError(f"{name} is above {LARGEST_SIZE}, the largest size that a TPU's 32-bit indices count")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatmulProblem:
+class MatmulSpec:
     """The product `lhs[m, k] @ rhs[k, n] -> out[m, n]`, `batch` times.
 
     Raises:
-      ProblemError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown.
+      SpecError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown.
     """
 
     m: int
@@ -108,19 +108,19 @@ class MatmulProblem:
         for name in ("m", "k", "n"):
             size = getattr(self, name)
             if size < 1:
-                raise ProblemError(f"{name}={size}: a matrix needs at least one row and one column")
+                raise SpecError(f"{name}={size}: a matrix needs at least one row and one column")
             _require_countable(name, size)
         for name in ("batch", "batch_lhs", "batch_rhs"):
             if getattr(self, name) < 1:
-                raise ProblemError(f"{name}={getattr(self, name)}: there has to be at least one matrix")
+                raise SpecError(f"{name}={getattr(self, name)}: there has to be at least one matrix")
             _require_countable(name, getattr(self, name))
         for dtype in (self.dtype_lhs, self.dtype_rhs, self.dtype_out, *self.fusion.more_outputs):
             dtype_bytes(dtype)
         if self.precision not in PASSES:
-            raise ProblemError(f"precision={self.precision!r} is not known; use {', '.join(PASSES)}")
+            raise SpecError(f"precision={self.precision!r} is not known; use {', '.join(PASSES)}")
 
     @classmethod
-    def of(cls, m: int, k: int, n: int, dtype: str, dtype_out: str | None = None) -> MatmulProblem:
+    def of(cls, m: int, k: int, n: int, dtype: str, dtype_out: str | None = None) -> MatmulSpec:
         """Both operands of `dtype`; the output likewise, but int32 for integers, unless `dtype_out` says otherwise."""
         if dtype_out is None:
             dtype_out = "int32" if accumulator_dtype(dtype) == "int32" else dtype
