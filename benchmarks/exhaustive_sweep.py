@@ -40,7 +40,7 @@ PROBLEMS = {
     "edge": (3000, 5000, 7000),
 }
 _BEST, _DRAWN = 40, 20
-_FIELDS = ("tile_m", "tile_k", "tile_n", "subtile_m", "subtile_n", "buffers", "outer", "pieces")
+_FIELDS = ("tile_m", "tile_k", "tile_n", "subtile_m", "subtile_n", "buffers", "grid_order", "fill_chunks")
 _COLUMNS: tuple[str, ...] = (
     "chip",
     "spec",

@@ -107,7 +107,7 @@ def configs(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> list[Ch
     if not found and not broken:
         broken = [
             Violation(
-                rule="slices",
+                rule="subtiles",
                 value=f"no slice of tiles {refused.tiles} leaves VMEM for operands that are made on the way",
                 limit=f"or each has code of more than {MOST_BUNDLES} bundles",
                 fix="use smaller tiles",

@@ -109,7 +109,7 @@ class Kind:
         )
 
 
-_COLUMNS = ("tile_m", "tile_k", "tile_n", "subtile_m", "subtile_n", "whole_k", "pieces")
+_COLUMNS = ("tile_m", "tile_k", "tile_n", "subtile_m", "subtile_n", "whole_k", "fill_chunks")
 _COSTS = ("call", "first", "step", "end")
 
 

@@ -104,7 +104,7 @@ GONE = object()
         ((*TRIAL, "reason"), "\ud800", "is no Unicode text"),
         ((*TRIAL, "reason"), None, "is not a text"),
         ((*TRIAL, "config"), "256/256/512", "is not an object"),
-        ((*TRIAL, "config", "outer"), "k", "is none of m, n"),
+        ((*TRIAL, "config", "grid_order"), "k", "is none of m, n"),
         ((*TRIAL, "config", "buffers"), 7, "a pipeline has 2 or 3"),
         ((*TRIAL, "config", "tiles", "tile_m"), 0, "tile_m=0"),
         ((*TRIAL, "config", "tiles", "tile_m"), True, "True is no whole number"),
@@ -253,5 +253,5 @@ def test_plan_says_by_what_the_store_misses(
     assert main(["plan", ",".join(sizes), "--chip", "v6e", "--dtype", here.spec.dtype_lhs]) == 0
     assert "9.5 µs simulated" in capsys.readouterr().out
     assert main(["plan", ",".join([*sizes[:2], "4096"]), "--chip", "v6e", "--dtype", here.spec.dtype_lhs]) == 0
-    assert f"the nearest in the store differs by problem.n: {sizes[2]} in place of 4096" in capsys.readouterr().out
+    assert f"the nearest in the store differs by spec.n: {sizes[2]} in place of 4096" in capsys.readouterr().out
     forget_plans()

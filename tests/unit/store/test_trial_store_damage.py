@@ -95,7 +95,7 @@ def test_a_byte_that_is_no_text_costs_one_row(store: TrialStore, capsys: pytest.
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        ('UPDATE trials SET trial = \'{"of": "another version"}\' WHERE rowid = 1', "blocking is missing"),
+        ('UPDATE trials SET trial = \'{"of": "another version"}\' WHERE rowid = 1', "config is missing"),
         ("UPDATE trials SET simulated_us = -1 WHERE rowid = 1", "columns are not those"),
         ("UPDATE trials SET blocking = 'x' WHERE rowid = 1", "columns are not those"),
         (
