@@ -114,9 +114,9 @@ def main() -> None:
 def sweep() -> None:
     """Compile and simulate sixty tiles for each product."""
     from systolic.compiler import CompilerError, WorkerPool
+    from systolic.ops.matmul.programs import Programs
     from systolic.simulator import SimulationError
     from systolic.timing import submit_simulation
-    from systolic.tuning.programs import Programs
 
     rows = _rows()
     there = {_key(row) for row in rows}

@@ -185,7 +185,7 @@ def _one_line(text: str) -> None:
 
 
 def _forget_plans() -> None:
-    from systolic.ops.planning import forget_plans
+    from systolic.ops.matmul.plan import forget_plans
 
     forget_plans()
 

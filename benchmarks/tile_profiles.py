@@ -86,8 +86,8 @@ def shapes(count: int) -> list[tuple[int, int, int]]:
 def _simulator() -> Iterator[Any]:
     """Compiles and simulates a blocking of a product."""
     from systolic.compiler import WorkerPool
+    from systolic.ops.matmul.programs import Programs
     from systolic.timing import submit_simulation
-    from systolic.tuning.programs import Programs
 
     with WorkerPool(max_workers=2, time_limit_s=300) as pool:
 

@@ -13,7 +13,7 @@ from systolic.timing import simulate
 from systolic.tuning import TuningResult, tune
 
 if TYPE_CHECKING:
-    from systolic.ops.matmul import matmul
+    from systolic.ops.matmul.api import matmul
 
 __version__ = "0.3.0"
 
@@ -40,7 +40,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     # What traces needs JAX, which `import systolic` does not import.
     if name == "matmul":
-        from systolic.ops.matmul import matmul
+        from systolic.ops.matmul.api import matmul
 
         return matmul
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

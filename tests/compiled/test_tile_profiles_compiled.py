@@ -10,13 +10,13 @@ from systolic.chips import chip
 from systolic.cli.main import main
 from systolic.compiler import WorkerPool
 from systolic.cost import Kind, ProfiledTile, Profiles, profiled_choices, shipped_profiles
+from systolic.ops.matmul.programs import Programs
 from systolic.schedule import Tiles
 from systolic.spec import MatmulSpec
 from systolic.store import Subject
 from systolic.timing import submit_simulation
 from systolic.tuning import profiling
 from systolic.tuning.profiling import step_cost, submit_profile
-from systolic.tuning.programs import Programs
 
 CHIPS = ("v5e", "v5p", "v6e", "v7x")
 

@@ -21,7 +21,7 @@ from systolic.cost import blocked_violations
 from systolic.kernels.blocked import blocked_matmul
 from systolic.kernels.step import Functions
 from systolic.ops.epilogue import ACTIVATIONS, epilogue_of
-from systolic.ops.product import Product, Where, spec_of
+from systolic.ops.matmul.product import Product, Where, spec_of
 from systolic.schedule import KernelConfig, Tiles
 from systolic.schedule.legality import alignment
 from systolic.spec import PrecisionName

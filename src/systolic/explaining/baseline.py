@@ -106,7 +106,7 @@ def _by_xla(lhs: Any, rhs: Any, *, transposes: tuple[bool, bool], dtype_out: str
 def _by_systolic(
     lhs: Any, rhs: Any, *, transposes: tuple[bool, bool], dtype_out: str, precision: str | None = None
 ) -> Any:
-    from systolic.ops.matmul import matmul
+    from systolic.ops.matmul.api import matmul
 
     return matmul(
         lhs,

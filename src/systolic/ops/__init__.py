@@ -1,5 +1,5 @@
 """The public functions: what is multiplied, by which kernel with which tiles, and its gradient."""
 
-from systolic.ops.planning import Plan, plan
+from systolic.ops.matmul.plan import Plan, plan
 
 __all__ = ["Plan", "plan"]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from systolic.ops.elementwise import elementwise
+from systolic.ops.functions.elementwise import elementwise
 from systolic.spec import OperandFn, SpecError
 
 Fn = Callable[..., Any]

@@ -184,7 +184,7 @@ def submit_profile(pool: WorkerPool, dtype: str, chip: Chip, tile: ProfiledTile)
     Raises:
       IllegalTilesError: the tile breaks rules.
     """
-    from systolic.tuning.programs import Programs  # needs JAX, which `import systolic` does not import
+    from systolic.ops.matmul.programs import Programs  # needs JAX, which `import systolic` does not import
 
     tiles, cores = tile.tiles, chip.cores_per_device
     # 2 × 2 blocks of three steps on each core, or four of a product that has one row of blocks; or 12 of one step.

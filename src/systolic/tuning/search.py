@@ -25,7 +25,7 @@ from systolic.compiler import (
     WorkerPool,
 )
 from systolic.cost import Choice, chosen, configs, least_time_us, profiled_choices
-from systolic.ops.planning import forget_plans
+from systolic.ops.matmul.plan import forget_plans
 from systolic.schedule import KernelConfig
 from systolic.simulator import SimulationError
 from systolic.spec import MatmulSpec
@@ -35,7 +35,7 @@ from systolic.tuning.ranking import Ranking
 from systolic.tuning.result import End, TuningResult, repeated_us
 
 if TYPE_CHECKING:
-    from systolic.tuning.programs import Programs
+    from systolic.ops.matmul.programs import Programs
 
 Submit = Callable[[Callable[..., Any], Sequence[Any], Chip, str], Future[Measurement]]
 
@@ -114,7 +114,7 @@ def tune(
     store.check_writable()
     if measured:
         device_of(known)
-    from systolic.tuning.programs import Programs  # needs JAX, which `import systolic` does not import
+    from systolic.ops.matmul.programs import Programs  # needs JAX, which `import systolic` does not import
 
     programs = Programs.of(spec, known)
     first, choices = _candidates(programs.computed, known)

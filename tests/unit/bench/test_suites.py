@@ -7,7 +7,7 @@ from collections import Counter
 import jax
 import pytest
 
-import systolic.ops.product
+import systolic.ops.matmul.pallas
 from systolic.bench.programs import arguments, ours, spec_of
 from systolic.bench.suites import (
     DECODE,
@@ -92,7 +92,7 @@ def test_the_problem_of_a_case_is_what_matmul_plans(name: str, dtype: str, monke
     def caught(spec: MatmulSpec, *_: object, **__: object) -> None:
         raise PlannedError(spec)
 
-    monkeypatch.setattr(systolic.ops.product, "plan", caught)
+    monkeypatch.setattr(systolic.ops.matmul.pallas, "plan", caught)
     for case in suite(name, dtype):
         with pytest.raises(PlannedError) as planned:
             jax.eval_shape(ours(case, "v5e"), arguments(case))

@@ -242,7 +242,7 @@ def test_what_a_compiler_said_is_shown_as_it_is(tmp_path: Path, capsys: pytest.C
 def test_plan_says_by_what_the_store_misses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from systolic.ops.planning import forget_plans
+    from systolic.ops.matmul.plan import forget_plans
     from systolic.store import Subject
 
     monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))

@@ -177,7 +177,7 @@ def test_a_plan_says_what_its_profile_was_made_with(
 
 def test_a_winner_in_the_store_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
-    from systolic.ops.planning import forget_plans
+    from systolic.ops.matmul.plan import forget_plans
 
     forget_plans()
     before = systolic.plan(SQUARE, "v6e")
@@ -263,7 +263,7 @@ def test_what_is_traced_after_tuning_takes_the_winner(tmp_path: Path, monkeypatc
     import jax
     import jax.numpy as jnp
 
-    from systolic.ops.planning import forget_plans
+    from systolic.ops.matmul.plan import forget_plans
 
     monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
     forget_plans()

@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 
 import systolic
-from systolic.ops.elementwise import elementwise
+from systolic.ops.functions.elementwise import elementwise
 from systolic.spec import SpecError
 
 Fn = Callable[..., Any]

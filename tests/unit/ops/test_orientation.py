@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from systolic.ops import plan
-from systolic.ops.orientation import Orientation, stored_by_columns
+from systolic.ops.matmul.orientation import Orientation, stored_by_columns
 from systolic.spec import Extra, Fusion, MatmulSpec, OperandFn
 
 

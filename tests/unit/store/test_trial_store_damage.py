@@ -20,7 +20,7 @@ import pytest
 from trials import SUBJECT, config, trial
 
 from systolic.cli import main
-from systolic.ops.planning import forget_plans, plan
+from systolic.ops.matmul.plan import forget_plans, plan
 from systolic.spec import MatmulSpec
 from systolic.store import StoreDamagedError, StoreError, StoreWarning, Subject, Trial, TrialStore
 from systolic.untrusted import UntrustedError

@@ -15,14 +15,14 @@ import pytest
 from systolic.chips import Chip, UnsupportedDtypeError, chip
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
 from systolic.cost import chosen, configs, least_time_us
-from systolic.ops.product import by_xla
+from systolic.ops.matmul.programs import Programs
+from systolic.ops.matmul.xla import by_xla
 from systolic.schedule import KernelConfig
 from systolic.simulator import SimulatedRun
 from systolic.spec import Extra, Fusion, MatmulSpec, OperandFn, SpecError
 from systolic.store import Trial, TrialStore
 from systolic.timing import Measurement
 from systolic.tuning import Ranking, StalledError, TuningResult, Watcher, tune
-from systolic.tuning.programs import Programs
 
 PROBLEM = MatmulSpec.of(1024, 1024, 1024, "bfloat16")
 V6E = chip("v6e")

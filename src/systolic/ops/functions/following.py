@@ -5,7 +5,7 @@ function's own: an `iota`, a stack of candidates. Primitives that work along dim
 ones, where they see the same whatever the block is; never along the block's. Where a dimension of the block meets one
 of the function's own, elements would depend on their place.
 
-Only primitives of which that is known are let through (`systolic.ops.primitives`).
+Only primitives of which that is known are let through (`primitives.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from jax.core import Tracer
 
 from systolic.compat import scan_counts
-from systolic.ops.primitives import CALLS, ELEMENTWISE, OF_CONSTANTS, REDUCTIONS, WITHIN
+from systolic.ops.functions.primitives import CALLS, ELEMENTWISE, OF_CONSTANTS, REDUCTIONS, WITHIN
 
 Along = int | Literal["same", "own"]  # the number of a dimension of the block, or one of the other two kinds
 

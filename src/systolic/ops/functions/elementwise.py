@@ -1,7 +1,7 @@
 """Decides whether a function computes each element alone, from its jaxpr.
 
 A kernel applies a function to one block after the other. That gives what the function makes of the whole array only if
-no element depends on another one, on its place, or on the size of what the function is given. `systolic.ops.following`
+no element depends on another one, on its place, or on the size of what the function is given. `following.py`
 follows the values of the jaxpr; here it is shown the function as it is called on the whole and on blocks of two sizes.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from systolic.ops.captured import with_numbers
-from systolic.ops.following import Followed, Follower, NotElementwiseError
+from systolic.ops.functions.captured import with_numbers
+from systolic.ops.functions.following import Followed, Follower, NotElementwiseError
 from systolic.spec import SpecError
 
 Fn = Callable[..., Any]

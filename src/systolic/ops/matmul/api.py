@@ -12,9 +12,9 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Shaped
 
 from systolic.chips import Chip
-from systolic.ops.arguments import canonical
-from systolic.ops.gradient import multiply
-from systolic.ops.product import Implementation
+from systolic.ops.matmul.arguments import canonical
+from systolic.ops.matmul.jvp import multiply
+from systolic.ops.matmul.product import Implementation
 from systolic.schedule import KernelConfig, Tiles
 
 

@@ -23,7 +23,7 @@ from systolic.cost import (
     shipped_profiles,
     vmem_limit,
 )
-from systolic.ops.orientation import Orientation
+from systolic.ops.matmul.orientation import Orientation
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, blocked_traffic
 from systolic.spec import MatmulSpec
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore
@@ -195,7 +195,7 @@ def forget_plans() -> None:
     A function that was compiled by `jax.jit` before keeps its kernels.
     """
     _plan.cache_clear()
-    traced = sys.modules.get("systolic.ops.product")  # which needs JAX, and is not there where nothing was traced
+    traced = sys.modules.get("systolic.ops.matmul.pallas")  # which needs JAX, and is not there where nothing was traced
     if traced is not None:
         traced.by_pallas.clear_cache()
 

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.ops.epilogue import work_of
-from systolic.ops.formula import Fn, Formula, Operands, kept_dtype
-from systolic.ops.product import Product, compute
+from systolic.ops.matmul.compute import compute
+from systolic.ops.matmul.formula import Fn, Formula, Operands, kept_dtype
+from systolic.ops.matmul.product import Product
 from systolic.ops.shapes import broadcast_shapes
 from systolic.spec import MatmulSpec, Side
 

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 
 from systolic.chips import Chip
 from systolic.ops.epilogue import ACTIVATIONS, epilogue_of
-from systolic.ops.orientation import Orientation
-from systolic.ops.product import Product, Where, by_pallas, by_xla, spec_of
+from systolic.ops.matmul.orientation import Orientation
+from systolic.ops.matmul.pallas import by_pallas
+from systolic.ops.matmul.product import Product, Where, spec_of
+from systolic.ops.matmul.xla import by_xla
 from systolic.ops.shapes import fold
 from systolic.schedule import KernelConfig
 from systolic.spec import MatmulSpec, SpecError

@@ -3,8 +3,8 @@
     sum = lhs_fn(lhs) @ rhs_fn(rhs)          z = sum + bias          out = (activation(z) + residual) · scale
 
 The tangent of the output is linear in those of the operands. `ops.linear` makes one equation of it, which JAX
-transposes by `ops.cotangents`: that is the backward pass. Both modes work, in any order. Where a derivative is
-differentiated again, the products in it are differentiated by XLA (`ops.product`).
+transposes by `vjp.py`: that is the backward pass. Both modes work, in any order. Where a derivative is
+differentiated again, the products in it are differentiated by XLA (`compute.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.compat import varying_alike
-from systolic.ops.cotangents import operand_cotangents
-from systolic.ops.formula import Fn, Formula, Operands, evaluated, output_shape
 from systolic.ops.linear import linear, perturbed
+from systolic.ops.matmul.formula import Fn, Formula, Operands, evaluated, output_shape
+from systolic.ops.matmul.vjp import operand_cotangents
 from systolic.ops.shapes import fold, is_symbolic
 from systolic.spec import Side
 

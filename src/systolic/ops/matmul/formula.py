@@ -14,7 +14,8 @@ import jax
 from jax import Array
 
 from systolic.ops.epilogue import epilogue_of
-from systolic.ops.product import Product, Where, compute
+from systolic.ops.matmul.compute import compute
+from systolic.ops.matmul.product import Product, Where
 from systolic.ops.shapes import broadcast_shapes
 from systolic.spec import PrecisionName, Side
 
@@ -37,7 +38,7 @@ class Formula:
 
 
 class Operands(NamedTuple):
-    """The arrays, all with the same number of dimensions; see `ops.product`."""
+    """The arrays, all with the same number of dimensions; see `product.py`."""
 
     lhs: Array
     rhs: Array

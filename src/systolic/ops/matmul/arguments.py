@@ -14,10 +14,10 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.ops.dtypes import beside, given_dtype, multiplied_dtype, operand, result_dtype
-from systolic.ops.elementwise import elementwise
 from systolic.ops.epilogue import activation_of
-from systolic.ops.gradient import Formula, Operands
-from systolic.ops.product import Implementation, Where
+from systolic.ops.functions.elementwise import elementwise
+from systolic.ops.matmul.jvp import Formula, Operands
+from systolic.ops.matmul.product import Implementation, Where
 from systolic.ops.shapes import broadcast_shapes
 from systolic.ops.target import target_chip
 from systolic.schedule import KernelConfig, Tiles
