@@ -48,12 +48,13 @@ _AMONG = 200
 
 
 def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Any:
-    """The kernel alone with this blocking."""
-    from systolic.kernels.blocked import blocked_matmul
+    """The kernel alone with this configuration."""
+    from systolic.kernels.auto_pipeline import auto_pipeline_matmul
+    from systolic.kernels.manual_dma import manual_dma_matmul
     from systolic.kernels.step import Functions
-    from systolic.kernels.streamed import streamed_matmul
 
-    kernel = streamed_matmul if config.fill_chunks else functools.partial(blocked_matmul, chip=chip)
+    manual = config.pipeline == "manual"
+    kernel = manual_dma_matmul if manual else functools.partial(auto_pipeline_matmul, chip=chip)
     outs = kernel(
         lhs,
         rhs,
@@ -67,7 +68,7 @@ def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip:
 
 
 def sample(spec: MatmulSpec, chip: Chip, count: int) -> list[KernelConfig]:
-    """The planner's choice, and blockings drawn among its best."""
+    """The planner's choice, and configurations drawn among its best."""
     found = [choice.config for choice in configs(spec, chip)[:_AMONG]]
     drawn = random.Random(f"{spec}{chip.name}").sample(found[1:], min(count - 1, len(found) - 1))
     return [found[0], *drawn]
@@ -75,12 +76,12 @@ def sample(spec: MatmulSpec, chip: Chip, count: int) -> list[KernelConfig]:
 
 @click.command()
 @chip_option("v5e,v6e,v7x")
-@click.option("--problem", "problems", multiple=True, default=_FITTED + _CHECKED, metavar="M,K,N", show_default=True)
+@click.option("--problem", "specs", multiple=True, default=_FITTED + _CHECKED, metavar="M,K,N", show_default=True)
 @click.option("--dtype", default="bfloat16", show_default=True)
-@click.option("--samples", default=12, show_default=True, help="Blockings of each product.")
+@click.option("--samples", default=12, show_default=True, help="Configurations of each product.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Keep all rows.")
 def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: int, json_file: Path | None) -> None:
-    """Compare modelled with simulated times of many blockings."""
+    """Compare modelled with simulated times of many configurations."""
     import jax
 
     from systolic.bench import abstract_operands
@@ -114,8 +115,9 @@ def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: i
                     "spec": f"{spec.m},{spec.k},{spec.n}",
                     "config": str(config),
                     "tiles": [config.tiles.tile_m, config.tiles.tile_k, config.tiles.tile_n],
-                    "slices": [config.subtile_m, config.subtile_n],
-                    "buffers": config.buffers,
+                    "subtiles": [config.subtile_m, config.subtile_n],
+                    "pipeline": config.pipeline,
+                    "num_stages": config.num_stages,
                     "grid_order": config.grid_order,
                     "fill_chunks": config.fill_chunks,
                     "simulated_us": found.time_us,

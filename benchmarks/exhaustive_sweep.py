@@ -40,7 +40,10 @@ PROBLEMS = {
     "edge": (3000, 5000, 7000),
 }
 _BEST, _DRAWN = 40, 20
-_FIELDS = ("tile_m", "tile_k", "tile_n", "subtile_m", "subtile_n", "buffers", "grid_order", "fill_chunks")
+_FIELDS = (
+    *("tile_m", "tile_k", "tile_n", "subtile_m", "subtile_n"),
+    *("pipeline", "num_stages", "grid_order", "fill_chunks"),
+)
 _COLUMNS: tuple[str, ...] = (
     "chip",
     "spec",
@@ -56,7 +59,7 @@ _COLUMNS: tuple[str, ...] = (
 
 
 def of_each_tile(spec: MatmulSpec, its: Chip) -> list[Choice]:
-    """The best-modelled blocking of every tile, best first."""
+    """The best-modelled configuration of every tile, best first."""
     found: dict[Tiles, Choice] = {}
     for choice in configs(spec, its):
         found.setdefault(choice.config.tiles, choice)
@@ -178,7 +181,7 @@ def model() -> None:
         click.echo(
             f"{name}: {len(every)} kernels, median error {statistics.median(map(abs, error)):.1%}, "
             f"Spearman {_spearman(every):.3f} over all, of each product "
-            + ", ".join(f"{_spearman([row for row in every if row['problem'] == kind]):.3f}" for kind in PROBLEMS)
+            + ", ".join(f"{_spearman([row for row in every if row['spec'] == kind]):.3f}" for kind in PROBLEMS)
         )
 
 

@@ -166,8 +166,8 @@ def _cache() -> Part:
 
 def _store() -> Part:
     found = TrialStore.at().health()
-    if found.spec:
-        return _unusable("trial store", found.spec)
+    if found.problem:
+        return _unusable("trial store", found.problem)
     if not found.there:
         return _to_come("trial store", found.file)
     if found.unreadable:

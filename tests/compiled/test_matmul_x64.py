@@ -43,7 +43,7 @@ def slopes(lhs: jax.Array, rhs: jax.Array) -> Any:
     return jax.grad(loss, argnums=(0, 1))(lhs, rhs)
 
 
-# Kernels: streamed (512³, 2048³, few rows), `emit_pipeline` (ragged on v5e and v7x), Pallas' own (v5p, a batch).
+# Kernels: manual DMA (512³, 2048³, few rows), `emit_pipeline` (ragged on v5e and v7x), Pallas' own (v5p, a batch).
 FORMS: dict[str, tuple[Callable[..., Any], Shapes, Any]] = {
     "512³": (product, ((512, 512), (512, 512)), BF16),
     "2048³": (product, ((2048, 2048), (2048, 2048)), BF16),

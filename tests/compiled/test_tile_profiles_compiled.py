@@ -53,7 +53,7 @@ def test_the_time_of_a_shape_that_was_not_profiled(name: str) -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def tile(k: int, n: int) -> ProfiledTile:
         tiles = Tiles(tile_m=128, tile_k=k, tile_n=n)
-        return ProfiledTile(tiles=tiles, subtile_m=128, subtile_n=256, whole_k=False, fill_chunks=1)
+        return ProfiledTile(tiles=tiles, subtile_m=128, subtile_n=256, whole_k=False, pipeline="manual", fill_chunks=1)
 
     tiles = [tile(256, 256), tile(256, 512)]
     monkeypatch.setattr(profiling, "worth_profiling", lambda *_: [*tiles, tile(8192, 32768)])

@@ -18,7 +18,7 @@ from matmul_reference import Call, values, wide
 import systolic
 from systolic.chips import chip
 from systolic.cost import blocked_violations
-from systolic.kernels.blocked import blocked_matmul
+from systolic.kernels.auto_pipeline import auto_pipeline_matmul
 from systolic.kernels.step import Functions
 from systolic.ops.epilogue import ACTIVATIONS, epilogue_of
 from systolic.ops.matmul.product import Product, Where, spec_of
@@ -58,11 +58,11 @@ def check(call: Call, implementation: Any = CAREFUL, **keywords: Any) -> None:
     call.check(systolic.matmul(call.lhs, call.rhs, implementation=implementation, **call.keywords, **keywords))
 
 
-# --- every blocking --------------------------------------------------------------------------------------------------
+# --- every configuration ---------------------------------------------------------------------------------------------
 
 
 def blocked(call: Call, config: KernelConfig, name: str, precision: PrecisionName = "default") -> jax.Array:
-    """The kernel itself, with a blocking that the planner need not choose."""
+    """The kernel itself, with a configuration that the planner need not choose."""
     given = {key: call.keywords[key] for key in ("bias", "residual", "out_scale") if key in call.keywords}
     activation = call.keywords.get("activation")
     dtype_out = np.dtype(call.keywords["preferred_element_type"]).name
@@ -93,7 +93,7 @@ def blocked(call: Call, config: KernelConfig, name: str, precision: PrecisionNam
 
     @jax.jit
     def run(*arrays: jax.Array) -> jax.Array:
-        (out,) = blocked_matmul(
+        (out,) = auto_pipeline_matmul(
             arrays[0],
             arrays[1],
             arrays[2:],
@@ -149,7 +149,7 @@ def calls(draw: st.DrawFn, batched: bool = False) -> tuple[Call, str]:
 
 @st.composite
 def configs(draw: st.DrawFn, call: Call) -> KernelConfig:
-    """Tiles with edges and several steps each way, and pieces of them."""
+    """Tiles with edges and several steps each way, and subtiles of them."""
     lhs, rhs = call.operands()
     (m, k), n = lhs.shape[-2:], rhs.shape[-1]
     keywords = call.keywords
@@ -178,14 +178,14 @@ def configs(draw: st.DrawFn, call: Call) -> KernelConfig:
         tiles=Tiles(**tiles),
         subtile_m=subtiles["subtile_m"] or tiles["tile_m"],
         subtile_n=subtiles["subtile_n"] or tiles["tile_n"],
-        buffers=draw(st.sampled_from([2, 3])),
+        **draw(st.sampled_from([{}, {"pipeline": "emit", "num_stages": 3}])),
         grid_order=draw(st.sampled_from(["m", "n"])),
     )
 
 
 @settings(MANY, max_examples=14)
 @given(data=st.data())
-def test_every_blocking(data: st.DataObject) -> None:
+def test_every_configuration(data: st.DataObject) -> None:
     call, name = data.draw(calls())
     config = data.draw(configs(call))
     call.check(blocked(call, config, name))
@@ -218,7 +218,11 @@ def test_no_race_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     for grid_order in ("m", "n"):
         call.check(
             blocked(
-                call, KernelConfig(tiles=tiles, subtile_m=104, subtile_n=128, buffers=3, grid_order=grid_order), "v5e"
+                call,
+                KernelConfig(
+                    tiles=tiles, subtile_m=104, subtile_n=128, pipeline="emit", num_stages=3, grid_order=grid_order
+                ),
+                "v5e",
             )
         )
     assert "RACE" not in capfd.readouterr().out

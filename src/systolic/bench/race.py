@@ -175,7 +175,7 @@ def _planned(case: Case, chip: Chip) -> BenchRow:
         limit_us=max(made.mxu_us, made.hbm_us),
         model_mxu_us=model_mxu_us,
         model_hbm_us=model_hbm_us,
-        kernel=made.kernel,
+        kernel=made.config.kernel,
         config=str(made.config),
         modelled_us=made.time_us,
         least_hbm_bytes=spec.least_hbm_bytes,

@@ -37,7 +37,7 @@ _LEGEND = (
     "same at the simulator's clock and bandwidth"
 )
 _EVEN = ("× even",)
-_BLOCKING = "m/k/n, slices, buffers, outermost"
+_CONFIG = "m/k/n, subtiles, pipeline"
 
 
 def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str, str | None]) -> None:
@@ -59,9 +59,9 @@ def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str,
             shown = [row for row in of_chip if (row.suite, row.group) == (standing.suite, standing.group)]
             out.print(f"\n[bold]{escape(_standing(standing))}[/]", soft_wrap=True)
             beside_even = any(row.even_us is not None for row in shown)
-            columns = (*_COLUMNS, *(_EVEN if beside_even else ()), _BLOCKING)
+            columns = (*_COLUMNS, *(_EVEN if beside_even else ()), _CONFIG)
             lines = [_line(row, beside_even=beside_even) for row in shown]
-            out.print(table(columns, lines, left=("case", _BLOCKING)))
+            out.print(table(columns, lines, left=("case", _CONFIG)))
     if summary.missed:
         out.print("\nbars missed:")
     for bar in summary.missed:
@@ -130,7 +130,7 @@ def _line(row: BenchRow, *, beside_even: bool) -> tuple[str, ...]:
         _number(row.other_ops_us, ",.1f"),
         _number(row.modelled_us, ",.1f"),
         *((_number(row.over_even, ".2f"),) if beside_even else ()),
-        row.config.removeprefix("tiles ").removesuffix(" outermost"),
+        row.config.removeprefix("tiles "),
     )
 
 

@@ -22,7 +22,11 @@ from systolic.compiler import versions
 from systolic.report.whole_file import whole_file
 from systolic.untrusted import printable
 
+# Of the rows that commands write by `--json`; 1 is that of systolic 0.3.0, which did not say it.
+RESULT_SCHEMA = 2
+
 __all__ = [
+    "RESULT_SCHEMA",
     "Bar",
     "check_target",
     "complain",
@@ -120,14 +124,15 @@ def make_folder(folder: Path, target: str | Path) -> None:
 
 
 def write_json(target: str, command: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
-    """Writes one JSON object: `command`, `versions`, `rows`, `summary`. A file appears whole or not at all.
+    """Writes one JSON object: `command`, `schema`, `versions`, `rows`, `summary`. A file appears whole or not at all.
 
     JSON has no NaN and no infinity: they are written as null.
 
     Raises:
       click.UsageError: the file cannot be written.
     """
-    document = {"command": command, "versions": versions(), "rows": list(rows), "summary": dict(summary)}
+    head = {"command": command, "schema": RESULT_SCHEMA, "versions": versions()}
+    document = {**head, "rows": list(rows), "summary": dict(summary)}
     text = json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
     if target == "-":
         click.echo(text, nl=False)

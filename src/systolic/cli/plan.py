@@ -77,7 +77,7 @@ def _record(made: Plan) -> dict[str, Any]:
     return {
         "chip": made.chip,
         "spec": dataclasses.asdict(made.spec),
-        "kernel": made.kernel,
+        "kernel": made.config.kernel,
         "config": dataclasses.asdict(made.config),
         "grid": made.grid,
         "reason": made.reason,

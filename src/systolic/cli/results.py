@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from systolic.untrusted import UntrustedError, read_json
+from systolic.cli.output import RESULT_SCHEMA
+from systolic.untrusted import UntrustedError, read_json, shown
 
 _MOST_KEYS = 5
 
@@ -22,7 +23,7 @@ def read_document(path: Path, wanted: str) -> dict[str, Any]:
       wanted: what it should be, as the end of "this takes …".
 
     Raises:
-      WrongFileError: it cannot be read, is no JSON, or is no object.
+      WrongFileError: it cannot be read, is no JSON, is no object, or a newer version made it.
     """
     try:
         document = read_json(path.read_bytes())
@@ -32,6 +33,12 @@ def read_document(path: Path, wanted: str) -> dict[str, Any]:
         raise WrongFileError(f"{path} is {error}; this takes {wanted}") from error
     if not isinstance(document, dict):
         raise wrong_kind(path, document, wanted)
+    schema = document.get("schema", 1)
+    if type(schema) is not int or schema > RESULT_SCHEMA:
+        raise WrongFileError(
+            f"{path} was made by a newer version of systolic (schema {shown(schema)}, here {RESULT_SCHEMA}): "
+            "upgrade systolic"
+        )
     return document
 
 

@@ -89,7 +89,7 @@ def export(target: str, store_file: Path | None, quiet: bool) -> int:
 @_STORE
 @click.option("--quiet", "-q", is_flag=True, help="No notes on standard error.")
 def import_(source: Path, store_file: Path | None, quiet: bool) -> int:
-    """Add every trial of FILE, which export wrote, to the store. The same blocking's trial is replaced.
+    """Add every trial of FILE, which export wrote, to the store. The same configuration's trial is replaced.
 
     Exit code 2: a value in FILE is not what it has to be, which is named; then nothing is added.
     """

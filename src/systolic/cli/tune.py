@@ -66,7 +66,7 @@ _SHOWN = 10
     show_default=True,
     help="Blockings to compile for one product at the most; those that the store has count.",
 )
-@click.option("--exhaustive", is_flag=True, help="Try every legal blocking; takes hours.")
+@click.option("--exhaustive", is_flag=True, help="Try every legal configuration; takes hours.")
 @worker_options("one trial", time_limit_s=COMPILE_LIMIT_S)
 @click.option(
     "--scheduler",
@@ -121,7 +121,7 @@ def tune(
 ) -> int:
     """Find the fastest tiles for lhs[M,K] @ rhs[K,N] on a chip that is not there. Times are `simulated`.
 
-    A model ranks every legal blocking; the best are compiled by the TPU compiler and executed on the chip's model.
+    A model ranks every legal configuration; the best are compiled by the TPU compiler and executed on the chip's model.
     Every trial is kept: the same command goes on where it stopped. Exit code 1: no trial of some product has a time.
 
     \b
@@ -227,7 +227,7 @@ def _provenance(trial: Trial | None) -> str:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    kernel = "xla" if trial.config is None else "streamed" if trial.config.fill_chunks else "blocked"
+    kernel = "XLA" if trial.config is None else trial.config.kernel
     named = {"kernel": kernel, "name": str(trial.config or "XLA"), "time_us": trial.time_us, "limit": trial.limit}
     return {**named, **dataclasses.asdict(trial)}
 
@@ -286,7 +286,7 @@ def _show_one(result: TuningResult) -> None:
         ratio = f", {result.ratio_to_xla:.3f} × XLA" if result.ratio_to_xla is not None else ""
         click.echo(f"{what}: {winner.time_us:,.1f} µs {_provenance(winner)}{ratio} with {winner.config}")
     click.echo(
-        f"{result.compiled} of {result.considered:,} blockings tried now in {result.seconds:.0f} s, "
+        f"{result.compiled} of {result.considered:,} configurations tried now in {result.seconds:.0f} s, "
         f"{len(result.trials)} in all; {_ENDS[result.end]}"
     )
     rows = []

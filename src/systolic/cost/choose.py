@@ -1,4 +1,4 @@
-"""Blockings of a product for a chip, best modelled time first, without a table."""
+"""Kernel configurations of a product for a chip, best modelled time first, without a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from systolic.chips import Chip
 from systolic.cost.model import ModelledTime, blocked_time, bundles
 from systolic.schedule.buffers import total_bytes
-from systolic.schedule.config import GridOrder, KernelConfig, blocked_buffers, can_stream, made_bytes
+from systolic.schedule.config import GridOrder, KernelConfig, Pipeline, blocked_buffers, can_run_manually, made_bytes
 from systolic.schedule.legality import (
     LANES,
     IllegalTilesError,
@@ -40,7 +40,7 @@ THIN_ROWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A blocking and its time by arithmetic, with steps' costs from the model or from a profile of its tile."""
+    """A configuration and its time by arithmetic, with steps' costs from the model or from a profile of its tile."""
 
     config: KernelConfig
     modelled: ModelledTime
@@ -62,7 +62,7 @@ def _compiler_share(spec: MatmulSpec) -> float:
 
 
 def blocked_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list[Violation]:
-    """Every rule that a blocking breaks: dtypes of the chip, alignment, VMEM. Tiles need not divide the matrix."""
+    """Every rule that a configuration breaks: dtypes of the chip, alignment, VMEM. Tiles need not divide the matrix."""
     found = dtype_violations(MatmulSpec.of(1, 1, 1, spec.dtype_multiplied), chip)
     for letter, multiple in alignment(spec).items():
         size, tile = getattr(spec, letter), getattr(config.tiles, f"tile_{letter}")
@@ -75,7 +75,7 @@ def blocked_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> li
 
 
 def configs(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> list[Choice]:
-    """Legal blockings whose code is not too long, best modelled time first; of these tiles only, where given.
+    """Legal configurations whose code is not too long, best modelled time first; of these tiles only, where given.
 
     Raises:
       IllegalTilesError: `tiles` break rules; or nothing is legal, with the rules that the smallest tiles break.
@@ -86,17 +86,20 @@ def configs(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> list[Ch
         whole = KernelConfig(tiles=one, subtile_m=one.tile_m, subtile_n=one.tile_n)
         refused = whole
         # In the other order nothing changes where there is one row or one column of blocks.
-        outers: tuple[GridOrder, ...] = ("m", "n") if min(one.grid(spec)[:2]) > 1 else ("m",)
-        for buffers in (2, 3) if chip.cores_per_device == 1 and one.steps(spec) > 2 else (2,):
-            # Without what depends on slices: no need to go through them where this alone is too much.
-            if total_bytes(blocked_buffers(spec, replace(whole, buffers=buffers))) > _usable_vmem(spec, chip):
+        orders: tuple[GridOrder, ...] = ("m", "n") if min(one.grid(spec)[:2]) > 1 else ("m",)
+        stages: tuple[tuple[Pipeline, int], ...] = (("auto", 2), ("emit", 3))
+        for own, num_stages in stages if chip.cores_per_device == 1 and one.steps(spec) > 2 else stages[:1]:
+            staged = replace(whole, pipeline=own, num_stages=num_stages)
+            # Without what depends on subtiles: no need to go through them where this alone is too much.
+            if total_bytes(blocked_buffers(spec, staged)) > _usable_vmem(spec, chip):
                 continue
-            for subtile_m, subtile_n in _slices(spec, one):
-                cut = KernelConfig(tiles=one, subtile_m=subtile_m, subtile_n=subtile_n, buffers=buffers)
+            pipelines = [(own, 1), *(("manual", fill_chunks) for fill_chunks in _fill_chunks(spec, one, chip))]
+            for subtile_m, subtile_n in _subtiles(spec, one):
+                cut = replace(staged, subtile_m=subtile_m, subtile_n=subtile_n)
                 if bundles(spec, cut, chip) > MOST_BUNDLES:
                     continue
-                for fill_chunks, grid_order in itertools.product(_pieces(spec, one, chip), outers):
-                    config = replace(cut, grid_order=grid_order, fill_chunks=fill_chunks)
+                for (pipeline, fill_chunks), grid_order in itertools.product(pipelines, orders):
+                    config = replace(cut, pipeline=pipeline, grid_order=grid_order, fill_chunks=fill_chunks)
                     if not _fits(spec, config, chip):
                         continue
                     time = blocked_time(spec, config, chip)
@@ -108,7 +111,7 @@ def configs(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> list[Ch
         broken = [
             Violation(
                 rule="subtiles",
-                value=f"no slice of tiles {refused.tiles} leaves VMEM for operands that are made on the way",
+                value=f"no subtile of tiles {refused.tiles} leaves VMEM for operands that are made on the way",
                 limit=f"or each has code of more than {MOST_BUNDLES} bundles",
                 fix="use smaller tiles",
             )
@@ -124,24 +127,24 @@ def can_use(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> bool:
 
 
 def chosen(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Choice:
-    """A blocking that somebody else chose, with its modelled time.
+    """A configuration that somebody else chose, with its modelled time.
 
     Raises:
       IllegalTilesError: it breaks rules; the message has each of them.
     """
     broken = blocked_violations(spec, config, chip)
     if not broken and not _fits(spec, config, chip):
-        value = f"{_vmem_bytes(spec, config):,} bytes with what a slice makes of operands"
+        value = f"{_vmem_bytes(spec, config):,} bytes with what a subtile makes of operands"
         limit = f"of {_usable_vmem(spec, chip):,}"
-        broken.append(Violation(rule="VMEM", value=value, limit=limit, fix="use smaller slices"))
-    if chip.cores_per_device > 1 and (config.buffers > 2 or config.fill_chunks):
-        fix = "use 2 buffers and pieces=0"
+        broken.append(Violation(rule="VMEM", value=value, limit=limit, fix="use smaller subtiles"))
+    if chip.cores_per_device > 1 and config.pipeline != "auto":
+        fix = 'use pipeline="auto"'
         broken.append(Violation(rule="pipeline", value=str(config), limit="it would leave a core idle", fix=fix))
-    if config.fill_chunks and not can_stream(spec, config.tiles):
-        limit = "the streamed pipeline takes one product that its tiles divide"
-        broken.append(Violation(rule="pipeline", value=str(config), limit=limit, fix="use pieces=0"))
+    if config.pipeline == "manual" and not can_run_manually(spec, config.tiles):
+        limit = "manual DMA takes one product that its tiles divide"
+        broken.append(Violation(rule="pipeline", value=str(config), limit=limit, fix='use pipeline="auto"'))
     if broken:
-        raise IllegalTilesError(f"blocking {config}", broken)
+        raise IllegalTilesError(str(config), broken)
     return Choice(config=config, modelled=blocked_time(spec, config, chip))
 
 
@@ -153,11 +156,11 @@ def _vmem_bytes(spec: MatmulSpec, config: KernelConfig) -> int:
     return total_bytes(blocked_buffers(spec, config)) + made_bytes(spec, config)
 
 
-def _pieces(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> list[int]:
-    """Pieces of the first step; 0 is the pipeline of Pallas, the only one for two cores, batches and edges."""
-    if chip.cores_per_device > 1 or not can_stream(spec, tiles):
-        return [0]
-    return [0, 1, *(fill_chunks for fill_chunks in (2, 4, 8) if tiles.tile_k % (fill_chunks * 2 * LANES) == 0)]
+def _fill_chunks(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> list[int]:
+    """Numbers of chunks for manual DMA's first step; none for two cores, batches and edges, where it does not run."""
+    if chip.cores_per_device > 1 or not can_run_manually(spec, tiles):
+        return []
+    return [1, *(fill_chunks for fill_chunks in (2, 4, 8) if tiles.tile_k % (fill_chunks * 2 * LANES) == 0)]
 
 
 def _tiles(spec: MatmulSpec) -> Iterator[Tiles]:
@@ -186,8 +189,8 @@ def _sides(size: int, multiple: int, letter: str, *, thin: bool) -> list[int]:
     return sorted(chosen or {side for side in found if side < size} or {size})
 
 
-def _slices(spec: MatmulSpec, tiles: Tiles) -> Iterator[tuple[int, int]]:
-    """Slices that cut a tile evenly into whole registers; all of it is one."""
+def _subtiles(spec: MatmulSpec, tiles: Tiles) -> Iterator[tuple[int, int]]:
+    """Subtiles that cut a tile evenly into whole registers; all of it is one."""
     multiples = alignment(spec)
     rows = _parts(tiles.tile_m, max(multiples["m"], 16), 128)
     return itertools.product(rows, _parts(tiles.tile_n, LANES, 256))

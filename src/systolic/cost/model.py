@@ -1,6 +1,6 @@
 """The time of a blocked matmul by arithmetic: traffic, ramp, what a slice costs besides its products, the last store.
 
-It ranks blockings, and it says which of these is the larger part. Its constants that depend on the chip are
+It ranks configurations, and it says which of these is the larger part. Its constants that depend on the chip are
 `Chip.step_estimate`. How far it is from simulated times, `benchmarks/blocked_model.py` prints.
 """
 
@@ -18,7 +18,7 @@ from systolic.schedule.config import (
     is_made,
     is_split,
     is_staged,
-    strip_rows,
+    row_chunk,
 )
 from systolic.schedule.copies import Copies, blocked_traffic
 from systolic.schedule.tiles import Tiles
@@ -78,8 +78,8 @@ def bundles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
     epilogue = registers * spec.fusion.epilogue_ops / _VECTOR_SLOTS
     finishing = max(straight, epilogue) + 0.2 * min(straight, epilogue)
     if config.fill_chunks > 1:
-        strip = strip_rows(spec, config) / config.subtile_m * epilogue
-        finishing += products / config.fill_chunks + (strip if config.tiles.tile_k >= spec.k else 0)
+        part = row_chunk(spec, config) / config.subtile_m * epilogue
+        finishing += products / config.fill_chunks + (part if config.tiles.tile_k >= spec.k else 0)
     return finishing + (straight if has_last_step(spec, config.tiles) else 0) + _OTHER_BUNDLES
 
 
@@ -88,7 +88,7 @@ def blocked_time(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Modelled
     machine, cost, tiles = chip.machine, chip.step_estimate, config.tiles
     grid_m, grid_n, grid_k = tiles.grid(spec)
     outputs = spec.batch * grid_m * grid_n
-    cores = chip.cores_per_device if config.buffers == 2 else 1
+    cores = chip.cores_per_device if config.pipeline == "auto" else 1
     runs = -(-outputs // cores)  # over k, of the busier core
     copies = Copies.of(spec, config, chip, cores)
 
@@ -101,11 +101,11 @@ def blocked_time(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Modelled
     step_cycles = config.subtiles * slice_cycles + cost.step_cycles + _vector_cycles(spec, tiles)
     held_up_cycles = copies.count * (machine.dma_issue_cycles + machine.dma_wait_cycles)
     compute_s = (step_cycles + held_up_cycles) / machine.clock_hz
-    # Two copies are under way at a time, with the three buffers of `kernels.streamed` three.
-    hidden_s = compute_s if config.buffers == 2 else 0.0
-    under_way = config.buffers if config.fill_chunks else 2
+    # Two copies are under way at a time, with the three stages of `kernels.manual_dma` three.
+    hidden_s = compute_s if config.num_stages == 2 else 0.0
+    under_way = config.num_stages if config.pipeline == "manual" else 2
     step_s = _longer(compute_s, copies.later_s, (copies.later_s + copies.latency_s + hidden_s) / under_way)
-    if config.buffers == 2:
+    if config.num_stages == 2:
         # Where a block is stored, that and the next inputs share a step.
         run_s = (grid_k - 1) * step_s + _longer(step_s, copies.later_s + copies.store_s)
     else:
@@ -115,11 +115,11 @@ def blocked_time(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Modelled
     # Where the operand that stays is exchanged, all of its block arrives within the steps by which copies are ahead.
     outs = 1 + len(spec.fusion.more_outputs)
     exchanges = max(0.0, (grid_m if config.grid_order == "m" else grid_n) * spec.batch / cores - 1)
-    ahead_s = (config.buffers - 1) * step_s
+    ahead_s = (config.num_stages - 1) * step_s
     exchanged_s = max(0.0, copies.first_s + copies.latency_s - ahead_s) if grid_k == 1 else 0.0
     first_s = copies.first_s + compute_s
     store_s = copies.last_store_s
-    if config.fill_chunks:
+    if config.pipeline == "manual":
         # It is fetched as soon as its buffer is free, but then shares a step with what that step needs. The first
         # products wait for one piece, the last store is a slice.
         exchanged_s = max(0.0, copies.first_s - step_s) if grid_k == 1 else 0.0
@@ -142,7 +142,7 @@ def blocked_time(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Modelled
 
 
 def least_time_us(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
-    """A time below which no kernel with this blocking can be: its products or its copies alone, and two latencies."""
+    """A time below which no kernel of this configuration is: its products or its copies alone, and two latencies."""
     machine = chip.machine
     grid_m, grid_n, grid_k = config.tiles.grid(spec)
     steps = -(-spec.batch * grid_m * grid_n * grid_k // chip.cores_per_device)

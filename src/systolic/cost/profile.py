@@ -10,16 +10,16 @@ import functools
 import json
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
 import cattrs
 
 from systolic.chips import Chip
-from systolic.schedule.config import KernelConfig
+from systolic.schedule.config import KernelConfig, Pipeline
 from systolic.schedule.tiles import Tiles
 from systolic.spec import MatmulSpec
 
-KernelName = Literal["blocked", "streamed"]
+PROFILE_SCHEMA = 2  # of the shipped files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class StepCost:
 
     Attributes:
       call: of the program around its steps.
-      first: the first step of all, which adds up its products piece by piece where there are `pieces`.
+      first: the first step of all, which adds up its products chunk by chunk where there are `fill_chunks`.
       step: any other.
       end: any other at the end of a run over k, where the epilogue may be code of its own.
     """
@@ -41,27 +41,29 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class ProfiledTile:
-    """A tile with its slices. Buffers and the order of blocks change a step by less than half a per cent.
+    """A tile with its subtiles. Stages and the order of the grid change a step by less than half a per cent.
 
     Attributes:
       whole_k: one tile is all of k, so that nothing is added up: code of its own.
-      pieces: of the first step; 0 is Pallas' own pipeline.
+      fill_chunks: of the first step.
     """
 
     tiles: Tiles
     subtile_m: int
     subtile_n: int
     whole_k: bool
+    pipeline: Pipeline
     fill_chunks: int
 
     @classmethod
     def of(cls, spec: MatmulSpec, config: KernelConfig) -> ProfiledTile:
-        """The tile of a blocking."""
+        """The tile of a configuration."""
         return cls(
             tiles=config.tiles,
             subtile_m=config.subtile_m,
             subtile_n=config.subtile_n,
             whole_k=config.tiles.tile_k >= spec.k,
+            pipeline=config.pipeline,
             fill_chunks=config.fill_chunks,
         )
 
@@ -84,7 +86,6 @@ class Kind:
     """
 
     chip: str
-    kernel: KernelName
     dtype_lhs: str
     dtype_rhs: str
     dtype_out: str
@@ -100,7 +101,6 @@ class Kind:
             return None
         return cls(
             chip=chip.name,
-            kernel="blocked" if chip.cores_per_device > 1 else "streamed",
             dtype_lhs=spec.dtype_lhs,
             dtype_rhs=spec.dtype_rhs,
             dtype_out=spec.dtype_out,
@@ -109,7 +109,7 @@ class Kind:
         )
 
 
-_COLUMNS = ("tile_m", "tile_k", "tile_n", "subtile_m", "subtile_n", "whole_k", "fill_chunks")
+_COLUMNS = ("tile_m", "tile_k", "tile_n", "subtile_m", "subtile_n", "whole_k", "pipeline", "fill_chunks")
 _COSTS = ("call", "first", "step", "end")
 
 
@@ -148,6 +148,7 @@ class Profiles:
     def as_json(self) -> str:
         """Sorted, a line a tile, to be read and compared by people."""
         head: dict[str, Any] = {
+            "schema": PROFILE_SCHEMA,
             "command": self.command,
             "versions": {"kernel": self.kernel_version, "jax": self.jax, "libtpu": self.libtpu},
             "kind": dataclasses.asdict(self.kind),
@@ -162,10 +163,13 @@ class Profiles:
         """Back from `as_json`.
 
         Raises:
-          ValueError: it is none.
+          ValueError: it is none, or of another schema.
         """
         try:
             document = json.loads(text)
+            if (schema := document.get("schema", 1)) != PROFILE_SCHEMA:
+                fix = f"make them anew with {document['command']}"
+                raise ValueError(f"these are profiles of schema {schema}, here it is {PROFILE_SCHEMA}; {fix}")
             versions = document["versions"]
             return cls(
                 kind=cattrs.structure(document["kind"], Kind),
@@ -196,12 +200,12 @@ def _file_name(kind: Kind) -> str:
     return f"{kind.chip}_{dtypes}{more}.json"
 
 
-def _row(one: Profile) -> list[float | bool]:
+def _row(one: Profile) -> list[float | bool | str]:
     tile, cost = one.tile, one.cost
     sides = (tile.tiles.tile_m, tile.tiles.tile_k, tile.tiles.tile_n, tile.subtile_m, tile.subtile_n)
     cycles = (getattr(cost, name) for name in _COSTS)  # nearly always whole
     whole = [int(each) if each == int(each) else round(each, 1) for each in cycles]
-    return [*sides, tile.whole_k, tile.fill_chunks, *whole, one.bundles]
+    return [*sides, tile.whole_k, tile.pipeline, tile.fill_chunks, *whole, one.bundles]
 
 
 def _profile(row: dict[str, Any]) -> Profile:

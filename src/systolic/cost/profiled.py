@@ -37,7 +37,7 @@ class ProfiledChoices(NamedTuple):
 
 
 def profiled_choices(spec: MatmulSpec, chip: Chip, count: int = 1) -> ProfiledChoices:
-    """The `count` fastest blockings of profiled tiles; fewer, or none, where no more divide the sizes.
+    """The `count` fastest configurations of profiled tiles; fewer, or none, where no more divide the sizes.
 
     Times are within one or two per cent of simulated ones: `benchmarks/tile_profiles.py`.
     """
@@ -47,7 +47,7 @@ def profiled_choices(spec: MatmulSpec, chip: Chip, count: int = 1) -> ProfiledCh
     for promise in promises:
         if len(found) == count and promise.least_us >= found[-1].modelled.time_us * (1 - _NO_MATTER):
             break
-        choice = _walked(spec, chip, promise.profile, promise.grid_order, promise.profile.tile.fill_chunks)
+        choice = _walked(spec, chip, promise.profile, promise.grid_order)
         found += [choice] if choice is not None else []
         found = sorted(found, key=lambda one: one.modelled.time_us)[:count]
     # Whether the first step had better come whole is asked of these only: it decides a few microseconds.
@@ -58,7 +58,7 @@ def profiled_choices(spec: MatmulSpec, chip: Chip, count: int = 1) -> ProfiledCh
 
 
 def profiled_choice(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Choice | None:
-    """A blocking with its profiled time, where its tile has a profile."""
+    """A configuration with its profiled time, where its tile has a profile."""
     table = _table(Kind.of(spec, chip))
     if table is None or any(getattr(spec, one) % getattr(config.tiles, f"tile_{one}") for one in "mkn"):
         return None
@@ -68,12 +68,14 @@ def profiled_choice(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Choic
     return Choice(config=config, modelled=walked_time(spec, config, chip, cost), known="profiled")
 
 
-def _walked(spec: MatmulSpec, chip: Chip, profile: Profile, grid_order: GridOrder, fill_chunks: int) -> Choice | None:
-    """The tile with three buffers, or where that is too much two; None where it breaks rules."""
+def _walked(spec: MatmulSpec, chip: Chip, profile: Profile, grid_order: GridOrder) -> Choice | None:
+    """The tile with three stages, or where that is too much two; None where it breaks rules."""
     tile = profile.tile
     sides = {"tiles": tile.tiles, "subtile_m": tile.subtile_m, "subtile_n": tile.subtile_n}
-    for buffers in (3, 2) if fill_chunks else (2,):
-        config = KernelConfig(**sides, buffers=buffers, grid_order=grid_order, fill_chunks=fill_chunks)
+    for num_stages in (3, 2) if tile.pipeline == "manual" else (2,):
+        config = KernelConfig(
+            **sides, pipeline=tile.pipeline, num_stages=num_stages, grid_order=grid_order, fill_chunks=tile.fill_chunks
+        )
         if can_use(spec, config, chip):
             time = walked_time(spec, config, chip, profile.cost)
             return Choice(config=config, modelled=time, known="profiled")
@@ -81,16 +83,16 @@ def _walked(spec: MatmulSpec, chip: Chip, profile: Profile, grid_order: GridOrde
 
 
 def _whole(spec: MatmulSpec, chip: Chip, choice: Choice, table: _Table) -> Choice:
-    """The same with its first step in one piece, where it has several."""
-    if choice.config.fill_chunks <= 1:
+    """The same with its first step in one chunk, where it has several."""
+    if choice.config.fill_chunks == 1:
         return choice
     config = dataclasses.replace(choice.config, fill_chunks=1)
     cost = table.costs[ProfiledTile.of(spec, config)]
     return Choice(config=config, modelled=walked_time(spec, config, chip, cost), known="profiled")
 
 
-def _in_pieces(profile: Profile) -> Iterator[tuple[int, StepCost]]:
-    """The first step in as many pieces as it is profiled with, and whole, as any other step."""
+def _in_chunks(profile: Profile) -> Iterator[tuple[int, StepCost]]:
+    """The first step in as many chunks as it is profiled with, and whole, as any other step."""
     tile, cost = profile.tile, profile.cost
     yield tile.fill_chunks, cost
     if tile.fill_chunks > 1:
@@ -134,7 +136,7 @@ class _Table:
         costs = {
             dataclasses.replace(one.tile, fill_chunks=fill_chunks): cost
             for one in profiles
-            for fill_chunks, cost in _in_pieces(one)
+            for fill_chunks, cost in _in_chunks(one)
         }
         return cls(
             profiles=profiles,
@@ -143,7 +145,7 @@ class _Table:
             k=np.array([one.tile.tiles.tile_k for one in profiles]),
             n=np.array([one.tile.tiles.tile_n for one in profiles]),
             whole_k=np.array([one.tile.whole_k for one in profiles], bool),
-            fill_chunks=np.array([max(1, one.tile.fill_chunks) for one in profiles]),
+            fill_chunks=np.array([one.tile.fill_chunks for one in profiles]),
             first=np.array([one.cost.first for one in profiles]),
             step=np.array([one.cost.step for one in profiles]),
             end=np.array([one.cost.end for one in profiles]),

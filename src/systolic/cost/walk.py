@@ -54,7 +54,7 @@ class _Stream:
     period: int  # steps for which a block stays
     ahead: int  # steps by which its copies are started early
     cycles: float  # of a block's copy
-    piece_cycles: float
+    chunk_cycles: float
     landed: dict[int, float] = field(default_factory=dict)
 
 
@@ -111,15 +111,15 @@ class _Pipeline:
                 period = grid_k
             elif outer in changing:
                 period = grid_k * counts[inner]
-            pieces = max(1, config.fill_chunks)
-            part = (rows // pieces, columns) if along[0] == "k" else (rows, columns // pieces)
+            chunks = config.fill_chunks
+            part = (rows // chunks, columns) if along[0] == "k" else (rows, columns // chunks)
             streams.append(
                 _Stream(
                     period=period,
                     # Pallas' own pipeline starts a copy in the step before; this project's as soon as there is room.
-                    ahead=1 if not config.fill_chunks else config.buffers - 1 if period == 1 else period,
+                    ahead=1 if config.pipeline != "manual" else config.num_stages - 1 if period == 1 else period,
                     cycles=cycles(rows, columns, width, dtype),
-                    piece_cycles=cycles(*part, width, dtype),
+                    chunk_cycles=cycles(*part, width, dtype),
                 )
             )
         return cls(
@@ -166,13 +166,13 @@ class _Pipeline:
         self._end(total)
 
     def _begin(self, total: int) -> None:
-        if not self.config.fill_chunks:
+        if self.config.pipeline != "manual":
             for stream in self.streams:
                 stream.landed[0] = self._start(stream.cycles)
             return
         for number in range(self.config.fill_chunks):
             for stream in self.streams:
-                stream.landed[-1 - number] = self._start(stream.piece_cycles)
+                stream.landed[-1 - number] = self._start(stream.chunk_cycles)
         for stream in self.streams:
             if stream.period == 1:
                 for early in range(1, min(stream.ahead, total)):
@@ -180,29 +180,29 @@ class _Pipeline:
 
     def _step(self, step: int, total: int) -> None:
         run, at_k = divmod(step, self.steps_k)
-        pieces = self.config.fill_chunks
-        streams = sorted(self.streams, key=lambda one: one.period) if pieces else self.streams
+        manual, chunks = self.config.pipeline == "manual", self.config.fill_chunks
+        streams = sorted(self.streams, key=lambda one: one.period) if manual else self.streams
         for stream in streams:
             later = step + stream.ahead
             if later % stream.period == 0 and later < total:
                 stream.landed[later] = self._start(stream.cycles)
         is_end, is_last = at_k == self.steps_k - 1, step == total - 1
         cycles = self.cost.first if step == 0 else self.cost.end if is_end else self.cost.step
-        if step == 0 and pieces:
-            for number in range(pieces):
+        if step == 0 and manual:
+            for number in range(chunks):
                 for stream in self.streams:
                     self._wait(stream.landed.pop(-1 - number))
                 self.begun = self.begun or self.now
-                self._work(cycles / pieces)
+                self._work(cycles / chunks)
             cycles = 0.0
         else:
             for stream in self.streams:
                 if step % stream.period == 0:
                     self._wait(stream.landed.pop(step))
             self.begun = self.begun or self.now
-        if pieces and at_k == 0 and run >= 2:
+        if manual and at_k == 0 and run >= 2:
             self._wait(self.stored.pop(run - 2))
-        if is_last and pieces:
+        if is_last and manual:
             for _ in range(self.config.subtiles):
                 self._work(cycles / self.config.subtiles)
                 self.stored[run] = self._start(self.slice_cycles)
@@ -212,13 +212,13 @@ class _Pipeline:
         self.ended = self.now
         if is_end:
             self.stored[run] = self._start(self.store_cycles)
-        if not pieces and run >= 1 and at_k == 0:
+        if not manual and run >= 1 and at_k == 0:
             self._wait(self.stored.pop(run - 1))
 
     def _end(self, total: int) -> None:
         for run in sorted(self.stored):
             last = run == total // self.steps_k - 1
-            for _ in range(self.config.subtiles if last and self.config.fill_chunks else 1):
+            for _ in range(self.config.subtiles if last and self.config.pipeline == "manual" else 1):
                 self._wait(self.stored[run])
 
     def _work(self, cycles: float) -> None:

@@ -59,10 +59,10 @@ def tracing_for(chip: Chip) -> AbstractContextManager[Any]:
 
 
 def as_traceable(config: KernelConfig) -> KernelConfig:
-    """Two buffers in place of three where `emit_pipeline` can't be traced: see `tracing_for`."""
-    if config.fill_chunks or _tpu_in_sight() or not get_abstract_mesh().axis_names:
+    """The auto pipeline in place of `emit_pipeline` where that cannot be traced: see `tracing_for`."""
+    if config.pipeline != "emit" or _tpu_in_sight() or not get_abstract_mesh().axis_names:
         return config
-    return dataclasses.replace(config, buffers=2)
+    return dataclasses.replace(config, pipeline="auto", num_stages=2)
 
 
 def _tpu_in_sight() -> bool:

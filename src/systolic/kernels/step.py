@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 
 from systolic.kernels.operands import Operand, multiply, ready
 from systolic.kernels.subtiles import Slice, loop
-from systolic.schedule import KernelConfig, Tiles, dimensions, has_accumulator, has_last_step, is_resident, strip_rows
+from systolic.schedule import KernelConfig, Tiles, dimensions, has_accumulator, has_last_step, is_resident, row_chunk
 from systolic.spec import Extra, MatmulSpec
 
 Fn = Callable[..., Any]
@@ -129,7 +129,7 @@ def step(
         def _first() -> None:
             first(lhs, rhs, acc_vmem)
             if grid_k == 1:
-                rows = strip_rows(spec, config)
+                rows = row_chunk(spec, config)
                 subtiles(
                     lambda piece: piece.strips(rows, lambda part: finish_last(acc_vmem[part.rows, part.columns], part))
                 )

@@ -25,7 +25,7 @@ class Order:
 
     @classmethod
     def of(cls, spec: MatmulSpec, config: KernelConfig) -> Order:
-        """As the blocking says."""
+        """As the configuration says."""
         grid_m, grid_n, grid_k = config.tiles.grid(spec)
         inner: Dimension = "n" if config.grid_order == "m" else "m"
         return cls(grid_order=config.grid_order, inner=inner, counts={"m": grid_m, "n": grid_n, "k": grid_k})

@@ -1,4 +1,4 @@
-"""How a blocked kernel goes through a product: its tiles, the pieces of code within one, the order, the buffers."""
+"""How a kernel goes through a product: its tiles, the subtiles within one, the order of the grid, the pipeline."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from systolic.schedule.buffers import VmemBuffer
 from systolic.schedule.tiles import Tiles, TilesError
 from systolic.spec import Extra, MatmulSpec, Side, dtype_bytes
 
+Pipeline = Literal["auto", "emit", "manual"]
 GridOrder = Literal["m", "n"]
 Dimension = Literal["m", "k", "n"]
 
 SIDES: tuple[Literal["lhs"], Literal["rhs"]] = ("lhs", "rhs")
+
+
+# The name and the numbers of stages of each pipeline.
+_KERNELS: dict[Pipeline, str] = {"auto": "auto pipeline", "emit": "emit_pipeline", "manual": "manual DMA"}
+_STAGES: dict[Pipeline, tuple[int, ...]] = {"auto": (2,), "emit": (3,), "manual": (2, 3)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,43 +26,57 @@ class KernelConfig:
     """Tiles, and what a kernel does with them.
 
     A step multiplies one tile in subtiles of `subtile_m` rows and `subtile_n` columns of the output: a subtile is one
-    piece of straight code, run in a loop. Long subtiles waste less of the matrix units; short ones are less code.
+    stretch of straight code, run in a loop. Long subtiles waste less of the matrix units; short ones are less code.
 
     Raises:
-      TilesError: a slice does not divide its tile, or a number of buffers that no pipeline has.
+      TilesError: a subtile does not divide its tile, the pipeline has no such number of stages, or it has fill chunks
+        that it cannot have.
     """
 
     tiles: Tiles
     subtile_m: int
     subtile_n: int
-    buffers: int = 2  # of each operand; two are Pallas' own pipeline, three `emit_pipeline`
+    pipeline: Pipeline = "auto"  # `pallas_call`'s grid, `emit_pipeline`, or copies that the kernel starts by itself
+    num_stages: int = 2  # blocks of each operand in VMEM
     grid_order: GridOrder = "m"  # the dimension of the output whose blocks change last
-    fill_chunks: int = (
-        0  # in which the first step's blocks arrive, along k; 0: in the pipelines of Pallas, which has none
-    )
+    fill_chunks: int = 1  # in which the first step's blocks arrive, along k
 
     def __post_init__(self) -> None:
         for name, tile in (("subtile_m", self.tiles.tile_m), ("subtile_n", self.tiles.tile_n)):
             value = getattr(self, name)
             if value < 1 or tile % value:
                 raise TilesError(f"{name}={value} does not divide a tile of {tile}; use a divisor of {tile}")
-        if self.buffers not in (2, 3):
-            raise TilesError(f"buffers={self.buffers}: a pipeline has 2 or 3")
-        if self.fill_chunks < 0 or (self.fill_chunks and self.tiles.tile_k % self.fill_chunks):
-            raise TilesError(f"pieces={self.fill_chunks} does not divide tile_k={self.tiles.tile_k}")
+        if self.pipeline not in _STAGES:
+            raise TilesError(f"pipeline={self.pipeline!r} is not known; use {', '.join(_STAGES)}")
+        if self.num_stages not in _STAGES[self.pipeline]:
+            stages = " or ".join(map(str, _STAGES[self.pipeline]))
+            raise TilesError(f"num_stages={self.num_stages}: pipeline={self.pipeline!r} has {stages}; use {stages}")
+        if self.fill_chunks < 1 or self.tiles.tile_k % self.fill_chunks:
+            tile_k = self.tiles.tile_k
+            raise TilesError(f"fill_chunks={self.fill_chunks} does not divide {tile_k=}; use a divisor of {tile_k}")
+        if self.fill_chunks > 1 and self.pipeline != "manual":
+            raise TilesError(
+                f"fill_chunks={self.fill_chunks}: pipeline={self.pipeline!r} copies whole blocks; use fill_chunks=1, "
+                'or pipeline="manual"'
+            )
 
     @property
     def subtiles(self) -> int:
-        """Slices of one step."""
+        """Subtiles of one step."""
         return (self.tiles.tile_m // self.subtile_m) * (self.tiles.tile_n // self.subtile_n)
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel that its pipeline is."""
+        return _KERNELS[self.pipeline]
 
     def __str__(self) -> str:
         parts = [f"tiles {self.tiles}"]
         if self.subtiles > 1:
-            parts.append(f"slices {self.subtile_m}×{self.subtile_n}")
-        parts.append(f"{self.buffers} buffers, {self.grid_order} outermost")
-        if self.fill_chunks:
-            parts.append(f"first step in {self.fill_chunks}")
+            parts.append(f"subtiles {self.subtile_m}×{self.subtile_n}")
+        parts += [self.kernel, f"{self.num_stages} stages", f"grid order {self.grid_order}"]
+        if self.fill_chunks > 1:
+            parts.append(f"{self.fill_chunks} fill chunks")
         return ", ".join(parts)
 
 
@@ -97,8 +117,8 @@ def extra_block(spec: MatmulSpec, tiles: Tiles, extra: Extra) -> tuple[int, int]
     return (rows if extra.rows else 1), (columns if extra.columns else 1)
 
 
-# Vector operations an element up to which a function of an operand is computed for each slice anew: beside products
-# they take no time, while to rewrite the block first takes some two cycles a register.
+# Vector operations an element up to which a function of an operand is computed for each subtile anew: beside products
+# they take no time, while rewriting the block first takes some two cycles a register.
 _CHEAP_OPERAND_OPS = 12
 
 
@@ -112,8 +132,8 @@ def is_made(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> bool:
 def is_staged(spec: MatmulSpec, tiles: Tiles, side: Literal["lhs", "rhs"]) -> bool:
     """Whether an operand's block is rewritten in VMEM before it is multiplied, instead of on the way.
 
-    So it is where its function is dear, and where the block ends past k: what the function makes of that has to be
-    overwritten with zeros.
+    Staging is used when the function is expensive, or when the last block extends past k and what the function makes of
+    its padding must be overwritten with zeros.
     """
     fn = spec.fusion.lhs_fn if side == "lhs" else spec.fusion.rhs_fn
     return fn is not None and (fn.ops > _CHEAP_OPERAND_OPS or spec.k % tiles.tile_k > 0)
@@ -125,9 +145,9 @@ def is_split(spec: MatmulSpec) -> bool:
 
 
 def made_bytes(spec: MatmulSpec, config: KernelConfig) -> int:
-    """VMEM in which the compiler keeps what a slice multiplies of operands that are made on the way.
+    """VMEM in which the compiler keeps what a subtile multiplies of operands that are made on the way.
 
-    Of halves also the sums of two of their three products.
+    Of a float32 in halves it also keeps the sums of two of the three products.
     """
     found = 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32") if is_split(spec) else 0
     for side, across in zip(SIDES, (config.subtile_m, config.subtile_n), strict=True):
@@ -137,14 +157,14 @@ def made_bytes(spec: MatmulSpec, config: KernelConfig) -> int:
     return found
 
 
-def can_stream(spec: MatmulSpec, tiles: Tiles) -> bool:
-    """Whether `kernels.streamed` takes these tiles: one matrix, cut evenly, no operand rewritten first."""
+def can_run_manually(spec: MatmulSpec, tiles: Tiles) -> bool:
+    """Whether `kernels.manual_dma` takes these tiles: one matrix, cut evenly, no operand rewritten first."""
     even = all(getattr(spec, letter) % getattr(tiles, f"tile_{letter}") == 0 for letter in "mkn")
     return even and spec.batch == 1 and not any(is_staged(spec, tiles, side) for side in SIDES)
 
 
 def has_accumulator(spec: MatmulSpec, config: KernelConfig) -> bool:
-    """Whether the sum over k takes several steps, or the first step several pieces, and so a buffer of its own."""
+    """Whether the sum over k takes several steps, or the first step several chunks, and so a buffer of its own."""
     return spec.k > config.tiles.tile_k or config.fill_chunks > 1
 
 
@@ -157,22 +177,21 @@ def has_last_step(spec: MatmulSpec, tiles: Tiles) -> bool:
     return spec.k > tiles.tile_k and spec.fusion.epilogue_ops > _CHEAP_EPILOGUE_OPS
 
 
-_STRIP_ROWS = 128
+_CHUNK_ROWS = 128
 
 
-def strip_rows(spec: MatmulSpec, config: KernelConfig) -> int:
-    """Rows of a slice that the first step finishes at once, where its products came in pieces and k is one block.
+def row_chunk(spec: MatmulSpec, config: KernelConfig) -> int:
+    """Rows of a subtile that the first step finishes at once, where its products came in chunks and k is one block.
 
-    No product hides that epilogue: of a dear one strips are as fast as a slice, and less code.
+    No product hides that epilogue: an expensive one takes as long for chunks of rows as for a subtile, in less code.
     """
-    dear = spec.fusion.epilogue_ops > _CHEAP_EPILOGUE_OPS
-    return _STRIP_ROWS if dear and config.subtile_m % _STRIP_ROWS == 0 else config.subtile_m
+    expensive = spec.fusion.epilogue_ops > _CHEAP_EPILOGUE_OPS
+    return _CHUNK_ROWS if expensive and config.subtile_m % _CHUNK_ROWS == 0 else config.subtile_m
 
 
 def blocked_buffers(spec: MatmulSpec, config: KernelConfig) -> tuple[VmemBuffer, ...]:
-    """VMEM of the blocked kernel: what its pipeline allocates for blocks, and its scratch by name."""
-    tiles = config.tiles
-    copies = config.buffers
+    """VMEM of a kernel: what its pipeline allocates for blocks, and its scratch by name."""
+    tiles, copies = config.tiles, config.num_stages
     found = [
         VmemBuffer(name="lhs", shape=block_shape(spec, tiles, "lhs"), dtype=spec.dtype_lhs, copies=copies),
         VmemBuffer(name="rhs", shape=block_shape(spec, tiles, "rhs"), dtype=spec.dtype_rhs, copies=copies),

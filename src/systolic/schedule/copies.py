@@ -1,4 +1,4 @@
-"""Bytes that the blocked matmul moves over HBM, and the time that takes by arithmetic."""
+"""Bytes that a kernel moves over HBM, and the time that takes by arithmetic."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Copies:
     first_s: float  # all blocks of the first step
     later_s: float  # the inputs of a step after it, on average
     store_s: float  # a block of every output
-    last_store_s: float  # what is stored after the last product: a block, or only a slice of it
+    last_store_s: float  # what is stored after the last product: a block, or only a subtile of it
     latency_s: float
 
     @classmethod
@@ -97,8 +97,8 @@ class Copies:
             block_bytes = rows * columns * dtype_bytes(dtype)
             block_s = block_bytes / bytes_per_s + strided_runs(rows, columns, width, dtype) * run_s
             blocks = total_bytes / block_bytes
-            # The first block comes in pieces along k, which cut its rows apart where those lie along k.
-            parts = max(1, config.fill_chunks) if along == "k" else 1
+            # The first block comes in chunks along k, which cut its rows apart where those lie along k.
+            parts = config.fill_chunks if along == "k" else 1
             first_block_s = (
                 block_bytes / bytes_per_s + parts * strided_runs(rows, columns / parts, width, dtype) * run_s
             )
@@ -107,7 +107,7 @@ class Copies:
             total_s += block_s * (blocks - 1) + first_block_s
         out_bytes = traffic.out_bytes / (spec.batch * grid_m * grid_n)
         tile_s = out_bytes / bytes_per_s + strided_runs(tiles.tile_m, tiles.tile_n, spec.n, spec.dtype_out) * run_s
-        slice_s = (
+        subtile_s = (
             out_bytes / config.subtiles / bytes_per_s
             + strided_runs(config.subtile_m, config.subtile_n, spec.n, spec.dtype_out) * run_s
         )
@@ -116,7 +116,7 @@ class Copies:
             first_s=first_s,
             later_s=max(0.0, total_s / cores - first_s) / max(1.0, steps / cores - 1),
             store_s=tile_s,
-            last_store_s=slice_s if config.fill_chunks else tile_s,
+            last_store_s=subtile_s if config.pipeline == "manual" else tile_s,
             latency_s=machine.dma_latency_cycles / machine.clock_hz,
         )
 

@@ -7,12 +7,13 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from systolic.store.migration import migrate
 from systolic.untrusted import printable
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _BUSY_S = 60.0  # to wait for another writer
 _LONGEST_BYTES = 2**26  # of a value; a trial has a few thousand
 _APPLICATION = 0x73797374  # "syst", which SQLite keeps in the head of the file
@@ -27,16 +28,17 @@ CREATE TABLE IF NOT EXISTS subjects (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS trials (
   subject TEXT NOT NULL REFERENCES subjects (key),
-  blocking TEXT NOT NULL,
+  config TEXT NOT NULL,
   status TEXT NOT NULL,
   modelled_us REAL,
   simulated_us REAL,
   measured_us REAL,
   trial TEXT NOT NULL,
   kept_at REAL NOT NULL,
-  PRIMARY KEY (subject, blocking)
+  PRIMARY KEY (subject, config)
 ) STRICT;
 """
+_SCHEMAS = {1: _SCHEMA.replace("config", "blocking"), SCHEMA_VERSION: _SCHEMA}
 # As SQLite keeps it in the first page of the file.
 _SCHEMA_MARK = b"CREATE TABLE trials (\n  subject TEXT NOT NULL REFERENCES subjects (key)"
 # What is not the file's fault: https://www.sqlite.org/rescode.html. Statements here are constant, so that whatever else
@@ -94,6 +96,8 @@ def shown_path(file: Path) -> str:
 def connection(file: Path, *, writing: bool, thorough: bool = True) -> sqlite3.Connection:
     """A connection to a store that is whole; text comes as bytes, which need not be UTF-8.
 
+    A store of an older schema is migrated: in the file when it is to be written, else in a copy in memory.
+
     Args:
       writing: makes the file and its tables where they are not there.
       thorough: reads all of it, to see whether it is whole.
@@ -114,27 +118,60 @@ def connection(file: Path, *, writing: bool, thorough: bool = True) -> sqlite3.C
                 f"PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
             )
             opened.execute("PRAGMA journal_mode = WAL")
-        _check_schema(opened, file)
+        version = _checked_version(opened, file)
         opened.execute("PRAGMA synchronous = FULL")
         if thorough and (found := _text(opened.execute("PRAGMA integrity_check(1)").fetchone()[0])) != "ok":
             raise StoreDamagedError(f"{shown_path(file)} is damaged: {found}")
+        if version < SCHEMA_VERSION:
+            opened = opened if writing else _in_memory(opened)
+            with transaction(opened):
+                if _checked_version(opened, file) < SCHEMA_VERSION:  # nobody else has been faster
+                    migrate(opened)
+                    opened.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except BaseException:
         opened.close()
         raise
     return opened
 
 
-def wreck(file: Path) -> sqlite3.Connection:
-    """A connection to a damaged store, of which nothing is checked but that its tables are those of a store."""
+def wreck(file: Path) -> tuple[sqlite3.Connection, int]:
+    """A connection to a damaged store, and the schema of its tables, which are all that is checked."""
     opened = sqlite3.connect(_address(file, writing=False), uri=True, isolation_level=None)
     try:
         _prepare(opened)
-        if _tables(opened) != _schema():
-            raise StoreDamagedError(f"{shown_path(file)} is damaged: its tables are not those of a store")
+        tables = _tables(opened)
+        for version in _SCHEMAS:
+            if tables == _schema(version):
+                return opened, version
+        raise StoreDamagedError(f"{shown_path(file)} is damaged: its tables are not those of a store")
     except BaseException:
         opened.close()
         raise
-    return opened
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All that the block writes, or nothing of it."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # some errors, such as a full disk, have rolled it back
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _in_memory(opened: sqlite3.Connection) -> sqlite3.Connection:
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        with closing(opened):
+            opened.backup(copy)
+        _prepare(copy)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
 
 
 @contextmanager
@@ -201,16 +238,17 @@ def _prepare(opened: sqlite3.Connection) -> None:
     opened.execute("PRAGMA cell_size_check = ON")
 
 
-def _check_schema(opened: sqlite3.Connection, file: Path) -> None:
-    """Check that the tables are a store's of this version: a view or a trigger would run whatever it says."""
+def _checked_version(opened: sqlite3.Connection, file: Path) -> int:
+    """The schema of a store whose tables are those of that schema: a view or a trigger would run whatever it says."""
     version = _number(opened, "user_version")
     if version > SCHEMA_VERSION:
         raise StoreError(
             f"{shown_path(file)} was made by a newer version of systolic (schema {version}, here {SCHEMA_VERSION}): "
             "upgrade systolic, or name another file"
         )
-    if version != SCHEMA_VERSION or _tables(opened) != _schema():
+    if version not in _SCHEMAS or _tables(opened) != _schema(version):
         raise StoreDamagedError(f"{shown_path(file)} is damaged: its tables are not those of a store")
+    return version
 
 
 def _tables(opened: sqlite3.Connection) -> list[tuple[str, ...]]:
@@ -219,9 +257,9 @@ def _tables(opened: sqlite3.Connection) -> list[tuple[str, ...]]:
 
 
 @functools.cache
-def _schema() -> list[tuple[str, ...]]:
+def _schema(version: int) -> list[tuple[str, ...]]:
     with closing(sqlite3.connect(":memory:")) as made:
-        made.executescript(_SCHEMA)
+        made.executescript(_SCHEMAS[version])
         return _tables(made)
 
 

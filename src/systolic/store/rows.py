@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,19 +13,19 @@ from typing import Any
 
 from systolic.store import database
 from systolic.store.database import StoreDamagedError, named_errors
+from systolic.store.migration import Row, config_text, rows_of_schema_1
 from systolic.store.reading import read_subject, read_trial
 from systolic.store.trial import Subject, Trial, best_first
 from systolic.untrusted import UntrustedError, mapping, read_json
 
-TRIAL_COLUMNS = "rowid, subject, blocking, status, modelled_us, simulated_us, measured_us, trial"
+TRIAL_COLUMNS = "rowid, subject, config, status, modelled_us, simulated_us, measured_us, trial"
 _SUBJECT_COLUMNS = "rowid, key, chip, subject"
 
-Row = Sequence[Any]  # whose texts are bytes
 Records = Sequence[tuple[Subject, Sequence[Trial]]]
 
 
 def write(connection: sqlite3.Connection, records: Records) -> None:
-    """Adds trials, or replaces those of the same blockings, unless these know more: a time, or a measured one."""
+    """Adds trials, or replaces those of the same configurations, unless these know more: a time, or a measured one."""
     for subject, trials in records:
         spec = subject.spec
         sizes = f"{spec.batch}x{spec.m}x{spec.k}x{spec.n}"
@@ -41,14 +40,14 @@ def write(connection: sqlite3.Connection, records: Records) -> None:
 
 def _write(connection: sqlite3.Connection, subject: Subject, trial: Trial) -> None:
     config = None if trial.config is None else dataclasses.asdict(trial.config)
-    key = (subject.key, _blocking_text(config))
-    there = connection.execute(f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND blocking = ?", key).fetchall()
+    key = (subject.key, config_text(config))
+    there = connection.execute(f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND config = ?", key).fetchall()
     if there and not list(read_trials(there, subject, [])):
         # What cannot be read knows nothing, whatever its columns say.
-        connection.execute("DELETE FROM trials WHERE subject = ? AND blocking = ?", key)
+        connection.execute("DELETE FROM trials WHERE subject = ? AND config = ?", key)
     connection.execute(
         # A failure may be this machine's: it takes no time's place.
-        "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (subject, blocking) DO UPDATE SET "
+        "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (subject, config) DO UPDATE SET "
         "status = excluded.status, modelled_us = excluded.modelled_us, simulated_us = excluded.simulated_us, "
         "measured_us = excluded.measured_us, trial = excluded.trial, kept_at = excluded.kept_at "
         "WHERE (excluded.status = 'ok' OR trials.status <> 'ok') "
@@ -83,12 +82,19 @@ def salvaged(file: Path) -> list[tuple[Subject, list[Trial]]]:
     """What can still be read of a damaged store: rows from either end, up to the first page that is broken."""
     subjects: dict[int, Row] = {}
     trials: dict[int, Row] = {}
-    with suppress(StoreDamagedError), named_errors(file), closing(database.wreck(file)) as connection:
-        for found, columns, table in ((subjects, _SUBJECT_COLUMNS, "subjects"), (trials, TRIAL_COLUMNS, "trials")):
-            for order in ("ASC", "DESC"):
-                with suppress(sqlite3.DatabaseError, UnicodeError):
-                    for row in connection.execute(f"SELECT {columns} FROM {table} NOT INDEXED ORDER BY rowid {order}"):
-                        found.setdefault(row[0], row)
+    version = database.SCHEMA_VERSION
+    with suppress(StoreDamagedError), named_errors(file):
+        connection, version = database.wreck(file)
+        of_trials = TRIAL_COLUMNS if version == database.SCHEMA_VERSION else TRIAL_COLUMNS.replace("config", "blocking")
+        with closing(connection):
+            for found, columns, table in ((subjects, _SUBJECT_COLUMNS, "subjects"), (trials, of_trials, "trials")):
+                for order in ("ASC", "DESC"):
+                    with suppress(sqlite3.DatabaseError, UnicodeError):
+                        query = f"SELECT {columns} FROM {table} NOT INDEXED ORDER BY rowid {order}"
+                        for row in connection.execute(query):
+                            found.setdefault(row[0], row)
+    if version < database.SCHEMA_VERSION:
+        return _joined(*rows_of_schema_1(subjects.values(), trials.values()), [])
     return _joined(subjects.values(), trials.values(), [])
 
 
@@ -121,7 +127,7 @@ def _trial(row: Row, subject: Subject) -> Trial:
     record = _json(text)
     trial = read_trial(record, subject)
     own = [trial.status.encode(), trial.modelled_us, trial.simulated_us, trial.measured_us]
-    if config != _blocking_text(record["config"]).encode() or columns != own:
+    if config != config_text(record["config"]).encode() or columns != own:
         raise UntrustedError("its columns are not those of its record")
     return trial
 
@@ -130,7 +136,3 @@ def _json(text: Any) -> Any:
     if not isinstance(text, bytes):
         raise UntrustedError("its record is no text")
     return mapping(read_json(text), "its record")
-
-
-def _blocking_text(config: Any) -> str:
-    return "" if config is None else json.dumps(config, sort_keys=True)

@@ -1,4 +1,4 @@
-"""One trial: a product on a chip with one blocking, and what came of it."""
+"""One trial: a product on a chip with one configuration, and what came of it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Status = Literal["ok", "refused", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What trials are of: everything on which a kernel's time depends but its blocking.
+    """What trials are of: everything on which a kernel's time depends but its configuration.
 
     Attributes:
-      problem: what the kernel computes, or XLA.
+      spec: what the kernel computes, or XLA.
       kernel_version: `kernels.KERNEL_VERSION`.
       jax, libtpu: versions of what compiled it.
     """
@@ -63,10 +63,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A blocking, or XLA's program, and its time. None is not known.
+    """A configuration, or XLA's program, and its time. None is not known.
 
     Attributes:
-      blocking: None is XLA's own program.
+      config: None is XLA's own program.
       modelled_us: by the planner's arithmetic, ahead of the trial.
       simulated_us: compiled by the TPU compiler and executed on the chip's model; XLA's without its copy ahead.
       prefetch_us: of the copy that XLA starts ahead of the call.

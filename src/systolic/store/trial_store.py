@@ -15,7 +15,15 @@ from pathlib import Path
 import platformdirs
 
 from systolic.store import database
-from systolic.store.database import StoreDamagedError, StoreError, StoreWarning, is_there, named_errors, shown_path
+from systolic.store.database import (
+    StoreDamagedError,
+    StoreError,
+    StoreWarning,
+    is_there,
+    named_errors,
+    shown_path,
+    transaction,
+)
 from systolic.store.reading import read_subject, read_trial
 from systolic.store.rows import TRIAL_COLUMNS, Records, read_all, read_subjects, read_trials, salvaged, write
 from systolic.store.trial import Subject, Trial, best_first
@@ -47,7 +55,7 @@ class StoreHealth:
     subjects: int = 0
     trials: int = 0
     unreadable: tuple[str, ...] = ()
-    spec: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ class TrialStore:
         return cls(file if file is not None else store_file())
 
     def keep(self, subject: Subject, trial: Trial) -> None:
-        """Adds a trial, or replaces that of the same blocking, unless that knows more: a time, or a measured one.
+        """Adds a trial, or replaces that of the same configuration, unless that knows more: a time, or a measured one.
 
         Raises:
           StoreError: it cannot be written.
@@ -86,7 +94,7 @@ class TrialStore:
             read_subject(json.loads(subject.as_json()))
             for trial in trials:
                 read_trial(json.loads(trial.as_json()), subject)
-        with self._opened(writing=True) as connection, _transaction(connection):
+        with self._opened(writing=True) as connection, transaction(connection):
             write(connection, records)
 
     def check_writable(self) -> None:
@@ -95,7 +103,7 @@ class TrialStore:
         Raises:
           StoreError: it cannot be written.
         """
-        with self._opened(writing=True) as connection, _transaction(connection):
+        with self._opened(writing=True) as connection, transaction(connection):
             connection.execute(f"PRAGMA user_version = {database.SCHEMA_VERSION}")  # as it is: but a page is written
 
     def trials(self, subject: Subject) -> list[Trial]:
@@ -155,9 +163,9 @@ class TrialStore:
         if not is_there(self.file):
             return None
         query = (
-            f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND status = 'ok' AND blocking <> '' "
+            f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND status = 'ok' AND config <> '' "
             "AND coalesce(measured_us, simulated_us) IS NOT NULL "
-            "ORDER BY measured_us IS NULL, coalesce(measured_us, simulated_us), blocking"
+            "ORDER BY measured_us IS NULL, coalesce(measured_us, simulated_us), config"
         )
         with (
             named_errors(self.file),
@@ -192,7 +200,7 @@ class TrialStore:
             with named_errors(self.file), closing(database.connection(self.file, writing=False)) as connection:
                 found = read_all(connection, bad)
         except StoreError as error:
-            return StoreHealth(file=self.file, there=True, spec=str(error))
+            return StoreHealth(file=self.file, there=True, problem=str(error))
         return StoreHealth(
             file=self.file,
             there=True,
@@ -248,7 +256,7 @@ class TrialStore:
         count = 0
         try:
             saved = salvaged(aside)
-            with closing(database.connection(self.file, writing=True)) as connection, _transaction(connection):
+            with closing(database.connection(self.file, writing=True)) as connection, transaction(connection):
                 write(connection, saved)
             count = sum(len(trials) for _, trials in saved)
         finally:  # where the old one is has to be said also if there is no room for a new one
@@ -257,15 +265,3 @@ class TrialStore:
                 StoreWarning,
                 stacklevel=7,
             )
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):  # some errors, such as a full disk, have rolled it back
-            connection.execute("ROLLBACK")
-        raise

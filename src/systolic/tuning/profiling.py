@@ -17,7 +17,7 @@ import numpy as np
 from systolic.chips import Chip
 from systolic.compiler import CompilerError, CompilerMissing, WorkerPool
 from systolic.cost import THIN_ROWS, Kind, Profile, ProfiledTile, Profiles, StepCost, chosen, configs
-from systolic.schedule import IllegalTilesError, KernelConfig
+from systolic.schedule import IllegalTilesError, KernelConfig, Pipeline
 from systolic.simulator import SimulatedRun, SimulationError
 from systolic.spec import MatmulSpec
 from systolic.store import Subject
@@ -25,7 +25,7 @@ from systolic.timing import Measurement, submit_simulation
 
 # Steps of the grid that is profiled: two runs of blocks each way on each core, of three steps over k.
 _BLOCKS, _STEPS_K = 2, 3
-_PIECES = 4
+_FILL_CHUNKS = 4
 _SPANS = 64
 # Of the model's times: a tile that is slower by this much than another one is worth e⁻¹ of it.
 _NEAR = 0.01
@@ -113,14 +113,14 @@ def worth_profiling(dtype: str, chip: Chip, count: int, watcher: Watcher | None 
     watcher = watcher or Watcher()
     times: list[dict[ProfiledTile, float]] = []
     common = list(_common(dtype))
+    pipeline: Pipeline = "manual" if chip.cores_per_device == 1 else "auto"
     watcher.planned(len(common))
     for spec in common:
         best: dict[ProfiledTile, float] = {}
         for choice in configs(spec, chip):
-            if all(size % tile == 0 for size, tile in _cuts(spec, choice.config)):
-                streams = chip.cores_per_device == 1
-                if streams == (choice.config.fill_chunks > 0):
-                    best.setdefault(_profiled(spec, choice.config), choice.modelled.time_us)
+            even = all(size % tile == 0 for size, tile in _cuts(spec, choice.config))
+            if even and choice.config.pipeline == pipeline:
+                best.setdefault(_profiled(spec, choice.config), choice.modelled.time_us)
         if best:
             times.append(best)
         watcher.done(f"model of {spec.m} × {spec.k} × {spec.n}")
@@ -151,7 +151,7 @@ def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
     steps = 2 * _BLOCKS * _BLOCKS * _STEPS_K // 2
     core = run.later_core
     rounds = [span.end_cycles - span.begin_cycles for span in core.spans if span.kind == "round"]
-    if not tile.fill_chunks:
+    if tile.pipeline == "auto":
         rounds = rounds[1:]  # the first one only starts copies
     # The last step may stand behind the loop.
     if len(rounds) < steps - 1:
@@ -195,7 +195,11 @@ def submit_profile(pool: WorkerPool, dtype: str, chip: Chip, tile: ProfiledTile)
     spec = MatmulSpec.of(tiles.tile_m * rows, tiles.tile_k * steps_k, tiles.tile_n * columns, dtype)
     programs = Programs.of(spec, chip)
     config = KernelConfig(
-        tiles=tiles, subtile_m=tile.subtile_m, subtile_n=tile.subtile_n, buffers=2, fill_chunks=tile.fill_chunks
+        tiles=tiles,
+        subtile_m=tile.subtile_m,
+        subtile_n=tile.subtile_n,
+        pipeline=tile.pipeline,
+        fill_chunks=tile.fill_chunks,
     )
     chosen(programs.computed, config, chip)
     return submit_simulation(
@@ -219,8 +223,8 @@ def _cuts(spec: MatmulSpec, config: KernelConfig) -> Sequence[tuple[int, int]]:
 
 
 def _profiled(spec: MatmulSpec, config: KernelConfig) -> ProfiledTile:
-    """The tile with as many pieces as it is profiled with."""
-    fill_chunks = config.fill_chunks
-    if fill_chunks:
-        fill_chunks = next(one for one in (_PIECES, 2, 1) if one == 1 or config.tiles.tile_k % (one * 256) == 0)
+    """The tile with as many fill chunks as it is profiled with."""
+    fill_chunks = 1
+    if config.pipeline == "manual":
+        fill_chunks = next(one for one in (_FILL_CHUNKS, 2, 1) if one == 1 or config.tiles.tile_k % (one * 256) == 0)
     return dataclasses.replace(ProfiledTile.of(spec, config), fill_chunks=fill_chunks)

@@ -1,8 +1,8 @@
-"""Which blocking to try next: the model's time, corrected by what was seen of similar ones.
+"""Which configuration to try next: the model's time, corrected by what was seen of similar ones.
 
-The model is off by the same few percent for blockings that are alike, so each trial says something of its neighbours.
-The correction is the mean of the logarithms of simulated over modelled times, weighted by how near each trial is and
-drawn towards none where no trial is near.
+The model is off by the same few percent for configurations that are alike, so each trial says something of its
+neighbours. The correction is the mean of the logarithms of simulated over modelled times, weighted by how near each
+trial is and drawn towards none where no trial is near.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from systolic.schedule import KernelConfig
 
 _REACH = 1.0  # in octaves of a tile's side: at this distance a trial counts e^-1/2 of one at none
 _PRIOR = 0.3  # of a trial, by which the model alone counts
-_BUFFERS, _PIPELINE, _OUTER = 1.0, 1.0, 0.5  # distances, in octaves, between kernels that differ in these
+_STAGES, _PIPELINE, _ORDER = 1.0, 1.0, 0.5  # distances, in octaves, between kernels that differ in these
 
 
 def features(config: KernelConfig) -> tuple[float, ...]:
-    """Where a blocking stands among others: octaves of its sides, then what else its code depends on."""
+    """Where a configuration stands among others: octaves of its sides, then what else its code depends on."""
     tiles = config.tiles
-    sides = (tiles.tile_m, tiles.tile_k, tiles.tile_n, config.subtile_m, config.subtile_n, max(config.fill_chunks, 1))
+    sides = (tiles.tile_m, tiles.tile_k, tiles.tile_n, config.subtile_m, config.subtile_n, config.fill_chunks)
     return (
         *map(float, np.log2(sides)),
-        _BUFFERS * (config.buffers - 2),
-        _PIPELINE * (config.fill_chunks > 0),
-        _OUTER * (config.grid_order == "m"),
+        _STAGES * (config.num_stages - 2),
+        _PIPELINE * (config.pipeline == "manual"),
+        _ORDER * (config.grid_order == "m"),
     )
 
 

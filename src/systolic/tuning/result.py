@@ -19,11 +19,11 @@ class TuningResult:
 
     Attributes:
       problem: as asked for.
-      computed: what the kernel computes, to which blockings belong.
+      computed: what the kernel computes, to which configurations belong.
       trials: of this search and of those before it, fastest first.
       xla: XLA's program; None where it was not asked for or has no time.
       xla_us: its time in repeated calls, where its copy ahead of the call hides behind the call before.
-      considered: legal blockings that the model ranked.
+      considered: legal configurations that the model ranked.
       compiled: trials of this search.
       seconds: it took.
       end: why it ended: so many trials, the time was over, nothing left could be faster, or all were tried.

@@ -1,4 +1,4 @@
-"""The search: the model ranks every legal blocking, the compiler and the simulator try the most promising.
+"""The search: the model ranks every legal configuration, the compiler and the simulator try the most promising.
 
 What was tried before, by anybody who writes to the same store, is not tried again.
 """
@@ -75,14 +75,14 @@ def tune(
     measured: int = 0,
     watcher: Watcher | None = None,
 ) -> TuningResult:
-    """The fastest blocking of a product on a chip that is not there, by simulated time.
+    """The fastest configuration of a product on a chip that is not there, by simulated time.
 
     Args:
       problem: with what is fused named in `fusion.epilogue`.
       chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
       trials: to compile at the most, those counted that the store has already.
       time_budget_s: seconds after which no trial is begun.
-      exhaustive: try every legal blocking, however many and however long; `trials` and `time_budget_s` do not count.
+      exhaustive: try every legal configuration, however long it takes; `trials` and `time_budget_s` do not count.
       against_xla: compile XLA's program too, which is no trial.
       workers: processes that compile.
       time_limit_s: seconds of CPU time for one trial.
@@ -97,7 +97,7 @@ def tune(
       SpecError: what is fused cannot be built from its description.
       UnknownChipError, UnsupportedDtypeError: no such chip, or a record that is not registered (`chips.register`); the
         chip does not multiply these dtypes.
-      IllegalTilesError: no blocking is legal.
+      IllegalTilesError: no configuration is legal.
       StoreError: the store cannot be read or written; before anything is compiled.
       NoDeviceError: `measured` is asked for, and no such chip is attached.
       StalledError: no trial has ended for far longer than one may take, as when all workers of a cluster are lost.
@@ -280,7 +280,7 @@ class _Search:
 
 
 def _candidates(computed: MatmulSpec, chip: Chip) -> tuple[list[Choice], list[Choice]]:
-    """The best profiled tiles, which are tried first, and every legal blocking; all with the model's time.
+    """The best profiled tiles, which are tried first, and every legal configuration; all with the model's time.
 
     Not with the profile's: it teaches nothing of where the model is wrong.
     """

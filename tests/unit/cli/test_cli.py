@@ -108,7 +108,7 @@ def test_json_holds_what_was_promised(run: Run, tmp_path: Path) -> None:
     target = tmp_path / "new" / "ladder.json"
     run("ladder", "v1", "--sizes", "128,100", "--dtype", "int8", "--json", str(target), "-q")
     document = json.loads(target.read_text())
-    assert set(document) == {"command", "versions", "rows", "summary"}
+    assert set(document) == {"command", "schema", "versions", "rows", "summary"}
     assert document["command"] == "ladder"
     assert {"jax", "libtpu", "systolic", "python"} <= set(document["versions"])
     keys = "rung chip m k n dtype tile_m tile_k tile_n status reason time_us provenance tflops percent_of_peak"

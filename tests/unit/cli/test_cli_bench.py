@@ -110,7 +110,7 @@ def labels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def rows_of(out: str) -> dict[tuple[str, str], dict[str, Any]]:
     document = json.loads(out)
-    assert set(document) == {"command", "versions", "rows", "summary"}
+    assert set(document) == {"command", "schema", "versions", "rows", "summary"}
     assert document["command"] == "bench"
     return {(row["chip"], row["case"]): row for row in document["rows"]}
 
@@ -218,6 +218,15 @@ def test_a_saved_run_is_shown_again(run: Run, tmp_path: Path) -> None:
     _, first, _ = run("bench", "--suite", "square,edges", "--json", saved, "-q")
     _, again, _ = run("bench", "--from", saved, "-q")
     assert again == first
+    document = json.loads(saved.read_text())
+    old = {name: value for name, value in document.items() if name != "schema"}  # as systolic 0.3.0 wrote it
+    old["rows"] = [{"blocking" if name == "config" else name: row[name] for name in row} for row in old["rows"]]
+    saved.write_text(json.dumps(old))
+    assert run("bench", "--from", saved, "-q")[1] == first
+    saved.write_text(json.dumps({**document, "schema": 3}))
+    code, _, err = run("bench", "--from", saved)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "newer version of systolic (schema 3, here 2)" in err
 
 
 @pytest.mark.parametrize(

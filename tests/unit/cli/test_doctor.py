@@ -40,7 +40,7 @@ def test_a_store_is_counted_and_not_changed(tmp_path: Path) -> None:
     TrialStore(file).keep(SUBJECT, trial(512, 9.0))
     before = file.read_bytes()
     found = TrialStore(file).health()
-    assert (found.trials, found.subjects, found.spec) == (2, 1, "")
+    assert (found.trials, found.subjects, found.problem) == (2, 1, "")
     assert found.schema is not None
     assert file.read_bytes() == before
     assert "2 trials of 1 products" in part("trial store").about

@@ -72,6 +72,13 @@ def test_what_is_no_profiles_is_refused(text: str) -> None:
         Profiles.from_json(text)
 
 
+def test_profiles_of_another_schema_are_refused() -> None:
+    text = SHIPPED[0].read_text()
+    assert Profiles.from_json(text).as_json() == text
+    with pytest.raises(ValueError, match="schema 1, here it is 2; make them anew with systolic table profile"):
+        Profiles.from_json(text.replace('"schema": 2', '"schema": 1'))
+
+
 def test_what_is_fused_or_turned_has_no_profiles() -> None:
     v6e = chip("v6e")
     assert Kind.of(SQUARE, v6e) is not None
@@ -94,22 +101,18 @@ SIZES = st.sampled_from([1, 2, 3, 5, 8, 13, 40])
     grid=st.tuples(SIZES, SIZES, SIZES),
     step=st.sampled_from([300.0, 4000.0, 9000.0]),
     grid_order=st.sampled_from(["m", "n"]),
-    buffers=st.sampled_from([2, 3]),
-    fill_chunks=st.sampled_from([0, 1, 2]),
+    manual=st.sampled_from([None, (2, 1), (2, 2), (3, 1), (3, 2)]),
     name=st.sampled_from(["v4", "v5e", "v5p", "v6e", "v7x"]),
 )
 def test_what_repeats_is_not_walked_again_and_changes_nothing(
-    grid: tuple[int, int, int], step: float, grid_order: GridOrder, buffers: int, fill_chunks: int, name: str
+    grid: tuple[int, int, int], step: float, grid_order: GridOrder, manual: tuple[int, int] | None, name: str
 ) -> None:
-    if chip(name).cores_per_device > 1:
-        fill_chunks = 0
-    if fill_chunks == 0:
-        buffers = 2
     tiles = Tiles(tile_m=256, tile_k=512, tile_n=512)
     spec = MatmulSpec.of(256 * grid[0], 512 * grid[2], 512 * grid[1], "bfloat16")
-    config = KernelConfig(
-        tiles=tiles, subtile_m=256, subtile_n=256, buffers=buffers, grid_order=grid_order, fill_chunks=fill_chunks
-    )
+    config = KernelConfig(tiles=tiles, subtile_m=256, subtile_n=256, grid_order=grid_order)
+    if manual is not None and chip(name).cores_per_device == 1:
+        num_stages, fill_chunks = manual
+        config = dataclasses.replace(config, pipeline="manual", num_stages=num_stages, fill_chunks=fill_chunks)
     cost = StepCost(call=200, first=step * 1.2, step=step, end=step + 50)
     short = walked_time(spec, config, chip(name), cost)
     with pytest.MonkeyPatch.context() as patch:
@@ -143,7 +146,7 @@ def test_ranked_tiles_are_legal_divide_the_sizes_and_come_best_first(name: str, 
 
 
 def test_a_tile_without_a_profile_says_so() -> None:
-    odd = KernelConfig(tiles=Tiles(tile_m=128, tile_k=128, tile_n=128), subtile_m=128, subtile_n=128, fill_chunks=1)
+    odd = KernelConfig(tiles=Tiles(tile_m=128, tile_k=128, tile_n=128), subtile_m=128, subtile_n=128, pipeline="manual")
     assert ProfiledTile.of(SQUARE, odd).whole_k is False
     assert profiled_choice(SQUARE, odd, chip("v6e")) is None
     assert systolic.plan(SQUARE, "v6e", tiles=odd).known == "modelled"
@@ -182,7 +185,7 @@ def test_a_winner_in_the_store_comes_first(tmp_path: Path, monkeypatch: pytest.M
     forget_plans()
     before = systolic.plan(SQUARE, "v6e")
     tiles = Tiles(tile_m=512, tile_k=512, tile_n=512)
-    config = KernelConfig(tiles=tiles, subtile_m=512, subtile_n=512, fill_chunks=1)
+    config = KernelConfig(tiles=tiles, subtile_m=512, subtile_n=512, pipeline="manual")
     # As `tune` finds it, which counts the cast of the output among the epilogue's operations.
     tuned = dataclasses.replace(before.computed, fusion=Fusion(epilogue_ops=1))
     store, subject = TrialStore.at(), Subject.here(tuned, "v6e")
@@ -221,13 +224,18 @@ def run_of(rounds: list[float], cycles: int) -> SimulatedRun:
 
 def test_what_steps_cost_is_read_off_the_rounds() -> None:
     tile = ProfiledTile(
-        tiles=Tiles(tile_m=512, tile_k=512, tile_n=512), subtile_m=512, subtile_n=512, whole_k=False, fill_chunks=2
+        tiles=Tiles(tile_m=512, tile_k=512, tile_n=512),
+        subtile_m=512,
+        subtile_n=512,
+        whole_k=False,
+        pipeline="manual",
+        fill_chunks=2,
     )
     runs = [1300.0, 1000, 1040] + [1000.0, 1000, 1040] * 3
     cost = step_cost(run_of(runs, 100 + int(sum(runs)) + 60), tile)
     assert cost == StepCost(call=160, first=1300, step=1000, end=1040)
     # Pallas' own pipeline has a round ahead of the steps, which starts copies.
-    blocked = dataclasses.replace(tile, fill_chunks=0)
+    blocked = dataclasses.replace(tile, pipeline="auto", fill_chunks=1)
     cost = step_cost(run_of([90.0, *runs], 100 + 90 + int(sum(runs)) + 60), blocked)
     assert cost == StepCost(call=250, first=1300, step=1000, end=1040)
     whole = dataclasses.replace(tile, whole_k=True)
@@ -251,12 +259,12 @@ def test_rows_are_one_tile_a_line() -> None:
 
 def test_a_blocking_with_a_profile_still_has_to_be_legal() -> None:
     tiles = Tiles(tile_m=64, tile_k=512, tile_n=32768)
-    too_much = KernelConfig(tiles=tiles, subtile_m=64, subtile_n=8192, buffers=3, fill_chunks=2)
+    too_much = KernelConfig(tiles=tiles, subtile_m=64, subtile_n=8192, pipeline="manual", num_stages=3, fill_chunks=2)
     with pytest.raises(IllegalTilesError, match="VMEM"):
         systolic.plan(MatmulSpec.of(128, 512, 65536, "bfloat16"), "v6e", tiles=too_much)
     best = profiled_choices(SQUARE, chip("v5p")).choices[0].config
     with pytest.raises(IllegalTilesError, match="leave a core idle"):
-        systolic.plan(SQUARE, "v5p", tiles=dataclasses.replace(best, buffers=3))
+        systolic.plan(SQUARE, "v5p", tiles=dataclasses.replace(best, pipeline="emit", num_stages=3))
 
 
 def test_what_is_traced_after_tuning_takes_the_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +285,9 @@ def test_what_is_traced_after_tuning_takes_the_winner(tmp_path: Path, monkeypatc
 
     before = traced()
     spec = MatmulSpec.of(2048, 2048, 2048, "bfloat16")
-    config = KernelConfig(tiles=Tiles(tile_m=512, tile_k=512, tile_n=512), subtile_m=512, subtile_n=512, fill_chunks=1)
+    config = KernelConfig(
+        tiles=Tiles(tile_m=512, tile_k=512, tile_n=512), subtile_m=512, subtile_n=512, pipeline="manual"
+    )
     TrialStore.at().keep(Subject.here(spec, "v6e"), Trial(config=config, status="ok", simulated_us=90.0))
     assert traced() == before
     forget_plans()

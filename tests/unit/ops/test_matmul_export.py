@@ -21,8 +21,8 @@ from systolic.spec import MatmulSpec, NoKernelWarning, SpecError
 
 CHIPS = ["v4", "v5e", "v5p", "v6e", "v7x"]
 F32, BF16, INT8 = jnp.float32, jnp.bfloat16, jnp.int8
-# With the kernel that v6e takes: m, k, n.
-SIZES = {(512, 512, 512): "streamed", (4096, 4096, 4096): "streamed", (1000, 999, 1001): "blocked"}
+# With the pipeline that v6e takes: m, k, n.
+SIZES = {(512, 512, 512): "manual", (4096, 4096, 4096): "manual", (1000, 999, 1001): "auto"}
 
 
 def kernels(exported: jax.export.Exported) -> int:
@@ -42,7 +42,7 @@ def exported(fn: Callable[..., Any], *arguments: Any, platforms: tuple[str, ...]
 def test_a_module_holds_the_kernel(size: tuple[int, int, int], chip: str) -> None:
     m, k, n = size
     if chip == "v6e":
-        assert systolic.plan(MatmulSpec.of(*size, "bfloat16"), chip).kernel == SIZES[size]
+        assert systolic.plan(MatmulSpec.of(*size, "bfloat16"), chip).config.pipeline == SIZES[size]
     module = exported(lambda lhs, rhs: systolic.matmul(lhs, rhs, chip=chip), *shapes((m, k), (k, n)))
     assert kernels(module) == 1
     assert [(out.shape, out.dtype) for out in module.out_avals] == [((m, n), BF16)]

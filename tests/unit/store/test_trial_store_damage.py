@@ -84,7 +84,7 @@ def test_a_byte_that_is_no_text_costs_one_row(store: TrialStore, capsys: pytest.
     with pytest.warns(StoreWarning, match="trial 7"):
         assert main(["table", "export", str(store.file.parent / "kept.json"), "--store", str(store.file), "-q"]) == 0
     health = store.health()
-    assert (health.schema, health.subjects, health.trials, health.spec) == (1, 1, 39, "")
+    assert (health.schema, health.subjects, health.trials, health.problem) == (2, 1, 39, "")
     assert len(health.unreadable) == 1
     assert "trial 7" in health.unreadable[0]
     # Tried again, it is kept: a row that nobody can read takes no place.
@@ -97,7 +97,7 @@ def test_a_byte_that_is_no_text_costs_one_row(store: TrialStore, capsys: pytest.
     [
         ('UPDATE trials SET trial = \'{"of": "another version"}\' WHERE rowid = 1', "config is missing"),
         ("UPDATE trials SET simulated_us = -1 WHERE rowid = 1", "columns are not those"),
-        ("UPDATE trials SET blocking = 'x' WHERE rowid = 1", "columns are not those"),
+        ("UPDATE trials SET config = 'x' WHERE rowid = 1", "columns are not those"),
         (
             "UPDATE trials SET trial = replace(trial, '10.0', '-1.0'), simulated_us = -1 WHERE rowid = 1",
             "no time above 0",
@@ -195,7 +195,7 @@ def _used(held: bytes) -> list[int]:
 def _orphaned(store: TrialStore) -> bool:
     """Whether the damage has given the trials another subject, which only reading everything shows."""
     health = store.health()
-    return bool(health.unreadable or health.spec)
+    return bool(health.unreadable or health.problem)
 
 
 def test_flipped_bits_never_raise_anything_else(tmp_path: Path, store: TrialStore) -> None:
@@ -255,13 +255,13 @@ def test_a_newer_store_is_refused_everywhere_and_stays(
     for arguments in (["tune", "512,512,512"], ["table", "show"], ["table", "diff", str(store.file), str(store.file)]):
         assert main(arguments) == 2
         said = capsys.readouterr().err
-        assert "newer version of systolic (schema 99, here 1)" in said
+        assert "newer version of systolic (schema 99, here 2)" in said
         assert said.count("\n") == 1
     forget_plans()
     with pytest.warns(StoreWarning, match="newer version"):
         assert plan(HERE.spec, "v6e").known != "simulated"
     assert store.file.read_bytes() == before
-    assert "newer" in store.health().spec
+    assert "newer" in store.health().problem
     forget_plans()
 
 
@@ -301,7 +301,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         ):
             with pytest.raises(StoreError):
                 act()
-        assert TrialStore(file).health().spec
+        assert TrialStore(file).health().problem
 
 
 FULL = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,14 +56,12 @@ def test_without_a_device_it_says_so_before_the_work(tmp_path: Path, capsys: pyt
 
 def test_what_was_measured_wins_over_what_was_only_simulated() -> None:
     tiles = Tiles(tile_m=128, tile_k=128, tile_n=128)
+    auto = KernelConfig(tiles=tiles, subtile_m=128, subtile_n=128)
+    emit = replace(auto, pipeline="emit", num_stages=3)
+    manual = replace(auto, pipeline="manual", num_stages=3)
     first, second, third = (
-        Trial(
-            config=KernelConfig(tiles=tiles, subtile_m=128, subtile_n=128, buffers=buffers, fill_chunks=fill_chunks),
-            status="ok",
-            simulated_us=simulated,
-            measured_us=measured,
-        )
-        for buffers, fill_chunks, simulated, measured in ((2, 0, 10.0, None), (3, 0, 11.0, 14.0), (3, 1, 12.0, 13.0))
+        Trial(config=config, status="ok", simulated_us=simulated, measured_us=measured)
+        for config, simulated, measured in ((auto, 10.0, None), (emit, 11.0, 14.0), (manual, 12.0, 13.0))
     )
     trials = best_first([first, second, third])
     assert trials == [third, second, first]

@@ -67,7 +67,7 @@ def matmul(
       implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
         TPU interpret mode, with a `pltpu.InterpretParams` of your own if you like.
       chip: whose tiles to use. None: that of the program being traced.
-      tiles: (m, k, n) of a tile, in place of the planner's; or a whole blocking, which `plan` or `tune` found.
+      tiles: (m, k, n) of a tile, in place of the planner's; or a whole configuration, which `plan` or `tune` found.
 
     Returns:
       The product as `jnp.matmul` shapes it.

@@ -87,7 +87,7 @@ class Orientation:
         """What the planner said of the kernel's product, in the words of the caller's.
 
         Args:
-          of_kernel: the caller gave a whole blocking, which is of the kernel's product: its words are the right ones.
+          of_kernel: the caller gave a whole configuration, that of the kernel's product, whose words are right.
         """
         if not self.swap:
             return error

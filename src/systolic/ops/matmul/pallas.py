@@ -10,10 +10,10 @@ from jax import Array
 
 from systolic.chips import Chip
 from systolic.compat import interpret_mode_is_forced
-from systolic.kernels.blocked import blocked_matmul
+from systolic.kernels.auto_pipeline import auto_pipeline_matmul
 from systolic.kernels.interpreted import as_traceable, tracing_for
+from systolic.kernels.manual_dma import manual_dma_matmul
 from systolic.kernels.step import Functions
-from systolic.kernels.streamed import streamed_matmul
 from systolic.ops.matmul.plan import plan
 from systolic.ops.matmul.product import Product, epilogue_work, spec_of
 from systolic.ops.shapes import fold
@@ -40,7 +40,8 @@ def _by_pallas(product: Product, arrays: Sequence[Array], chip: Chip) -> tuple[A
     transcendentals = epilogue_work(product).transcendentals * spec.batch * spec.m * spec.n
     lhs, rhs, *extras = chosen.orientation.arrays(folded, product.beside)
     swap = chosen.orientation.swap
-    kernel = streamed_matmul if chosen.kernel == "streamed" else functools.partial(blocked_matmul, chip=chip)
+    config = as_traceable(chosen.config)
+    kernel = manual_dma_matmul if config.pipeline == "manual" else functools.partial(auto_pipeline_matmul, chip=chip)
     outs = kernel(
         lhs,
         rhs,
@@ -52,7 +53,7 @@ def _by_pallas(product: Product, arrays: Sequence[Array], chip: Chip) -> tuple[A
             rhs_fn=product.lhs_fn if swap else product.rhs_fn,
             transcendentals=transcendentals,
         ),
-        config=as_traceable(chosen.config),
+        config=config,
         vmem_limit_bytes=chosen.vmem_limit_bytes,
         interpret=product.where.interpret,
     )

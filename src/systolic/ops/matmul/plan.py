@@ -28,7 +28,6 @@ from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, blocked_tr
 from systolic.spec import MatmulSpec
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore
 
-Kernel = Literal["blocked", "streamed"]
 # Of this product, on a device or compiled and simulated; or by arithmetic, from simulated steps of its tile or a model.
 Knowledge = Literal["measured", "simulated", "profiled", "modelled"]
 
@@ -49,7 +48,6 @@ class Plan:
     orientation: Orientation
     computed: MatmulSpec  # what the kernel computes: the problem, turned as `orientation` says
     chip: str
-    kernel: Kernel
     config: KernelConfig
     time_us: float
     known: Knowledge
@@ -73,7 +71,7 @@ class Plan:
         dtypes = f"{spec.dtype_lhs} × {spec.dtype_rhs} → {spec.dtype_out}"
         return (
             f"{batch}{spec.m} × {spec.k} × {spec.n} (m k n), {dtypes} on {self.chip}\n"
-            f"kernel   {self.kernel}: {self.config}\n"
+            f"kernel   {self.config}\n"
             f"why      {self.reason}\n"
             f"time     {self.time_us:,.1f} µs {self.known}; at peak {self.mxu_us:,.1f}, "
             f"least HBM traffic {self.hbm_us:,.1f}"
@@ -86,12 +84,12 @@ def plan(spec: MatmulSpec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelCon
 
     The winner that `systolic.tune` has found for it, if it is in your store; else the best of the tiles whose steps
     have been simulated, which takes milliseconds; else, where none of these is near the least time, or something is
-    fused, the best of every legal blocking by a model, which takes up to a second. `Plan.known` says which.
+    fused, the best of every legal configuration by a model, which takes up to a second. `Plan.known` says which.
 
     Args:
       problem: sizes, dtypes, transposes, what is fused.
       chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
-      tiles: use these; or a whole blocking, of what the kernel computes, as an earlier plan has it.
+      tiles: use these; or a whole configuration, of what the kernel computes, as an earlier plan has it.
 
     Raises:
       UnknownChipError: no such chip.
@@ -136,7 +134,6 @@ def _plan(spec: MatmulSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> P
         orientation=orientation,
         computed=computed,
         chip=chip.name,
-        kernel="streamed" if best.config.fill_chunks else "blocked",
         config=best.config,
         time_us=time_us if time_us is not None else best.modelled.time_us,
         known=known,
@@ -220,7 +217,7 @@ def _reason(
         "measured": "the winner that systolic tune has measured",
         "simulated": "the winner of systolic tune",
         "profiled": f"the fastest of {considered} by profiles of their tiles",
-        "modelled": f"the fastest of {considered} blockings by the model",
+        "modelled": f"the fastest of {considered} configurations by the model",
     }[known]
     first = "tiles as given" if given else first
     parts = [f"{first}, limited by {time.limit}"]

@@ -1,4 +1,4 @@
-"""The programs that `tune` compares: a product's kernel with any blocking, and XLA's, built from its description."""
+"""The programs that `tune` compares: a product's kernel in any configuration, and XLA's, built from its spec."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Programs:
     """What to compile for a product on a chip.
 
     Attributes:
-      computed: what the kernel computes, whose blockings are searched: with a batch folded into the rows, and operands
-        turned, as `systolic.matmul` does it.
+      computed: what the kernel computes, whose configurations are searched: with a batch folded into the rows, and
+        operands turned, as `systolic.matmul` does it.
       arguments: shapes and dtypes of lhs, rhs and what stands beside them.
     """
 
@@ -59,7 +59,7 @@ class Programs:
         return cls(computed=Orientation.of(planned).spec(planned), arguments=arguments, product=product)
 
     def kernel(self, config: KernelConfig) -> Callable[..., Any]:
-        """The Pallas kernel with this blocking."""
+        """The Pallas kernel with this configuration."""
         where = Where(implementation="pallas", chip=self.product.where.chip, tiles=config)
         return functools.partial(_first, by_pallas, dataclasses.replace(self.product, where=where))
 

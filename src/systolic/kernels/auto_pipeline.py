@@ -1,15 +1,15 @@
-"""The blocked matmul: out[i, j] = epilogue(Σₖ lhs_fn(lhs[i, k]) · rhs_fn(rhs[k, j])), for every size.
+"""The matmul on Pallas' own pipelines: out[i, j] = epilogue(Σₖ lhs_fn(lhs[i, k]) · rhs_fn(rhs[k, j])), for every size.
 
 Grid: (*batch, i, j, kk), or (*batch, j, i, kk) where columns are the outer ones; kk is innermost, so that one output
-block stays in VMEM while its sum runs. In VMEM: a block of each operand and of whatever is read beside them, twice or
-three times, the output's block twice, and where k takes several steps one sum in float32 or int32.
+block stays in VMEM while its sum runs. In VMEM: `num_stages` blocks of each operand and of each fused operand, two of
+the output, and where k takes several steps one sum in float32 or int32.
 
-A step multiplies its tile in slices, each one piece of straight code: the matrix units are refilled and drained once a
-slice, so slices are as long as the size of the code allows (`tiling.KernelConfig`).
+A step multiplies its tile in subtiles, each one stretch of straight code: the matrix units are refilled and drained
+once a subtile, so subtiles are as long as the size of the code allows (`schedule.KernelConfig`).
 
-Two pipelines run the same body. `pallas_call`'s keeps two buffers. `emit_pipeline` keeps three, which hides the large
-store at the end of a run over k; it runs on one core. Edges: Pallas clips the last blocks' copies; what lies past the
-end along k is zeroed on both operands, for it may be anything, also NaN.
+Two pipelines run the same body. `pallas_call`'s has two stages. `emit_pipeline` has three, which hides the large store
+at the end of an output tile; it runs on one core. Edges: Pallas clips the last blocks' copies; what lies past the end
+along k is zeroed on both operands, because it may be anything, also NaN.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from systolic.spec import MatmulSpec
 SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
 
 
-def blocked_matmul(
+def auto_pipeline_matmul(
     lhs: Shaped[Array, "*batch rows columns"],
     rhs: Shaped[Array, "*batch rows columns"],
     extras: Sequence[Shaped[Array, "*batch rows columns"]],
@@ -56,14 +56,14 @@ def blocked_matmul(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Shaped[Array, "*batch m n"], ...]:
-    """All outputs of the product, the first as `problem.dtype_out`.
+    """All outputs of the product, the first as `spec.dtype_out`.
 
     Args:
-      lhs: [*batch, m, k], or [*batch, k, m] with `problem.transpose_lhs`. A batch dimension is as long as the batch's,
+      lhs: [*batch, m, k], or [*batch, k, m] with `spec.transpose_lhs`. A batch dimension is as long as the batch's,
         or 1: the same matrix for all. All arrays have the same number of dimensions.
       rhs: [*batch, k, n] or [*batch, n, k].
-      extras: one array for each of `problem.fusion.extras`.
-      blocking: legal for the problem; `ops` sees to it.
+      extras: one array for each of `spec.fusion.extras`.
+      config: legal for the product, with the pipeline auto or emit; `ops` sees to it.
       chip: decides how many cores share the grid.
     """
     arrays = [array if interpret else from_hbm(array) for array in (lhs, rhs, *extras)]
@@ -74,19 +74,19 @@ def blocked_matmul(
     # then likes to copy to VMEM as a whole.
     grid = (*batch, *((grid_m, grid_n) if config.grid_order == "m" else (grid_n, grid_m)), grid_k)
 
-    def block(array: Any, shape: tuple[int, int], along: tuple[str, str], buffers: int) -> pl.BlockSpec:
+    def block(array: Any, shape: tuple[int, int], along: tuple[str, str], num_stages: int) -> pl.BlockSpec:
         def index(*at: Any) -> tuple[Any, ...]:
             i, j = at[-3:-1] if config.grid_order == "m" else (at[-2], at[-3])
             named = {"m": i, "n": j, "k": at[-1], "": 0}
             own = [place if size > 1 else 0 for place, size in zip(at, array.shape[:-2], strict=False)]
             return *own, named[along[0]], named[along[1]]
 
-        mode = pl.Buffered(3) if buffers == 3 else None
+        mode = pl.Buffered(num_stages) if num_stages > 2 else None
         return pl.BlockSpec((*(None for _ in batch), *shape), index, pipeline_mode=mode)
 
     in_specs = [
-        block(lhs, block_shape(spec, tiles, "lhs"), dimensions(spec, "lhs"), config.buffers),
-        block(rhs, block_shape(spec, tiles, "rhs"), dimensions(spec, "rhs"), config.buffers),
+        block(lhs, block_shape(spec, tiles, "lhs"), dimensions(spec, "lhs"), config.num_stages),
+        block(rhs, block_shape(spec, tiles, "rhs"), dimensions(spec, "rhs"), config.num_stages),
     ]
     resident = [False, False]
     for array, extra in zip(extras, spec.fusion.extras, strict=True):
@@ -98,13 +98,13 @@ def blocked_matmul(
             arrays[len(in_specs)] = array.reshape(array.shape[-2:])
             in_specs.append(pl.BlockSpec(array.shape[-2:], lambda *_: (0, 0)))
         else:
-            in_specs.append(block(array, extra_block(spec, tiles, extra), which, config.buffers))
+            in_specs.append(block(array, extra_block(spec, tiles, extra), which, config.num_stages))
     out_shapes = [
         shape_with_mesh_axes((*batch, spec.m, spec.n), dtype, arrays)
         for dtype in (spec.dtype_out, *spec.fusion.more_outputs)
     ]
     out_specs = [block(out, (tiles.tile_m, tiles.tile_n), ("m", "n"), 2) for out in out_shapes]
-    if interpret and config.buffers == 3:
+    if interpret and config.pipeline == "emit":
         arrays = [as_stored(array, its) for array, its in zip(arrays, in_specs, strict=True)]
         out_shapes = [shape_as_stored(out, its, arrays) for out, its in zip(out_shapes, out_specs, strict=True)]
 
@@ -120,7 +120,7 @@ def blocked_matmul(
     )
     name = f"systolic_matmul_{spec.dtype_lhs}_{spec.m}_{spec.k}_{spec.n}"
     call = functools.partial(pl.pallas_call, out_shape=out_shapes, cost_estimate=cost, interpret=interpret, name=name)
-    if config.buffers == 2:
+    if config.pipeline == "auto":
         # Cores share whole output blocks: the outer axis first, and the batch where there is one.
         semantics = ("parallel",) * (len(grid) - 1) + ("arbitrary",)
         run = call(

@@ -1,13 +1,13 @@
-"""The blocked matmul with a pipeline of its own, which loses less at both ends: for sizes that tiles divide.
+"""The matmul that starts its copies by itself and so loses less at both ends: for sizes that tiles divide.
 
-The same steps as `kernels.blocked`, in the same order, on one core, without a batch. What differs:
+It takes the same steps as `kernels.auto_pipeline`, in the same order, on one core, without a batch. What differs:
 
-- The first step's blocks arrive in pieces along k, and products start with the first piece.
-- In the last step of all a slice of the output is on its way to HBM while the next one is multiplied.
+- The first step's blocks arrive in chunks along k, and products start with the first chunk.
+- In the last step of all a subtile of the output is on its way to HBM while the next one is multiplied.
 - An operand whose block stays for several steps is fetched one block ahead from the moment its buffer is free, not in
   the one step before it is needed.
 
-In VMEM: of an operand that changes in every step `blocking.buffers` blocks, of one that stays two; of each output two.
+In VMEM: `num_stages` blocks of an operand that changes in every step, two of one that stays, and two of each output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.blocked import SMALL_ELEMENTS, from_hbm
+from systolic.kernels.auto_pipeline import SMALL_ELEMENTS, from_hbm
 from systolic.kernels.operands import Operand, multiply
 from systolic.kernels.step import Functions, step
 from systolic.kernels.streams import Order, Output, Stream
@@ -41,7 +41,7 @@ from systolic.schedule import (
 from systolic.spec import MatmulSpec
 
 
-def streamed_matmul(
+def manual_dma_matmul(
     lhs: Shaped[Array, "rows columns"],
     rhs: Shaped[Array, "rows columns"],
     extras: Sequence[Shaped[Array, "rows columns"]],
@@ -52,11 +52,11 @@ def streamed_matmul(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Shaped[Array, "m n"], ...]:
-    """All outputs of the product, the first as `problem.dtype_out`.
+    """All outputs of the product, the first as `spec.dtype_out`.
 
     Args:
-      lhs, rhs, extras: as `kernels.blocked.blocked_matmul` takes them, without a batch.
-      blocking: `tiling.can_stream` for the problem; `blocking.pieces` are those of the first step.
+      lhs, rhs, extras: as `auto_pipeline_matmul` takes them, without a batch.
+      config: with the manual pipeline, of tiles for which `schedule.can_run_manually`.
     """
     arrays = [lhs, rhs, *extras]
     arrays = [array if interpret else from_hbm(array) for array in arrays]
@@ -75,7 +75,7 @@ def streamed_matmul(
     order = Order.of(spec, config)
     moving = [number for number, stays in enumerate(resident) if not stays]
     periods = {number: order.period(along[number]) for number in moving}
-    buffers = {number: config.buffers if periods[number] == 1 else 2 for number in moving}
+    buffers = {number: config.num_stages if periods[number] == 1 else 2 for number in moving}
     scratch = [pltpu.VMEM(b.shape, jnp.dtype(b.dtype)) for b in scratch_buffers(spec, config)]
 
     def kernel(*refs: Any) -> None:

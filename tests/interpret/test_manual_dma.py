@@ -1,4 +1,4 @@
-"""The kernel with a pipeline of its own, in TPU interpret mode: order of copies, races, uninitialised memory."""
+"""The kernel that starts its copies by itself, in TPU interpret mode: order of copies, races, uninitialised memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.kernels import streamed
+from systolic.kernels import manual_dma
+from systolic.kernels.manual_dma import manual_dma_matmul
 from systolic.kernels.step import Functions
-from systolic.kernels.streamed import streamed_matmul
-from systolic.schedule import KernelConfig, Tiles, can_stream
+from systolic.schedule import KernelConfig, Tiles, can_run_manually
 from systolic.spec import Extra, Fusion, MatmulSpec, OperandFn, Side
 
 Fn = Callable[..., Any]
@@ -30,7 +30,11 @@ def identity(total: Any) -> tuple[Any]:
 def config(tiles: tuple[int, int, int], subtiles: tuple[int, int], **rest: Any) -> KernelConfig:
     tile_m, tile_k, tile_n = tiles
     return KernelConfig(
-        tiles=Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n), subtile_m=subtiles[0], subtile_n=subtiles[1], **rest
+        tiles=Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n),
+        subtile_m=subtiles[0],
+        subtile_n=subtiles[1],
+        pipeline="manual",
+        **rest,
     )
 
 
@@ -69,10 +73,10 @@ def check(
             rhs_fn=OperandFn(dtype=dtype) if fns[1] else None,
         ),
     )
-    assert can_stream(spec, how.tiles)
+    assert can_run_manually(spec, how.tiles)
     given = [lhs.T if transposes[0] else lhs, rhs.T if transposes[1] else rhs, *(array for _, array in extras)]
     outs = jax.jit(
-        lambda lhs, rhs, *beside: streamed_matmul(
+        lambda lhs, rhs, *beside: manual_dma_matmul(
             lhs,
             rhs,
             beside,
@@ -93,13 +97,13 @@ def check(
 
 ORDERS = [
     config((128, 256, 128), (128, 128), fill_chunks=1),
-    config((128, 256, 128), (64, 128), fill_chunks=2, buffers=3, grid_order="n"),
-    config((128, 512, 128), (64, 128), fill_chunks=4, buffers=3),
-    config((128, 512, 128), (128, 128), fill_chunks=1, buffers=2, grid_order="n"),
-    config((384, 128, 128), (128, 128), fill_chunks=1, buffers=3),
+    config((128, 256, 128), (64, 128), fill_chunks=2, num_stages=3, grid_order="n"),
+    config((128, 512, 128), (64, 128), fill_chunks=4, num_stages=3),
+    config((128, 512, 128), (128, 128), fill_chunks=1, num_stages=2, grid_order="n"),
+    config((384, 128, 128), (128, 128), fill_chunks=1, num_stages=3),
     config((128, 512, 384), (128, 128), fill_chunks=2),
     config((384, 512, 384), (192, 128), fill_chunks=4),  # one step
-    config((384, 256, 384), (128, 384), fill_chunks=2, buffers=3),  # one block of the output
+    config((384, 256, 384), (128, 384), fill_chunks=2, num_stages=3),  # one block of the output
 ]
 
 
@@ -114,17 +118,17 @@ def test_whatever_the_order_in_which_copies_end(seed: int) -> None:
     params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", random_seed=seed)
     for mode in ("eager", "on_wait"):
         check(
-            config((128, 256, 128), (128, 128), fill_chunks=2, buffers=3),
+            config((128, 256, 128), (128, 128), fill_chunks=2, num_stages=3),
             interpret=pltpu.InterpretParams(
                 detect_races=True, uninitialized_memory="nan", random_seed=seed, dma_execution_mode=mode
             ),
         )
-    check(config((128, 512, 128), (64, 128), fill_chunks=4, buffers=3, grid_order="n"), interpret=params)
+    check(config((128, 512, 128), (64, 128), fill_chunks=4, num_stages=3, grid_order="n"), interpret=params)
 
 
 @pytest.mark.parametrize("transposes", [(True, False), (False, True), (True, True)])
 def test_pieces_of_operands_that_are_stored_transposed(transposes: tuple[bool, bool]) -> None:
-    check(config((128, 256, 128), (128, 128), fill_chunks=2, buffers=3), transposes=transposes, dtype="bfloat16")
+    check(config((128, 256, 128), (128, 128), fill_chunks=2, num_stages=3), transposes=transposes, dtype="bfloat16")
 
 
 def beside(rows: bool, columns: bool) -> Extra:
@@ -134,9 +138,9 @@ def beside(rows: bool, columns: bool) -> Extra:
 @pytest.mark.parametrize(
     "how",
     [
-        config((128, 256, 128), (64, 128), fill_chunks=2, buffers=3, grid_order="n"),
-        config((128, 512, 128), (128, 128), fill_chunks=1, buffers=2),
-        config((384, 512, 128), (384, 128), fill_chunks=4, buffers=3),
+        config((128, 256, 128), (64, 128), fill_chunks=2, num_stages=3, grid_order="n"),
+        config((128, 512, 128), (128, 128), fill_chunks=1, num_stages=2),
+        config((384, 512, 128), (384, 128), fill_chunks=4, num_stages=3),
         config((384, 512, 384), (192, 128), fill_chunks=2),  # one step
     ],
     ids=str,
@@ -147,7 +151,7 @@ def test_arrays_beside_the_output_and_two_outputs(
     how: KernelConfig, epilogue_ops: int, small: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A row, a column and a matrix by blocks, an element; both ways of finishing a sum, and of small arrays."""
-    monkeypatch.setattr(streamed, "SMALL_ELEMENTS", small)
+    monkeypatch.setattr(manual_dma, "SMALL_ELEMENTS", small)
     random = np.random.default_rng(1)
     row, column = random.standard_normal((1, N), np.float32), random.standard_normal((M, 1), np.float32)
     matrix, one = random.standard_normal((M, N), np.float32), np.full((1, 1), 0.5, np.float32)
@@ -172,8 +176,8 @@ def test_arrays_beside_the_output_and_two_outputs(
 def test_functions_of_operands_on_the_way(
     how: KernelConfig, small: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A matrix, a column and a row beside lhs, a column and a row beside rhs: each slice takes its own part."""
-    monkeypatch.setattr(streamed, "SMALL_ELEMENTS", small)
+    """A matrix, a column and a row beside lhs, a column and a row beside rhs: each subtile takes its own part."""
+    monkeypatch.setattr(manual_dma, "SMALL_ELEMENTS", small)
     random = np.random.default_rng(2)
     arrays = {
         "mask": (random.random((M, K)) < 0.7).astype(np.float32),
@@ -209,10 +213,10 @@ def test_functions_of_operands_on_the_way(
 def test_what_it_does_not_take() -> None:
     even = Tiles(tile_m=128, tile_k=256, tile_n=128)
     spec = MatmulSpec.of(M, K, N, "float32")
-    assert can_stream(spec, even)
-    assert not can_stream(MatmulSpec.of(M, K, N + 1, "float32"), even)
-    assert not can_stream(MatmulSpec.of(M, K + 8, N, "float32"), even)
-    assert not can_stream(dataclasses.replace(spec, batch=2), even)
+    assert can_run_manually(spec, even)
+    assert not can_run_manually(MatmulSpec.of(M, K, N + 1, "float32"), even)
+    assert not can_run_manually(MatmulSpec.of(M, K + 8, N, "float32"), even)
+    assert not can_run_manually(dataclasses.replace(spec, batch=2), even)
     cheap, dear = (Fusion(lhs_fn=OperandFn(dtype="bfloat16", ops=ops)) for ops in (2, 40))
-    assert can_stream(dataclasses.replace(spec, fusion=cheap), even)
-    assert not can_stream(dataclasses.replace(spec, fusion=dear), even)
+    assert can_run_manually(dataclasses.replace(spec, fusion=cheap), even)
+    assert not can_run_manually(dataclasses.replace(spec, fusion=dear), even)
