@@ -39,6 +39,9 @@ ROOMS = [
 ROOMS += ["lessons", "installation", "cli"]
 
 
+# Rooms of which the others import only what their `__init__` names.
+DOORS = ["analysis", "checking", "explaining"]
+
 # And within the simulator: each part may import itself and any part before it.
 PARTS = ["errors", "reading", "hardware", "translating", "records", "machine", "core", "run"]
 
@@ -75,6 +78,11 @@ def faults(root: Path) -> list[str]:
             target = module.split(".")[1:2] if module.startswith("systolic.") else []
             if target and target[0] in ROOMS and parts[0] in ROOMS and ROOMS.index(target[0]) > ROOMS.index(parts[0]):
                 found.append(f"{where} imports {module}, a room above it")
+        modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+        for module in sorted(modules):
+            package, room, *inside = [*module.split("."), ""][:3]
+            if package == "systolic" and room in DOORS and room != parts[0] and inside[0]:
+                found.append(f"{where} imports {module}, past the door of {room}")
         if parts[0] == "simulator" and parts[1] in PARTS:
             for module in imported(tree):
                 part = module.removeprefix("systolic.simulator.").split(".")[0]
@@ -107,6 +115,9 @@ def test_house_rules() -> None:
         ("simulator/reading/x.py", "from systolic.simulator.hardware import copies", "a part above it"),
         ("schedule/x.py", "import jax._src.core", "imports jax._src.core"),
         ("schedule/compat.py", "import jax._src.core", ""),
+        ("explaining/x.py", "from systolic.checking.rules.grid import grid_findings", "past the door of checking"),
+        ("explaining/x.py", "from systolic.checking import Finding", ""),
+        ("explaining/x.py", "from systolic.explaining.summary import verdict", ""),
         ("bench/x.py", "print(1)", "prints"),
         ("bench/x.py", "import pickle", "uses pickle"),
         ("compiler/pool.py", "import pickle", ""),

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from systolic.analysis import argument_texts, described
 from systolic.bugs import raise_own, runs_user_code
 from systolic.checking.comparing import Reference, evaluated
-from systolic.checking.failing import first_line, untraceable
+from systolic.checking.exception_findings import exception_finding, trace_failure
 from systolic.checking.finding import Finding
 from systolic.checking.inputs import Flat, NoInputError, is_index, made_up
 from systolic.checking.interpreting import Conditions, Interpreted, Interpreter, TooSlowError, traced_as_on
@@ -25,7 +26,7 @@ from systolic.checking.judging import Judge
 from systolic.checking.report import RunSummary
 from systolic.checking.scaling import ScaledArguments, scaled_arguments
 from systolic.chips import Chip
-from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage, source_line
+from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage
 
 _MOST_SECONDS = 20.0  # that one run may be expected to take
 _TIME_LIMIT_S = 45.0  # for one run; once so long has gone by, no further one begins
@@ -150,7 +151,7 @@ class _Run:
             self.scaled = scaled_arguments(functools.partial(self._traced, flat), leaves, values)
         except Exception as error:  # noqa: BLE001 -- whatever the user's function raises is the answer
             raise_own(error)
-            self.findings.append(untraceable(error))
+            self.findings.append(trace_failure(error))
             return
         self.judge = Judge(self.scaled.calls)
         if self.scaled.seconds > _MOST_SECONDS:
@@ -248,17 +249,14 @@ class _Run:
             return evaluated(reference, inputs, seed)
         except Exception as error:  # noqa: BLE001 -- the user's function
             raise_own(error)
-            self.findings.append(
-                Finding(
-                    rule="reference",
-                    grade="error",
-                    value=f"the reference raises {type(error).__name__}: {first_line(error)}",
-                    limit="results are compared with nothing; it is called with float64 in place of floats",
-                    fix="write it for any dtype: without .astype(bfloat16) and the like",
-                    where=source_line(error) or "",
-                    detail=str(error),
-                )
+            found = exception_finding(
+                error,
+                "reference",
+                "the reference raises ",
+                limit="results are compared with nothing; it is called with float64 in place of floats",
+                fix="write it for any dtype: without .astype(bfloat16) and the like",
             )
+            self.findings.append(found)
             return None
 
     @runs_user_code
@@ -272,18 +270,11 @@ class _Run:
         self.findings.append(Finding(rule="run", grade="note", value=value, limit=limit, fix=fix))
 
     def sizes(self) -> tuple[str, ...]:
-        """What it ran with: "bfloat16[1024,1024] for bfloat16[4096,4096]"."""
-        import jax
-
+        """Lists what it ran with: "bfloat16[1024,1024] for bfloat16[4096,4096]"."""
         if self.scaled is None:
             return ()
-        wholes = jax.tree.leaves(abstract_arguments(self.args))
-        pairs = [(_described(used), _described(whole)) for used, whole in zip(self.scaled.leaves, wholes, strict=True)]
+        pairs = zip(map(described, self.scaled.leaves), argument_texts(self.args), strict=True)
         return tuple(used if used == whole else f"{used} for {whole}" for used, whole in pairs)
-
-
-def _described(leaf: Any) -> str:
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
 def _name(fn: Any) -> str:

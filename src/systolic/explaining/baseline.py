@@ -1,4 +1,4 @@
-"""What else could compute the same: XLA's own program, and this package's."""
+"""The matmul that a function seems to compute, as XLA's own program and as this package's."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from systolic.explaining.study import Study
+from systolic.explaining.function_analysis import FunctionAnalysis
 
 _MATRIX = 2  # dimensions
 _TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class EquivalentMatmul:
     """A function of two matrices that seems to be their product.
 
     Attributes:
-      transposes: whether lhs and rhs are stored the other way round.
-      flops: of the product.
-      dtype_out: of the result.
-      precision: that the kernels ask for; None: the default.
+      transposes: whether lhs and rhs are stored transposed.
+      flops: operations of the product.
+      dtype_out: the result's dtype.
+      precision: the precision that the kernels ask for; None: the default.
     """
 
     transposes: tuple[bool, bool]
@@ -32,7 +32,7 @@ class Product:
 
     @property
     def words(self) -> str:
-        """As a formula."""
+        """The product as a formula."""
         lhs, rhs = ("lhsᵀ" if self.transposes[0] else "lhs"), ("rhsᵀ" if self.transposes[1] else "rhs")
         return f"{lhs} @ {rhs}"
 
@@ -68,25 +68,27 @@ class Product:
         )
 
 
-def product_of(args: Sequence[Any], study: Study) -> Product | None:
-    """Whether a function of two matrices has the shapes, and as far as it is known the work, of their product.
+def equivalent_matmul(args: Sequence[Any], analysis: FunctionAnalysis) -> EquivalentMatmul | None:
+    """Recognises a function of two matrices with the shapes and, as far as it is known, the op count of their product.
 
-    Square matrices fit however they are stored: what the kernels' own products contract decides then.
+    Square matrices fit however they are stored; then the dimensions that the kernels' own products contract decide.
     """
-    if len(args) != 2 or not all(hasattr(arg, "shape") for arg in args) or len(study.out) != 1 or not study.calls:
+    if len(args) != 2 or not all(hasattr(arg, "shape") for arg in args) or len(analysis.out) != 1 or not analysis.calls:
         return None
-    if any(call.rounds != 1 for call in study.calls):  # a loop of products is no product
+    if any(call.executions != 1 for call in analysis.calls):  # a loop of products is no product
         return None
-    (out, dtype_out), shapes = study.out[0], [tuple(arg.shape) for arg in args]
+    (out, dtype_out), shapes = analysis.out[0], [tuple(arg.shape) for arg in args]
     if len(out) != _MATRIX or any(len(shape) != _MATRIX for shape in shapes):
         return None
-    for transposes in sorted(_TRANSPOSES, key=lambda each: each != study.dots.transposes):
+    for transposes in sorted(_TRANSPOSES, key=lambda each: each != analysis.dots.transposes):
         lhs, rhs = (shape[::-1] if turned else shape for shape, turned in zip(shapes, transposes, strict=True))
         if lhs[1] != rhs[0] or (lhs[0], rhs[1]) != tuple(out):
             continue
         flops = 2.0 * math.prod(lhs) * rhs[1]
-        if study.flops is None or math.isclose(study.flops, flops):
-            return Product(transposes=transposes, flops=flops, dtype_out=dtype_out, precision=study.dots.precision)
+        if analysis.flops is None or math.isclose(analysis.flops, flops):
+            return EquivalentMatmul(
+                transposes=transposes, flops=flops, dtype_out=dtype_out, precision=analysis.dots.precision
+            )
     return None
 
 

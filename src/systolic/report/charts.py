@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from systolic.explaining.explanation import OperandTraffic, VmemMap
+from systolic.explaining import OperandTraffic, VmemMap
 from systolic.report.explained_tables import UNITS, times_least
 from systolic.report.written import percent
 from systolic.schedule import MIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from systolic.explaining.explanation import Explanation, OperandTraffic
+from systolic.explaining import Explanation, OperandTraffic
 from systolic.simulator import SimulatedRun
 
 

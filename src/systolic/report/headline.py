@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.explaining.explanation import Explanation
+from systolic.explaining import Explanation
 from systolic.report.explained_tables import program, rate_tflops
 from systolic.report.written import mib, percent, round_mib, us
 

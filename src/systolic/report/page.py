@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from systolic.explaining.explanation import Explanation
+from systolic.explaining import Explanation
 from systolic.report import charts, explained_tables, timeline_charts
 from systolic.report.headline import figures, time_parts
 from systolic.report.roofline_chart import roofline, roofline_key

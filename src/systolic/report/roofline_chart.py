@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from systolic.explaining.explanation import Explanation, Program
+from systolic.explaining import Explanation, Program
 from systolic.report.charts import KeyItem, Spec, finished
 from systolic.report.explained_tables import rate_tflops
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from systolic.explaining.explanation import Window
+from systolic.explaining import Window
 from systolic.report.charts import Spec, finished
 from systolic.report.timeline import TITLES, Activity, BusyLane, View, busy_lanes
 from systolic.simulator import SimulatedRun
