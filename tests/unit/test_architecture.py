@@ -138,6 +138,6 @@ def test_a_planted_fault_is_found(tmp_path: Path, name: str, text: str, fault: s
 
 @pytest.mark.parametrize("module", ["systolic", "systolic.cli", "systolic.report"])
 def test_importing_starts_nothing(module: str) -> None:
-    code = f"import sys, {module}; print([m for m in ('jax', 'libtpu', 'matplotlib') if m in sys.modules])"
+    code = f"import sys, {module}; print([m for m in ('jax', 'libtpu', 'altair') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
