@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import cattrs
 
-from systolic.simulator.hardware.loops import LoopTime
+from systolic.simulator.hardware.loop_timer import LoopTime
 from systolic.simulator.hardware.timeline import Span
 from systolic.untrusted import UntrustedError, read_json
 
