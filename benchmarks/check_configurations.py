@@ -99,7 +99,7 @@ def vmem_row(call: KernelCall, chip: Chip, program: CompiledProgram) -> dict[str
     estimate = vmem_estimate(call, chip)
     roles = ("input", "output")
     windows = [(role, number) for role in roles for number, _ in enumerate(call.of(role))]
-    parts = [part for part in estimate.parts if part.kind == "window"]
+    parts = [part for part in estimate.buffers if part.kind == "window"]
     held = [part.size_bytes for key, part in zip(windows, parts, strict=True) if key not in account]
     added = account.get(("", 0), 0)
     return {

@@ -33,39 +33,36 @@ class EquivalentMatmul:
     @property
     def words(self) -> str:
         """The product as a formula."""
-        lhs, rhs = ("lhsᵀ" if self.transposes[0] else "lhs"), ("rhsᵀ" if self.transposes[1] else "rhs")
-        return f"{lhs} @ {rhs}"
-
-    @property
-    def by_xla(self) -> functools.partial[Any]:
-        """The product as plain JAX."""
-        return functools.partial(
-            _by_xla, transposes=self.transposes, dtype_out=self.dtype_out, precision=self.precision
-        )
+        return " @ ".join(self._named("ᵀ"))
 
     @property
     def written_by_xla(self) -> str:
-        """The same as its user would write it."""
-        lhs, rhs = ("lhs.T" if self.transposes[0] else "lhs"), ("rhs.T" if self.transposes[1] else "rhs")
-        return f"jnp.matmul({lhs}, {rhs}{self._asked})"
+        """The product in plain JAX, as its user would write it."""
+        return f"jnp.matmul({', '.join(self._named('.T'))}{self._asked})"
 
     @property
     def written_by_systolic(self) -> str:
-        """The product by this package as its user would write it: a transposition in front would be a copy."""
+        """The product by this package, as its user would write it: a transposition in front would be a copy."""
         names = zip(("lhs", "rhs"), self.transposes, strict=True)
         turned = "".join(f", transpose_{name}=True" for name, is_turned in names if is_turned)
         return f"systolic.matmul(lhs, rhs{turned}{self._asked})"
 
     @property
-    def _asked(self) -> str:
-        return f", precision={self.precision!r}" if self.precision is not None else ""
+    def by_xla(self) -> functools.partial[Any]:
+        """The product in plain JAX, as a function."""
+        return functools.partial(_by_xla, product=self)
 
     @property
     def by_systolic(self) -> functools.partial[Any]:
-        """The product by this package's kernel."""
-        return functools.partial(
-            _by_systolic, transposes=self.transposes, dtype_out=self.dtype_out, precision=self.precision
-        )
+        """The product by this package's kernel, as a function."""
+        return functools.partial(_by_systolic, product=self)
+
+    @property
+    def _asked(self) -> str:
+        return f", precision={self.precision!r}" if self.precision is not None else ""
+
+    def _named(self, mark: str) -> list[str]:
+        return [name + mark * turned for name, turned in zip(("lhs", "rhs"), self.transposes, strict=True)]
 
 
 def equivalent_matmul(args: Sequence[Any], analysis: FunctionAnalysis) -> EquivalentMatmul | None:
@@ -92,30 +89,28 @@ def equivalent_matmul(args: Sequence[Any], analysis: FunctionAnalysis) -> Equiva
     return None
 
 
-def _by_xla(lhs: Any, rhs: Any, *, transposes: tuple[bool, bool], dtype_out: str, precision: str | None = None) -> Any:
+def _by_xla(lhs: Any, rhs: Any, *, product: EquivalentMatmul) -> Any:
     import jax
     import jax.numpy as jnp
 
-    contracted = ((0 if transposes[0] else 1,), (1 if transposes[1] else 0,))
-    whole = jnp.issubdtype(lhs.dtype, jnp.integer)
-    preferred = jnp.int32 if whole else jnp.float32
+    transpose_lhs, transpose_rhs = product.transposes
+    contracted = ((0 if transpose_lhs else 1,), (1 if transpose_rhs else 0,))
+    preferred = jnp.int32 if jnp.issubdtype(lhs.dtype, jnp.integer) else jnp.float32
     result = jax.lax.dot_general(
-        lhs, rhs, (contracted, ((), ())), precision=precision, preferred_element_type=preferred
+        lhs, rhs, (contracted, ((), ())), precision=product.precision, preferred_element_type=preferred
     )
-    return result.astype(dtype_out)
+    return result.astype(product.dtype_out)
 
 
-def _by_systolic(
-    lhs: Any, rhs: Any, *, transposes: tuple[bool, bool], dtype_out: str, precision: str | None = None
-) -> Any:
+def _by_systolic(lhs: Any, rhs: Any, *, product: EquivalentMatmul) -> Any:
     from systolic.ops.matmul.api import matmul
 
     return matmul(
         lhs,
         rhs,
-        transpose_lhs=transposes[0],
-        transpose_rhs=transposes[1],
-        precision=precision,
-        preferred_element_type=dtype_out,
+        transpose_lhs=product.transposes[0],
+        transpose_rhs=product.transposes[1],
+        precision=product.precision,
+        preferred_element_type=product.dtype_out,
         implementation="pallas",
     )

@@ -203,11 +203,7 @@ def _program(label: str, role: ProgramRole, job: Future[Measurement], *, flops: 
         reason = f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}"
         return Program(label=label, role=role, time_us=None, reason=reason, flops=flops)
     assert run is not None
-    return Program(label=label, role=role, time_us=run.time_us, flops=flops, hbm_bytes=_moved(run), run=run)
-
-
-def _moved(run: SimulatedRun) -> int:
-    return run.hbm_read_bytes + run.hbm_written_bytes
+    return Program(label=label, role=role, time_us=run.time_us, flops=flops, hbm_bytes=run.hbm_bytes, run=run)
 
 
 def _explanation(
@@ -220,7 +216,7 @@ def _explanation(
     tried: list[WhatIf],
 ) -> Explanation:
     flops = product.flops if product is not None else now.flops or 0.0
-    this = Program(label="this kernel", role="this", time_us=run.time_us, flops=flops, hbm_bytes=_moved(run), run=run)
+    this = Program(label="this kernel", role="this", time_us=run.time_us, flops=flops, hbm_bytes=run.hbm_bytes, run=run)
     changes = [
         Program(
             label=each.candidate.title,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import cattrs
 
 from systolic.analysis import LineOps
 from systolic.simulator import SimulatedRun
-from systolic.untrusted import UntrustedError, read_json
+from systolic.untrusted import read_record
 
 # `this`: the function that is explained. `xla`: what XLA makes of the same result without Pallas. `other`: a function
 # that the user gave to compare with. `change`: this function with one parameter changed.
@@ -175,7 +175,7 @@ class Explanation:
     lines: tuple[LineOps, ...] = ()
     savings: tuple[Saving, ...] = ()
     notes: tuple[str, ...] = ()
-    format: int = field(default=FORMAT)
+    format: int = FORMAT
 
     @property
     def run(self) -> SimulatedRun:
@@ -200,11 +200,4 @@ class Explanation:
         Raises:
           ExplanationError: the text is no explanation, or one of another version's format.
         """
-        try:
-            document = read_json(text)
-            if not isinstance(document, dict) or document.get("format") != FORMAT:
-                found = document.get("format") if isinstance(document, dict) else type(document).__name__
-                raise ExplanationError(f"this is no explanation of format {FORMAT}, but of {found}")
-            return cattrs.structure(document, Explanation)
-        except (UntrustedError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
-            raise ExplanationError(f"this is no explanation: {error}") from error
+        return read_record(text, Explanation, "explanation", ExplanationError)

@@ -184,8 +184,7 @@ def _what_if(candidate: Candidate, job: Future[Measurement]) -> WhatIf:
         text = (str(error).strip() or "-").splitlines()[0]
         return WhatIf(candidate=candidate, time_us=None, reason=f"{type(error).__name__}: {text}")
     assert run is not None
-    moved = run.hbm_read_bytes + run.hbm_written_bytes
-    return WhatIf(candidate=candidate, time_us=run.time_us, hbm_bytes=moved)
+    return WhatIf(candidate=candidate, time_us=run.time_us, hbm_bytes=run.hbm_bytes)
 
 
 def _distance(sizes: Sizes, others: Sizes) -> int:
