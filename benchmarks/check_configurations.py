@@ -35,11 +35,11 @@ import click
 import jax
 from check_kernels import Configuration, configurations, kernel
 
-from systolic.analysis.calls import KernelCall, kernel_calls
+from systolic.analysis import KernelCall, kernel_calls, vmem_estimate
 from systolic.checking.finding import Finding
 from systolic.checking.rules.blocks import block_findings
 from systolic.checking.rules.dtypes import dtype_findings
-from systolic.checking.rules.memory import memory_findings, vmem_estimate
+from systolic.checking.rules.memory import memory_findings
 from systolic.checking.verdict import REFUSED_BY_COMPILER
 from systolic.chips import CHIPS, Chip
 from systolic.cli.options import chip_option, output_options
@@ -68,7 +68,7 @@ def judged(one: Configuration, chip: Chip) -> tuple[KernelCall | None, list[Find
     except Exception as error:  # noqa: BLE001 -- what cannot be traced cannot be compiled either
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return None, [Finding(rule="trace", grade="error", value=text, limit="", fix="")]
-    found = [*block_findings(call, chip), *dtype_findings(call, chip), *memory_findings(call, chip)]
+    found = [*block_findings(call), *dtype_findings(call, chip), *memory_findings(call, chip)]
     return call, [each for each in found if each.grade == "error" and each.rule in REFUSED_BY_COMPILER]
 
 
@@ -99,7 +99,7 @@ def vmem_row(call: KernelCall, chip: Chip, program: CompiledProgram) -> dict[str
     estimate = vmem_estimate(call, chip)
     roles = ("input", "output")
     windows = [(role, number) for role in roles for number, _ in enumerate(call.of(role))]
-    parts = [part for part in estimate.parts if part.kind == "window"]
+    parts = [part for part in estimate.buffers if part.kind == "window"]
     held = [part.size_bytes for key, part in zip(windows, parts, strict=True) if key not in account]
     added = account.get(("", 0), 0)
     return {

@@ -36,7 +36,7 @@ from systolic.chips import chip as chip_named
 from systolic.cli.options import output_options
 from systolic.cli.output import check_target, console, progress_bar, table, versions, write_json
 from systolic.compiler import WorkerPool
-from systolic.explaining.explain import Question, explained
+from systolic.explaining import ExplainRequest, explain_with_pool
 from systolic.explaining.explanation import Explanation, Saving
 from systolic.timing import submit_simulation
 
@@ -130,8 +130,10 @@ def main(only: str, tries: int, json_file: str | None, quiet: bool) -> None:
     rows = []
     with progress_bar(quiet=quiet) as bar, WorkerPool(max_workers=2, time_limit_s=600) as pool:
         for name, kernel in chosen.items():
-            question = Question(fn=kernel.fn, args=kernel.args, arguments=(), chip=chip_named(kernel.chip), tries=tries)
-            found = explained(pool, question, planned=bar.planned, done=bar.done)
+            request = ExplainRequest(
+                fn=kernel.fn, args=kernel.args, arguments=(), chip=chip_named(kernel.chip), tries=tries
+            )
+            found = explain_with_pool(pool, request, planned=bar.planned, done=bar.done)
             rows.append(_row(pool, name, kernel, found))
     worst = max((row["difference_points"] for row in rows), default=0.0)
     summary = {"provenance": "simulated", "worst_difference_points": worst, "limit_points": _MOST_POINTS}

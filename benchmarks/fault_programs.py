@@ -15,7 +15,7 @@ from systolic.simulator import SimulationError
 from systolic.timing.simulated import prepare_program
 
 # A mutated loop may go round for ever. Real programs of this size take a few hundred rounds.
-_MAX_ROUNDS = 20_000
+_MAX_ITERATIONS = 20_000
 _REGISTER = re.compile(r"%[\w.]+")
 _BUNDLE = re.compile(r"^ *\w+ .*?:[ >]*\{ ", re.MULTILINE)
 
@@ -23,7 +23,7 @@ _BUNDLE = re.compile(r"^ *\w+ .*?:[ >]*\{ ", re.MULTILINE)
 def _simulated(program: CompiledProgram) -> None:
     chip = CHIPS[program.chip]
     try:
-        prepare_program(program, chip).run(chip, max_rounds=_MAX_ROUNDS)
+        prepare_program(program, chip).run(chip, max_iterations=_MAX_ITERATIONS)
     except SimulationError as error:
         if not str(error):
             raise CaseError("the error says nothing") from error

@@ -192,8 +192,8 @@ def _unusable(name: str, about: str) -> Part:
 
 
 def _extras() -> tuple[Part, ...]:
-    lacking = [name for name in ("altair", "matplotlib", "vl_convert") if importlib.util.find_spec(name) is None]
-    drawing = Part(name="plots and pages", state="works", about="altair, matplotlib and vl-convert are installed")
+    lacking = [name for name in ("altair", "vl_convert") if importlib.util.find_spec(name) is None]
+    drawing = Part(name="plots and pages", state="works", about="altair and vl-convert are installed")
     if lacking:
         missing = f"{', '.join(lacking)} cannot be imported"
         drawing = Part(name="plots and pages", state="broken", about=missing, fix="install systolic again")

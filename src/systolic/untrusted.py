@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -64,6 +65,29 @@ def structured(value: Any, kind: type[_T]) -> _T:
         raise UntrustedError("nested too deep") from error
     except Exception as error:
         raise UntrustedError(_reason(error)) from error
+
+
+def read_record(text: str, kind: type[_T], what: str, error: type[ValueError] = ValueError) -> _T:
+    """A record out of JSON text that `json.dumps(cattrs.unstructure(record))` wrote.
+
+    Args:
+      text: the JSON text.
+      kind: a dataclass; where it has a field `format` with a default, the text has to have the same.
+      what: names the record in messages: "simulated run".
+      error: the exception to raise.
+
+    Raises:
+      ValueError: as `error`: the text is no such record, or has another format.
+    """
+    try:
+        document = read_json(text)
+        wanted = {each.name: each.default for each in dataclasses.fields(kind)}.get("format")  # type: ignore[arg-type]
+        found = document.get("format") if isinstance(document, dict) else None
+        if found != wanted:
+            raise UntrustedError(f"format {wanted} is read here, and not that of {shown(found)}")
+        return cattrs.structure(document, kind)
+    except (UntrustedError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as reason:
+        raise error(f"this is no {what}: {reason}") from reason
 
 
 def shown(value: Any) -> str:

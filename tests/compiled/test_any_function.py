@@ -340,4 +340,4 @@ def test_a_garbled_listing_is_an_error_or_a_result(prefetch_listings: dict[str, 
         elif kind == "cut":
             lines = lines[: at + 1]
     with contextlib.suppress(SimulationError):
-        simulate_listings({**prefetch_listings, part: "\n".join(lines)}, chip("v6e"), max_rounds=1000)
+        simulate_listings({**prefetch_listings, part: "\n".join(lines)}, chip("v6e"), max_iterations=1000)

@@ -36,7 +36,7 @@ PLANTED = [
     ("check", "systolic.checking.interpreting", "abstract_mesh_in_all_threads", "checking/interpreting.py"),
     ("check", "systolic.compiler.driver", "_compile", "compiler/driver.py"),
     ("simulate", "systolic.timing.simulated", "prepare_listings", "timing/simulated.py"),
-    ("explain", "systolic.explaining.study", "calls_on_grids", "explaining/study.py"),
+    ("explain", "systolic.explaining.function_analysis", "calls_on_grids", "explaining/function_analysis.py"),
 ]
 
 
@@ -78,7 +78,7 @@ def breaking(module: str, name: str) -> Callable[..., Any]:
         (systolic.check, "systolic.checking.static", "calls_on_grids"),
         (systolic.check, "systolic.checking.running", "Judge"),
         (systolic.simulate, "systolic.timing.simulated", "prepare_listings"),
-        (systolic.explain, "systolic.explaining.study", "calls_on_grids"),
+        (systolic.explain, "systolic.explaining.function_analysis", "calls_on_grids"),
     ],
 )
 def test_in_the_library(call: Callable[..., Any], module: str, name: str) -> None:

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kernels import call_of, product, shape, traced
 
 import systolic
-from systolic.analysis.visits import GridVisits
+from systolic.analysis import GridVisits
 from systolic.compiler import CompilerRefusal
 from systolic.explaining.accumulator import summed_over
 from systolic.explaining.rewriting import CallChange, ChangedFunction

@@ -218,4 +218,4 @@ def test_a_garbled_listing_is_an_error_or_a_result(small_listing: Mapping[str, s
         lines[at] = lines[at][:place] + data.draw(st.characters(codec="ascii")) + lines[at][place + 1 :]
     garbled = {**small_listing, part: "\n".join(lines)}
     with contextlib.suppress(SimulationError):
-        simulate_listings(garbled, chip("v5e"), max_rounds=1000)
+        simulate_listings(garbled, chip("v5e"), max_iterations=1000)

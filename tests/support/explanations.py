@@ -12,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from systolic.analysis import LineOps
 from systolic.chips import chip
 from systolic.explaining.explanation import (
     Explanation,
-    LineWork,
     OperandTraffic,
     Program,
     Region,
@@ -204,7 +204,7 @@ def _regions() -> tuple[Region, ...]:
     )
 
 
-def _lines() -> tuple[LineWork, ...]:
+def _lines() -> tuple[LineOps, ...]:
     lines = (
         ("acc_vmem[...] = jnp.zeros_like(acc_vmem)", "broadcast, swap", 8, 0.0, 0, 0, 2 * MIB),
         (
@@ -219,7 +219,7 @@ def _lines() -> tuple[LineWork, ...]:
         ("out_vmem[...] = acc_vmem[...].astype(out_vmem.dtype)", "convert", 8, 0.0, 524_288, 2 * MIB, MIB),
     )
     return tuple(
-        LineWork(
+        LineOps(
             kernel=_KERNEL,
             where=f"kernels.py:{20 + 2 * at} in kernel",
             text=text,

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 from slow_products import product
 
-from systolic.analysis.calls import KernelCall, kernel_calls
-from systolic.analysis.visits import CallOnGrid, calls_on_grids
+from systolic.analysis import CallOnGrid, KernelCall, calls_on_grids, kernel_calls
 
 __all__ = ["call_of", "product", "shape", "traced"]
 

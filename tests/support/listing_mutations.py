@@ -130,11 +130,13 @@ _STATEMENTS += (ast.Return, ast.Expr, ast.Yield, ast.YieldFrom, ast.Pass)
 _EXPRESSIONS = (ast.Name, ast.Constant, ast.Tuple, ast.List, ast.Starred, ast.Call, ast.Compare, ast.BinOp, ast.UnaryOp)
 _EXPRESSIONS += (ast.IfExp, ast.Subscript, ast.Slice, ast.Attribute, ast.operator, ast.unaryop, ast.cmpop)
 _EXPRESSIONS += (ast.expr_context,)
-_REGISTER = re.compile(r"[spwxdnq]\d+|m_\w+|_|r|t|machine|block|rounds|limit|jump|nothing|vector|Unknown", re.ASCII)
+_REGISTER = re.compile(
+    r"[spwxdnq]\d+|m_\w+|_|r|t|sequencer|block|iterations|limit|jump|nothing|vector|Unknown", re.ASCII
+)
 _CALLED = (
-    "start wait add put seg load store call send receive signal move word operand parameter wait_for_value lap left "
-    "count too_long float_compare float_from_signed float_result larger leading_zeros rounded_float signed_division "
-    "signed_from_float signed_from_whole_float smaller"
+    "start wait blocked add put segment load store call send receive signal move word operand parameter wait_for_value "
+    "lap left count too_long float_compare float_from_signed float_result larger leading_zeros rounded_float "
+    "signed_division signed_from_float signed_from_whole_float smaller"
 )
 
 
@@ -152,11 +154,13 @@ def check_generated_code(prepared: PreparedProgram) -> None:
                 pops = isinstance(node.func, ast.Attribute) and node.func.attr == "pop"
                 assert pops or (isinstance(node.func, ast.Name) and node.func.id in called), ast.dump(node)
             elif isinstance(node, ast.Attribute):
-                of_machine = re.fullmatch(r"machine\.[a-z]\w*|machine\.rounds\.left", ast.unparse(node), re.ASCII)
-                assert of_machine or node.attr in ("pop", "__class__"), ast.dump(node)
+                of_sequencer = re.fullmatch(
+                    r"sequencer\.[a-z]\w*|sequencer\.iterations\.left", ast.unparse(node), re.ASCII
+                )
+                assert of_sequencer or node.attr in ("pop", "__class__"), ast.dump(node)
 
 
-def read_and_run(program: CompiledProgram, chip: Chip, max_rounds: int = 2000) -> SimulatedRun:
+def read_and_run(program: CompiledProgram, chip: Chip, max_iterations: int = 2000) -> SimulatedRun:
     """Everything that reads a compiled program, then a run of it, and what a report makes of that.
 
     Raises:
@@ -171,7 +175,7 @@ def read_and_run(program: CompiledProgram, chip: Chip, max_rounds: int = 2000) -
         for shape in shapes
     ]
     parameters = parameter_contents(prepared.hlo, values)
-    run = prepared.run(chip, parameters=parameters, max_rounds=max_rounds, spans=10)
+    run = prepared.run(chip, parameters=parameters, max_iterations=max_iterations, spans=10)
     assert SimulatedRun.from_json(run.to_json()) == run
     assert all(share >= 0 for share in (*run.busy.values(), *run.stalls.values(), run.vmem_bytes, run.spill_bytes))
     return run

@@ -1,1 +1,69 @@
-"""What a traced function contains: its Pallas calls, their grids and what each visits, their bodies and windows."""
+"""What a traced function contains, without judging it: Pallas calls, grids, blocks, bodies and memory.
+
+    calls      the Pallas calls with their grids, operands and compiler parameters
+    visits     the blocks that a grid visits, step by step
+    windows    which of these the pipeline brings anew, and how many copies of a block there are
+    body       the equations of a kernel's body, and the operations in one step
+    lines      the operations of each line of the source, over the whole grid
+    step_walk  what is known of memory and scalars at one step
+    folding    what the compiler can fold before anything runs
+    layout     how arrays lie in VMEM and SMEM
+    vmem       the VMEM that a kernel needs, estimated
+
+Other rooms import from here only.
+"""
+
+from systolic.analysis.body import OpCount, body_equations, dot_flops, op_count
+from systolic.analysis.calls import KernelCall, Operand, argument_texts, described, kernel_calls
+from systolic.analysis.layout import SUBLANES, array_tile_rows, element_bits, packing, scalar_bytes
+from systolic.analysis.lines import KernelOps, LineOps, flops_outside_kernels, kernel_ops
+from systolic.analysis.step_walk import Memory, StepWalk, Unwritten
+from systolic.analysis.visits import CallOnGrid, GridVisits, Visits, calls_on_grids, first_executions
+from systolic.analysis.vmem import EstimatedBuffer, VmemEstimate, spilled_bytes, vmem_estimate
+from systolic.analysis.windows import (
+    PREFETCHED,
+    block_mapping_of,
+    index_axes,
+    index_divisors,
+    is_whole,
+    window_copies,
+)
+
+__all__ = [
+    "PREFETCHED",
+    "SUBLANES",
+    "CallOnGrid",
+    "EstimatedBuffer",
+    "GridVisits",
+    "KernelCall",
+    "KernelOps",
+    "LineOps",
+    "Memory",
+    "OpCount",
+    "Operand",
+    "StepWalk",
+    "Unwritten",
+    "Visits",
+    "VmemEstimate",
+    "argument_texts",
+    "array_tile_rows",
+    "block_mapping_of",
+    "body_equations",
+    "calls_on_grids",
+    "described",
+    "dot_flops",
+    "element_bits",
+    "first_executions",
+    "flops_outside_kernels",
+    "index_axes",
+    "index_divisors",
+    "is_whole",
+    "kernel_calls",
+    "kernel_ops",
+    "op_count",
+    "packing",
+    "scalar_bytes",
+    "spilled_bytes",
+    "vmem_estimate",
+    "window_copies",
+]

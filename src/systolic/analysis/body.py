@@ -1,7 +1,8 @@
-"""What a kernel's body holds."""
+"""The operations in a kernel's body, and how many there are in one step of the grid."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ _ACCESSES = ("get", "swap", "addupdate", "masked_load", "masked_swap", "dma_star
 
 
 def body_equations(jaxpr: Any) -> Iterator[Any]:
-    """Every equation of a jaxpr, those of branches, loops and inner functions included, in the order of the text."""
+    """Yields every equation of a jaxpr, those of branches, loops and inner functions included, in the text's order."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in inner_bodies(equation):
@@ -21,7 +22,7 @@ def body_equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def inner_bodies(equation: Any) -> Iterator[Any]:
-    """The jaxprs inside of an equation. Those of buffers with a scope take references to others as constants."""
+    """Yields the jaxprs inside an equation. That of `run_scoped` takes references to outer buffers as constants."""
     if equation.primitive.name == "run_scoped":
         yield equation.params["jaxpr"]
     else:
@@ -29,17 +30,22 @@ def inner_bodies(equation: Any) -> Iterator[Any]:
             yield inner.jaxpr
 
 
+def dot_flops(equation: Any) -> float:
+    """Counts the operations of a `dot_general`: two for each product of elements."""
+    return 2.0 * _depth(equation) * math.prod(equation.outvars[0].aval.shape)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class OpCount:
     """How much a body does in one step of the grid, as far as its text tells.
 
     Attributes:
-      flops: of its dots; a loop whose rounds are a value counts once.
-      accesses: reads, writes and copies of memory, likewise.
-      terms: that one dot or sum adds up for an element, times the rounds of the loops around it: the largest.
-      roundings: rounds of the loops around a dot: the largest.
-      is_counted: whether the rounds of all loops around dots are known.
-      float32_dots: dots of float32 at default precision, as their equations.
+      flops: operations of its dots; a loop whose length is a value counts once.
+      accesses: reads, writes and copies of memory, counted likewise.
+      terms: the most terms that one dot or sum adds up for an element, times the iterations of the loops around it.
+      roundings: the most iterations of the loops around a dot.
+      is_counted: whether the iterations of all loops around dots are known.
+      float32_dots: equations of the float32 dots at default precision.
     """
 
     flops: float = 0.0
@@ -49,65 +55,57 @@ class Work:
     is_counted: bool = True
     float32_dots: tuple[Any, ...] = ()
 
+    def __add__(self, other: OpCount) -> OpCount:
+        return OpCount(
+            flops=self.flops + other.flops,
+            accesses=self.accesses + other.accesses,
+            terms=max(self.terms, other.terms),
+            roundings=max(self.roundings, other.roundings),
+            is_counted=self.is_counted and other.is_counted,
+            float32_dots=(*self.float32_dots, *other.float32_dots),
+        )
 
-def work_of(body: Any) -> Work:
-    """What a body does in one step, from its jaxpr."""
-    return _work(body, 1)
 
-
-def _work(jaxpr: Any, rounds: int | None) -> Work:
-    done = Work()
-    for equation in jaxpr.eqns:
-        name, often = equation.primitive.name, rounds or 1
+def op_count(body: Any, iterations: int | None = 1) -> OpCount:
+    """Counts what a jaxpr does when it runs `iterations` times; None: an unknown number of times."""
+    total, often = OpCount(), iterations or 1
+    for equation in body.eqns:
+        name = equation.primitive.name
         if name == "dot_general":
-            depth = _depth(equation)
-            dot = Work(
-                flops=2.0 * depth * equation.outvars[0].aval.size * often,
-                terms=depth * often,
+            total += OpCount(
+                flops=dot_flops(equation) * often,
+                terms=_depth(equation) * often,
                 roundings=often,
-                is_counted=rounds is not None,
-                float32_dots=(equation,) if _is_float32(equation) else (),
+                is_counted=iterations is not None,
+                float32_dots=(equation,) if _is_plain_float32(equation) else (),
             )
-            done = _both(done, dot)
         elif name in _ACCESSES:
-            done = _both(done, Work(accesses=often))
+            total += OpCount(accesses=often)
         elif name == "reduce_sum":
             operand = equation.invars[0].aval
-            done = _both(done, Work(terms=operand.size // max(equation.outvars[0].aval.size, 1) * often))
-        inside = rounds
-        if name == "scan":
-            inside = None if rounds is None else rounds * equation.params["length"]
-        elif name == "while":
-            inside = None
-        parts = [_work(inner, inside) for inner in inner_bodies(equation)]
-        for part in parts:
-            done = _both(done, part)
-        if name == "cond" and parts:  # one of them is taken
-            flops = [part.flops for part in parts]
-            done = replace(done, flops=done.flops - sum(flops) + max(flops))
-    return done
+            total += OpCount(terms=operand.size // max(equation.outvars[0].aval.size, 1) * often)
+        inner = [op_count(each, loop_iterations(equation, iterations)) for each in inner_bodies(equation)]
+        for each in inner:
+            total += each
+        if name == "cond" and inner:  # only one of the branches is taken
+            flops = [each.flops for each in inner]
+            total = replace(total, flops=total.flops - sum(flops) + max(flops))
+    return total
 
 
-def _both(one: Work, other: Work) -> Work:
-    return Work(
-        flops=one.flops + other.flops,
-        accesses=one.accesses + other.accesses,
-        terms=max(one.terms, other.terms),
-        roundings=max(one.roundings, other.roundings),
-        is_counted=one.is_counted and other.is_counted,
-        float32_dots=(*one.float32_dots, *other.float32_dots),
-    )
+def loop_iterations(equation: Any, around: int | None) -> int | None:
+    """Says how often the inside of an equation runs, itself run `around` times; None: an unknown number of times."""
+    if equation.primitive.name == "while" or around is None:
+        return None
+    return around * equation.params["length"] if equation.primitive.name == "scan" else around
 
 
 def _depth(dot: Any) -> int:
     (contracted, _), _ = dot.params["dimension_numbers"]
-    shape, depth = dot.invars[0].aval.shape, 1
-    for dimension in contracted:
-        depth *= shape[dimension]
-    return depth
+    return math.prod(dot.invars[0].aval.shape[dimension] for dimension in contracted)
 
 
-def _is_float32(dot: Any) -> bool:
+def _is_plain_float32(dot: Any) -> bool:
     precision = dot.params.get("precision")
     asked = precision if isinstance(precision, tuple) else (precision,)
     plain = all(each is None or str(getattr(each, "name", each)).upper() == "DEFAULT" for each in asked)

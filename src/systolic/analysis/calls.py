@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from systolic.compiler import inner_jaxprs, written_at
+from systolic.analysis.body import loop_iterations
+from systolic.compiler import abstract_arguments, inner_jaxprs, written_at
 
 Role = Literal["prefetch", "input", "output", "scratch"]
 # `vmem` is also the memory of a block that Pallas' pipeline brings; `hbm` what the kernel copies from by itself.
@@ -27,25 +28,35 @@ _MEMORIES: dict[str, Memory] = {
 }
 
 
+def described(array: Any) -> str:
+    """Describes anything that has a dtype and a shape: "bfloat16[1024,512]"."""
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def argument_texts(args: Sequence[Any]) -> tuple[str, ...]:
+    """Describes each array among arguments, which may be pytrees."""
+    import jax
+
+    return tuple(described(leaf) for leaf in jax.tree.leaves(abstract_arguments(args)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
     """One array that a kernel sees, whole or block by block.
 
     Attributes:
-      name: of the kernel's parameter.
-      origin: of the launcher's argument that it is cut from, in Pallas' words; "" for scratch.
-      shape: of the whole array.
+      name: the kernel's parameter.
+      shape: sizes of the whole array.
       block: elements of one block along each dimension of the array; 1 where the dimension is squeezed.
       squeezed: dimensions that the kernel does not see.
       by_element: dimensions along which the index map gives elements, not blocks.
-      buffers: copies in VMEM that were asked for; None: as Pallas decides.
+      buffers: copies in VMEM that `pl.Buffered` asked for; None: Pallas decides.
       is_cut: whether it has a block specification that depends on the grid, that is, whether a pipeline brings it.
     """
 
     name: str
     role: Role
     memory: Memory
-    origin: str
     shape: tuple[int, ...]
     dtype: str
     block: tuple[int, ...]
@@ -55,9 +66,9 @@ class Operand:
     is_cut: bool = False
 
     @property
-    def visible_block(self) -> tuple[int, ...]:
-        """The block as the kernel sees it."""
-        return tuple(size for at, size in enumerate(self.block) if at not in self.squeezed)
+    def described(self) -> str:
+        """The whole array: "bfloat16[1024,512]"."""
+        return described(self)
 
     @property
     def block_elements(self) -> int:
@@ -70,18 +81,19 @@ class KernelCall:
     """One Pallas call in the text of a function.
 
     Attributes:
-      name: of the kernel: what it was called in the launcher, else the function's.
+      name: what the launcher calls the kernel, else the name of its function.
       where: "file.py:12 in launcher", the line of the user's source; "" where it is not known.
       grid: steps along each axis; None where the number is a value.
-      semantics: of each grid axis, "parallel" or "arbitrary"; () if the launcher said nothing. Axes that `jax.vmap`
-        made are parallel, as Pallas has it.
-      operands: as the kernel's parameters: prefetched scalars, inputs, outputs, scratch.
-      vmem_limit_bytes: that the launcher set; None: the compiler's own.
+      semantics: "parallel" or "arbitrary" for each grid axis; () if the launcher said nothing. Pallas takes the axes
+        that `jax.vmap` makes for parallel.
+      operands: the kernel's parameters: prefetched scalars, inputs, outputs, scratch.
+      vmem_limit_bytes: the limit that the launcher set; None: the compiler's own.
       has_cost_estimate: whether XLA was told what the kernel costs.
       aliases: pairs of an input and the output that takes its place, counted among inputs and outputs.
       body: the kernel's jaxpr.
-      equation: of the call in the function's jaxpr.
+      equation: the call in the function's jaxpr.
       site: the way to it: positions of equations, outermost first; see `compiler.PallasOperands`.
+      executions: how often the function runs it; None: that depends on values.
       vmapped: grid axes that `jax.vmap` made: `pl.program_id` does not count them.
     """
 
@@ -96,6 +108,7 @@ class KernelCall:
     body: Any
     equation: Any
     site: tuple[int, ...]
+    executions: int | None
     vmapped: tuple[int, ...] = ()
 
     @property
@@ -114,20 +127,24 @@ class KernelCall:
 
 
 def kernel_calls(closed_jaxpr: Any) -> list[KernelCall]:
-    """Every Pallas call in a traced function, in the order of its text; those in branches and loops once each."""
-    return [_call(equation, site) for equation, site in _equations(closed_jaxpr.jaxpr, ())]
+    """Lists the Pallas calls in a traced function in the order of its text; those in branches and loops once each."""
+    return [_call(*found) for found in _equations(closed_jaxpr.jaxpr, (), 1)]
 
 
-def _equations(jaxpr: Any, path: tuple[int, ...]) -> Iterator[tuple[Any, tuple[int, ...]]]:
+def _equations(
+    jaxpr: Any, path: tuple[int, ...], executions: int | None
+) -> Iterator[tuple[Any, tuple[int, ...], int | None]]:
     for number, equation in enumerate(jaxpr.eqns):
-        if equation.primitive.name == "pallas_call":
-            yield equation, (*path, number)
+        name, here = equation.primitive.name, (*path, number)
+        if name == "pallas_call":
+            yield equation, here, executions
             continue
+        inside = None if name == "cond" else loop_iterations(equation, executions)
         for inner in inner_jaxprs(equation.params):
-            yield from _equations(inner.jaxpr, (*path, number))
+            yield from _equations(inner.jaxpr, here, inside)
 
 
-def _call(equation: Any, site: tuple[int, ...]) -> KernelCall:
+def _call(equation: Any, site: tuple[int, ...], executions: int | None) -> KernelCall:
     params = equation.params
     mapping, body = params["grid_mapping"], params["jaxpr"]
     options = params.get("compiler_params")
@@ -158,6 +175,7 @@ def _call(equation: Any, site: tuple[int, ...]) -> KernelCall:
         body=body,
         equation=equation,
         site=site,
+        executions=executions,
         vmapped=vmapped,
     )
 
@@ -169,7 +187,6 @@ def _whole(aval: Any, name: str, role: Role) -> Operand:
         name=name,
         role=role,
         memory=memory,
-        origin="",
         shape=shape,
         dtype="semaphore" if memory == "semaphore" else str(aval.dtype),
         block=shape,
@@ -192,7 +209,6 @@ def _cut(block_mapping: Any, name: str, role: Role, grid: Sequence[Any]) -> Oper
         name=name,
         role=role,
         memory=memory,
-        origin=block_mapping.origin,
         shape=tuple(array.shape),
         dtype=str(array.dtype),
         block=tuple(sizes),

@@ -1,4 +1,4 @@
-"""Which blocks a kernel's grid visits, in which order: index maps worked out for every step.
+"""Which blocks a kernel's grid visits, and in which order: index maps evaluated for every step.
 
 Pallas' pipeline copies an input block in when it is another than the step before had, and an output block out when the
 next step has another, or at the end. So the number of copies is the number of runs of equal blocks.
@@ -17,7 +17,7 @@ from systolic.analysis.calls import KernelCall, Operand, kernel_calls
 from systolic.compiler import Missing, PallasOperands, at_stage, pallas_operands
 from systolic.spec import dtype_bytes
 
-# A grid of more steps than this is not gone through: a product of 16384³ in tiles of 128³ has two million.
+# The largest grid whose steps are evaluated: a product of 16384³ in tiles of 128³ has two million.
 MOST_STEPS = 4_000_000
 
 
@@ -26,7 +26,7 @@ class Visits:
     """The blocks of one operand, step by step, the last grid axis fastest.
 
     Attributes:
-      operand: whose they are.
+      operand: the operand that is cut into the blocks.
       starts: int64[steps, rank], the first element of the block along each dimension of the array.
     """
 
@@ -50,6 +50,11 @@ class Visits:
         """int64[blocks, rank], every block that is visited, once, in order of place."""
         keys = self._keys()
         return np.unique(self.starts, axis=0) if keys is None else self.starts[np.unique(keys, return_index=True)[1]]
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether a block is visited again after others."""
+        return self.fetches != len(self.distinct)
 
     def _keys(self) -> np.ndarray | None:
         """int64[steps]: the block of each step as one number, in order of place; None where that would be too large.
@@ -90,6 +95,21 @@ class Visits:
             return np.unique(self.starts, axis=0, return_inverse=True)[1].reshape(-1)
         return np.unique(keys, return_inverse=True)[1].reshape(-1)
 
+    def shared_blocks(self, grid: Sequence[int]) -> list[int]:
+        """For each axis of the grid, how many blocks are visited at more than one of its indices."""
+        if not len(self.starts):
+            return [0] * len(grid)
+        numbers = self.numbered()
+        blocks = int(numbers.max()) + 1
+        found = []
+        for axis, size in enumerate(grid):
+            index = np.broadcast_to(np.arange(size).reshape(-1, *[1] * (len(grid) - axis - 1)), grid).reshape(-1)
+            least, most = np.full(blocks, size), np.full(blocks, -1)
+            np.minimum.at(least, numbers, index)
+            np.maximum.at(most, numbers, index)
+            found.append(int((least != most).sum()))
+        return found
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GridVisits:
@@ -103,6 +123,24 @@ class GridVisits:
     grid: tuple[int, ...]
     visits: dict[int, Visits]
 
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of all copies of all operands."""
+        return sum(each.moved_bytes for each in self.visits.values())
+
+    @property
+    def outputs(self) -> list[Visits]:
+        """The visits of the output blocks."""
+        return [each for each in self.visits.values() if each.operand.role == "output"]
+
+    def reordered(self, order: Sequence[int]) -> GridVisits:
+        """The same blocks with the axes of the grid in another order; `order` names the old axis of each new one."""
+        visits = {}
+        for at, each in self.visits.items():
+            by_axis = each.starts.reshape(*self.grid, -1).transpose(*order, len(order))
+            visits[at] = Visits(each.operand, by_axis.reshape(len(each.starts), -1))
+        return GridVisits(tuple(self.grid[axis] for axis in order), visits)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallOnGrid:
@@ -114,22 +152,33 @@ class CallOnGrid:
 
 @at_stage("reading")
 def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[CallOnGrid]:
-    """Every Pallas call of a traced function, with what the grid of its first execution visits.
+    """Lists the Pallas calls of a traced function with what the grid of the first execution of each visits.
 
     Args:
       jaxpr: the function, traced.
       values: what its flat arguments hold; None where only a shape is known.
     """
-    given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
-    # Branches share the way to them, and calls of one jitted function its equations: only both together tell calls.
-    executions: dict[tuple[tuple[int, ...], int], PallasOperands] = {}
-    for execution in pallas_operands(jaxpr, given, [str(number) for number in range(len(given))]):
-        executions.setdefault((execution.site, id(execution.equation)), execution)
+    executions = first_executions(jaxpr, values)
     found = []
     for call in kernel_calls(jaxpr):
         with at_stage("reading", call.where):
             found.append(CallOnGrid(call, _visits(call, executions.get((call.site, id(call.equation))))))
     return found
+
+
+def first_executions(
+    jaxpr: Any, values: Sequence[np.ndarray | None]
+) -> dict[tuple[tuple[int, ...], int], PallasOperands]:
+    """Finds the operands of the first execution of each Pallas call, by the call's site and its equation's `id`.
+
+    Branches share their site, and calls of one jitted function share their equations: only both together tell calls
+    apart.
+    """
+    given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
+    executions: dict[tuple[tuple[int, ...], int], PallasOperands] = {}
+    for execution in pallas_operands(jaxpr, given, [str(number) for number in range(len(given))]):
+        executions.setdefault((execution.site, id(execution.equation)), execution)
+    return executions
 
 
 def _visits(call: KernelCall, execution: PallasOperands | None) -> GridVisits | Missing:
@@ -141,14 +190,14 @@ def _visits(call: KernelCall, execution: PallasOperands | None) -> GridVisits | 
 
 
 def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing:
-    """Goes through the grid of a call.
+    """Evaluates the index maps of a call at each step of its grid.
 
     Args:
       call: the call.
       values: what the operands of its equation hold: arrays, or `Missing`; see `compiler.PallasOperands`.
 
     Returns:
-      The blocks, or for want of what they are not known.
+      The blocks, or what is missing to know them.
     """
     mapping = call.equation.params["grid_mapping"]
     bounds = mapping.num_dynamic_grid_bounds

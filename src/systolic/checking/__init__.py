@@ -2,13 +2,16 @@
 
     systolic.check(fn, lhs, rhs, chip="v5e").raise_on_error()
 
-`calls` reads the Pallas calls out of a traced function, `rules` judges them, `verdict` is the compiler's word, and
-`running` executes the function in TPU interpret mode.
+`rules` judge the Pallas calls that `systolic.analysis` finds in a traced function, `verdict` is the compiler's word,
+`running` executes the function in TPU interpret mode. Other rooms import from here only.
 """
 
 from systolic.checking.check import PendingCheck, check, submit_check
 from systolic.checking.finding import GRADES, Finding, Grade
-from systolic.checking.report import CheckFailedError, CheckReport, CheckReportError
+from systolic.checking.interpreting import traced_as_on
+from systolic.checking.report import CheckFailedError, CheckReport, CheckReportError, KernelUse, OperandUse
+from systolic.checking.running import RunOutcome, run_in_worker
+from systolic.checking.static import static_findings
 
 __all__ = [
     "GRADES",
@@ -17,7 +20,13 @@ __all__ = [
     "CheckReportError",
     "Finding",
     "Grade",
+    "KernelUse",
+    "OperandUse",
     "PendingCheck",
+    "RunOutcome",
     "check",
+    "run_in_worker",
+    "static_findings",
     "submit_check",
+    "traced_as_on",
 ]

@@ -8,12 +8,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from systolic.analysis import argument_texts
 from systolic.bugs import SystolicBug, reports_bugs
+from systolic.checking.exception_findings import exception_finding, worker_failure
 from systolic.checking.finding import Finding
 from systolic.checking.report import CheckReport, RunSummary, in_order
 from systolic.checking.running import RunOutcome, run_in_worker
 from systolic.checking.static import StaticResult, read_kernels
-from systolic.checking.unanswered import unanswered
 from systolic.checking.verdict import Verdict, reconciled, refused
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
@@ -32,7 +33,6 @@ from systolic.compiler import (
     argument_values,
     check_available,
     function_name,
-    source_line,
     submit_compilation,
     tracing_settings,
     versions,
@@ -116,7 +116,7 @@ def submit_check(
         ran = pool.submit(job, fn, shapes, values, chips[0], label=f"running {name}")
     return PendingCheck(
         function=name,
-        arguments=tuple(_described(args)),
+        arguments=argument_texts(args),
         chips=tuple(chips),
         static=tuple(static),
         compiled=tuple(compiled),
@@ -170,31 +170,15 @@ def check(
         return submit_check(pool, fn, args, chips, reference=reference, run=run, seeds=seeds, cached=cached).result()
 
 
-def _described(args: Sequence[Any]) -> list[str]:
-    import jax
-
-    leaves = jax.tree.leaves(abstract_arguments(args))
-    return [f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for leaf in leaves]
-
-
 def _static(job: Future[StaticResult], chip: Chip) -> StaticResult:
     try:
         return job.result()
     except (NamedFunctionError, CompilerMissing, SystolicBug):
         raise
     except (FunctionExit, WorkerEnded) as error:
-        return StaticResult(findings=(unanswered(error, chip.name),), kernels=())
+        return StaticResult(findings=(worker_failure(error, chip.name),), kernels=())
     except Exception as error:  # noqa: BLE001 -- the user's module may raise anything while it is imported
-        found = Finding(
-            rule="trace",
-            grade="error",
-            value=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
-            limit="the function could not be read",
-            fix="see the text below",
-            where=source_line(error) or "",
-            chip=chip.name,
-            detail=str(error),
-        )
+        found = exception_finding(error, "trace", "", limit="the function could not be read", chip=chip.name)
         return StaticResult(findings=(found,), kernels=())
 
 
@@ -205,7 +189,7 @@ def _verdict(job: Future[CompiledProgram], chip: Chip, kernels: list[str]) -> tu
         found = refused(refusal, chip, kernels)
         return Verdict(chip=chip.name, accepted=False, text=refusal.message, where=refusal.where or ""), found
     except (FunctionExit, WorkerEnded) as error:
-        return Verdict(chip=chip.name, accepted=None, text=str(error)), unanswered(error, chip.name)
+        return Verdict(chip=chip.name, accepted=None, text=str(error)), worker_failure(error, chip.name)
     except CompilerError as error:
         found = Finding(
             rule="compiler-crash",
@@ -252,16 +236,8 @@ def _ran(job: Future[RunOutcome] | None) -> tuple[RunSummary, tuple[Finding, ...
     except (NamedFunctionError, SystolicBug):
         raise
     except (FunctionExit, WorkerEnded) as error:
-        return RunSummary(ran=False), (unanswered(error, ""),)
+        return RunSummary(ran=False), (worker_failure(error, ""),)
     except Exception as error:  # noqa: BLE001 -- whatever the user's function does when it runs
-        found = Finding(
-            rule="run",
-            grade="error",
-            value=f"running it ends in {type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}",
-            limit="nothing could be said of its results",
-            fix="see the text below",
-            where=source_line(error) or "",
-            detail=str(error),
-        )
+        found = exception_finding(error, "run", "running it ends in ", limit="nothing could be said of its results")
         return RunSummary(ran=False), (found,)
     return outcome.summary, outcome.findings

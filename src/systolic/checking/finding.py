@@ -1,9 +1,11 @@
-"""What a check says of a kernel."""
+"""A finding of a check: one rule that a kernel breaks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from systolic.analysis import KernelCall
 
 # `error`: wrong numbers, or no program. `warning`: right today, or slower or less exact than it looks. `note`: worth
 # knowing.
@@ -68,13 +70,13 @@ class Finding:
     """One rule that a kernel breaks.
 
     Attributes:
-      rule: its name, one of `RULES`.
+      rule: one of `RULES`.
       value: what was found, with numbers.
-      limit: what the rule asks for, and what comes of breaking it.
+      limit: what the rule asks for, and what follows from breaking it.
       fix: what to change.
-      kernel: its name; "" where the finding is about the function around it.
+      kernel: the kernel's name; "" where the finding is about the function around it.
       where: "file.py:12 in name"; "" where it is not known.
-      chip: on which it holds; "": on all of them.
+      chip: the chip on which it holds; "": all of them.
       detail: verbatim text of a tool, such as the compiler's; "" if there is none.
     """
 
@@ -95,3 +97,27 @@ class Finding:
         place = f" ({self.where})" if self.where else ""
         on = f" on {self.chip}" if self.chip else ""
         return f"{self.grade}: {self.rule}{on}: {self.value}; {self.limit}; {self.fix}{place}"
+
+
+def call_finding(
+    call: KernelCall,
+    rule: str,
+    grade: Grade = "error",
+    *,
+    value: str,
+    limit: str,
+    fix: str,
+    where: str = "",
+    chip: str = "",
+) -> Finding:
+    """Makes a finding about a Pallas call; `where` is a line in its body, "" for the line of the call."""
+    return Finding(
+        rule=rule,
+        grade=grade,
+        value=value,
+        limit=limit,
+        fix=fix,
+        kernel=call.name,
+        where=where or call.where,
+        chip=chip,
+    )

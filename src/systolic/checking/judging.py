@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from systolic.analysis.body import work_of
-from systolic.analysis.calls import KernelCall
+from systolic.analysis import KernelCall, op_count
 from systolic.checking.comparing import Comparison, Reference, compared, place
-from systolic.checking.failing import about, buffer_name, failure
+from systolic.checking.exception_findings import about, buffer_name, run_failure
 from systolic.checking.finding import Finding
 from systolic.checking.interpreting import Conditions, Interpreted, Race, words
 from systolic.compiler import written_at
-
-_LANES = 128  # the least depth of a dot in a loop, for loops whose rounds are a value
+from systolic.schedule import LANES
 
 
 @dataclass(slots=True)
@@ -43,7 +41,7 @@ class Judge:
 
     def of_error(self, error: Exception, conditions: Conditions) -> Finding:
         """What a run says that ended in an exception."""
-        return failure(error, self.calls, f"copies {words(conditions)}")
+        return run_failure(error, self.calls, f"copies {words(conditions)}")
 
     def of_runs(self, results: Sequence[tuple[Conditions, Interpreted]]) -> Iterator[Finding]:
         """Races, semaphores that are left with a count, and results that depend on the conditions. Inputs are equal."""
@@ -190,7 +188,7 @@ class Judge:
     def of_precision(self) -> Iterator[Finding]:
         """Where interpret mode is more exact than a TPU."""
         for call in self.calls:
-            dots = work_of(call.body).float32_dots
+            dots = op_count(call.body).float32_dots
             if dots:
                 yield Finding(
                     rule="precision",
@@ -208,7 +206,7 @@ _PIPELINE = "by Pallas' own copy of a block"
 
 def _sums(call: KernelCall) -> tuple[int, int]:
     """How many terms an element of an output sums, and how often a running sum may be rounded on the way."""
-    work = work_of(call.body)
+    count = op_count(call.body)
     cut = [operand for operand in call.of("input", "output") if operand.is_cut]
     parts = [[-(-size // block) for size, block in zip(each.shape, each.block, strict=True)] for each in cut]
     longest = max((size for each in call.of("input", "output") for size in each.shape), default=1)
@@ -217,16 +215,16 @@ def _sums(call: KernelCall) -> tuple[int, int]:
         visits = max((count for each in parts for count in each), default=1)
     else:
         visits = max(1, call.steps // blocks)
-    terms, roundings = work.terms * visits, work.roundings * visits
-    if work.terms == 1 or not work.is_counted:
-        terms, roundings = max(terms, longest), max(roundings, longest // _LANES)
+    terms, roundings = count.terms * visits, count.roundings * visits
+    if count.terms == 1 or not count.is_counted:
+        terms, roundings = max(terms, longest), max(roundings, longest // LANES)
     return terms, roundings
 
 
 def _most_sums(arrays: Sequence[np.ndarray]) -> tuple[int, int]:
     """The same where no call says so, as of a kernel on a mesh of cores (`pl.kernel`): a sum over the longest axis."""
     longest = max((size for each in arrays for size in each.shape), default=1)
-    return longest, max(1, longest // _LANES)
+    return longest, max(1, longest // LANES)
 
 
 def _is_coarse(array: np.ndarray) -> bool:

@@ -1,16 +1,16 @@
-"""What a check holds: plain records, which serialise to JSON and back."""
+"""The records of a check, which serialise to JSON and back."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import cattrs
 
 from systolic.checking.finding import GRADES, Finding, Grade
 from systolic.checking.verdict import Verdict
-from systolic.untrusted import UntrustedError, read_json
+from systolic.untrusted import read_record
 
 FORMAT = 1  # of the JSON; raised when a field changes its meaning
 
@@ -70,13 +70,13 @@ class RunSummary:
     """The runs in TPU interpret mode.
 
     Attributes:
-      ran: whether any did.
-      sizes: what they ran with: "bf16[1024,1024] for bf16[4096,4096]".
-      seeds: of inputs and of the order of copies.
-      compared: with what the results were compared; "" with nothing.
-      error: the largest absolute one; None where nothing was compared.
-      tolerance: at that place.
-      seconds: that they took.
+      ran: whether there was any run.
+      sizes: the arguments: "bf16[1024,1024] for bf16[4096,4096]".
+      seeds: seeds of inputs and of the order of copies.
+      compared: the reference with which the results were compared; "" if there is none.
+      error: the largest absolute error; None where nothing was compared.
+      tolerance: the tolerance at that place.
+      seconds: the time that they took.
     """
 
     ran: bool
@@ -100,7 +100,7 @@ class CheckReport:
     kernels: tuple[KernelUse, ...]
     verdicts: tuple[Verdict, ...]
     run: RunSummary
-    format: int = field(default=FORMAT)
+    format: int = FORMAT
 
     @property
     def ok(self) -> bool:
@@ -122,27 +122,21 @@ class CheckReport:
         return self
 
     def to_json(self) -> str:
-        """As JSON text, which `from_json` reads."""
+        """Writes JSON text, which `from_json` reads."""
         return json.dumps(cattrs.unstructure(self))
 
     @staticmethod
     def from_json(text: str) -> CheckReport:
-        """The report that `to_json` wrote.
+        """Reads a report that `to_json` wrote.
 
         Raises:
           CheckReportError: the text is no report, or one of another version's format.
         """
-        try:
-            document = read_json(text)
-            if not isinstance(document, dict) or document.get("format") != FORMAT:
-                raise CheckReportError(f"this is no report of a check in format {FORMAT}")
-            return cattrs.structure(document, CheckReport)
-        except (UntrustedError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
-            raise CheckReportError(f"this is no report of a check: {error}") from error
+        return read_record(text, CheckReport, "report of a check", CheckReportError)
 
 
 def in_order(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Without repetitions, what several chips have alike stated once, errors first."""
+    """Orders findings by grade, without repetitions; what several chips have alike is stated once."""
     merged: dict[tuple[str, ...], Finding] = {}
     chips: dict[tuple[str, ...], list[str]] = {}
     for found in findings:

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from systolic.analysis import argument_texts, described
 from systolic.bugs import raise_own, runs_user_code
 from systolic.checking.comparing import Reference, evaluated
-from systolic.checking.failing import first_line, untraceable
+from systolic.checking.exception_findings import exception_finding, trace_failure
 from systolic.checking.finding import Finding
 from systolic.checking.inputs import Flat, NoInputError, is_index, made_up
 from systolic.checking.interpreting import Conditions, Interpreted, Interpreter, TooSlowError, traced_as_on
@@ -25,10 +26,12 @@ from systolic.checking.judging import Judge
 from systolic.checking.report import RunSummary
 from systolic.checking.scaling import ScaledArguments, scaled_arguments
 from systolic.chips import Chip
-from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage, source_line
+from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage
 
-_MOST_SECONDS = 20.0  # that one run may be expected to take
+_MOST_SECONDS = 20.0  # the longest that one run may be expected to take
 _TIME_LIMIT_S = 45.0  # for one run; once so long has gone by, no further one begins
+_NOTHING_SAID = "nothing could be said of its results"
+_SMALLER = "check it with smaller arguments, or smaller tiles"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +59,16 @@ def run_in_worker(
     seeds: Sequence[int] = (0, 1, 2),
     settings: Mapping[str, Any] | None = None,
 ) -> RunOutcome:
-    """`run_checks` for a worker: user code may crash the process, and wait for ever.
+    """Calls `run_checks` in a worker: user code may crash the process, and wait for ever.
 
     Args:
       fn: the function, or its name.
       args: abstract arguments.
       values: what the flat arguments hold; None where it is not known.
-      chip: for which it is traced, and whose cores share parallel axes.
-      reference: of the same arguments, or its name.
+      chip: the chip for which it is traced, and whose cores share parallel axes.
+      reference: a function of the same arguments, or its name.
       seeds: see `run_checks`.
-      settings: of JAX, to trace under; see `compiler.tracing_settings`.
+      settings: JAX's settings to trace under; see `compiler.tracing_settings`.
 
     Raises:
       NamedFunctionError: there is no function of that name.
@@ -98,100 +101,102 @@ def run_checks(
     Args:
       fn: any function that `jax.jit` takes.
       args: arrays or shapes, or pytrees of them.
-      chip: for which it is traced. Where its device has two cores, they share the steps along parallel axes.
+      chip: the chip for which it is traced. Where its device has two cores, they share the steps along parallel axes.
       values: what the flat arguments hold; None where it is not known. Left out: what `args` hold.
       reference: a function of the same arguments; it is run in float64.
       seeds: one run each. The first makes the inputs; each decides on an order of steps and of copies, and on what is
         in memory that nobody wrote.
     """
-    started = time.perf_counter()
-    run = _Run(fn, tuple(args), chip, values, reference, tuple(seeds) or (0,))
-    run.all()
+    import jax
+
+    started, seeds = time.perf_counter(), tuple(seeds) or (0,)
+    leaves, tree = jax.tree.flatten(abstract_arguments(args))
+    flat = Flat(fn, tree)
+    try:
+        known = argument_values(args) if values is None else list(values)
+        scaled = scaled_arguments(functools.partial(_traced, flat, chip), leaves, known)
+    except Exception as error:  # noqa: BLE001 -- whatever the user's function raises is the answer
+        raise_own(error)
+        summary = RunSummary(ran=False, seeds=seeds, seconds=time.perf_counter() - started)
+        return RunOutcome(findings=(trace_failure(error),), summary=summary)
+    runs = _Runs(flat=flat, chip=chip, scaled=scaled, seeds=seeds, started=started)
+    runs.all(Flat(reference, tree) if reference is not None else None)
+    worst = runs.judge.worst
+    pairs = zip(map(described, scaled.leaves), argument_texts(args), strict=True)
     return RunOutcome(
-        findings=tuple(dict.fromkeys(run.findings)),
+        findings=tuple(dict.fromkeys(runs.findings)),
         summary=RunSummary(
-            ran=run.ran,
-            sizes=run.sizes(),
-            seeds=run.seeds,
-            compared=_name(reference) if run.judge.worst is not None else "",
-            error=run.judge.worst[0] if run.judge.worst else None,
-            tolerance=run.judge.worst[1] if run.judge.worst else None,
+            ran=runs.ran,
+            sizes=tuple(used if used == whole else f"{used} for {whole}" for used, whole in pairs),
+            seeds=seeds,
+            compared=getattr(reference, "__name__", type(reference).__name__) if worst is not None else "",
+            error=worst[0] if worst else None,
+            tolerance=worst[1] if worst else None,
             seconds=time.perf_counter() - started,
         ),
-        changes=run.scaled.changes if run.scaled else (),
+        changes=scaled.changes,
     )
 
 
-@dataclass(slots=True)
-class _Run:
+@runs_user_code
+def _traced(flat: Flat, chip: Chip, leaves: Sequence[Any]) -> Any:
+    import jax
+
+    with at_stage("tracing"), traced_as_on(chip):
+        return jax.jit(lambda *given: flat(*given), keep_unused=True).trace(*leaves).jaxpr
+
+
+@dataclass(slots=True, kw_only=True)
+class _Runs:
     """The runs of one function, as far as they have come."""
 
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
+    flat: Flat
     chip: Chip
-    given: Sequence[np.ndarray | None] | None
-    reference: Callable[..., Any] | None
+    scaled: ScaledArguments
     seeds: tuple[int, ...]
+    started: float
+    judge: Judge = field(init=False)
     findings: list[Finding] = field(default_factory=list)
-    scaled: ScaledArguments | None = None
-    judge: Judge = field(default_factory=lambda: Judge(()))
     ran: bool = False
-    started: float = field(default_factory=time.perf_counter)
     slowest_s: float = 0.0
 
-    def all(self) -> None:
-        """Traces, scales, runs and compares."""
-        import jax
-
-        leaves, tree = jax.tree.flatten(abstract_arguments(self.args))
-        values = argument_values(self.args) if self.given is None else list(self.given)
-        flat = Flat(self.fn, tree)
-        try:
-            self.scaled = scaled_arguments(functools.partial(self._traced, flat), leaves, values)
-        except Exception as error:  # noqa: BLE001 -- whatever the user's function raises is the answer
-            raise_own(error)
-            self.findings.append(untraceable(error))
-            return
+    def __post_init__(self) -> None:
         self.judge = Judge(self.scaled.calls)
+
+    def all(self, reference: Flat | None) -> None:
+        """Runs the function under every condition, and compares the results."""
         if self.scaled.seconds > _MOST_SECONDS:
-            self._note(
-                f"it was not run: at the smallest sizes that it takes, one run would last about "
-                f"{self.scaled.seconds:,.0f} s",
-                "nothing could be said of its results",
-                "check it with smaller arguments, or smaller tiles",
-            )
+            seconds = f"{self.scaled.seconds:,.0f} s"
+            value = f"it was not run: at the smallest sizes that it takes, one run would last about {seconds}"
+            self._note(value, _NOTHING_SAID, _SMALLER)
             return
         try:
-            only = self.scaled.calls[0].where if len(self.scaled.calls) == 1 else ""
-            with at_stage("interpreting", only):
-                self._run(flat)
+            with at_stage("interpreting", self.scaled.calls[0].where if len(self.scaled.calls) == 1 else ""):
+                self._run(reference)
         except NoInputError as error:
             self._note(f"it was not run: {error}", "a run needs values", "give a value for it")
 
-    def _run(self, flat: Flat) -> None:
-        assert self.scaled is not None
-        scaled = self.scaled
-        prefetches = any(call.of("prefetch") for call in scaled.calls)
-        inputs = made_up(scaled.leaves, scaled.values, self.seeds[0], indices=prefetches)
-        if prefetches and any(
-            value is None and is_index(leaf) for leaf, value in zip(scaled.leaves, scaled.values, strict=True)
-        ):
+    def _run(self, reference: Flat | None) -> None:
+        leaves, values = self.scaled.leaves, self.scaled.values
+        prefetches = any(call.of("prefetch") for call in self.scaled.calls)
+        inputs = made_up(leaves, values, self.seeds[0], indices=prefetches)
+        missing = [value is None and is_index(leaf) for leaf, value in zip(leaves, values, strict=True)]
+        if prefetches and any(missing):
             self.judge.assumed = True
             self._note(
                 "integers that a kernel prefetches were taken to be zeros",
                 "only their shape was given, and they may choose its blocks",
                 "give the values: --arg s32[4]=0,3,3,9, or an array in place of a shape",
             )
-        interpreter = Interpreter(flat, self.chip)
+        interpreter = Interpreter(self.flat, self.chip)
         conditions = list(self._conditions())
         results: list[tuple[Conditions, Interpreted]] = []
         for each in conditions:
-            if results and not self._has_time():
+            # Whether one more run fits.
+            if results and time.perf_counter() - self.started + self.slowest_s >= _TIME_LIMIT_S:
+                value = f"{len(results)} of {len(conditions)} orders of copies and steps were run: each takes "
                 self._note(
-                    f"{len(results)} of {len(conditions)} orders of copies and steps were run: each takes "
-                    f"{self.slowest_s:.0f} s",
-                    "a result that depends on their order may not show",
-                    "check it with smaller arguments, or smaller tiles",
+                    f"{value}{self.slowest_s:.0f} s", "a result that depends on their order may not show", _SMALLER
                 )
                 break
             result = self._interpreted(interpreter, inputs, each)
@@ -200,22 +205,16 @@ class _Run:
             results.append((each, result))
         self.ran = True
         self.findings += self.judge.of_runs(results)
-        other = Flat(self.reference, flat.tree) if self.reference is not None else None
-        wanted = self._wanted(other, inputs, self.seeds[0]) if other is not None else None
+        wanted = self._wanted(reference, inputs) if reference is not None else None
         self.findings += self.judge.of_values(inputs, results[0][1].outputs, wanted)
         self.findings += self.judge.of_precision()
 
     def _conditions(self) -> Iterator[Conditions]:
-        assert self.scaled is not None
         parallel = any("parallel" in call.semantics for call in self.scaled.calls)
         cores = self.chip.cores_per_device if parallel else 1
         for at, seed in enumerate(self.seeds):
-            yield Conditions(
-                order=seed,
-                copies="on_wait" if at % 2 == 0 else "eager",
-                memory="zero" if at % 3 == 2 else "nan",
-                cores=cores,
-            )
+            copies, memory = "eager" if at % 2 else "on_wait", "zero" if at % 3 == 2 else "nan"
+            yield Conditions(order=seed, copies=copies, memory=memory, cores=cores)
 
     def _interpreted(
         self, interpreter: Interpreter, inputs: Sequence[np.ndarray], conditions: Conditions
@@ -223,14 +222,8 @@ class _Run:
         started = time.perf_counter()
         try:
             result = interpreter.run(inputs, conditions, time_limit_s=_TIME_LIMIT_S)
-            self.slowest_s = max(self.slowest_s, time.perf_counter() - started)
-            return result
         except TooSlowError as error:
-            self._note(
-                f"a run {error}".replace("it was", "was"),
-                "nothing could be said of its results",
-                "check it with smaller arguments, or smaller tiles",
-            )
+            self._note(f"a run {error}".replace("it was", "was"), _NOTHING_SAID, _SMALLER)
             return None
         except Exception as error:  # noqa: BLE001 -- whatever the kernel raises is the answer
             found = self.judge.of_error(error, conditions)
@@ -238,53 +231,23 @@ class _Run:
                 raise_own(error)
             self.findings.append(found)
             return None
+        self.slowest_s = max(self.slowest_s, time.perf_counter() - started)
+        return result
 
-    def _has_time(self) -> bool:
-        """Whether one more run fits."""
-        return time.perf_counter() - self.started + self.slowest_s < _TIME_LIMIT_S
-
-    def _wanted(self, reference: Flat, inputs: Sequence[np.ndarray], seed: int) -> Reference | None:
+    def _wanted(self, reference: Flat, inputs: Sequence[np.ndarray]) -> Reference | None:
         try:
-            return evaluated(reference, inputs, seed)
+            return evaluated(reference, inputs, self.seeds[0])
         except Exception as error:  # noqa: BLE001 -- the user's function
             raise_own(error)
-            self.findings.append(
-                Finding(
-                    rule="reference",
-                    grade="error",
-                    value=f"the reference raises {type(error).__name__}: {first_line(error)}",
-                    limit="results are compared with nothing; it is called with float64 in place of floats",
-                    fix="write it for any dtype: without .astype(bfloat16) and the like",
-                    where=source_line(error) or "",
-                    detail=str(error),
-                )
+            found = exception_finding(
+                error,
+                "reference",
+                "the reference raises ",
+                limit="results are compared with nothing; it is called with float64 in place of floats",
+                fix="write it for any dtype: without .astype(bfloat16) and the like",
             )
+            self.findings.append(found)
             return None
-
-    @runs_user_code
-    def _traced(self, flat: Flat, leaves: Sequence[Any]) -> Any:
-        import jax
-
-        with at_stage("tracing"), traced_as_on(self.chip):
-            return jax.jit(lambda *given: flat(*given), keep_unused=True).trace(*leaves).jaxpr
 
     def _note(self, value: str, limit: str, fix: str) -> None:
         self.findings.append(Finding(rule="run", grade="note", value=value, limit=limit, fix=fix))
-
-    def sizes(self) -> tuple[str, ...]:
-        """What it ran with: "bfloat16[1024,1024] for bfloat16[4096,4096]"."""
-        import jax
-
-        if self.scaled is None:
-            return ()
-        wholes = jax.tree.leaves(abstract_arguments(self.args))
-        pairs = [(_described(used), _described(whole)) for used, whole in zip(self.scaled.leaves, wholes, strict=True)]
-        return tuple(used if used == whole else f"{used} for {whole}" for used, whole in pairs)
-
-
-def _described(leaf: Any) -> str:
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-
-
-def _name(fn: Any) -> str:
-    return getattr(fn, "__name__", type(fn).__name__)

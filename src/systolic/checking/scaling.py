@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from systolic.analysis.body import body_equations, work_of
-from systolic.analysis.calls import KernelCall, kernel_calls
+from systolic.analysis import KernelCall, body_equations, first_executions, kernel_calls, op_count
 from systolic.checking.inputs import are_groups_of, regrouped
-from systolic.compiler import Missing, PallasOperands, pallas_operands
+from systolic.compiler import Missing, PallasOperands
+from systolic.schedule import LANES
 
 Trace = Callable[[Sequence[Any]], Any]  # flat arguments, as shapes, to a closed jaxpr
 
@@ -27,7 +27,6 @@ _STEPS = (3, 2, 4, 8, 16)
 _SHARES = (2, 4, 8, 16)  # of a size, for kernels that choose their own blocks
 _WHOLE = 256  # the period of a size that is not cut: the side of the largest matrix unit
 _LARGEST_KEPT = 512  # a whole size up to here stays: the depth of a head, a vocabulary of vectors
-_LANES = 128
 _PATIENCE = 5.0  # so many times the budget may be spent before an axis of the grid is given up
 
 # Of one run in interpret mode on one core of a CPU: the largest of several measurements, by products of both kinds of
@@ -207,14 +206,14 @@ class _Search:
         seen = [each for call in self.calls for each in call.of("input", "output") if size in each.shape]
         if any(each.memory == "hbm" for each in seen):
             # The kernel copies by itself: the buffers that it copies to say in what pieces.
-            cut |= {length for call in self.calls for length in _buffer_sizes(call) if _LANES <= length < size}
+            cut |= {length for call in self.calls for length in _buffer_sizes(call) if LANES <= length < size}
         if cut:
             together = math.lcm(*cut)
             return together if together <= size else max(cut)
         if seen:
             return _WHOLE if size > _LARGEST_KEPT else None
         # No operand has it: the function reshapes, or does something around the kernel.
-        power = min(size & -size, _LANES)
+        power = min(size & -size, LANES)
         return power if size >= 2 * power else None
 
 
@@ -222,8 +221,8 @@ def run_seconds(call: KernelCall, grid: Sequence[int]) -> float:
     """How long one run of a call in interpret mode may take, roughly."""
     arrays = call.of("input", "output")
     blocks = sum(operand.block_elements for operand in arrays if operand.is_cut)
-    work = work_of(call.body)
-    a_step = _STEP_S + work.accesses * _ACCESS_S + blocks * _ELEMENT_S + work.flops * _FLOP_S
+    count = op_count(call.body)
+    a_step = _STEP_S + count.accesses * _ACCESS_S + blocks * _ELEMENT_S + count.flops * _FLOP_S
     return math.prod(grid) * a_step + sum(math.prod(operand.shape) for operand in arrays) * _ELEMENT_S
 
 
@@ -231,11 +230,8 @@ def _grids(jaxpr: Any, values: Sequence[np.ndarray | None], calls: Sequence[Kern
     """The grids; an axis whose length depends on values that are not known has one step for each block of something."""
     if all(call.steps is not None for call in calls):
         return [[size for size in call.grid if size is not None] for call in calls]
-    given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
-    executions: dict[int, PallasOperands] = {}
-    for execution in pallas_operands(jaxpr, given, [str(number) for number in range(len(given))]):
-        executions.setdefault(id(execution.equation), execution)
-    return [_grid(call, executions.get(id(call.equation))) for call in calls]
+    executions = first_executions(jaxpr, values)
+    return [_grid(call, executions.get((call.site, id(call.equation)))) for call in calls]
 
 
 def _grid(call: KernelCall, execution: PallasOperands | None) -> list[int]:
@@ -281,4 +277,4 @@ def _share(size: int, share: int) -> int:
     """About a share of a size, as full or ragged in registers as the whole."""
     if size <= _LARGEST_KEPT:
         return size
-    return max(size // share // _LANES, 1) * _LANES + size % _LANES
+    return max(size // share // LANES, 1) * LANES + size % LANES

@@ -8,20 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from systolic.analysis.calls import Operand
-from systolic.analysis.visits import CallOnGrid, GridVisits, Visits, calls_on_grids
+from systolic.analysis import (
+    CallOnGrid,
+    GridVisits,
+    Operand,
+    Visits,
+    VmemEstimate,
+    calls_on_grids,
+    vmem_estimate,
+)
 from systolic.bugs import raise_own
-from systolic.checking.finding import Finding
+from systolic.checking.exception_findings import trace_failure
+from systolic.checking.finding import Finding, call_finding
 from systolic.checking.report import KernelUse, OperandUse
 from systolic.checking.rules.around import around_findings
 from systolic.checking.rules.blocks import block_findings
 from systolic.checking.rules.body import body_findings
 from systolic.checking.rules.dtypes import dtype_findings
 from systolic.checking.rules.grid import grid_findings
-from systolic.checking.rules.memory import VmemEstimate, memory_findings, vmem_estimate
+from systolic.checking.rules.memory import memory_findings
 from systolic.checking.rules.steps import step_findings
 from systolic.chips import Chip
-from systolic.compiler import NamedFunction, source_line, traced_jaxpr
+from systolic.compiler import NamedFunction, traced_jaxpr
 from systolic.timing import target_of
 
 
@@ -46,14 +54,14 @@ def read_kernels(
       fn: the function.
       args: abstract arguments.
       values: what the flat arguments hold; None where it is not known.
-      chip: for which it is traced.
-      settings: of JAX, to trace under; see `compiler.tracing_settings`.
+      chip: the chip for which it is traced.
+      settings: JAX's settings to trace under; see `compiler.tracing_settings`.
     """
     try:
         jaxpr = traced_jaxpr(fn, args, target_of(chip), settings=settings)
     except Exception as error:  # noqa: BLE001 -- whatever the user's function raises while it is traced is the answer
         raise_own(error)
-        return StaticResult(findings=(_untraceable(error, chip),), kernels=())
+        return StaticResult(findings=(trace_failure(error, chip.name),), kernels=())
     calls = calls_on_grids(jaxpr, values)
     if not calls:
         nothing = Finding(
@@ -66,21 +74,21 @@ def read_kernels(
         )
         return StaticResult(findings=(nothing,), kernels=())
     return StaticResult(
-        findings=tuple(findings_of(jaxpr, calls, chip)),
+        findings=tuple(static_findings(jaxpr, calls, chip)),
         kernels=tuple(_use(each, chip, vmem_estimate(each.call, chip)) for each in calls),
     )
 
 
-def findings_of(jaxpr: Any, calls: Sequence[CallOnGrid], chip: Chip) -> list[Finding]:
-    """Every rule that needs neither compiler nor execution, applied to a traced function."""
+def static_findings(jaxpr: Any, calls: Sequence[CallOnGrid], chip: Chip) -> list[Finding]:
+    """Applies every rule that needs neither compiler nor execution to a traced function."""
     around = around_findings(jaxpr, [each.call for each in calls], chip)
-    return [*around, *(found for each in calls for found in _of_call(each, chip))]
+    return [*around, *(found for each in calls for found in _call_findings(each, chip))]
 
 
-def _of_call(each: CallOnGrid, chip: Chip) -> list[Finding]:
+def _call_findings(each: CallOnGrid, chip: Chip) -> list[Finding]:
     call = each.call
     findings = [
-        *block_findings(call, chip),
+        *block_findings(call),
         *memory_findings(call, chip),
         *dtype_findings(call, chip),
         *body_findings(call),
@@ -89,14 +97,13 @@ def _of_call(each: CallOnGrid, chip: Chip) -> list[Finding]:
         return [*findings, *grid_findings(call, each.visits, chip), *step_findings(call, each.visits, chip)]
     return [
         *findings,
-        Finding(
-            rule="grid-unknown",
-            grade="note",
+        call_finding(
+            call,
+            "grid-unknown",
+            "note",
             value=f"which blocks are visited is not known: {each.visits.why}",
             limit="unwritten outputs, dropped tails and races between steps are looked for in the run only",
             fix="give the values: --arg s32[4]=0,3,3,9, or an array in place of a shape",
-            kernel=call.name,
-            where=call.where,
         ),
     ]
 
@@ -132,19 +139,5 @@ def _operand(operand: Operand, visits: Visits | None, estimate: VmemEstimate) ->
         fetches=visits.fetches if visits is not None else None,
         moved_bytes=visits.moved_bytes if visits is not None else None,
         least_bytes=visits.least_bytes if visits is not None else None,
-        vmem_bytes=sum(part.size_bytes for part in estimate.parts if part.name == operand.name),
-    )
-
-
-def _untraceable(error: Exception, chip: Chip) -> Finding:
-    text = str(error).strip() or type(error).__name__
-    return Finding(
-        rule="trace",
-        grade="error",
-        value=f"tracing it raises {type(error).__name__}: {text.splitlines()[0]}",
-        limit="there is nothing to check",
-        fix="call it with these arguments in plain JAX first; give static arguments with --param",
-        where=source_line(error) or "",
-        chip=chip.name,
-        detail=text,
+        vmem_bytes=sum(part.size_bytes for part in estimate.buffers if part.name == operand.name),
     )

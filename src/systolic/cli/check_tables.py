@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.markup import escape
 
-from systolic.checking.finding import GRADES, Finding
-from systolic.checking.report import CheckReport, KernelUse, OperandUse
+from systolic.checking import GRADES, CheckReport, Finding, KernelUse, OperandUse
 from systolic.cli.output import table
 from systolic.compiler import short_place
 from systolic.schedule import MIB

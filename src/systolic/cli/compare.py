@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from systolic.cli.output import check_target, console, table, write_json
 from systolic.cli.results import read_document, wrong_kind
-from systolic.explaining.explanation import Explanation, ExplanationError
+from systolic.explaining import Explanation, ExplanationError
 from systolic.report.compared import ComparedRow, Comparison, compare_explanations, compare_runs
 from systolic.schedule import MIB
 from systolic.simulator import SimulatedRun

@@ -22,7 +22,7 @@ from systolic.compiler import (
     check_available,
     source_line,
 )
-from systolic.explaining import Explanation, Question, explained
+from systolic.explaining import ExplainRequest, Explanation, explain_with_pool
 from systolic.simulator import SimulationError
 
 
@@ -77,9 +77,9 @@ def explain(
 
         values = [named_argument(text) for text in arguments]
         for chip in chips:
-            question = Question(fn=fn, args=values, arguments=arguments, chip=chip, against=other, tries=tries)
+            request = ExplainRequest(fn=fn, args=values, arguments=arguments, chip=chip, against=other, tries=tries)
             try:
-                found.append(explained(pool, question, planned=bar.planned, done=bar.done))
+                found.append(explain_with_pool(pool, request, planned=bar.planned, done=bar.done))
             except (CompilerError, SimulationError, FunctionExit) as error:
                 failed[chip.name] = f"{type(error).__name__}: {error}"
             except (NamedFunctionError, CompilerMissing, SystolicBug):

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from systolic.cli.output import table
-from systolic.explaining.explanation import Explanation
+from systolic.explaining import Explanation
 from systolic.report.explained_tables import (
     ExplainedTable,
     lines_table,

@@ -275,7 +275,7 @@ def _reason(row: LadderRow) -> str:
 
 
 def _plot(rows: Sequence[LadderRow], folder: Path) -> list[Path]:
-    from systolic.report import RatePoint, plot_rates
+    from systolic.report import RatePoint, rates_plot, save_png
 
     made = []
     for chip, rung in dict.fromkeys((row.chip, row.rung) for row in rows):
@@ -286,14 +286,13 @@ def _plot(rows: Sequence[LadderRow], folder: Path) -> list[Path]:
             continue
         dtype = shown[0].dtype
         with writing(folder):
-            path = plot_rates(
+            plot = rates_plot(
                 [RatePoint(size=row.m, tflops=row.tflops, status=row.status) for row in shown],
-                folder / f"ladder_{rung}_{chip}_{dtype}.png",
                 title=f"{rung} on {chip}, {dtype}",
                 kernel=rung,
                 provenance="simulated",
                 peak_tflops=peak,
                 xla_tflops={row.m: row.xla_tflops for row in of_chip if row.xla_tflops is not None},
             )
-        made.append(path)
+            made.append(save_png(plot, folder / f"ladder_{rung}_{chip}_{dtype}.png"))
     return made

@@ -30,7 +30,7 @@ from systolic.cli.tune import tune
 from systolic.cli.validate import validate
 from systolic.cloud import MachineError, MachineRequestError, ProjectError
 from systolic.compiler import CompilerMissing, NamedFunctionError
-from systolic.explaining.explanation import ExplanationError
+from systolic.explaining import ExplanationError
 from systolic.schedule import TilesError
 from systolic.spec import SpecError
 from systolic.store import StoreError, TrialsFileError

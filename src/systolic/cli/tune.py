@@ -244,7 +244,8 @@ def _summary(results: list[TuningResult], store: Path) -> dict[str, Any]:
 
 
 def _plot(result: TuningResult, path: Path) -> bool:
-    from systolic.report.trials_plot import TrialPoint, plot_trials
+    from systolic.report import save_png
+    from systolic.report.trials_plot import TrialPoint, trials_plot
 
     points = [
         TrialPoint(volume=math.prod(dataclasses.astuple(one.config.tiles)), time_us=one.time_us, limit=one.limit)
@@ -256,7 +257,8 @@ def _plot(result: TuningResult, path: Path) -> bool:
     spec = result.spec
     title = f"{sizes(spec.m, spec.k, spec.n)} {spec.dtype_lhs} on {result.chip}: {len(points)} trials"
     with writing(path):
-        plot_trials(points, path, title=title, provenance=_provenance(result.winner), xla_us=result.xla_us)
+        provenance = _provenance(result.winner)
+        save_png(trials_plot(points, title=title, provenance=provenance, xla_us=result.xla_us), path)
     return True
 
 

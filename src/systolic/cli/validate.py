@@ -216,7 +216,8 @@ def _line(row: ComparedRow) -> tuple[str, ...]:
 
 
 def _plot(rows: Sequence[ComparedRow], target: Path) -> str:
-    from systolic.report.validation_plot import TimePoint, plot_predictions
+    from systolic.report import save_png
+    from systolic.report.validation_plot import TimePoint, predictions_plot
 
     points = [
         TimePoint(chip=row.chip, measured_us=row.published_us - row.dispatch_us, predicted_us=row.predicted_us)
@@ -226,7 +227,7 @@ def _plot(rows: Sequence[ComparedRow], target: Path) -> str:
     if not points:
         return "no plot: no row is counted"
     with writing(target):
-        plot_predictions(points, target, title="Simulated over published times", provenance="simulated")
+        save_png(predictions_plot(points, title="Simulated over published times", provenance="simulated"), target)
     return f"plot {target}"
 
 

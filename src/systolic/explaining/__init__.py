@@ -3,11 +3,32 @@
     explanation = systolic.explain(fn, lhs, rhs, chip="v6e")
     explanation.verdict, explanation.savings
 
-`study` reads the traced function, `trying` changes it and simulates, `explanation` is what comes of it, and
-`systolic.report` draws that.
+`function_analysis` reads the traced function, `what_if` changes it and simulates, `explanation` holds what comes of it,
+and `systolic.report` draws that. Other rooms import from here only.
 """
 
-from systolic.explaining.explain import Question, explain, explained
-from systolic.explaining.explanation import Explanation, ExplanationError, Saving
+from systolic.explaining.explain import ExplainRequest, explain, explain_with_pool
+from systolic.explaining.explanation import (
+    Explanation,
+    ExplanationError,
+    OperandTraffic,
+    Program,
+    Saving,
+    VmemMap,
+    Window,
+)
+from systolic.explaining.timeline_windows import timeline_windows
 
-__all__ = ["Explanation", "ExplanationError", "Question", "Saving", "explain", "explained"]
+__all__ = [
+    "ExplainRequest",
+    "Explanation",
+    "ExplanationError",
+    "OperandTraffic",
+    "Program",
+    "Saving",
+    "VmemMap",
+    "Window",
+    "explain",
+    "explain_with_pool",
+    "timeline_windows",
+]

@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from systolic.analysis.body import body_equations
-from systolic.analysis.calls import KernelCall
-from systolic.analysis.visits import GridVisits
+from systolic.analysis import GridVisits, KernelCall, body_equations
 
 _SUMS = ("float32", "int32")
 
 
 def summed_over(call: KernelCall, found: GridVisits) -> tuple[int, ...]:
-    """The grid axes over which a call sums in its output block; () if it does not, or not in a way that can move."""
+    """Finds the grid axes over which a call sums in its output block; () if it does not, or the sum cannot move."""
     params = call.equation.params
     outputs = [at for at, operand in enumerate(call.operands) if operand.role == "output"]
     plain = (
@@ -44,7 +42,7 @@ def summed_over(call: KernelCall, found: GridVisits) -> tuple[int, ...]:
 
 
 def _is_read(body: Any, at: int) -> bool:
-    """Whether a kernel reads one of its parameters, itself or in a branch that it is handed on to."""
+    """Says whether a kernel reads one of its parameters, itself or in a branch that takes it."""
     names = {body.invars[at]}
     for equation in body_equations(body):
         branches = equation.params.get("branches", ())
@@ -57,11 +55,11 @@ def _is_read(body: Any, at: int) -> bool:
 
 
 def with_scratch_sum(params: Mapping[str, Any], axes: Sequence[int], operands: Sequence[Any]) -> dict[str, Any]:
-    """The parameters of a Pallas call with its sum in scratch memory.
+    """Rewrites the parameters of a Pallas call with its sum in scratch memory.
 
     Args:
-      params: of the call.
-      axes: over which it sums; see `summed_over`.
+      params: the call's parameters.
+      axes: the axes over which it sums; see `summed_over`.
       operands: abstract values of the call's operands.
     """
     import jax
@@ -72,6 +70,7 @@ def with_scratch_sum(params: Mapping[str, Any], axes: Sequence[int], operands: S
 
 
 def _launcher(params: Mapping[str, Any], axes: Sequence[int]) -> Any:
+    import jax
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
@@ -99,7 +98,7 @@ def _launcher(params: Mapping[str, Any], axes: Sequence[int]) -> Any:
     ]
     return pl.pallas_call(
         kernel,
-        out_shape=[jax_shape(aval) for aval in params["out_avals"]],
+        out_shape=[jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in params["out_avals"]],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=mapping.num_index_operands,
             grid=mapping.grid,
@@ -111,13 +110,6 @@ def _launcher(params: Mapping[str, Any], axes: Sequence[int]) -> Any:
         cost_estimate=params["cost_estimate"],
         name=params["name"],
     )
-
-
-def jax_shape(aval: Any) -> Any:
-    """An abstract value as what a launcher takes for an output."""
-    import jax
-
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def _block_spec(block: Any) -> Any:

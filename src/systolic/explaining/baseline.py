@@ -1,4 +1,4 @@
-"""What else could compute the same: XLA's own program, and this package's."""
+"""The matmul that a function seems to compute, as XLA's own program and as this package's."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from systolic.explaining.study import Study
+from systolic.explaining.function_analysis import FunctionAnalysis
 
 _MATRIX = 2  # dimensions
 _TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class EquivalentMatmul:
     """A function of two matrices that seems to be their product.
 
     Attributes:
-      transposes: whether lhs and rhs are stored the other way round.
-      flops: of the product.
-      dtype_out: of the result.
-      precision: that the kernels ask for; None: the default.
+      transposes: whether lhs and rhs are stored transposed.
+      flops: operations of the product.
+      dtype_out: the result's dtype.
+      precision: the precision that the kernels ask for; None: the default.
     """
 
     transposes: tuple[bool, bool]
@@ -32,88 +32,85 @@ class Product:
 
     @property
     def words(self) -> str:
-        """As a formula."""
-        lhs, rhs = ("lhsᵀ" if self.transposes[0] else "lhs"), ("rhsᵀ" if self.transposes[1] else "rhs")
-        return f"{lhs} @ {rhs}"
-
-    @property
-    def by_xla(self) -> functools.partial[Any]:
-        """The product as plain JAX."""
-        return functools.partial(
-            _by_xla, transposes=self.transposes, dtype_out=self.dtype_out, precision=self.precision
-        )
+        """The product as a formula."""
+        return " @ ".join(self._named("ᵀ"))
 
     @property
     def written_by_xla(self) -> str:
-        """The same as its user would write it."""
-        lhs, rhs = ("lhs.T" if self.transposes[0] else "lhs"), ("rhs.T" if self.transposes[1] else "rhs")
-        return f"jnp.matmul({lhs}, {rhs}{self._asked})"
+        """The product in plain JAX, as its user would write it."""
+        return f"jnp.matmul({', '.join(self._named('.T'))}{self._asked})"
 
     @property
     def written_by_systolic(self) -> str:
-        """The product by this package as its user would write it: a transposition in front would be a copy."""
+        """The product by this package, as its user would write it: a transposition in front would be a copy."""
         names = zip(("lhs", "rhs"), self.transposes, strict=True)
         turned = "".join(f", transpose_{name}=True" for name, is_turned in names if is_turned)
         return f"systolic.matmul(lhs, rhs{turned}{self._asked})"
 
     @property
-    def _asked(self) -> str:
-        return f", precision={self.precision!r}" if self.precision is not None else ""
+    def by_xla(self) -> functools.partial[Any]:
+        """The product in plain JAX, as a function."""
+        return functools.partial(_by_xla, product=self)
 
     @property
     def by_systolic(self) -> functools.partial[Any]:
-        """The product by this package's kernel."""
-        return functools.partial(
-            _by_systolic, transposes=self.transposes, dtype_out=self.dtype_out, precision=self.precision
-        )
+        """The product by this package's kernel, as a function."""
+        return functools.partial(_by_systolic, product=self)
+
+    @property
+    def _asked(self) -> str:
+        return f", precision={self.precision!r}" if self.precision is not None else ""
+
+    def _named(self, mark: str) -> list[str]:
+        return [name + mark * turned for name, turned in zip(("lhs", "rhs"), self.transposes, strict=True)]
 
 
-def product_of(args: Sequence[Any], study: Study) -> Product | None:
-    """Whether a function of two matrices has the shapes, and as far as it is known the work, of their product.
+def equivalent_matmul(args: Sequence[Any], analysis: FunctionAnalysis) -> EquivalentMatmul | None:
+    """Recognises a function of two matrices with the shapes and, as far as it is known, the op count of their product.
 
-    Square matrices fit however they are stored: what the kernels' own products contract decides then.
+    Square matrices fit however they are stored; then the dimensions that the kernels' own products contract decide.
     """
-    if len(args) != 2 or not all(hasattr(arg, "shape") for arg in args) or len(study.out) != 1 or not study.calls:
+    if len(args) != 2 or not all(hasattr(arg, "shape") for arg in args) or len(analysis.out) != 1 or not analysis.calls:
         return None
-    if any(call.rounds != 1 for call in study.calls):  # a loop of products is no product
+    if any(call.executions != 1 for call in analysis.calls):  # a loop of products is no product
         return None
-    (out, dtype_out), shapes = study.out[0], [tuple(arg.shape) for arg in args]
+    (out, dtype_out), shapes = analysis.out[0], [tuple(arg.shape) for arg in args]
     if len(out) != _MATRIX or any(len(shape) != _MATRIX for shape in shapes):
         return None
-    for transposes in sorted(_TRANSPOSES, key=lambda each: each != study.dots.transposes):
+    for transposes in sorted(_TRANSPOSES, key=lambda each: each != analysis.dots.transposes):
         lhs, rhs = (shape[::-1] if turned else shape for shape, turned in zip(shapes, transposes, strict=True))
         if lhs[1] != rhs[0] or (lhs[0], rhs[1]) != tuple(out):
             continue
         flops = 2.0 * math.prod(lhs) * rhs[1]
-        if study.flops is None or math.isclose(study.flops, flops):
-            return Product(transposes=transposes, flops=flops, dtype_out=dtype_out, precision=study.dots.precision)
+        if analysis.flops is None or math.isclose(analysis.flops, flops):
+            return EquivalentMatmul(
+                transposes=transposes, flops=flops, dtype_out=dtype_out, precision=analysis.dots.precision
+            )
     return None
 
 
-def _by_xla(lhs: Any, rhs: Any, *, transposes: tuple[bool, bool], dtype_out: str, precision: str | None = None) -> Any:
+def _by_xla(lhs: Any, rhs: Any, *, product: EquivalentMatmul) -> Any:
     import jax
     import jax.numpy as jnp
 
-    contracted = ((0 if transposes[0] else 1,), (1 if transposes[1] else 0,))
-    whole = jnp.issubdtype(lhs.dtype, jnp.integer)
-    preferred = jnp.int32 if whole else jnp.float32
+    transpose_lhs, transpose_rhs = product.transposes
+    contracted = ((0 if transpose_lhs else 1,), (1 if transpose_rhs else 0,))
+    preferred = jnp.int32 if jnp.issubdtype(lhs.dtype, jnp.integer) else jnp.float32
     result = jax.lax.dot_general(
-        lhs, rhs, (contracted, ((), ())), precision=precision, preferred_element_type=preferred
+        lhs, rhs, (contracted, ((), ())), precision=product.precision, preferred_element_type=preferred
     )
-    return result.astype(dtype_out)
+    return result.astype(product.dtype_out)
 
 
-def _by_systolic(
-    lhs: Any, rhs: Any, *, transposes: tuple[bool, bool], dtype_out: str, precision: str | None = None
-) -> Any:
+def _by_systolic(lhs: Any, rhs: Any, *, product: EquivalentMatmul) -> Any:
     from systolic.ops.matmul.api import matmul
 
     return matmul(
         lhs,
         rhs,
-        transpose_lhs=transposes[0],
-        transpose_rhs=transposes[1],
-        precision=precision,
-        preferred_element_type=dtype_out,
+        transpose_lhs=product.transposes[0],
+        transpose_rhs=product.transposes[1],
+        precision=product.precision,
+        preferred_element_type=product.dtype_out,
         implementation="pallas",
     )

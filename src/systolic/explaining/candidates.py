@@ -10,17 +10,17 @@ from typing import Any
 
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction
+from systolic.explaining.function_analysis import CallAnalysis, FunctionAnalysis
 from systolic.explaining.parameters import TileParameter, WithKeywords
 from systolic.explaining.rewriting import CallChange, ChangedFunction
-from systolic.explaining.study import CallFacts, Study
 from systolic.schedule import MIB
 
-# Of each tile size these multiples are tried, and the whole dimension.
+# Multiples of each tile size that are tried, beside the whole dimension.
 _FACTORS = (0.25, 0.5, 2, 4)
-_MOST_COMBINED = 3  # parameters of which all combinations are tried; of more, one and two at a time
+_MOST_COMBINED = 3  # so many parameters are tried in all combinations; more, one and two at a time
 _LEAST_TILE = 8
 
-# Of a core's VMEM, what a kernel is offered when it needs more than the default. Something is left for XLA.
+# The share of a core's VMEM that a kernel is offered when it needs more than the default. Something is left for XLA.
 _OFFERED = 0.9
 
 # A kernel that is estimated to take more of its limit than this is offered more: the compiler's own need is uncertain.
@@ -36,7 +36,7 @@ class Candidate:
       change: what to write, as the user would.
       why: what is expected of it.
       sizes: tile sizes by parameter.
-      changes: of Pallas calls.
+      changes: changes of Pallas calls.
       where: the line of the call that it is about.
     """
 
@@ -54,7 +54,7 @@ class Candidate:
 
 
 def tile_sizes(parameters: Sequence[TileParameter]) -> list[tuple[tuple[TileParameter, int], ...]]:
-    """Combinations of tile sizes to look at: multiples of what they are now, inside of the arrays."""
+    """Lists combinations of tile sizes to look at: multiples of what they are now, no larger than the arrays."""
     options = {parameter: _sizes(parameter) for parameter in parameters}
     found: dict[tuple[tuple[TileParameter, int], ...], None] = {}
     together = min(len(parameters), _MOST_COMBINED if len(parameters) <= _MOST_COMBINED else 2)
@@ -74,21 +74,24 @@ def _sizes(parameter: TileParameter) -> list[int]:
 
 
 def tile_candidate(
-    sizes: tuple[tuple[TileParameter, int], ...], study: Study, now: Study, chip: Chip
+    sizes: tuple[tuple[TileParameter, int], ...], changed: FunctionAnalysis, now: FunctionAnalysis, chip: Chip
 ) -> Candidate | None:
-    """Tiles of these sizes, with the VMEM limit that they need; None if a core has not as much, or if the result is
-    of another shape: then the parameter is no size of tiles alone.
+    """Makes a candidate of these tile sizes, with the VMEM limit that they need.
 
     Args:
       sizes: by parameter.
-      study: of the function with these tiles.
-      now: of the function as it is.
-      chip: where it is to run.
+      changed: the function with these tiles.
+      now: the function as it is.
+      chip: the chip on which it is to run.
+
+    Returns:
+      The candidate; None if a core has not as much VMEM, or if the result has another shape: then the parameter is not
+      only a tile size.
     """
-    if study.out != now.out:
+    if changed.out != now.out:
         return None
     changes = []
-    for call in study.calls:
+    for call in changed.calls:
         if call.vmem_bytes <= _NEARLY_ALL * call.vmem_limit_bytes:
             continue
         if call.vmem_bytes > _OFFERED * chip.vmem_bytes_per_core:
@@ -99,83 +102,74 @@ def tile_candidate(
     return Candidate(
         title=" ".join(words + (["with more VMEM"] if limit else [])),
         change=", ".join(words + limit),
-        why=f"{_work(study)}, in place of {_work(now)}",
+        why=f"{_steps_and_traffic(changed)}, in place of {_steps_and_traffic(now)}",
         sizes=sizes,
         changes=tuple(changes),
     )
 
 
-def _work(study: Study) -> str:
-    """Steps and traffic of all kernels of a function."""
-    steps = sum(math.prod(call.grid) for call in study.calls if call.grid is not None)
-    moved = sum(call.moved_bytes for call in study.calls if call.moved_bytes is not None)
+def _steps_and_traffic(analysis: FunctionAnalysis) -> str:
+    """Counts the steps and the traffic of all kernels of a function."""
+    steps = sum(math.prod(call.grid) for call in analysis.calls if call.grid is not None)
+    moved = sum(call.moved_bytes for call in analysis.calls if call.moved_bytes is not None)
     return f"{steps:,} steps and {moved / 1e6:,.1f} MB"
 
 
-def call_candidates(study: Study, chip: Chip) -> list[Candidate]:
-    """Changes of the calls' own parameters."""
-    return [candidate for call in study.calls for candidate in _of_call(call, chip)]
+def call_candidates(analysis: FunctionAnalysis, chip: Chip) -> list[Candidate]:
+    """Lists changes of the calls' own parameters."""
+    return [candidate for call in analysis.calls for candidate in _call_candidates(call, chip)]
 
 
-def _of_call(call: CallFacts, chip: Chip) -> list[Candidate]:
-    found = []
+def _call_candidates(call: CallAnalysis, chip: Chip) -> list[Candidate]:
+    found: list[Candidate] = []
+
+    def add(title: str, change: str, why: str, **changed: Any) -> None:
+        changes = (CallChange(site=call.site, **changed),)
+        found.append(Candidate(title=title, change=change, why=why, changes=changes, where=call.where))
+
     for order in call.orders[:2]:
         if call.moved_bytes is not None and order.moved_bytes < call.moved_bytes:
-            found.append(
-                Candidate(
-                    title=f"grid axes of {call.name} in the order {_axes(order.order)}",
-                    change=f"grid order {_axes(order.order)}, in grid, index maps and program_id",
-                    why=f"blocks move {order.moved_bytes / 1e6:,.1f} MB in place of {call.moved_bytes / 1e6:,.1f}",
-                    changes=(CallChange(site=call.site, order=order.order),),
-                    where=call.where,
-                )
+            axes = f"({', '.join(map(str, order.order))})"
+            add(
+                f"grid axes of {call.name} in the order {axes}",
+                f"grid order {axes}, in grid, index maps and program_id",
+                f"blocks move {order.moved_bytes / 1e6:,.1f} MB in place of {call.moved_bytes / 1e6:,.1f}",
+                order=order.order,
             )
-    semantics = _shared_out(call)
+    semantics = _parallel_semantics(call)
     if chip.cores_per_device > 1 and semantics is not None:
-        found.append(
-            Candidate(
-                title=f"both cores for {call.name}",
-                change=f"dimension_semantics=({', '.join(repr(each) for each in semantics)})",
-                why=f"no axis is parallel, so one of {chip.cores_per_device} cores idles",
-                changes=(CallChange(site=call.site, semantics=semantics),),
-                where=call.where,
-            )
+        add(
+            f"both cores for {call.name}",
+            f"dimension_semantics=({', '.join(repr(each) for each in semantics)})",
+            f"no axis is parallel, so one of {chip.cores_per_device} cores idles",
+            semantics=semantics,
         )
     if call.single:
-        found.append(
-            Candidate(
-                title=f"two buffers in {call.name}",
-                change="without pipeline_mode=pl.Buffered(1)",
-                why="with one buffer a block is copied while nothing else happens",
-                changes=(CallChange(site=call.site, buffers=tuple((at, 2) for at in call.single)),),
-                where=call.where,
-            )
+        add(
+            f"two buffers in {call.name}",
+            "without pipeline_mode=pl.Buffered(1)",
+            "with one buffer a block is copied while nothing else happens",
+            buffers=tuple((at, 2) for at in call.single),
         )
     if call.sum_axes:
-        found.append(
-            Candidate(
-                title=f"the sum of {call.name} in scratch memory",
-                change="scratch_shapes=[pltpu.VMEM(block, dtype)]: sum there, copy it to the output at the last step",
-                why="the output block exists twice and is written at each step; scratch memory exists once",
-                changes=(CallChange(site=call.site, sum_axes=call.sum_axes),),
-                where=call.where,
-            )
+        add(
+            f"the sum of {call.name} in scratch memory",
+            "scratch_shapes=[pltpu.VMEM(block, dtype)]: sum there, copy it to the output at the last step",
+            "the output block exists twice and is written at each step; scratch memory exists once",
+            sum_axes=call.sum_axes,
         )
     if not call.sets_limit:
-        found.append(
-            Candidate(
-                title=f"more VMEM for {call.name}",
-                change=f"vmem_limit_bytes={_offer(chip)}",
-                why=f"the default is {call.vmem_limit_bytes / MIB:.0f} MiB of {chip.vmem_bytes_per_core / MIB:.0f}",
-                changes=(CallChange(site=call.site, vmem_limit_bytes=_offer(chip)),),
-                where=call.where,
-            )
+        add(
+            f"more VMEM for {call.name}",
+            f"vmem_limit_bytes={_offer(chip)}",
+            f"the default is {call.vmem_limit_bytes / MIB:.0f} MiB of {chip.vmem_bytes_per_core / MIB:.0f}",
+            vmem_limit_bytes=_offer(chip),
         )
     return found
 
 
-def _shared_out(call: CallFacts) -> tuple[str, ...] | None:
-    """Semantics with the first axes parallel, as far as they are independent; None where none is, or one is already."""
+def _parallel_semantics(call: CallAnalysis) -> tuple[str, ...] | None:
+    """Makes the first axes parallel, as far as they are independent; None where none is, or one is parallel already."""
     if any(each != "arbitrary" for each in call.semantics) or not call.independent or call.grid is None:
         return None
     ahead = list(itertools.takewhile(lambda at: call.independent[at], range(len(call.independent))))
@@ -184,10 +178,6 @@ def _shared_out(call: CallFacts) -> tuple[str, ...] | None:
     return tuple("parallel" if at in ahead else "arbitrary" for at in range(len(call.independent)))
 
 
-def _axes(order: Sequence[int]) -> str:
-    return "(" + ", ".join(map(str, order)) + ")"
-
-
 def _offer(chip: Chip) -> int:
-    """Bytes of VMEM to offer a kernel: whole MiB."""
+    """Rounds the VMEM to offer a kernel down to whole MiB."""
     return int(chip.vmem_bytes_per_core * _OFFERED) // MIB * MIB

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from systolic.analysis import argument_texts
 from systolic.bugs import reports_bugs
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
@@ -20,33 +21,33 @@ from systolic.compiler import (
     tracing_settings,
     versions,
 )
-from systolic.explaining.baseline import Product, product_of
+from systolic.explaining.baseline import EquivalentMatmul, equivalent_matmul
 from systolic.explaining.explanation import Explanation, Program, ProgramRole
-from systolic.explaining.facts import regions, roofline, vmem_map
-from systolic.explaining.limits import windows
-from systolic.explaining.saying import around, notes, of_changes, replaced, verdict
-from systolic.explaining.study import Study, study
-from systolic.explaining.trying import Function, Tried, Trying
+from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
+from systolic.explaining.sections import regions, roofline, vmem_map
+from systolic.explaining.summary import change_savings, notes, replacement_savings, surroundings_savings, verdict
+from systolic.explaining.timeline_windows import timeline_windows
+from systolic.explaining.what_if import Function, WhatIf, WhatIfSearch
 from systolic.simulator import SimulatedRun, SimulationError
 from systolic.timing import Measurement, submit_simulation
 
 _SPANS = 400  # of each kind, from the beginning and from the end: what the pictures show
 
-Told = Callable[[int], None]
+Planned = Callable[[int], None]
 Done = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ExplainRequest:
     """What is to be explained.
 
     Attributes:
       fn: the function.
       args: arrays or shapes.
       arguments: the same, as text.
-      chip: where.
+      chip: the chip on which it is to run.
       against: another function of the same arguments, to compare with.
-      tries: changes to simulate, at most.
+      tries: the most changes to simulate.
     """
 
     fn: Function
@@ -57,37 +58,37 @@ class Question:
     tries: int = 12
 
 
-def explained(
-    pool: WorkerPool, question: Question, *, planned: Told = lambda count: None, done: Done = lambda label: None
+def explain_with_pool(
+    pool: WorkerPool, request: ExplainRequest, *, planned: Planned = lambda count: None, done: Done = lambda label: None
 ) -> Explanation:
-    """Answers a question with the workers of a pool; see `explain`.
+    """Explains a function with the workers of a pool; see `explain`.
 
     Args:
       pool: workers that compile and simulate.
-      question: what is asked.
+      request: what is asked.
       planned: called with the number of jobs that are about to begin.
       done: called when one has ended.
     """
-    asked = _Asked(pool, question, planned, done)
-    mine = asked.simulated(question.fn, asked.name, spans=_SPANS)
-    looked = asked.studied(question.fn)
-    other = asked.other(question.against) if question.against is not None else None
+    jobs = _Jobs(pool, request, planned, done)
+    mine = jobs.simulated(request.fn, jobs.name, spans=_SPANS)
+    analysed = jobs.analysed(request.fn)
+    other = jobs.other(request.against) if request.against is not None else None
     run = mine.result().run
     assert run is not None
-    now = looked.result()
-    product = product_of(question.args, now)
-    alternatives = _alternatives(asked, product, other, function_name(question.against))
-    trying = Trying(
+    now = analysed.result()
+    product = equivalent_matmul(request.args, now)
+    alternatives = _alternatives(jobs, product, other, function_name(request.against))
+    search = WhatIfSearch(
         pool=pool,
-        fn=question.fn,
-        args=question.args,
-        chip=question.chip,
-        tries=question.tries,
+        fn=request.fn,
+        args=request.args,
+        chip=request.chip,
+        tries=request.tries,
         planned=planned,
         done=done,
     )
-    tried = trying.run(now, run.time_us) if question.tries > 0 else []
-    return _put_together(question, asked.name, run, now, product, [each() for each in alternatives], tried)
+    tried = search.run(now, run.time_us) if request.tries > 0 else []
+    return _explanation(request, jobs.name, run, now, product, [each() for each in alternatives], tried)
 
 
 @reports_bugs
@@ -100,7 +101,7 @@ def explain(
     time_limit_s: float = 300,
     memory_limit_bytes: int | None = None,
 ) -> Explanation:
-    """Why `fn(*args)` takes the time it takes on a chip that is not there, and what would change it.
+    """Explains why `fn(*args)` takes the time it takes on a chip that is not there, and what would change it.
 
     Compiles and simulates the function, and then the function with other tile sizes (where it takes them as keyword
     arguments), another order of its grid, more VMEM, two buffers, both cores: each saving is the simulated time of the
@@ -126,68 +127,69 @@ def explain(
       SimulationError: the program does something that is not understood.
       SystolicBug: this package is at fault, and not the function.
     """
-    import jax
-
     check_available()
     known = chip_named(chip) if isinstance(chip, str) else chip
-    leaves = jax.tree.leaves(abstract_arguments(args))
-    texts = tuple(f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for leaf in leaves)
-    question = Question(fn=fn, args=args, arguments=texts, chip=known, against=against, tries=tries)
+    request = ExplainRequest(fn=fn, args=args, arguments=argument_texts(args), chip=known, against=against, tries=tries)
     with WorkerPool(max_workers=2, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
-        return explained(pool, question)
+        return explain_with_pool(pool, request)
 
 
-class _Asked:
-    """A question with what answers it."""
+class _Jobs:
+    """Submits the jobs of a request."""
 
-    def __init__(self, pool: WorkerPool, question: Question, planned: Told, done: Done) -> None:
-        self._pool, self._question, self._planned, self._done = pool, question, planned, done
-        self.name = function_name(question.fn)
+    def __init__(self, pool: WorkerPool, request: ExplainRequest, planned: Planned, done: Done) -> None:
+        self._pool, self._request, self._planned, self._done = pool, request, planned, done
+        self.name = function_name(request.fn)
 
     def simulated(self, fn: Function, label: str, *, spans: int = 0) -> Future[Measurement]:
-        """Compiles and simulates another function of the same arguments."""
+        """Compiles and simulates a function of the same arguments."""
         self._planned(1)
-        question = self._question
-        text = f"{label} for {question.chip.name}"
-        job = submit_simulation(self._pool, fn, question.args, question.chip, label=text, spans=spans)
+        request = self._request
+        text = f"{label} for {request.chip.name}"
+        job = submit_simulation(self._pool, fn, request.args, request.chip, label=text, spans=spans)
         job.add_done_callback(lambda _: self._done(label))
         return job
 
-    def other(self, fn: Function) -> tuple[Future[Measurement], Future[Study]]:
-        """Another function of the same arguments, and what it is made of."""
-        return self.simulated(fn, function_name(fn), spans=_SPANS), self.studied(fn)
+    def other(self, fn: Function) -> tuple[Future[Measurement], Future[FunctionAnalysis]]:
+        """Simulates and analyses another function of the same arguments."""
+        return self.simulated(fn, function_name(fn), spans=_SPANS), self.analysed(fn)
 
-    def studied(self, fn: Function) -> Future[Study]:
-        """What the traced program says."""
+    def analysed(self, fn: Function) -> Future[FunctionAnalysis]:
+        """Analyses the traced program of a function."""
         self._planned(1)
-        args = self._question.args
+        args = self._request.args
         shapes, values = abstract_arguments(args), argument_values(args)
         label = f"reading {function_name(fn)}"
-        job = self._pool.submit(study, fn, shapes, values, self._question.chip, tracing_settings(), label=label)
+        job = self._pool.submit(
+            analyse_function, fn, shapes, values, self._request.chip, tracing_settings(), label=label
+        )
         job.add_done_callback(lambda _: self._done(label))
         return job
 
 
 def _alternatives(
-    asked: _Asked, product: Product | None, other: tuple[Future[Measurement], Future[Study]] | None, name: str
+    jobs: _Jobs,
+    product: EquivalentMatmul | None,
+    other: tuple[Future[Measurement], Future[FunctionAnalysis]] | None,
+    name: str,
 ) -> list[Callable[[], Program]]:
-    """Programs of the same result; each is waited for when it is called."""
-    jobs: list[tuple[str, ProgramRole, Future[Measurement]]] = []
+    """Submits programs of the same result; each is waited for when it is called."""
+    submitted: list[tuple[str, ProgramRole, Future[Measurement]]] = []
     if product is not None:
-        jobs.append(("XLA", "xla", asked.simulated(product.by_xla, "XLA", spans=_SPANS)))
-        jobs.append(("systolic.matmul", "other", asked.simulated(product.by_systolic, "systolic.matmul")))
+        submitted.append(("XLA", "xla", jobs.simulated(product.by_xla, "XLA", spans=_SPANS)))
+        submitted.append(("systolic.matmul", "other", jobs.simulated(product.by_systolic, "systolic.matmul")))
     if other is not None:
-        time, looked = other
+        time, analysed = other
         # Without a kernel of its own it is XLA's program that runs.
-        role: ProgramRole = "other" if product is not None or _has_kernels(looked) else "xla"
-        jobs.append((f"XLA: {name}" if role == "xla" else name, role, time))
+        role: ProgramRole = "other" if product is not None or _has_kernels(analysed) else "xla"
+        submitted.append((f"XLA: {name}" if role == "xla" else name, role, time))
     flops = product.flops if product is not None else 0.0
-    return [lambda each=each: _program(*each, flops=flops) for each in jobs]
+    return [lambda each=each: _program(*each, flops=flops) for each in submitted]
 
 
-def _has_kernels(looked: Future[Study]) -> bool:
+def _has_kernels(analysed: Future[FunctionAnalysis]) -> bool:
     try:
-        return bool(looked.result().calls)
+        return bool(analysed.result().calls)
     except Exception:  # noqa: BLE001 -- the user's other function does not trace: its program will say why
         return True
 
@@ -201,24 +203,20 @@ def _program(label: str, role: ProgramRole, job: Future[Measurement], *, flops: 
         reason = f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}"
         return Program(label=label, role=role, time_us=None, reason=reason, flops=flops)
     assert run is not None
-    return Program(label=label, role=role, time_us=run.time_us, flops=flops, hbm_bytes=_moved(run), run=run)
+    return Program(label=label, role=role, time_us=run.time_us, flops=flops, hbm_bytes=run.hbm_bytes, run=run)
 
 
-def _moved(run: SimulatedRun) -> int:
-    return run.hbm_read_bytes + run.hbm_written_bytes
-
-
-def _put_together(
-    question: Question,
+def _explanation(
+    request: ExplainRequest,
     name: str,
     run: SimulatedRun,
-    now: Study,
-    product: Product | None,
+    now: FunctionAnalysis,
+    product: EquivalentMatmul | None,
     alternatives: list[Program],
-    tried: list[Tried],
+    tried: list[WhatIf],
 ) -> Explanation:
     flops = product.flops if product is not None else now.flops or 0.0
-    this = Program(label="this kernel", role="this", time_us=run.time_us, flops=flops, hbm_bytes=_moved(run), run=run)
+    this = Program(label="this kernel", role="this", time_us=run.time_us, flops=flops, hbm_bytes=run.hbm_bytes, run=run)
     changes = [
         Program(
             label=each.candidate.title,
@@ -231,25 +229,25 @@ def _put_together(
         for each in tried
     ]
     # Whoever asks wants to know what to change; what could stand in the function's place comes after that.
-    own = [*of_changes(tried, run.time_us), *around(run, now)]
+    own = [*change_savings(tried, run.time_us), *surroundings_savings(run, now)]
     savings = (
         *sorted(own, key=lambda each: -(each.saving or 0.0)),
-        *replaced(alternatives, run.time_us, product),
+        *replacement_savings(alternatives, run.time_us, product),
     )
     return Explanation(
         function=name,
-        arguments=question.arguments,
-        chip=question.chip.name,
-        chip_title=question.chip.title,
+        arguments=request.arguments,
+        chip=request.chip.name,
+        chip_title=request.chip.title,
         versions=versions(),
         verdict=verdict(run, now, savings, tried=len(tried) + len(alternatives)),
         programs=(this, *alternatives, *changes),
-        roofline=roofline(question.chip, now.dtype),
-        windows=windows(run),
+        roofline=roofline(request.chip, now.dtype),
+        windows=timeline_windows(run),
         traffic=now.traffic,
-        vmem=vmem_map(run, now, question.chip),
+        vmem=vmem_map(run, now, request.chip),
         regions=regions(run),
         lines=now.lines,
         savings=savings,
-        notes=notes(run, now, product, compared=question.against is not None),
+        notes=notes(run, now, product, compared=request.against is not None),
     )

@@ -1,20 +1,23 @@
-"""What an explanation holds: plain records, which serialise to JSON and back. `report` draws them."""
+"""The records of an explanation, which serialise to JSON and back. `report` draws them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import cattrs
 
+from systolic.analysis import LineOps
 from systolic.simulator import SimulatedRun
-from systolic.untrusted import UntrustedError, read_json
+from systolic.untrusted import read_record
 
 # `this`: the function that is explained. `xla`: what XLA makes of the same result without Pallas. `other`: a function
 # that the user gave to compare with. `change`: this function with one parameter changed.
 ProgramRole = Literal["this", "xla", "other", "change"]
+
+VmemKind = Literal["window", "scratch", "temporary", "spill"]
 
 FORMAT = 1  # of the JSON; raised when a field changes its meaning
 
@@ -66,7 +69,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperandTraffic:
-    """What one operand of one kernel costs in HBM traffic. Worked out from its blocks and index map."""
+    """What one operand of one kernel costs in HBM traffic, by its blocks and its index map."""
 
     kernel: str
     operand: str
@@ -86,7 +89,7 @@ class VmemPart:
 
     op: str
     name: str
-    kind: Literal["window", "scratch", "temporary", "spill"]
+    kind: VmemKind
     size_bytes: int  # all copies together
     copies: int
 
@@ -105,9 +108,9 @@ class Region:
     """One stretch of straight code of a kernel, over all its executions.
 
     Attributes:
-      name: "grid step", "when 1", "loop 2": in the order of the program.
+      name: "in the loop, bundles 17 to 85".
       executions: how often it ran.
-      cycles: in all executions, stalls included.
+      cycles: all executions together, stalls included.
       issued: instructions by unit.
     """
 
@@ -118,21 +121,6 @@ class Region:
     cycles: int
     matrix_stall_cycles: int
     issued: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineWork:
-    """What one line of the kernel's source asks for in one execution. Modelled from the traced program."""
-
-    kernel: str
-    where: str  # "file.py:12 in kernel"
-    text: str  # the line itself; "" where the file is not there
-    operations: str  # "dot_general, add"
-    executions: int | None  # over the whole grid; None where it depends on values
-    matrix_flops: float  # of one execution
-    vector_elements: int  # elements that elementwise operations work out in one execution
-    loaded_bytes: int  # from VMEM, in one execution
-    stored_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,11 +151,11 @@ class Explanation:
     """Everything that `systolic explain` found of one function on one chip.
 
     Attributes:
-      function: as it was named.
-      arguments: as they were given.
+      function: its name.
+      arguments: shapes and dtypes, as text.
       verdict: one line.
-      programs: the function itself first.
-      windows: of the function's own timeline, whose spans are in `programs[0].run`.
+      programs: the function itself, then the others.
+      windows: stretches of the function's own timeline, whose spans are in `programs[0].run`.
       savings: changes of the function, the most worthwhile first; then what could stand in its place, likewise.
       notes: what could not be worked out, and what was assumed of the function; the simulator's are in its run.
     """
@@ -184,14 +172,14 @@ class Explanation:
     traffic: tuple[OperandTraffic, ...] = ()
     vmem: VmemMap | None = None
     regions: tuple[Region, ...] = ()
-    lines: tuple[LineWork, ...] = ()
+    lines: tuple[LineOps, ...] = ()
     savings: tuple[Saving, ...] = ()
     notes: tuple[str, ...] = ()
-    format: int = field(default=FORMAT)
+    format: int = FORMAT
 
     @property
     def run(self) -> SimulatedRun:
-        """Of the function itself."""
+        """The simulated run of the function itself."""
         run = self.programs[0].run
         assert run is not None
         return run
@@ -202,21 +190,14 @@ class Explanation:
         return self.run.time_us
 
     def to_json(self) -> str:
-        """As JSON text, which `from_json` reads."""
+        """Writes JSON text, which `from_json` reads."""
         return json.dumps(cattrs.unstructure(self), allow_nan=False)
 
     @staticmethod
     def from_json(text: str) -> Explanation:
-        """The explanation that `to_json` wrote.
+        """Reads an explanation that `to_json` wrote.
 
         Raises:
           ExplanationError: the text is no explanation, or one of another version's format.
         """
-        try:
-            document = read_json(text)
-            if not isinstance(document, dict) or document.get("format") != FORMAT:
-                found = document.get("format") if isinstance(document, dict) else type(document).__name__
-                raise ExplanationError(f"this is no explanation of format {FORMAT}, but of {found}")
-            return cattrs.structure(document, Explanation)
-        except (UntrustedError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
-            raise ExplanationError(f"this is no explanation: {error}") from error
+        return read_record(text, Explanation, "explanation", ExplanationError)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from systolic.analysis.calls import KernelCall
+from systolic.analysis import KernelCall
 from systolic.bugs import runs_user_code
 from systolic.compiler import NamedFunction, function_name
 
@@ -24,10 +24,10 @@ class TileParameter:
     """One number among a function's keyword arguments.
 
     Attributes:
-      name: of the argument.
-      part: the place in a tuple, the field of a record; None: the argument itself.
+      name: the argument.
+      part: the place in a tuple, or the field of a record; None: the argument itself.
       value: what it is now.
-      most: the largest size of a dimension that is cut into blocks of it.
+      most: the largest dimension that is cut into blocks of this size.
     """
 
     name: str
@@ -40,7 +40,7 @@ class TileParameter:
 
 
 def keywords(fn: Callable[..., Any]) -> dict[str, Any]:
-    """A function's keyword arguments that have a value: bound by `functools.partial`, or by default."""
+    """Finds a function's keyword arguments that have a value: bound by `functools.partial`, or by default."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some callables of C have none
@@ -54,7 +54,7 @@ def keywords(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def tile_parameters(fn: Callable[..., Any], calls: Sequence[KernelCall]) -> list[TileParameter]:
-    """The numbers among a function's keyword arguments that are sizes of blocks."""
+    """Finds the numbers among a function's keyword arguments that are sizes of blocks."""
     largest: dict[int, int] = {}
     for call in calls:
         for operand in call.of("input", "output"):
@@ -87,7 +87,7 @@ def _numbers(value: Any) -> Iterator[tuple[int | str | None, int]]:
 
 
 def with_sizes(fn: Callable[..., Any], sizes: Mapping[TileParameter, int]) -> dict[str, Any]:
-    """The keyword arguments that give a function these tile sizes.
+    """Makes the keyword arguments that give a function these tile sizes.
 
     Raises:
       TypeError, ValueError: a record of sizes does not take them.

@@ -8,6 +8,7 @@ kernel whose launcher has no argument for it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +27,8 @@ class CallChange:
       vmem_limit_bytes: what the kernel may use of VMEM.
       buffers: copies of a block, by the operand's place among the inputs and outputs.
       order: for each axis of the new grid, the axis that it was.
-      semantics: of each axis of the new grid.
-      sum_axes: move the sum over these axes, of the grid as it was, from the output block to scratch memory.
+      semantics: the semantics of each axis of the new grid.
+      sum_axes: move the sum over these axes (of the old grid) from the output block to scratch memory.
     """
 
     site: tuple[int, ...]
@@ -67,7 +68,7 @@ class ChangedFunction:
 
 
 def changed_jaxpr(closed: Any, changes: Mapping[tuple[int, ...], CallChange]) -> Any:
-    """A traced function with the calls at these sites changed."""
+    """Changes the calls at these sites in a traced function."""
     return closed.replace(jaxpr=_changed(closed.jaxpr, changes, ()))
 
 
@@ -79,21 +80,21 @@ def _changed(jaxpr: Any, changes: Mapping[tuple[int, ...], CallChange], path: tu
             change = changes.get(here)
             made = equation if change is None else equation.replace(params=_call_params(equation, change))
         elif any(site[: len(here)] == here for site in changes):
-            made = equation.replace(params={name: _inside(v, changes, here) for name, v in equation.params.items()})
+            inner = functools.partial(_changed, changes=changes, path=here)
+            made = equation.replace(params={name: _with_inner(v, inner) for name, v in equation.params.items()})
         else:
             made = equation
         equations.append(made)
     return jaxpr.replace(eqns=equations)
 
 
-def _inside(value: Any, changes: Mapping[tuple[int, ...], CallChange], path: tuple[int, ...]) -> Any:
+def _with_inner(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Changes every jaxpr in a parameter of an equation."""
     if isinstance(value, tuple):
-        return tuple(_inside(each, changes, path) for each in value)
+        return tuple(_with_inner(each, change) for each in value)
     if hasattr(value, "jaxpr") and hasattr(value, "consts"):
-        return value.replace(jaxpr=_changed(value.jaxpr, changes, path))
-    if hasattr(value, "eqns") and hasattr(value, "constvars"):
-        return _changed(value, changes, path)
-    return value
+        return value.replace(jaxpr=change(value.jaxpr))
+    return change(value) if hasattr(value, "eqns") and hasattr(value, "constvars") else value
 
 
 def _call_params(equation: Any, change: CallChange) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def _call_params(equation: Any, change: CallChange) -> dict[str, Any]:
 
 
 def can_reorder(mapping: Any) -> bool:
-    """Whether the axes of a call's grid can be put in another order: all of known length, none made by `vmap`."""
+    """Says whether the axes of a grid can be put in another order: all are of known length, none is made by `vmap`."""
     return not mapping.num_dynamic_grid_bounds and not mapping.vmapped_dims and len(mapping.grid) > 1
 
 
@@ -148,23 +149,14 @@ def _reordered(mapping: Any, order: Sequence[int]) -> Any:
 
 
 def _axes_renamed(jaxpr: Any, order: Sequence[int]) -> Any:
-    """A kernel's body that asks for the grid's axes by their new places."""
+    """Lets a kernel's body ask for the grid's axes by their new places."""
     equations = []
     for equation in jaxpr.eqns:
         params = equation.params
         if equation.primitive.name in ("program_id", "num_programs"):
             params = {**params, "axis": order.index(params["axis"])}
         else:
-            params = {name: _renamed_inside(value, order) for name, value in params.items()}
+            inner = functools.partial(_axes_renamed, order=order)
+            params = {name: _with_inner(value, inner) for name, value in params.items()}
         equations.append(equation.replace(params=params))
     return jaxpr.replace(eqns=equations)
-
-
-def _renamed_inside(value: Any, order: Sequence[int]) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_renamed_inside(each, order) for each in value)
-    if hasattr(value, "jaxpr") and hasattr(value, "consts"):
-        return value.replace(jaxpr=_axes_renamed(value.jaxpr, order))
-    if hasattr(value, "eqns") and hasattr(value, "constvars"):
-        return _axes_renamed(value, order)
-    return value

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from systolic.checking.running import RunOutcome, run_in_worker
+from systolic.checking import RunOutcome, run_in_worker
 from systolic.chips import Chip
 from systolic.compiler import (
     CompiledProgram,

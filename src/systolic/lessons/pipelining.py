@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from systolic.chips import Chip
-from systolic.explaining.limits import windows
+from systolic.explaining import timeline_windows
 from systolic.lessons.kernels.pipelining import (
     add_matrices,
     add_matrices_pipelined,
@@ -54,7 +54,7 @@ PARTS = (
 def steady_step(buffers: int, chip: Chip) -> str:
     """What the simulator's timeline shows of one step in the middle, in words."""
     fn = functools.partial(add_matrices_pipelined_2d, bm=512, bn=512, buffers=buffers)
-    found = windows(simulate(fn, *LARGE, chip=chip, spans=60))
+    found = timeline_windows(simulate(fn, *LARGE, chip=chip, spans=60))
     return next(each.words for each in found if each.title == "one steady step")
 
 

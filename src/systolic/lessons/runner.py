@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from systolic.checking.running import RunOutcome, run_in_worker
+from systolic.checking import RunOutcome, run_in_worker
 from systolic.chips import Chip
 from systolic.compiler import (
     CompilerError,

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.checking.interpreting import traced_as_on
-from systolic.checking.running import RunOutcome, run_in_worker
+from systolic.checking import RunOutcome, run_in_worker, traced_as_on
 from systolic.chips import Chip
 from systolic.compiler import (
     CompiledProgram,

@@ -2,7 +2,8 @@
 
 from systolic.report.compared import ComparedRow, Comparison, compare_explanations, compare_runs
 from systolic.report.page import explanation_page
-from systolic.report.plots import RatePoint, draw_rates, plot_rates
+from systolic.report.png import save_png
+from systolic.report.rates_plot import RatePoint, rates_plot
 from systolic.report.trace import chrome_trace
 
 __all__ = [
@@ -12,7 +13,7 @@ __all__ = [
     "chrome_trace",
     "compare_explanations",
     "compare_runs",
-    "draw_rates",
     "explanation_page",
-    "plot_rates",
+    "rates_plot",
+    "save_png",
 ]

@@ -5,10 +5,11 @@ Colours are the page's own CSS variables, which an SVG understands: the same plo
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from systolic.explaining.explanation import OperandTraffic, VmemMap
+from systolic.explaining import OperandTraffic, VmemMap
 from systolic.report.explained_tables import UNITS, times_least
 from systolic.report.written import percent
 from systolic.schedule import MIB
@@ -50,21 +51,42 @@ _KINDS = {"window": "read", "scratch": "code", "temporary": "xla", "spill": "wai
 
 
 def vmem_key(found: VmemMap) -> tuple[KeyItem, ...]:
-    """Of `vmem`."""
+    """Says what the colours of `vmem` mean."""
     kinds = [kind for kind in _KINDS if any(part.kind == kind for part in found.parts)]
     return tuple(KeyItem(tone=_KINDS[kind], title=kind) for kind in kinds)
 
 
 def finished(chart: Any) -> Spec:
-    """A chart as a specification, in the page's style and as wide as the page allows."""
+    """Turns a chart into a specification in the page's style, as wide as the page allows."""
     spec = chart.properties(width="container").to_dict()
     spec["config"] = CONFIG
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     return spec
 
 
+def data(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Makes a chart of rows."""
+    import altair as alt
+
+    return alt.Chart(alt.Data(values=list(rows)))
+
+
+def tooltips(**titles: str) -> list[Any]:
+    """Makes tooltips of text, from titles by field."""
+    import altair as alt
+
+    return [alt.Tooltip(f"{name}:N", title=title) for name, title in titles.items()]
+
+
+def colours(field: str, by_value: Mapping[str, str]) -> Any:
+    """Makes a colour scale without a legend: CSS colours by the values of a field."""
+    import altair as alt
+
+    return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(by_value), range=list(by_value.values())), legend=None)
+
+
 def vmem(found: VmemMap) -> Spec | None:
-    """Each operation's buffers end to end, against the limit and, where it is near, the capacity."""
+    """Draws each operation's buffers end to end, against the limit and, where it is near, the capacity."""
     import altair as alt
 
     if not found.parts:
@@ -85,28 +107,20 @@ def vmem(found: VmemMap) -> Spec | None:
         )
     marks = [{"at": found.limit_bytes / MIB, "text": f"limit {found.limit_bytes / MIB:,.0f} MiB"}]
     most = max(*ends.values(), found.limit_bytes)
-    # Of a capacity that is many times what a kernel may use, the bars would be slivers; the words beside say it.
+    # Beside a capacity that is many times what a kernel may use, the bars would be slivers; the text says it instead.
     if found.capacity_bytes <= 2 * most:
         marks.append({"at": found.capacity_bytes / MIB, "text": f"capacity {found.capacity_bytes / MIB:,.0f} MiB"})
     right = max(most / MIB, *(mark["at"] for mark in marks)) * 1.02
     scale = alt.Scale(domain=[0, right], nice=False)
-    kinds = [kind for kind in _KINDS if any(bar["kind"] == kind for bar in bars)]
+    kinds = {kind: f"var(--{tone})" for kind, tone in _KINDS.items() if any(bar["kind"] == kind for bar in bars)}
     ops = alt.Y("op:N", title=None, axis=alt.Axis(labelLimit=110, domain=False, ticks=False))
-    base = alt.Chart(alt.Data(values=bars))
+    base = data(bars)
     boxes = base.mark_bar(height={"band": 0.7}, stroke="var(--paper)", strokeWidth=1.5, cornerRadius=3).encode(
         x=alt.X("begin:Q", title="VMEM [MiB]", scale=scale, axis=alt.Axis(tickCount=8)),
         x2="end:Q",
         y=ops,
-        color=alt.Color(
-            "kind:N",
-            scale=alt.Scale(domain=kinds, range=[f"var(--{_KINDS[kind]})" for kind in kinds]),
-            legend=None,
-        ),
-        tooltip=[
-            alt.Tooltip("name:N", title="buffer"),
-            alt.Tooltip("kind:N", title="kind"),
-            alt.Tooltip("detail:N", title="takes"),
-        ],
+        color=colours("kind", kinds),
+        tooltip=tooltips(name="buffer", kind="kind", detail="takes"),
     )
     wide = "scale('x', datum.end) - scale('x', datum.begin) > 7.2 * length(datum.name) + 10"
     names = (
@@ -114,8 +128,8 @@ def vmem(found: VmemMap) -> Spec | None:
         .mark_text(color="var(--on-bar)", fontWeight=600)
         .encode(x="middle:Q", y=ops, text="name:N", opacity=alt.condition(wide, alt.value(1), alt.value(0)))
     )
-    rules = alt.Chart(alt.Data(values=marks)).mark_rule(color="var(--wait)", strokeWidth=2, strokeDash=[5, 3])
-    words = alt.Chart(alt.Data(values=marks)).mark_text(align="right", dx=-5, baseline="bottom", dy=-2, fontWeight=600)
+    rules = data(marks).mark_rule(color="var(--wait)", strokeWidth=2, strokeDash=[5, 3])
+    words = data(marks).mark_text(align="right", dx=-5, baseline="bottom", dy=-2, fontWeight=600)
     layers = (
         boxes
         + names
@@ -126,16 +140,14 @@ def vmem(found: VmemMap) -> Spec | None:
 
 
 def units(run: SimulatedRun) -> Spec:
-    """Busy share of every unit."""
+    """Draws the busy share of every unit."""
     import altair as alt
 
     bars = [
         {"unit": unit, "busy": share, "text": percent(share), "does": UNITS.get(unit, "")}
         for unit, share in sorted(run.busy.items(), key=lambda item: -item[1])
     ]
-    base = alt.Chart(alt.Data(values=bars)).encode(
-        y=alt.Y("unit:N", title=None, sort=None, axis=alt.Axis(domain=False, ticks=False))
-    )
+    base = data(bars).encode(y=alt.Y("unit:N", title=None, sort=None, axis=alt.Axis(domain=False, ticks=False)))
     x = alt.X(
         "busy:Q",
         title="busy share of the time, or of issue slots [%]",
@@ -150,18 +162,14 @@ def units(run: SimulatedRun) -> Spec:
         color=alt.condition(
             "datum.unit == 'mxu' || datum.unit == 'dma'", alt.value("var(--matrix)"), alt.value("var(--code)")
         ),
-        tooltip=[
-            alt.Tooltip("unit:N", title="unit"),
-            alt.Tooltip("does:N", title="does"),
-            alt.Tooltip("text:N", title="busy"),
-        ],
+        tooltip=tooltips(unit="unit", does="does", text="busy"),
     )
     words = base.mark_text(align="left", dx=5).encode(x=x, text="text:N")
     return finished((rest + share + words).properties(height=27 * len(bars)))
 
 
 def traffic(operands: tuple[OperandTraffic, ...]) -> Spec | None:
-    """What each operand moves, over the least that it could."""
+    """Draws what each operand moves, over the least that it could."""
     import altair as alt
 
     bars = [
@@ -178,16 +186,10 @@ def traffic(operands: tuple[OperandTraffic, ...]) -> Spec | None:
     ]
     if not bars:
         return None
-    base = alt.Chart(alt.Data(values=bars)).encode(
-        y=alt.Y(
-            "row:N",
-            title=None,
-            sort=None,
-            axis=alt.Axis(domain=False, ticks=False, labelLimit=120),
-        ),
+    base = data(bars).encode(
+        y=alt.Y("row:N", title=None, sort=None, axis=alt.Axis(domain=False, ticks=False, labelLimit=120)),
         tooltip=[
-            alt.Tooltip("kernel:N", title="kernel"),
-            alt.Tooltip("operand:N", title="operand"),
+            *tooltips(kernel="kernel", operand="operand"),
             alt.Tooltip("moved:Q", title="MB moved", format=",.2f"),
             alt.Tooltip("least:Q", title="MB at least", format=",.2f"),
         ],
@@ -202,7 +204,7 @@ def traffic(operands: tuple[OperandTraffic, ...]) -> Spec | None:
 
 
 def _rows(operands: tuple[OperandTraffic, ...]) -> list[str]:
-    """A name for each operand that no other has."""
+    """Names each operand such that no other has its name."""
     several = len({operand.kernel for operand in operands}) > 1
     names: list[str] = []
     for operand in operands:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from systolic.explaining.explanation import Explanation, OperandTraffic
+from systolic.explaining import Explanation, OperandTraffic
+from systolic.report.explained_tables import program, rate_tflops
 from systolic.simulator import SimulatedRun
 
 
@@ -55,47 +56,39 @@ class Comparison:
     @property
     def before_us(self) -> float:
         """The first's simulated time."""
-        return self._time("before")
+        return self.rows[0].before or 0.0
 
     @property
     def after_us(self) -> float:
         """The second's simulated time."""
-        return self._time("after")
+        return self.rows[0].after or 0.0
 
     @property
     def slower(self) -> float:
         """How much longer the second takes, relative to the first: 0.1 is a tenth longer."""
-        return self.after_us / self.before_us - 1 if self.before_us else 0.0
-
-    def _time(self, side: str) -> float:
-        value = getattr(self.rows[0], side)
-        assert value is not None
-        return value
+        return self.rows[0].change or 0.0
 
 
 def compare_runs(before: SimulatedRun, after: SimulatedRun, *, names: tuple[str, str]) -> Comparison:
-    """Time and waiting of two runs, of the functions named."""
+    """Compares time and waiting of two runs; `names` are those of their functions."""
     rows = (*_time_rows(before, after), *_waiting_rows(before, after))
     return Comparison(chip=after.chip, before=names[0], after=names[1], rows=rows)
 
 
 def compare_explanations(before: Explanation, after: Explanation) -> Comparison:
-    """Everything that two explanations both say in numbers, and the findings that went and came."""
-    gone, new = _only(before, after), _only(after, before)
+    """Compares the numbers of two explanations, and lists the findings that went and came."""
     first, second = before.run, after.run
+    xla = [program(each, "xla") for each in (before, after)]
     rows = [
         *_time_rows(first, second),
-        _row("time", "rate", "Tflop/s", _rate(before), _rate(after)),
-        _row("time", "XLA", "µs", _xla_us(before), _xla_us(after)),
+        _row("time", "rate", "Tflop/s", *(rate_tflops(each.programs[0]) for each in (before, after))),
+        _row("time", "XLA", "µs", *(found.time_us if found else None for found in xla)),
         *_waiting_rows(first, second),
-        _row("units", "matrix units busy", "share", first.matrix_busy_share, second.matrix_busy_share),
-        _row("units", "HBM busy", "share", first.copy_busy_share, second.copy_busy_share),
+        *_fields(first, second, "units", "share", matrix_busy_share="matrix units busy", copy_busy_share="HBM busy"),
         *_units(first, second),
-        _row("memory", "HBM read", "bytes", first.hbm_read_bytes, second.hbm_read_bytes),
-        _row("memory", "HBM written", "bytes", first.hbm_written_bytes, second.hbm_written_bytes),
-        _row("memory", "VMEM", "bytes", first.vmem_bytes, second.vmem_bytes),
-        _row("memory", "spilled registers", "bytes", first.spill_bytes, second.spill_bytes),
-        _row("memory", "code", "bundles", first.bundles, second.bundles),
+        *_fields(first, second, "memory", "bytes", hbm_read_bytes="HBM read", hbm_written_bytes="HBM written"),
+        *_fields(first, second, "memory", "bytes", vmem_bytes="VMEM", spill_bytes="spilled registers"),
+        *_fields(first, second, "memory", "bundles", bundles="code"),
         *_traffic(before.traffic, after.traffic),
     ]
     return Comparison(
@@ -103,8 +96,8 @@ def compare_explanations(before: Explanation, after: Explanation) -> Comparison:
         before=before.function,
         after=after.function,
         rows=tuple(row for row in rows if row.before is not None or row.after is not None),
-        findings_gone=gone,
-        findings_new=new,
+        findings_gone=_only(before, after),
+        findings_new=_only(after, before),
     )
 
 
@@ -112,35 +105,39 @@ def _row(group: str, quantity: str, unit: str, before: float | None, after: floa
     return ComparedRow(group=group, quantity=quantity, unit=unit, before=before, after=after)
 
 
-def _time_rows(before: SimulatedRun, after: SimulatedRun) -> tuple[ComparedRow, ...]:
-    return (
-        _row("time", "simulated time", "µs", before.time_us, after.time_us),
-        _row("time", "cycles", "cycles", before.cycles, after.cycles),
-    )
+def _fields(
+    before: SimulatedRun, after: SimulatedRun, group: str, unit: str, **quantities: str
+) -> Iterable[ComparedRow]:
+    """Compares fields of two runs; `quantities` names them for the reader."""
+    for field, quantity in quantities.items():
+        yield _row(group, quantity, unit, getattr(before, field), getattr(after, field))
 
 
-def _waiting_rows(before: SimulatedRun, after: SimulatedRun) -> tuple[ComparedRow, ...]:
-    return (
-        _row("waiting", "all causes", "share", before.stall_share, after.stall_share),
-        *_each("waiting", "share", before.stalls, after.stalls),
-    )
+def _time_rows(before: SimulatedRun, after: SimulatedRun) -> Iterable[ComparedRow]:
+    yield from _fields(before, after, "time", "µs", time_us="simulated time")
+    yield from _fields(before, after, "time", "cycles", cycles="cycles")
+
+
+def _waiting_rows(before: SimulatedRun, after: SimulatedRun) -> Iterable[ComparedRow]:
+    yield from _fields(before, after, "waiting", "share", stall_share="all causes")
+    yield from _each("waiting", "share", before.stalls, after.stalls)
 
 
 def _units(before: SimulatedRun, after: SimulatedRun) -> Iterable[ComparedRow]:
     # The matrix units and HBM have rows of their own.
     shown = [{unit: share for unit, share in run.busy.items() if unit not in ("mxu", "dma")} for run in (before, after)]
-    return _each("units", "share", shown[0], shown[1])
+    return _each("units", "share", *shown)
 
 
 def _each(group: str, unit: str, before: Mapping[str, float], after: Mapping[str, float]) -> Iterable[ComparedRow]:
-    """A row for each name of either side; what is nothing on both says nothing."""
+    """Makes a row for each name of either side; what is nothing on both is left out."""
     for name in dict.fromkeys((*before, *after)):
         if before.get(name) or after.get(name):
             yield _row(group, name, unit, before.get(name), after.get(name))
 
 
 def _traffic(before: tuple[OperandTraffic, ...], after: tuple[OperandTraffic, ...]) -> Iterable[ComparedRow]:
-    """Operands by their names; kernels' names count only where there are several kernels."""
+    """Compares operands by their names; kernels' names count only where there are several kernels."""
     several = any(len({operand.kernel for operand in side}) > 1 for side in (before, after))
 
     def moved(operands: tuple[OperandTraffic, ...]) -> dict[str, float]:
@@ -151,15 +148,6 @@ def _traffic(before: tuple[OperandTraffic, ...], after: tuple[OperandTraffic, ..
         }
 
     return _each("traffic", "bytes", moved(before), moved(after))
-
-
-def _rate(explanation: Explanation) -> float | None:
-    mine = explanation.programs[0]
-    return mine.flops / mine.time_us / 1e6 if mine.time_us and mine.flops else None
-
-
-def _xla_us(explanation: Explanation) -> float | None:
-    return next((found.time_us for found in explanation.programs if found.role == "xla"), None)
 
 
 def _only(explanation: Explanation, other: Explanation) -> tuple[str, ...]:

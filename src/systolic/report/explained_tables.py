@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from systolic.compiler import short_place
-from systolic.explaining.explanation import Explanation, OperandTraffic, Program
+from systolic.explaining import Explanation, OperandTraffic, Program
 from systolic.report.written import megabytes, mib, percent, us
 from systolic.simulator import OpRun, SimulatedRun
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.explaining.explanation import Explanation
+from systolic.explaining import Explanation
 from systolic.report.explained_tables import program, rate_tflops
 from systolic.report.written import mib, percent, round_mib, us
 
@@ -54,14 +54,13 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
         speed = xla.time_us / run.time_us
         beside = f"{xla.label} takes {us(xla.time_us)} µs"
         found.append(Figure(title="speed beside XLA", value=f"{speed:.2f}", unit="×", beside=beside))
-    moved = run.hbm_read_bytes + run.hbm_written_bytes
     found += [
         _share(
             "matrix units busy",
             run.matrix_busy_share,
             f"{run.matrix_units} a core" + (f", of all {len(run.cores)} cores" if len(run.cores) > 1 else ""),
         ),
-        _share("HBM busy", run.copy_busy_share, f"{moved / 1e6:,.1f} MB moved"),
+        _share("HBM busy", run.copy_busy_share, f"{run.hbm_bytes / 1e6:,.1f} MB moved"),
         _share("waiting", run.stall_share, "of the core's time"),
     ]
     if run.vmem_bytes:

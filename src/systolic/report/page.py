@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from systolic.explaining.explanation import Explanation
+from systolic.explaining import Explanation
 from systolic.report import charts, explained_tables, timeline_charts
 from systolic.report.headline import figures, time_parts
 from systolic.report.roofline_chart import roofline, roofline_key
@@ -22,9 +22,9 @@ class Plot:
     """One plot of the page.
 
     Attributes:
-      name: of its elements.
-      title: below it.
-      words: what a reader hears who does not see it.
+      name: the name of its HTML elements.
+      title: the caption.
+      words: the text for readers who do not see it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class WindowPart:
 
 
 def explanation_page(explanation: Explanation) -> str:
-    """The page: HTML of about a megabyte, most of which is the library that draws the plots.
+    """Writes the page: HTML of about a megabyte, most of which is the library that draws the plots.
 
     It loads nothing and sends nothing: its Content-Security-Policy forbids it. Plots can be moved and zoomed; without
     JavaScript the tables remain.
@@ -85,14 +85,14 @@ def explanation_page(explanation: Explanation) -> str:
 
 @functools.cache
 def _bundle() -> str:
-    """Vega, Vega-Lite and Vega-Embed. It takes a second to make."""
+    """Bundles Vega, Vega-Lite and Vega-Embed, which takes a second."""
     import vl_convert
 
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
 def _policy(scripts: list[str]) -> str:
-    """Only the page's own scripts run, and nothing is fetched. Vega makes functions of expressions: `unsafe-eval`."""
+    """Lets only the page's own scripts run, and nothing be fetched. Vega needs `unsafe-eval` for its expressions."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
     )
@@ -100,7 +100,7 @@ def _policy(scripts: list[str]) -> str:
 
 
 def _plots(explanation: Explanation) -> dict[str, Plot]:
-    """By name; what there is nothing to draw of is not among them."""
+    """Draws the plots, by name; those of which there is nothing to draw are left out."""
     run = explanation.run
     found = {
         "roofline": (
@@ -174,7 +174,7 @@ def _tables(explanation: Explanation) -> dict[str, Any]:
 
 
 def _roof_words(explanation: Explanation) -> str:
-    """How far the function is below the roof, where that is known."""
+    """Says how far the function is below the roof, where that is known."""
     mine, roof = explanation.programs[0], explanation.roofline
     rate = explained_tables.rate_tflops(mine)
     if rate is None or not mine.hbm_bytes:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from systolic.explaining.explanation import Explanation, Program
-from systolic.report.charts import KeyItem, Spec, finished
+from systolic.explaining import Explanation, Program
+from systolic.report.charts import KeyItem, Spec, colours, data, finished, tooltips
 from systolic.report.explained_tables import rate_tflops
 
 _ROLES = {"this": "this kernel", "xla": "XLA", "other": "another function", "change": "a change of it"}
 
 
 def roofline_key(explanation: Explanation) -> tuple[KeyItem, ...]:
-    """Of `roofline`."""
+    """Says what the marks of `roofline` mean."""
     roof = explanation.roofline
     roles = [role for role in _ROLES if any(found.role == role and found.time_us for found in explanation.programs)]
     return (
@@ -23,7 +23,7 @@ def roofline_key(explanation: Explanation) -> tuple[KeyItem, ...]:
 
 
 def roofline(explanation: Explanation) -> Spec | None:
-    """Rates over operations per HBM byte, below the roof; None where no program has both."""
+    """Draws rates over operations per HBM byte, below the roof; None where no program has both."""
     import altair as alt
 
     placed = [found for found in explanation.programs if rate_tflops(found) and found.hbm_bytes]
@@ -55,7 +55,7 @@ def roofline(explanation: Explanation) -> Spec | None:
         axis=alt.Axis(format="~g", tickCount=6),
     )
     lines = (
-        alt.Chart(alt.Data(values=roofs))
+        data(roofs)
         .mark_line(strokeWidth=2.5, color="var(--roof)", strokeJoin="round")
         .encode(
             x=x,
@@ -66,38 +66,33 @@ def roofline(explanation: Explanation) -> Spec | None:
         )
     )
     label = (
-        alt.Chart(alt.Data(values=[{"intensity": right, "tflops": peak, "text": f"{roof.dtype} peak {peak:,.0f}"}]))
+        data([{"intensity": right, "tflops": peak, "text": f"{roof.dtype} peak {peak:,.0f}"}])
         .mark_text(align="right", baseline="bottom", dy=-5, fontWeight=600, color="var(--roof)")
         .encode(x=x, y=y, text="text:N")
     )
-    colours = alt.Color(
-        "role:N",
-        scale=alt.Scale(domain=[_ROLES[role] for role in _ROLES], range=[f"var(--{role})" for role in _ROLES]),
-        legend=None,
-    )
+    colour = colours("role", {title: f"var(--{role})" for role, title in _ROLES.items()})
     tooltip = [
-        alt.Tooltip("label:N", title="program"),
+        *tooltips(label="program"),
         alt.Tooltip("tflops:Q", title="Tflop/s", format=",.1f"),
         alt.Tooltip("intensity:Q", title="flop/byte", format=",.1f"),
-        alt.Tooltip("time:N", title="simulated"),
+        *tooltips(time="simulated"),
     ]
-    data = alt.Data(values=points)
     dots = (
-        alt.Chart(data)
+        data(points)
         .mark_point(filled=True, opacity=0.95, stroke="var(--paper)", strokeWidth=1.5)
         .encode(
             x=x,
             y=y,
-            color=colours,
+            color=colour,
             size=alt.condition("datum.role == 'this kernel'", alt.value(230), alt.value(110)),
             tooltip=tooltip,
         )
     )
     named = (
-        alt.Chart(data)
+        data(points)
         .transform_filter("datum.role != 'a change of it'")
         .mark_text(align="left", dx=11, fontWeight=600, limit=260)
-        .encode(x=x, y=y, text="label:N", color=colours)
+        .encode(x=x, y=y, text="label:N", color=colour)
     )
     return finished((lines + label + dots + named).properties(height=360))
 

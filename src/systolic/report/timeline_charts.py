@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from systolic.explaining.explanation import Window
-from systolic.report.charts import Spec, finished
+from systolic.explaining import Window
+from systolic.report.charts import Spec, colours, data, finished, tooltips
 from systolic.report.timeline import TITLES, Activity, BusyLane, View, busy_lanes
 from systolic.simulator import SimulatedRun
 
@@ -26,7 +26,7 @@ COLOURS: dict[Activity, str] = {
 
 
 def window_plot(found: View, begin_us: float, end_us: float) -> Spec:
-    """One stretch of the timeline, to be moved by dragging and zoomed by Ctrl and the wheel."""
+    """Draws one stretch of the timeline, to be moved by dragging and zoomed by Ctrl and the wheel."""
     import altair as alt
 
     rows = [
@@ -47,10 +47,10 @@ def window_plot(found: View, begin_us: float, end_us: float) -> Spec:
         encodings=["x"],
         zoom="wheel![event.ctrlKey || event.metaKey]",
     )
-    base = alt.Chart(alt.Data(values=rows)).encode(
+    base = data(rows).encode(
         y=alt.Y("lane:N", title=None, sort=list(found.lanes), axis=alt.Axis(domain=False, ticks=False, labelLimit=110))
     )
-    kinds: list[Activity] = [kind for kind in TITLES if any(bar.activity == kind for bar in found.bars)]
+    kinds = {kind: COLOURS[kind] for kind in TITLES if any(bar.activity == kind for bar in found.bars)}
     bars = (
         base.mark_bar(clip=True, height={"band": 0.78}, cornerRadius=2, stroke="var(--paper)", strokeWidth=0.75)
         .encode(
@@ -61,11 +61,7 @@ def window_plot(found: View, begin_us: float, end_us: float) -> Spec:
                 axis=alt.Axis(tickCount=8),
             ),
             x2="end:Q",
-            color=alt.Color(
-                "activity:N",
-                scale=alt.Scale(domain=kinds, range=[COLOURS[kind] for kind in kinds]),
-                legend=None,
-            ),
+            color=colours("activity", kinds),
             tooltip=alt.Tooltip("detail:N"),
         )
         .add_params(zoom)
@@ -85,7 +81,7 @@ def window_plot(found: View, begin_us: float, end_us: float) -> Spec:
 
 
 def overview_plot(run: SimulatedRun, windows: Sequence[Window]) -> Spec | None:
-    """How busy each lane is over the whole run, with the windows marked by their numbers; None without a timeline."""
+    """Draws how busy each lane is over the whole run, with the windows numbered; None without a timeline."""
     import altair as alt
 
     lanes = busy_lanes(run, 0, run.time_us, _PIECES)
@@ -113,11 +109,11 @@ def overview_plot(run: SimulatedRun, windows: Sequence[Window]) -> Spec | None:
         scale=alt.Scale(domain=[0, run.time_us], nice=False),
         axis=alt.Axis(tickCount=8),
     )
-    kinds: list[Activity] = [lane.activity for lane in lanes]
+    kinds = {lane.activity: COLOURS[lane.activity] for lane in lanes}
     tracks = [{"base": at + 0.82, "top": at, "begin": 0, "end": run.time_us} for at in range(len(lanes))]
-    track = alt.Chart(alt.Data(values=tracks)).mark_rect(color="var(--track)", opacity=0.45)
-    busy = alt.Chart(alt.Data(values=[row for row in rows if row["share"] is not None])).mark_rect()
-    gone = alt.Chart(alt.Data(values=[row for row in rows if row["share"] is None])).mark_rect(color="var(--line)")
+    track = data(tracks).mark_rect(color="var(--track)", opacity=0.45)
+    busy = data([row for row in rows if row["share"] is not None]).mark_rect()
+    gone = data([row for row in rows if row["share"] is None]).mark_rect(color="var(--line)")
     layers = track.encode(x=x, x2="end:Q", y=y, y2="top:Q")
     if windows:
         layers += _marks(windows, x)
@@ -126,11 +122,9 @@ def overview_plot(run: SimulatedRun, windows: Sequence[Window]) -> Spec | None:
         x2="end:Q",
         y=y,
         y2="top:Q",
-        color=alt.Color(
-            "activity:N", scale=alt.Scale(domain=kinds, range=[COLOURS[kind] for kind in kinds]), legend=None
-        ),
+        color=colours("activity", kinds),
         tooltip=[
-            alt.Tooltip("title:N", title="lane"),
+            *tooltips(title="lane"),
             alt.Tooltip("begin:Q", title="from µs", format=",.2f"),
             alt.Tooltip("share:Q", title="busy", format=".0%"),
         ],
@@ -140,7 +134,7 @@ def overview_plot(run: SimulatedRun, windows: Sequence[Window]) -> Spec | None:
 
 
 def _pieces(lane: BusyLane, at: int, time_us: float) -> list[dict[str, Any]]:
-    """Rectangles from a lane's ground upwards; neighbours of one height are one."""
+    """Makes rectangles from a lane's ground upwards; neighbours of one height are one."""
     rows: list[dict[str, Any]] = []
     width = time_us / max(1, len(lane.shares))
     for piece, exact in enumerate(lane.shares):
@@ -166,19 +160,16 @@ def _pieces(lane: BusyLane, at: int, time_us: float) -> list[dict[str, Any]]:
 def _marks(windows: Sequence[Window], x: Any) -> Any:
     import altair as alt
 
-    data = alt.Data(
-        values=[
+    marks = data(
+        [
             {"begin": each.begin_us, "end": each.end_us, "number": str(at + 1), "title": each.title}
             for at, each in enumerate(windows)
         ]
     )
-    bands = alt.Chart(data).mark_rect(color="var(--this)", opacity=0.13, stroke="var(--this)", strokeWidth=1)
-    numbers = (
-        alt.Chart(data)
-        .transform_calculate(middle="(datum.begin + datum.end) / 2")
-        .mark_text(color="var(--this)", fontWeight=700, fontSize=13, baseline="top", dy=3)
+    bands = marks.mark_rect(color="var(--this)", opacity=0.13, stroke="var(--this)", strokeWidth=1)
+    numbers = marks.transform_calculate(middle="(datum.begin + datum.end) / 2").mark_text(
+        color="var(--this)", fontWeight=700, fontSize=13, baseline="top", dy=3
     )
-    tooltip = alt.Tooltip("title:N", title="window")
-    return bands.encode(x=x, x2="end:Q", y=alt.value(0), y2=alt.value("height"), tooltip=tooltip) + numbers.encode(
-        x="middle:Q", y=alt.value(0), text="number:N", tooltip=tooltip
-    )
+    tooltip, top = tooltips(title="window"), alt.value(0)
+    bands = bands.encode(x=x, x2="end:Q", y=top, y2=alt.value("height"), tooltip=tooltip)
+    return bands + numbers.encode(x="middle:Q", y=top, text="number:N", tooltip=tooltip)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from systolic.report.plots import save_png
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from typing import Any
 
 _LIMITS = {"matrix units": "#2da44e", "copies": "#1f6feb", "starting copies": "#d1690e", "the other core": "#8250df"}
-_OTHER, _XLA = "#57606a", "#8b949e"
+_OTHER, _XLA, _BEST = "#57606a", "#8b949e", "#cf222e"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,45 +20,44 @@ class TrialPoint:
     limit: str
 
 
-def draw_trials(axes: Axes, points: Sequence[TrialPoint], *, provenance: str, xla_us: float | None) -> None:
-    """Draws times over tile volumes into `axes`: a colour for each limit, the fastest ringed, XLA as a line.
+def trials_plot(points: Sequence[TrialPoint], *, title: str, provenance: str, xla_us: float | None) -> Any:
+    """Draws times over tile volumes: a colour for each limit, the fastest ringed, XLA as a line.
 
     Args:
       points: at least one.
       provenance: how the times are known: modelled, simulated or measured.
       xla_us: XLA's time; None: not drawn.
+
+    Returns:
+      An Altair chart, for `save_png`.
     """
-    for limit in dict.fromkeys(point.limit for point in points):
-        shown = [point for point in points if point.limit == limit]
-        axes.plot(
-            [point.volume for point in shown],
-            [point.time_us for point in shown],
-            "o",
-            color=_LIMITS.get(limit, _OTHER),
-            alpha=0.8,
-            label=f"limited by {limit} ({len(shown)})",
-        )
+    import altair as alt
+
+    counts = Counter(point.limit for point in points)
+    names = {limit: f"limited by {limit} ({count})" for limit, count in counts.items()}
+    series = {name: _LIMITS.get(limit, _OTHER) for limit, name in names.items()}
+    series |= {"best": _BEST} | ({"XLA": _XLA} if xla_us is not None else {})
     best = min(points, key=lambda point: point.time_us)
-    axes.plot([best.volume], [best.time_us], "o", markersize=13, markerfacecolor="none", color="#cf222e", label="best")
+    x = alt.X(
+        "volume:Q",
+        title="volume of a tile, m · k · n",
+        scale=alt.Scale(type="log", base=2, nice=False, padding=15),
+        axis=alt.Axis(labelExpr="'2^' + format(log(datum.value) / log(2), 'd')"),
+    )
+    y = alt.Y("time_us:Q", title=f"{provenance} µs", scale=alt.Scale(zero=False))
+    scale = alt.Scale(domain=list(series), range=list(series.values()))
+    colour = alt.Color("series:N", title=None, scale=scale, legend=alt.Legend(labelLimit=300))
+
+    def drawn(rows: list[dict[str, Any]]) -> Any:
+        return alt.Chart(alt.Data(values=rows)).encode(y=y, color=colour)
+
+    def row(point: TrialPoint, name: str) -> dict[str, Any]:
+        return {"volume": point.volume, "time_us": point.time_us, "series": name}
+
+    layers = [
+        drawn([row(point, names[point.limit]) for point in points]).mark_point(filled=True, size=60).encode(x=x),
+        drawn([row(best, "best")]).mark_point(size=220, strokeWidth=2).encode(x=x),
+    ]
     if xla_us is not None:
-        axes.axhline(xla_us, color=_XLA, linestyle="--", label="XLA")
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("volume of a tile, m · k · n")
-    axes.set_ylabel(f"{provenance} µs")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False)
-
-
-def plot_trials(points: Sequence[TrialPoint], path: Path, *, title: str, provenance: str, xla_us: float | None) -> Path:
-    """Writes the picture of `draw_trials` as a PNG to `path`; returns `path`.
-
-    Raises:
-      OSError: the file cannot be written.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
-    axes = figure.subplots()
-    draw_trials(axes, points, provenance=provenance, xla_us=xla_us)
-    axes.set_title(title, fontsize=11)
-    return save_png(figure, path)
+        layers.append(drawn([{"time_us": xla_us, "series": "XLA"}]).mark_rule(strokeDash=[5, 4]))
+    return alt.layer(*layers).properties(title=title, width=520, height=340)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from systolic.report.plots import save_png
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from typing import Any
 
 BAND = 0.15
-_MARKERS, _COLOURS = "osD^vP", ("#1f6feb", "#d1690e", "#2da44e", "#8250df", "#cf222e", "#57606a")
+_COLOURS = ("#1f6feb", "#d1690e", "#2da44e", "#8250df", "#cf222e", "#57606a")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,50 +20,39 @@ class TimePoint:
     predicted_us: float
 
 
-def draw_predictions(axes: Axes, points: Sequence[TimePoint], *, provenance: str) -> None:
-    """Draws predicted over measured times into `axes`, both logarithmic: a marker a chip, the diagonal, ±15 %.
+def predictions_plot(points: Sequence[TimePoint], *, title: str, provenance: str) -> Any:
+    """Draws predicted over measured times, both logarithmic: a colour a chip, the diagonal, ±15 % around it.
 
     Args:
       points: at least one.
       provenance: how the predictions are known: modelled or simulated.
+
+    Returns:
+      An Altair chart, for `save_png`.
     """
+    import altair as alt
+
     times = [time for point in points for time in (point.measured_us, point.predicted_us)]
     ends = (min(times) / 1.5, max(times) * 1.5)
-    band = [[end * (1 + sign * BAND) for end in ends] for sign in (-1, 1)]
-    axes.fill_between(ends, band[0], band[1], color="#8b949e", alpha=0.25, linewidth=0, label=f"±{BAND:.0%}")
-    axes.plot(ends, ends, color="#57606a", linewidth=1, label="as measured")
-    for index, chip in enumerate(dict.fromkeys(point.chip for point in points)):
-        shown = [point for point in points if point.chip == chip]
-        axes.plot(
-            [point.measured_us for point in shown],
-            [point.predicted_us for point in shown],
-            linestyle="none",
-            marker=_MARKERS[index % len(_MARKERS)],
-            color=_COLOURS[index % len(_COLOURS)],
-            markerfacecolor="none",
-            label=f"{chip} ({len(shown)})",
-        )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(*ends)
-    axes.set_ylim(*ends)
-    axes.set_aspect("equal")
-    axes.set_xlabel("measured µs, less dispatch")
-    axes.set_ylabel(f"{provenance} µs")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="upper left")
-
-
-def plot_predictions(points: Sequence[TimePoint], path: Path, *, title: str, provenance: str) -> Path:
-    """Writes the picture of `draw_predictions` as a PNG to `path`, whose folder is made; returns `path`.
-
-    Raises:
-      OSError: the file cannot be written.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 6), layout="constrained")
-    axes = figure.subplots()
-    draw_predictions(axes, points, provenance=provenance)
-    axes.set_title(title, fontsize=11)
-    return save_png(figure, path)
+    scale = alt.Scale(type="log", domain=list(ends), nice=False)
+    x = alt.X("measured:Q", title="measured µs, less dispatch", scale=scale)
+    y = alt.Y("predicted:Q", title=f"{provenance} µs", scale=scale)
+    edges = [{"measured": end, "predicted": end, "low": end * (1 - BAND), "high": end * (1 + BAND)} for end in ends]
+    counts = Counter(point.chip for point in points)
+    names = {chip: f"{chip} ({count})" for chip, count in counts.items()}
+    rows = [
+        {"measured": point.measured_us, "predicted": point.predicted_us, "chip": names[point.chip]} for point in points
+    ]
+    colours = alt.Scale(domain=list(names.values()), range=_COLOURS)
+    diagonal = alt.Chart(alt.Data(values=edges)).encode(x=x)
+    chips = alt.Chart(alt.Data(values=rows)).mark_point(size=45, clip=True)
+    return alt.layer(
+        diagonal.mark_area(color="#8b949e", opacity=0.25, clip=True).encode(y=alt.Y("low:Q", scale=scale), y2="high:Q"),
+        diagonal.mark_line(color="#57606a", strokeWidth=1).encode(y=y),
+        chips.encode(
+            x=x,
+            y=y,
+            color=alt.Color("chip:N", title=f"±{BAND:.0%} is grey", scale=colours),
+            shape=alt.Shape("chip:N", scale=alt.Scale(domain=list(names.values()))),
+        ),
+    ).properties(title=title, width=440, height=440)

@@ -1,33 +1,33 @@
-"""One core of a device: its matrix units, its memory, and the programs that it is in the middle of."""
+"""One core of a device: its MXUs, its memory, and the programs that it is in the middle of."""
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from systolic.chips import Chip
 from systolic.simulator.errors import SimulationError, check_most
-from systolic.simulator.hardware.copies import CopyEngine
-from systolic.simulator.hardware.loops import Laps, LoopTime
-from systolic.simulator.hardware.matrix import MatrixUnits
-from systolic.simulator.hardware.memory import Contents, Memory, Words
-from systolic.simulator.hardware.rounds import Rounds
+from systolic.simulator.hardware.dma import DmaEngine
+from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.loop_timer import LoopTime, LoopTimer
+from systolic.simulator.hardware.memory import ROW_WORDS, Contents, Memory, Words
+from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import COMPUTED, Unknown
-from systolic.simulator.machine import Machine, Mailboxes, Passed, Progress
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.records import CopySize, CoreRun, OpRun, RegionRun
+from systolic.simulator.sequencer import Mailboxes, Passed, Progress, Sequencer
 from systolic.simulator.translating.names import parameter_address
 from systolic.simulator.translating.translate import Translation
 
 TOP_LEVEL = "TLP"
-# Of an argument whose contents are not known, neither is its size; a copy of any part of it says whose it was.
+# Where the contents of an argument are not known, neither is its size; a copy of any part of it then says whose it is.
 _UNKNOWN_WORDS = 1 << 20
 _MOST_DEPTH = 30
-_ROW_WORDS = 128  # addresses in HBM and VMEM count rows of 512 bytes
 
 # What a called operation's operand holds: (operation, which call of it, operand's index) → contents, or None where
 # there is nothing better than what the program's own copies bring.
@@ -35,7 +35,7 @@ OperandWords = Callable[[str, int, int], Contents | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class DeviceSetup:
     """What all cores of a device run, and what the program is given."""
 
     chip: Chip
@@ -47,31 +47,31 @@ class Setup:
     initial: Callable[[int], int]  # words of scalar memory that the runtime has written
     assumed_zero: frozenset[str]  # operations in which computed values that are not known count as zero
     remember: bool
-    max_rounds: int
+    max_iterations: int
 
 
 class Core:
     """One core, ready to run the top-level program."""
 
     def __init__(
-        self, setup: Setup, copies: CopyEngine, mailboxes: Mailboxes, number: int, timeline: Timeline | None
+        self, setup: DeviceSetup, dma: DmaEngine, mailboxes: Mailboxes, number: int, timeline: Timeline | None
     ) -> None:
         self._setup = setup
-        self._copies = copies
+        self._dma = dma
         self._mailboxes = mailboxes
         self._number = number
         self._timeline = timeline
-        self._rounds = Rounds(setup.max_rounds)
-        self._memory = Memory(setup.initial, self._rounds)
-        self._units = {
-            name: MatrixUnits(setup.chip.machine, program.segments, remember=setup.remember, timeline=timeline)
+        self._iterations = IterationBudget(setup.max_iterations)
+        self._memory = Memory(setup.initial, self._iterations)
+        self._mxus = {
+            name: Mxus(setup.chip.machine, program.segments, remember=setup.remember, timeline=timeline)
             for name, program in setup.translations.items()
         }
-        self._tallies: dict[str, _Tally] = {}
-        self._depth: list[Machine] = []
+        self._op_totals: dict[str, _OpTotals] = {}
+        self._depth: list[Sequencer] = []
         for index, words in enumerate(setup.parameters):
             size = _UNKNOWN_WORDS if isinstance(words, Unknown) else max(1, len(words))
-            self._memory.define("hbm", self._parameter(index) * _ROW_WORDS, size, functools.partial(_itself, words))
+            self._memory.define("hbm", self._parameter(index) * ROW_WORDS, size, functools.partial(_itself, words))
 
     @property
     def waits_for(self) -> str:
@@ -80,31 +80,29 @@ class Core:
 
     def run(self) -> Progress:
         """Runs the top-level program from cycle 0."""
-        machine = self._machine(TOP_LEVEL, 0, {})
-        return (yield from self._inside(machine, 0))
+        return (yield from self._inside(self._sequencer(TOP_LEVEL, 0, {}), 0))
 
-    def _inside(self, machine: Machine, time: int) -> Progress:
+    def _inside(self, sequencer: Sequencer, time: int) -> Progress:
         check_most(len(self._depth), _MOST_DEPTH, "programs, each called by the one before")
-        self._depth.append(machine)
-        end = yield from machine.run(time)
+        self._depth.append(sequencer)
+        end = yield from sequencer.run(time)
         self._depth.pop()
         return end
 
-    def _machine(self, name: str, time: int, passed: Mapping[str, int | Unknown]) -> Machine:
-        model = self._setup.chip.machine
-        return Machine(
+    def _sequencer(self, name: str, time: int, passed: Mapping[str, int | Unknown]) -> Sequencer:
+        return Sequencer(
             self._setup.translations[name],
-            self._copies,
+            self._dma,
             self._mailboxes,
-            self._units[name],
+            self._mxus[name],
             self._memory,
-            Laps(name, time, self._timeline if name != TOP_LEVEL else None),
+            LoopTimer(name, time, self._timeline if name != TOP_LEVEL else None),
             core=self._number,
             passed=passed,
             parameter=self._parameter,
             call=self._call,
-            model=model,
-            rounds=self._rounds,
+            model=self._setup.chip.machine,
+            iterations=self._iterations,
             assume_zero=name in self._setup.assumed_zero,
         )
 
@@ -117,10 +115,10 @@ class Core:
         translation = self._setup.translations.get(name)
         if translation is None:
             raise SimulationError(f"the program calls {name}, of which there is no listing")
-        self._rounds.spend(1)
-        tally = self._tallies.get(name)
-        if tally is None:
-            tally = self._tallies[name] = _Tally(begin=time)
+        self._iterations.spend(1)
+        totals = self._op_totals.get(name)
+        if totals is None:
+            totals = self._op_totals[name] = _OpTotals(begin=time)
         registers = dict(passed)
         places = ((operand, registers.get(operand.register)) for operand in translation.operands if operand.is_input)
         inputs = {(operand.space, at) for operand, at in places if isinstance(at, int)}
@@ -135,11 +133,13 @@ class Core:
                 self._overwritten(name, operand, registers)
         for operand in translation.operands:
             if operand.is_input:
-                self._hand_over(name, tally.calls, operand, registers)
-        machine = self._machine(name, time, registers)
+                self._hand_over(name, totals.calls, operand, registers)
+        sequencer = self._sequencer(name, time, registers)
         before = self._totals(name)
-        end = yield from self._inside(machine, time)
-        tally.add(time, end, self._totals(name), before, machine.counts, machine.laps.longest(time, end))
+        end = yield from self._inside(sequencer, time)
+        after = self._totals(name)
+        spent = {what: after[what] - count for what, count in before.items()}
+        totals.add(time, end, spent, sequencer.counts, sequencer.timer.longest(time, end))
         for operand in in_place:
             self._overwritten(name, operand, registers)
         if self._timeline is not None:
@@ -156,7 +156,7 @@ class Core:
             words = contents()
             registers[operand.register] = words if isinstance(words, Unknown) else words[0]
         elif not isinstance(at, Unknown):
-            address = at if operand.space == "smem" else at * _ROW_WORDS
+            address = at if operand.space == "smem" else at * ROW_WORDS
             self._check_first_word(name, operand, address, contents)
             self._memory.define(operand.space, address, operand.padded_words, contents)
 
@@ -177,36 +177,37 @@ class Core:
         at = registers.get(operand.register, COMPUTED)
         if operand.space in ("hbm", "vmem", "cmem") and not isinstance(at, Unknown):
             result = functools.partial(_itself, Unknown(f"what {name} computes"))
-            self._memory.define(operand.space, at * _ROW_WORDS, operand.padded_words, result)
+            self._memory.define(operand.space, at * ROW_WORDS, operand.padded_words, result)
 
     # ---- what it all came to ----
 
-    def _totals(self, name: str) -> tuple[int, ...]:
-        counts, units = self._copies.counts[self._number], self._units[name]
-        return (
-            counts.copy_stall_cycles,
-            counts.semaphore_stall_cycles,
-            counts.overhead_cycles,
-            counts.hbm_read_bytes,
-            counts.hbm_written_bytes,
-            counts.copies,
-            units.stall_cycles,
-            units.busy_cycles,
-        )
+    def _totals(self, name: str) -> dict[str, int]:
+        """What the core has counted so far that `OpRun` has too; of the MXUs, in this operation."""
+        counts, mxus = self._dma.counts[self._number], self._mxus[name]
+        return {
+            "copy_stall_cycles": counts.copy_stall_cycles,
+            "semaphore_stall_cycles": counts.semaphore_stall_cycles,
+            "overhead_cycles": counts.overhead_cycles,
+            "hbm_read_bytes": counts.hbm_read_bytes,
+            "hbm_written_bytes": counts.hbm_written_bytes,
+            "copies": counts.copies,
+            "matrix_stall_cycles": mxus.stall_cycles,
+            "matrix_busy_cycles": mxus.busy_cycles,
+        }
 
     def result(self, cycles: int) -> CoreRun:
-        """What this core did, now that it is over."""
-        counts = self._copies.counts[self._number]
+        """Reports what this core did, now that it is over."""
+        counts = self._dma.counts[self._number]
         timeline = self._timeline
         return CoreRun(
             core=self._number,
             cycles=cycles,
-            ops=tuple(self._op(name, tally) for name, tally in self._tallies.items()),
+            ops=tuple(self._op(name, totals) for name, totals in self._op_totals.items()),
             copy_stall_cycles=counts.copy_stall_cycles,
             semaphore_stall_cycles=counts.semaphore_stall_cycles,
             copy_overhead_cycles=counts.overhead_cycles,
-            matrix_stall_cycles=sum(unit.stall_cycles for unit in self._units.values()),
-            matrix_busy_cycles=sum(unit.busy_cycles for unit in self._units.values()),
+            matrix_stall_cycles=sum(unit.stall_cycles for unit in self._mxus.values()),
+            matrix_busy_cycles=sum(unit.busy_cycles for unit in self._mxus.values()),
             hbm_read_bytes=counts.hbm_read_bytes,
             hbm_written_bytes=counts.hbm_written_bytes,
             copies=counts.copies,
@@ -218,33 +219,25 @@ class Core:
             spans_left_out=timeline.left_out if timeline is not None else 0,
         )
 
-    def _op(self, name: str, tally: _Tally) -> OpRun:
+    def _op(self, name: str, totals: _OpTotals) -> OpRun:
         use = self._setup.uses.get(name)
         hlo = self._setup.hlo
-        copy_stall, semaphore_stall, overhead, read, written, copies, matrix_stall, matrix_busy = tally.totals
         return OpRun(
             name=name,
             scope=hlo.scopes.get(name, "") if hlo is not None else "",
-            calls=tally.calls,
-            begin_cycles=tally.begin,
-            end_cycles=tally.end,
-            cycles=tally.cycles,
-            copy_stall_cycles=copy_stall,
-            semaphore_stall_cycles=semaphore_stall,
-            matrix_stall_cycles=matrix_stall,
-            overhead_cycles=overhead,
-            matrix_busy_cycles=matrix_busy,
-            hbm_read_bytes=read,
-            hbm_written_bytes=written,
-            copies=copies,
-            issued=use.total(tally.counts) if use is not None else {},
-            loop=tally.loop,
-            regions=self._regions(name, tally.counts),
+            calls=totals.calls,
+            begin_cycles=totals.begin,
+            end_cycles=totals.end,
+            cycles=totals.cycles,
+            issued=use.total(totals.block_counts) if use is not None else {},
+            loop=totals.loop,
+            regions=self._regions(name, totals.block_counts),
+            **totals.spent,
         )
 
     def _regions(self, name: str, counts: Sequence[int]) -> tuple[RegionRun, ...]:
         use = self._setup.uses.get(name)
-        stalls = self._units[name].stalls_by_block()
+        stalls = self._mxus[name].stalls_by_block()
         blocks = self._setup.translations[name].blocks
         return tuple(
             RegionRun(
@@ -261,32 +254,27 @@ class Core:
         )
 
 
-class _Tally:
-    """Adds up the calls of one operation."""
+@dataclass(slots=True)
+class _OpTotals:
+    """Adds up the calls of one operation. `spent` goes by the fields of `OpRun`."""
 
-    def __init__(self, begin: int) -> None:
-        self.begin = begin
-        self.end = begin
-        self.calls = 0
-        self.cycles = 0
-        self.totals: tuple[int, ...] = (0,) * 8
-        self.counts: tuple[int, ...] = ()
-        self.loop: LoopTime | None = None
+    begin: int
+    end: int = 0
+    calls: int = 0
+    cycles: int = 0
+    spent: Counter[str] = field(default_factory=Counter)
+    block_counts: tuple[int, ...] = ()
+    loop: LoopTime | None = None
 
     def add(
-        self,
-        begin: int,
-        end: int,
-        after: Sequence[int],
-        before: Sequence[int],
-        counts: Sequence[int],
-        loop: LoopTime | None,
+        self, begin: int, end: int, spent: Mapping[str, int], block_counts: Sequence[int], loop: LoopTime | None
     ) -> None:
         self.calls += 1
         self.end = end
         self.cycles += end - begin
-        self.totals = tuple(old + new - was for old, new, was in zip(self.totals, after, before, strict=True))
-        self.counts = tuple(map(sum, zip(self.counts, counts, strict=True))) if self.counts else tuple(counts)
+        self.spent.update(spent)
+        pairs = zip(self.block_counts or (0,) * len(block_counts), block_counts, strict=True)
+        self.block_counts = tuple(map(sum, pairs))
         self.loop = loop
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import cattrs
 
-from systolic.simulator.hardware.loops import LoopTime
+from systolic.simulator.hardware.loop_timer import LoopTime
 from systolic.simulator.hardware.timeline import Span
-from systolic.untrusted import UntrustedError, read_json
+from systolic.untrusted import read_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +173,7 @@ class SimulatedRun:
     @property
     def copy_busy_share(self) -> float:
         """Share of the time in which bytes crossed HBM."""
-        moved = self.hbm_read_bytes + self.hbm_written_bytes
-        return moved / self.hbm_bytes_per_cycle / max(1, self.cycles) if self.hbm_bytes_per_cycle else 0.0
+        return self.hbm_bytes / self.hbm_bytes_per_cycle / max(1, self.cycles) if self.hbm_bytes_per_cycle else 0.0
 
     @property
     def busy(self) -> dict[str, float]:
@@ -196,34 +196,36 @@ class SimulatedRun:
         return sum(core.hbm_written_bytes for core in self.cores)
 
     @property
+    def hbm_bytes(self) -> int:
+        """Bytes that all cores read from HBM and wrote to it."""
+        return self.hbm_read_bytes + self.hbm_written_bytes
+
+    @property
     def vmem_bytes(self) -> int:
         """The most VMEM that an operation takes, by the compiler's own report."""
-        totals: dict[str, int] = {}
-        for buffer in self.vmem:
-            totals[buffer.op] = totals.get(buffer.op, 0) + buffer.size_bytes
-        return max(totals.values(), default=0)
+        return _most_by_op(self.vmem)
 
     @property
     def spill_bytes(self) -> int:
         """VMEM for vector registers that did not fit, of the operation with most of it."""
-        totals: dict[str, int] = {}
-        for buffer in self.vmem:
-            if buffer.is_spill:
-                totals[buffer.op] = totals.get(buffer.op, 0) + buffer.size_bytes
-        return max(totals.values(), default=0)
+        return _most_by_op(buffer for buffer in self.vmem if buffer.is_spill)
 
     def to_json(self) -> str:
-        """As JSON text, which `from_json` reads."""
+        """Writes JSON text, which `from_json` reads."""
         return json.dumps(cattrs.unstructure(self))
 
     @staticmethod
     def from_json(text: str) -> SimulatedRun:
-        """The run that `to_json` wrote.
+        """Reads a run that `to_json` wrote.
 
         Raises:
           ValueError: the text is no such run.
         """
-        try:
-            return cattrs.structure(read_json(text), SimulatedRun)
-        except (UntrustedError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"this is no simulated run: {error}") from error
+        return read_record(text, SimulatedRun, "simulated run")
+
+
+def _most_by_op(buffers: Iterable[VmemBuffer]) -> int:
+    totals: Counter[str] = Counter()
+    for buffer in buffers:
+        totals[buffer.op] += buffer.size_bytes
+    return max(totals.values(), default=0)

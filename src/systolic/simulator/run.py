@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from systolic.chips import Chip
-from systolic.simulator.core import TOP_LEVEL, Core, OperandWords, Setup
+from systolic.simulator.core import TOP_LEVEL, Core, DeviceSetup, OperandWords
 from systolic.simulator.errors import SimulationError, UnknownValueError, reading
-from systolic.simulator.hardware.copies import CopyEngine
+from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import Unknown
-from systolic.simulator.machine import Mailboxes, run_together
 from systolic.simulator.reading.blocks import split_blocks
+from systolic.simulator.reading.copies import is_copy
 from systolic.simulator.reading.hlo import TopLevelHlo, parse_hlo
 from systolic.simulator.reading.listing import Program, parse_listing
-from systolic.simulator.reading.spaces import is_copy
 from systolic.simulator.reading.utilization import BlockUse, parse_utilization
 from systolic.simulator.reading.verify import check_registers
 from systolic.simulator.records import CoreRun, SimulatedRun, VmemBuffer
+from systolic.simulator.sequencer import Mailboxes, run_together
 from systolic.simulator.translating.names import Allocations
 from systolic.simulator.translating.scalar import static_allocation
 from systolic.simulator.translating.translate import Translation, translate
 
 # A product of 16384³ in tiles of 128³ goes two million times round its loop.
-MAX_ROUNDS = 50_000_000
+MAX_ITERATIONS = 50_000_000
 
 # Pointers that the runtime leaves in scalar memory, such as those of the results, lie above all others.
 _RESULTS_FROM = (1 << 28) - (1 << 20)
 
 
 class PreparedProgram:
-    """A compiled program that has been read, checked and translated: to be run once or many times.
+    """A compiled program that has been read, checked and translated, to be run once or many times.
 
     Attributes:
       hlo: what the top-level HLO says; None if it was not given.
@@ -64,17 +64,17 @@ class PreparedProgram:
         operand_words: OperandWords = lambda *_: None,
         spans: int = 0,
         remember: bool = True,
-        max_rounds: int = MAX_ROUNDS,
+        max_iterations: int = MAX_ITERATIONS,
     ) -> SimulatedRun:
         """Executes the program on the chip's model.
 
         Args:
-          chip: that it was prepared for, perhaps with other constants.
+          chip: the chip that it was prepared for, perhaps with other constants.
           parameters: contents of the program's arguments, as words in the order of memory.
           operand_words: contents of operands that the program's own copies do not bring; see `core.OperandWords`.
-          spans: of the timeline to keep, of each kind, from its beginning and from its end.
-          remember: look repeated rounds up instead of working them out anew; see `MatrixUnits`.
-          max_rounds: of the loops of all programs together, after which they are taken to have been misread.
+          spans: how many spans of each kind the timeline keeps from its beginning, and as many from its end.
+          remember: look repeated iterations up instead of computing them anew; see `Mxus`.
+          max_iterations: of the loops of all programs together, after which they are taken to have been misread.
 
         Raises:
           SimulationError: the program does something that is not understood.
@@ -88,7 +88,7 @@ class PreparedProgram:
                     return self._pointers[address]
                 return 1 if warm or address in self._flags else 0
 
-            setup = Setup(
+            setup = DeviceSetup(
                 chip=chip,
                 translations=self._translations,
                 uses=self._uses,
@@ -98,7 +98,7 @@ class PreparedProgram:
                 assumed_zero=frozenset(assumed),
                 initial=initial,
                 remember=remember,
-                max_rounds=max_rounds,
+                max_iterations=max_iterations,
             )
             return _run_device(setup, spans if warm else 0)
 
@@ -188,7 +188,12 @@ def prepare_listings(
 
 
 def simulate_listings(
-    listings: Mapping[str, str], chip: Chip, *, remember: bool = True, max_rounds: int = MAX_ROUNDS, spans: int = 0
+    listings: Mapping[str, str],
+    chip: Chip,
+    *,
+    remember: bool = True,
+    max_iterations: int = MAX_ITERATIONS,
+    spans: int = 0,
 ) -> SimulatedRun:
     """Executes compiled listings on the chip's model; see `prepare_listings` and `PreparedProgram.run`.
 
@@ -196,11 +201,11 @@ def simulate_listings(
       SimulationError: a listing holds something that is not understood.
       DeadlockError: the program waits for something that does not come.
     """
-    return prepare_listings(listings, chip).run(chip, remember=remember, max_rounds=max_rounds, spans=spans)
+    return prepare_listings(listings, chip).run(chip, remember=remember, max_iterations=max_iterations, spans=spans)
 
 
 def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[frozenset[int], dict[int, int]]:
-    """Words of scalar memory that the runtime has set: those that have to be one, and those that are pointers.
+    """Finds words of scalar memory that the runtime has set: those that have to be one, and those that are pointers.
 
     The top-level program reads a few words that it never wrote. One it compares with 1, to skip everything if it
     differs. Another says whether the prefetch of an argument has been done ahead of the call. Others say where results
@@ -226,11 +231,11 @@ def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[froze
     return frozenset(flags), pointers
 
 
-def _run_device(setup: Setup, spans: int) -> tuple[CoreRun, ...]:
+def _run_device(setup: DeviceSetup, spans: int) -> tuple[CoreRun, ...]:
     numbers = range(setup.chip.cores_per_device)
     timelines = [Timeline(spans) for _ in numbers] if spans else None
-    copies = CopyEngine(setup.chip.machine, len(numbers), timelines)
+    dma = DmaEngine(setup.chip.machine, len(numbers), timelines)
     mailboxes = Mailboxes(len(numbers))
-    cores = [Core(setup, copies, mailboxes, number, timelines[number] if timelines else None) for number in numbers]
+    cores = [Core(setup, dma, mailboxes, number, timelines[number] if timelines else None) for number in numbers]
     ends = run_together([core.run() for core in cores], lambda number: cores[number].waits_for)
     return tuple(core.result(end) for core, end in zip(cores, ends, strict=True))

@@ -11,7 +11,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.analysis.calls import kernel_calls
+from systolic.analysis import kernel_calls
 from systolic.checking.finding import Finding
 from systolic.checking.rules.blocks import block_findings
 from systolic.chips import chip
@@ -46,7 +46,7 @@ def copy_findings(
 
     jaxpr = jax.make_jaxpr(launch)(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)))
     (call,) = kernel_calls(jaxpr)
-    return block_findings(call, V5E)
+    return block_findings(call)
 
 
 def broken(*args: Any, **options: Any) -> dict[str, str]:

@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu import flash_attention as flash
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
-from systolic.analysis.calls import KernelCall, kernel_calls
+from systolic.analysis import KernelCall, kernel_calls
 from systolic.checking.finding import Finding
 from systolic.checking.interpreting import traced_as_on
 from systolic.checking.rules.body import body_findings

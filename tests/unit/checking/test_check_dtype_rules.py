@@ -11,8 +11,7 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 
-from systolic.analysis.body import body_equations
-from systolic.analysis.calls import KernelCall, kernel_calls
+from systolic.analysis import KernelCall, body_equations, kernel_calls
 from systolic.checking.finding import Finding
 from systolic.checking.rules.dtypes import dtype_findings
 from systolic.chips import CHIPS, chip

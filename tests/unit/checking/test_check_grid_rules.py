@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from kernels import product, shape, traced
 
-from systolic.analysis.visits import GridVisits
+from systolic.analysis import GridVisits
 from systolic.checking.rules.around import around_findings
 from systolic.checking.rules.grid import grid_findings
 from systolic.checking.rules.steps import step_findings
@@ -226,7 +226,7 @@ def test_dots_in_a_loop_count_as_often_as_they_run() -> None:
     _, (found,) = traced(launched, BF16(256 * 128, 128))
     assert isinstance(found.visits, GridVisits)
     # 64 products of 128³ take 1.4 µs on a v5e: much more than a step costs beside them.
-    assert step_findings(found.call, found.visits, V5E) == []
+    assert list(step_findings(found.call, found.visits, V5E)) == []
 
 
 def test_axes_that_vmap_makes_are_parallel() -> None:

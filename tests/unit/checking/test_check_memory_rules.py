@@ -11,10 +11,9 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.analysis.calls import KernelCall, kernel_calls
-from systolic.checking.rules.memory import memory_findings, vmem_estimate
+from systolic.analysis import KernelCall, kernel_calls, spilled_bytes, vmem_estimate
+from systolic.checking.rules.memory import memory_findings
 from systolic.chips import CHIPS, chip
-from systolic.explaining.spills import spilled_bytes
 
 KIB, MIB = 2**10, 2**20
 V5E = chip("v5e")
@@ -57,7 +56,7 @@ def copy_call(
 
 def part(call: KernelCall, name: str) -> tuple[int, int]:
     """Copies and bytes of one part."""
-    (found,) = [each for each in vmem_estimate(call, V5E).parts if each.name == name]
+    (found,) = [each for each in vmem_estimate(call, V5E).buffers if each.name == name]
     return found.copies, found.size_bytes
 
 
@@ -121,7 +120,7 @@ def test_one_buffer_when_asked_for() -> None:
 
 def test_scratch_is_counted_once_and_padded() -> None:
     call = copy_call((256, 512), (64, 128), scratch=[pltpu.VMEM((9, 100), jnp.float32), pltpu.SMEM((4,), jnp.int32)])
-    scratch = [each for each in vmem_estimate(call, V5E).parts if each.kind == "scratch"]
+    scratch = [each for each in vmem_estimate(call, V5E).buffers if each.kind == "scratch"]
     assert [(each.copies, each.size_bytes) for each in scratch] == [(1, 8 * KIB)]
 
 
@@ -198,8 +197,8 @@ def product_call(m: int, k: int, n: int, steps: int, *, scratch: bool = False, d
 
 def test_a_sum_over_one_step_is_no_sum() -> None:
     several, one = (vmem_estimate(product_call(512, 128, 512, steps, scratch=True), V5E) for steps in (4, 1))
-    assert [each.kind for each in several.parts] == ["window"] * 3 + ["scratch"]
-    assert [each.kind for each in one.parts] == ["window"] * 3
+    assert [each.kind for each in several.buffers] == ["window"] * 3 + ["scratch"]
+    assert [each.kind for each in one.buffers] == ["window"] * 3
 
 
 def test_what_the_compiler_may_add_is_left_to_it() -> None:

@@ -37,7 +37,7 @@ def test_a_damaged_program_is_an_error_or_a_result(start: int) -> None:
     for seed in range(start, start + 80):
         program = PROGRAMS[seed % len(PROGRAMS)]
         with contextlib.suppress(SimulationError):
-            read_and_run(mutated_program(program, seed), chip(program.chip), max_rounds=500)
+            read_and_run(mutated_program(program, seed), chip(program.chip), max_iterations=500)
 
 
 @pytest.mark.parametrize("start", range(0, 400, 100))
@@ -59,7 +59,7 @@ def test_a_damaged_small_listing_is_an_error_or_a_result(start: int) -> None:
         chance = random.Random(seed)
         broken, tables = (mutated(small, chance), table) if seed % 4 else (small, mutated(table, chance))
         with contextlib.suppress(SimulationError):
-            run = prepare_listings({"TLP": broken}, V5E, utilization={"TLP": tables}).run(V5E, max_rounds=500)
+            run = prepare_listings({"TLP": broken}, V5E, utilization={"TLP": tables}).run(V5E, max_iterations=500)
             assert SimulatedRun.from_json(run.to_json()) == run
             assert all(share >= 0 for share in run.busy.values())
 

@@ -17,15 +17,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from kernels import call_of, product, shape
 
+from systolic.analysis import flops_outside_kernels, kernel_ops
 from systolic.chips import chip
-from systolic.explaining.baseline import product_of
+from systolic.explaining.baseline import equivalent_matmul
+from systolic.explaining.bottleneck import bottleneck
 from systolic.explaining.candidates import tile_candidate, tile_sizes
 from systolic.explaining.explanation import Program
-from systolic.explaining.limits import limit_of, windows
-from systolic.explaining.lines import kernel_work, matrix_flops
+from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.explaining.parameters import TileParameter, WithKeywords, tile_parameters, with_sizes
-from systolic.explaining.saying import replaced
-from systolic.explaining.study import Study, study
+from systolic.explaining.summary import replacement_savings
+from systolic.explaining.timeline_windows import timeline_windows
 from systolic.simulator import CoreRun, OpRun, SimulatedRun, Span
 
 BF16 = functools.partial(shape, jnp.bfloat16)
@@ -86,9 +87,9 @@ def test_sizes_to_try_stay_inside_of_the_arrays() -> None:
 
 def test_lines_of_a_kernel_count_what_runs() -> None:
     call = call_of(product, *ARGS)
-    work = kernel_work(call, (4, 3, 2))
-    assert work.flops == 2 * 1024 * 512 * 768
-    by_text = {line.text: line for line in work.lines}
+    ops = kernel_ops(call, (4, 3, 2))
+    assert ops.flops == 2 * 1024 * 512 * 768
+    by_text = {line.text: line for line in ops.lines}
     cleared = by_text["acc_vmem[...] = jnp.zeros_like(acc_vmem)"]
     added = next(line for text, line in by_text.items() if text.startswith("acc_vmem[...] +="))
     rounded = by_text["out_vmem[...] = acc_vmem[...].astype(out_vmem.dtype)"]
@@ -101,9 +102,9 @@ def test_lines_of_a_kernel_count_what_runs() -> None:
 
 
 def test_lines_of_a_kernel_whose_grid_is_not_known() -> None:
-    work = kernel_work(call_of(product, *ARGS), None)
-    assert work.flops is None
-    assert all(line.executions is None for line in work.lines)
+    ops = kernel_ops(call_of(product, *ARGS), None)
+    assert ops.flops is None
+    assert all(line.executions is None for line in ops.lines)
 
 
 @pytest.mark.parametrize("rounds", [1, 5])
@@ -111,7 +112,7 @@ def test_products_outside_of_kernels(rounds: int) -> None:
     def repeated(x: Any) -> Any:
         return jax.lax.fori_loop(0, rounds, lambda _, y: y @ y, x)
 
-    assert matrix_flops(jax.make_jaxpr(repeated)(shape(jnp.float32, 64, 64)).jaxpr) == rounds * 2 * 64**3
+    assert flops_outside_kernels(jax.make_jaxpr(repeated)(shape(jnp.float32, 64, 64)).jaxpr) == rounds * 2 * 64**3
 
 
 def test_branches_that_values_decide_are_not_counted() -> None:
@@ -123,20 +124,20 @@ def test_branches_that_values_decide_are_not_counted() -> None:
     def conditional(x: Any) -> Any:
         return pl.pallas_call(kernel, out_shape=x, grid=(2,))(x)
 
-    assert kernel_work(call_of(conditional, shape(jnp.float32, 128, 128)), (2,)).flops is None
+    assert kernel_ops(call_of(conditional, shape(jnp.float32, 128, 128)), (2,)).flops is None
 
 
 SQUARE = (BF16(512, 512), BF16(512, 512))
 
 
-def studied(fn: Any, *args: Any) -> Study:
+def analysed(fn: Any, *args: Any) -> FunctionAnalysis:
     def traced(fn: Any, args: Any, target: Any, *, settings: Any) -> Any:
         del target, settings
         return jax.make_jaxpr(fn)(*args)
 
     # As for a chip, but by JAX alone: the compiler is not loaded into the tests' own process.
-    with mock.patch("systolic.explaining.study.traced_jaxpr", traced):
-        return study(fn, args, [None] * len(jax.tree.leaves(args)), chip("v5e"), {})
+    with mock.patch("systolic.explaining.function_analysis.traced_jaxpr", traced):
+        return analyse_function(fn, args, [None] * len(jax.tree.leaves(args)), chip("v5e"), {})
 
 
 def small(lhs: Any, rhs: Any, **options: Any) -> Any:
@@ -159,22 +160,22 @@ def contracting(left: int, right: int, precision: Any = None) -> Any:
 
 @pytest.mark.parametrize(("left", "right", "words"), [(1, 0, "lhs @ rhs"), (1, 1, "lhs @ rhsᵀ"), (0, 0, "lhsᵀ @ rhs")])
 def test_square_products_are_taken_as_the_kernel_contracts_them(left: int, right: int, words: str) -> None:
-    found = product_of(SQUARE, studied(contracting(left, right), *SQUARE))
+    found = equivalent_matmul(SQUARE, analysed(contracting(left, right), *SQUARE))
     assert found is not None
     assert found.words == words
     lhs, rhs = np.random.default_rng(0).integers(-4, 5, (2, 512, 512)).astype(np.float32)
     expected = (lhs if left else lhs.T).astype(np.float64) @ (rhs.T if right else rhs)
     np.testing.assert_array_equal(found.by_xla(lhs, rhs), expected)
     # What is advised is what was simulated.
-    (saving,) = replaced([Program(label="XLA", role="xla", time_us=1.0)], 2.0, found)
+    (saving,) = replacement_savings([Program(label="XLA", role="xla", time_us=1.0)], 2.0, found)
     advised = eval(saving.change, {"jnp": jnp, "lhs": lhs, "rhs": rhs})
     np.testing.assert_array_equal(advised, expected)
-    (saving,) = replaced([Program(label="systolic.matmul", role="other", time_us=1.0)], 2.0, found)
+    (saving,) = replacement_savings([Program(label="systolic.matmul", role="other", time_us=1.0)], 2.0, found)
     assert ("transpose_lhs=True" in saving.change, "transpose_rhs=True" in saving.change) == (not left, bool(right))
 
 
 def test_xla_multiplies_as_exactly_as_the_kernel() -> None:
-    found = product_of(SQUARE, studied(contracting(1, 0, jax.lax.Precision.HIGHEST), *SQUARE))
+    found = equivalent_matmul(SQUARE, analysed(contracting(1, 0, jax.lax.Precision.HIGHEST), *SQUARE))
     assert found is not None
     traced = str(jax.make_jaxpr(found.by_xla)(*SQUARE))
     assert "HIGHEST" in traced.upper()
@@ -184,18 +185,18 @@ def test_what_is_no_product_of_two_matrices_is_not_taken_for_one() -> None:
     def repeated(lhs: Any, rhs: Any) -> Any:
         return jax.lax.scan(lambda x, _: (small(x, rhs), None), lhs, None, length=4)[0]
 
-    found = studied(repeated, *SQUARE)
+    found = analysed(repeated, *SQUARE)
     assert found.flops == 4 * 2 * 512**3
-    assert product_of(SQUARE, found) is None
+    assert equivalent_matmul(SQUARE, found) is None
     pair = {"lhs": SQUARE[0], "rhs": SQUARE[1]}
-    assert product_of((pair,), studied(lambda both: small(both["lhs"], both["rhs"]), pair)) is None
+    assert equivalent_matmul((pair,), analysed(lambda both: small(both["lhs"], both["rhs"]), pair)) is None
 
 
 def test_products_in_loops_of_unknown_length_are_not_counted() -> None:
     def settled(x: Any) -> Any:
         return jax.lax.while_loop(lambda y: y[0, 0] < 1, lambda y: y @ y, x)
 
-    assert matrix_flops(jax.make_jaxpr(settled)(shape(jnp.float32, 64, 64)).jaxpr) is None
+    assert flops_outside_kernels(jax.make_jaxpr(settled)(shape(jnp.float32, 64, 64)).jaxpr) is None
 
 
 def test_products_between_buffers_with_a_scope_are_counted() -> None:
@@ -209,14 +210,14 @@ def test_products_between_buffers_with_a_scope_are_counted() -> None:
     def launched(x: Any) -> Any:
         return pl.pallas_call(kernel, out_shape=x)(x)
 
-    assert kernel_work(call_of(launched, shape(jnp.float32, 128, 128)), ()).flops == 2 * 128**3
+    assert kernel_ops(call_of(launched, shape(jnp.float32, 128, 128)), ()).flops == 2 * 128**3
 
 
 def test_the_peak_is_that_of_what_xla_multiplies() -> None:
     def whole(lhs: Any, rhs: Any) -> Any:
         return jnp.dot(lhs, rhs, preferred_element_type=jnp.int32)
 
-    assert studied(whole, shape(jnp.int8, 512, 512), shape(jnp.int8, 512, 512)).dtype == "int8"
+    assert analysed(whole, shape(jnp.int8, 512, 512), shape(jnp.int8, 512, 512)).dtype == "int8"
 
 
 def test_a_grid_of_no_steps_is_an_error_and_no_crash() -> None:
@@ -227,7 +228,7 @@ def test_a_grid_of_no_steps_is_an_error_and_no_crash() -> None:
         whole = pl.BlockSpec((1024, 512), lambda i, j: (i, 0))
         return pl.pallas_call(kernel, grid=(0, 2), in_specs=[whole], out_specs=whole, out_shape=x)(x)
 
-    found = studied(launched, shape(jnp.float32, 512, 512))
+    found = analysed(launched, shape(jnp.float32, 512, 512))
     assert "empty-grid" in {each.rule for each in found.errors}
 
 
@@ -241,9 +242,9 @@ def test_sizes_that_change_the_result_are_no_tiles() -> None:
         return pl.pallas_call(kernel, grid=(4,), in_specs=[block], out_specs=block, out_shape=out)(x)
 
     x = shape(jnp.float32, 512, 512)
-    now = studied(leading, x)
+    now = analysed(leading, x)
     (columns,) = (each for each in now.parameters if each.name == "columns")
-    other = studied(WithKeywords(leading, {columns: 128}), x)
+    other = analysed(WithKeywords(leading, {columns: 128}), x)
     assert tile_candidate(((columns, 128),), other, now, chip("v5e")) is None
 
 
@@ -251,9 +252,9 @@ def test_lines_of_a_vmapped_kernel_count_its_own_axes() -> None:
     batched = jax.vmap(functools.partial(product))
     call = call_of(batched, BF16(5, 1024, 512), BF16(5, 512, 768))
     assert (call.vmapped, call.own_axes) == ((0,), (1, 2, 3))
-    work = kernel_work(call, (5, 4, 3, 2))
-    assert work.flops == 5 * 2 * 1024 * 512 * 768
-    by_text = {line.text: line.executions for line in work.lines}
+    ops = kernel_ops(call, (5, 4, 3, 2))
+    assert ops.flops == 5 * 2 * 1024 * 512 * 768
+    by_text = {line.text: line.executions for line in ops.lines}
     assert by_text["acc_vmem[...] = jnp.zeros_like(acc_vmem)"] == 5 * 4 * 3
     assert by_text["out_vmem[...] = acc_vmem[...].astype(out_vmem.dtype)"] == 5 * 4 * 3
 
@@ -265,9 +266,9 @@ def test_hbm_of_an_idle_core_is_not_counted() -> None:
     waiting = dataclasses.replace(op, matrix_stall_cycles=0, copy_stall_cycles=op.cycles // 2, matrix_busy_cycles=0)
     busy = dataclasses.replace(core, ops=(waiting,))
     idle = dataclasses.replace(core, ops=(), cycles=0)
-    alone = limit_of(dataclasses.replace(one, cores=(busy,)), (), ())
+    alone = bottleneck(dataclasses.replace(one, cores=(busy,)), (), ())
     assert "HBM" in alone.words
-    assert limit_of(dataclasses.replace(one, cores=(busy, idle)), (), ()) == alone
+    assert bottleneck(dataclasses.replace(one, cores=(busy, idle)), (), ()) == alone
 
 
 def test_what_hardly_runs_is_not_limited_by_the_matrix_unit() -> None:
@@ -277,7 +278,7 @@ def test_what_hardly_runs_is_not_limited_by_the_matrix_unit() -> None:
     nothing = dataclasses.replace(
         op, matrix_busy_cycles=0, matrix_stall_cycles=0, copy_stall_cycles=0, overhead_cycles=0, issued={}
     )
-    found = limit_of(dataclasses.replace(one, cores=(dataclasses.replace(core, ops=(nothing,)),)), (), ())
+    found = bottleneck(dataclasses.replace(one, cores=(dataclasses.replace(core, ops=(nothing,)),)), (), ())
     assert found.cause == "nothing"
     assert "matrix" not in found.words
 
@@ -305,6 +306,6 @@ def test_a_steady_step_is_one_whose_copies_are_kept() -> None:
         spans_left_out=360,
     )
     run = SimulatedRun(chip="v6e", clock_hz=1e9, cores=(core,), prefetch_cycles=0, matrix_units=2, bundles=1)
-    steady = next(each for each in windows(run) if each.title == "one steady step")
+    steady = next(each for each in timeline_windows(run) if each.title == "one steady step")
     assert steady.begin_us == pytest.approx(0.2)  # the third round, the last one whose copies are all there
     assert "3 copies" in steady.words

@@ -11,8 +11,8 @@ from simulator_listings import V5E, listing, loop, shown, simulate
 
 from systolic.chips import chip
 from systolic.simulator import SimulationError, prepare_listings, simulate_listings
-from systolic.simulator.hardware import copies, matrix, memory
-from systolic.simulator.translating.words import number, quoted, variable
+from systolic.simulator.hardware import dma, memory, mxu
+from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.timing import prepare_program
 
 # `@` is the name of a file, in quotes, that none of them may make.
@@ -26,8 +26,8 @@ CODE = (
     "__import__('os').mkdir(@)",
     "(open(@,'w'))",
     "[open(@,'w')]",
-    "machine.__init__.__globals__['__builtins__']['open'](@,'w')",
-    "machine._translation.run.__globals__",
+    "sequencer.__init__.__globals__['__builtins__']['open'](@,'w')",
+    "sequencer._translation.run.__globals__",
     "s1\nopen(@,'w')\ns1",
     "s1#\nopen(@,'w')",
     "s1\ropen(@,'w')",
@@ -50,7 +50,7 @@ CODE = (
     "s١",
     "import",
     "t",
-    "machine",
+    "sequencer",
     "start",
     "__class__",
 )
@@ -131,7 +131,7 @@ def test_no_field_of_a_listing_runs_code(bundle: str, tmp_path: Path) -> None:
         with contextlib.suppress(SimulationError):
             prepared = prepare_listings({"TLP": top, "op": called, code: called}, V5E)
             check_generated_code(prepared)
-            prepared.run(V5E, max_rounds=100)
+            prepared.run(V5E, max_iterations=100)
         assert list(tmp_path.iterdir()) == [], (bundle, code)
 
 
@@ -150,7 +150,7 @@ def test_what_the_compiler_makes_is_code_of_the_same_kind() -> None:
         check_generated_code(prepare_program(program, chip(program.chip)))
 
 
-@pytest.mark.parametrize("name", ["", "s", "S1", "s1 ", "s1\n", "s-1", "t", "machine", "import", "s1.s2", "m_é", "s١"])
+@pytest.mark.parametrize("name", ["", "s", "S1", "s1 ", "s1\n", "s-1", "t", "block", "import", "s1.s2", "m_é", "s١"])
 def test_what_is_no_register_is_refused(name: str) -> None:
     with pytest.raises(SimulationError, match="is no register"):
         variable(name)
@@ -177,7 +177,7 @@ def test_loops_of_all_programs_are_counted_together() -> None:
     simulate(*top, called={"inner": inner})
     listings = {"TLP": listing(*top), "inner": listing(*inner)}
     with pytest.raises(SimulationError, match="more than 2,000 times"):
-        simulate_listings(listings, V5E, max_rounds=2000)
+        simulate_listings(listings, V5E, max_iterations=2000)
 
 
 def test_programs_that_call_themselves_or_each_other() -> None:
@@ -186,7 +186,7 @@ def test_programs_that_call_themselves_or_each_other() -> None:
     twice = {f"op{depth}": calls(f"op{depth + 1}", times=8) for depth in range(20)}
     listings = {name: listing(*code) for name, code in (("TLP", calls("op0")), *twice.items(), ("op20", ("",)))}
     with pytest.raises(SimulationError, match="more than 10,000 times"):
-        simulate_listings(listings, V5E, max_rounds=10_000)
+        simulate_listings(listings, V5E, max_iterations=10_000)
 
 
 @pytest.mark.parametrize("granules", [2**31, 4294967295])
@@ -201,16 +201,16 @@ def test_what_loops_leave_behind_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(memory, "_MOST_SCALAR_WORDS", 100)
     with pytest.raises(SimulationError, match="101 words of scalar memory"):
         simulate(*loop(200, "%7 = sst [smem:[%s2_s1]] 1"), "%s8_s8 = sld [smem:[%s3_s1]]", *shown("%s8_s8"))
-    monkeypatch.setattr(matrix, "_MOST_RESULTS", 100)
+    monkeypatch.setattr(mxu, "_MOST_RESULTS", 100)
     with pytest.raises(SimulationError, match="results of matrix unit 0 that nobody takes"):
         simulate(*loop(200, "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1"))
-    monkeypatch.setattr(copies, "_MOST_UNDER_WAY", 100)
+    monkeypatch.setattr(dma, "_MOST_UNDER_WAY", 100)
     with pytest.raises(SimulationError, match="101 copies under way to one flag"):
         simulate(*loop(200, "%7 = dma.hbm_to_vmem [thread:$0]  %s91_s91, 1, %s92_s92, [#allocation1]"))
-    monkeypatch.setattr(copies, "_MOST_SIZES", 50)
+    monkeypatch.setattr(dma, "_MOST_SIZES", 50)
     with pytest.raises(SimulationError, match="51 sizes of copies"):
         simulate(*loop(200, "%7 = dma.hbm_to_vmem [thread:$0]  %s91_s91, %s2_s1, %s92_s92, [#allocation1]"))
-    monkeypatch.setattr(copies, "_MOST_FLAGS", 50)
+    monkeypatch.setattr(dma, "_MOST_FLAGS", 50)
     with pytest.raises(SimulationError, match="51 sync flags"):
         simulate(*loop(200, "%7 = vsyncadd %s2_s1, 1"))
 

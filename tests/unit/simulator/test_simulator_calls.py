@@ -8,7 +8,7 @@ import pytest
 from simulator_listings import V5E, listing, shown, simulate, value
 
 from systolic.simulator import SimulationError, UnknownValueError, prepare_listings
-from systolic.simulator.hardware.loops import Laps
+from systolic.simulator.hardware.loop_timer import LoopTimer
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.reading.blocks import split_blocks
 from systolic.simulator.reading.listing import parse_listing
@@ -157,12 +157,12 @@ def test_waiting_for_a_value(wait: str, start: int, stalls: bool) -> None:
 
 
 def test_laps_know_the_longest_loop() -> None:
-    laps = Laps("op", 100, None)
+    timer = LoopTimer("op", 100, None)
     for time in (110, 120):
-        laps.add(3, time)
+        timer.add(3, time)
     for time in (200, 300, 400, 500, 600):
-        laps.add(8, time)
-    loop = laps.longest(100, 650)
+        timer.add(8, time)
+    loop = timer.longest(100, 650)
     assert loop is not None
     assert (loop.rounds, loop.first_cycles, loop.steady_cycles, loop.last_cycles) == (6, 200, 300, 50)
     assert loop.steady_round_cycles == 100

@@ -112,7 +112,7 @@ def test_a_loop_without_end_is_an_error() -> None:
     forever = loop(2, "%s9_s9 = smov 0")
     text = listing(*forever).replace("scmp.ge.s32.totalorder %s2_s1, 1", "scmp.eq.s32.totalorder 1, 2")
     with pytest.raises(SimulationError, match="more than 1,000 times"):
-        simulate_listings({"TLP": text}, V5E, max_rounds=1000)
+        simulate_listings({"TLP": text}, V5E, max_iterations=1000)
 
 
 def test_a_call_takes_its_time_and_is_named() -> None:

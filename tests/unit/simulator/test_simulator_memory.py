@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from systolic.simulator import UnknownValueError
+from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.memory import Memory
-from systolic.simulator.hardware.rounds import Rounds
 from systolic.simulator.hardware.values import (
     Unknown,
     as_float,
@@ -33,7 +33,7 @@ FLOATS = st.floats(width=32, allow_nan=False)
 
 
 def memory() -> Memory:
-    return Memory(lambda address: -address, Rounds(10**6))
+    return Memory(lambda address: -address, IterationBudget(10**6))
 
 
 def test_scalar_memory_keeps_words_and_asks_for_others() -> None:

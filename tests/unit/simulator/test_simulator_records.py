@@ -8,7 +8,7 @@ import pytest
 
 from systolic.report import chrome_trace
 from systolic.simulator import CopySize, CoreRun, OpRun, SimulatedRun, Span, VmemBuffer
-from systolic.simulator.hardware.loops import LoopTime
+from systolic.simulator.hardware.loop_timer import LoopTime
 
 
 def a_run(*, cores: int = 1) -> SimulatedRun:

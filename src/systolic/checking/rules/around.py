@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from systolic.analysis.calls import KernelCall
-from systolic.checking.finding import Finding
+from systolic.analysis import KernelCall, described
+from systolic.checking.finding import Finding, call_finding
 from systolic.chips import Chip
 from systolic.compiler import inner_jaxprs, written_at
 from systolic.spec import dtype_bytes
@@ -15,7 +15,7 @@ from systolic.spec import dtype_bytes
 # Below this a copy is not worth a word: a microsecond at an HBM's speed is about a MB.
 _WORTH_BYTES = 1 << 20
 
-# Operations that are a pass over HBM by themselves in front of a kernel, whose operands XLA can't fuse into.
+# Operations that cost a pass over HBM in front of a kernel, since XLA can't fuse them into its operands.
 _COPIES = {
     "transpose": (
         "transposed-operand",
@@ -28,20 +28,25 @@ _COPIES = {
 
 
 def around_findings(closed_jaxpr: Any, calls: list[KernelCall], chip: Chip) -> list[Finding]:
-    """Findings about the function around the calls, and about what each launcher leaves out."""
+    """Finds what is wrong with the function around the calls, and what each launcher leaves out."""
     by_equation = {id(call.equation): call for call in calls}
     findings = []
     for equation, sources in _operands(closed_jaxpr.jaxpr, {}):
         call = by_equation.get(id(equation))
         if call is not None:
-            findings += [found for source in sources if (found := _copy(call, source)) is not None]
+            findings += [found for source in sources for found in _copy(call, source)]
     for call in calls:
         findings += _untold(call, chip)
     return findings
 
 
 def _operands(jaxpr: Any, made: dict[Any, Any]) -> Iterator[tuple[Any, list[Any]]]:
-    """Each Pallas call with the equations that made its operands. `made`: of what comes from outside of `jaxpr`."""
+    """Yields each Pallas call with the equations that made its operands.
+
+    Args:
+      jaxpr: to search.
+      made: the equations that made what comes from outside of `jaxpr`.
+    """
     made = dict(made)
     for equation in jaxpr.eqns:
         inputs = [None if hasattr(atom, "val") else made.get(atom) for atom in equation.invars]
@@ -57,7 +62,7 @@ def _operands(jaxpr: Any, made: dict[Any, Any]) -> Iterator[tuple[Any, list[Any]
 
 
 def _results(equation: Any, inner: list[Any]) -> dict[Any, Any]:
-    """What made each result of an equation: the equation, or the one inside of a function that it calls."""
+    """Finds what made each result of an equation: the equation, or the one inside of a function that it calls."""
     if not inner:
         return dict.fromkeys(equation.outvars, equation)
     results = inner[0].jaxpr.outvars
@@ -68,55 +73,46 @@ def _results(equation: Any, inner: list[Any]) -> dict[Any, Any]:
     return {out: produced[name] for out, name in pairs if not hasattr(name, "val") and name in produced}
 
 
-def _copy(call: KernelCall, source: Any) -> Finding | None:
+def _copy(call: KernelCall, source: Any) -> Iterator[Finding]:
     known = _COPIES.get(source.primitive.name)
     if source.primitive.name == "convert_element_type" and source.invars[0].aval.dtype == source.outvars[0].aval.dtype:
-        return None  # only JAX's own bookkeeping of weak types
+        return  # only JAX's own bookkeeping of weak types
     if known is None or getattr(source.invars[0].aval, "ndim", 0) < 2:
-        return None
+        return
     made = source.outvars[0].aval
     moved = 2 * math.prod(made.shape) * dtype_bytes(str(made.dtype))
-    if moved < _WORTH_BYTES:
-        return None
-    rule, fix = known
-    size = f"{made.dtype}[{','.join(map(str, made.shape))}]"
-    return Finding(
-        rule=rule,
-        grade="warning",
-        value=f"{source.primitive.name} in front of the kernel makes {size}: {moved / 1e6:,.1f} MB through HBM",
-        limit="XLA does not fuse it into a Pallas call: it is a copy of its own, before every call",
-        fix=fix,
-        kernel=call.name,
-        where=written_at(source),
-    )
+    if moved >= _WORTH_BYTES:
+        rule, fix = known
+        yield call_finding(
+            call,
+            rule,
+            "warning",
+            value=f"{source.primitive.name} in front of the kernel makes {described(made)}: {moved / 1e6:,.1f} MB "
+            "through HBM",
+            limit="XLA does not fuse it into a Pallas call: it is a copy of its own, before every call",
+            fix=fix,
+            where=written_at(source),
+        )
 
 
-def _untold(call: KernelCall, chip: Chip) -> list[Finding]:
-    findings = []
+def _untold(call: KernelCall, chip: Chip) -> Iterator[Finding]:
     if not call.has_cost_estimate:
-        findings.append(
-            Finding(
-                rule="cost-estimate",
-                grade="note",
-                value="the call has no cost_estimate",
-                limit="XLA takes a kernel without one for a small one, and schedules copies around it badly",
-                fix="pass cost_estimate=pl.CostEstimate(flops=…, bytes_accessed=…, transcendentals=…)",
-                kernel=call.name,
-                where=call.where,
-            )
+        yield call_finding(
+            call,
+            "cost-estimate",
+            "note",
+            value="the call has no cost_estimate",
+            limit="XLA takes a kernel without one for a small one, and schedules copies around it badly",
+            fix="pass cost_estimate=pl.CostEstimate(flops=…, bytes_accessed=…, transcendentals=…)",
         )
     splits = any(each in ("parallel", "core_parallel") for each in call.semantics)
     if chip.cores_per_device > 1 and not splits and any(size is None or size > 1 for size in call.grid):
-        findings.append(
-            Finding(
-                rule="one-core",
-                grade="warning",
-                value=f"no grid axis is parallel: one of the {chip.cores_per_device} cores of a {chip.name} idles",
-                limit="only a parallel axis is shared out among cores",
-                fix='dimension_semantics=("parallel", …) on axes whose steps write different output blocks',
-                kernel=call.name,
-                where=call.where,
-                chip=chip.name,
-            )
+        yield call_finding(
+            call,
+            "one-core",
+            "warning",
+            value=f"no grid axis is parallel: one of the {chip.cores_per_device} cores of a {chip.name} idles",
+            limit="only a parallel axis is shared out among cores",
+            fix='dimension_semantics=("parallel", …) on axes whose steps write different output blocks',
+            chip=chip.name,
         )
-    return findings

@@ -1,8 +1,8 @@
 """What is known of a core's memories: words of scalar memory, and the contents of buffers that decide control flow.
 
-Almost all bytes that a program moves decide nothing, and are not kept. What is kept: the words that scalar code stores,
-and the contents of arguments and operands that were given as values, followed through the copies that the program makes
-of them. Addresses in HBM and VMEM count words of four bytes here.
+Almost all bytes that a program moves decide nothing, and are not kept. Kept are the words that scalar code stores, and
+the contents of arguments and operands that were given as values; these are followed through the program's own copies.
+Addresses in HBM and VMEM count words of four bytes here.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from systolic.simulator.errors import check_most
-from systolic.simulator.hardware.rounds import Rounds
+from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
+
+WORD_BYTES = 4
+ROW_WORDS = 128  # addresses in HBM and VMEM count rows of 512 bytes
 
 _SCALAR_WORDS = 1 << 18  # of a core's scalar memory
 _MOST_SCALAR_WORDS = 4 * _SCALAR_WORDS  # allocations lie further apart here than on the chip
 _MOST_BUFFERS = 1 << 20
-_WORDS_A_ROUND = 64  # that are moved while a loop goes round once
+_WORDS_AN_ITERATION = 64  # so many words are moved while a loop goes round once
 
 Words = Sequence[int | Unknown]
 Contents = Callable[[], Words | Unknown]
@@ -44,17 +47,17 @@ class Memory:
 
     Args:
       initial: a word of scalar memory that the program reads but never wrote.
-      rounds: of the core, from which the work of large copies is taken.
+      iterations: the core's budget, from which large copies are paid.
     """
 
-    def __init__(self, initial: Callable[[int], int | Unknown], rounds: Rounds) -> None:
+    def __init__(self, initial: Callable[[int], int | Unknown], iterations: IterationBudget) -> None:
         self._initial = initial
-        self._rounds = rounds
+        self._iterations = iterations
         self._scalar: dict[int, int | Unknown] = {}
         self._buffers: dict[str, list[_Buffer]] = {}  # by space, in order of address, none overlapping
 
     def load(self, address: int) -> int | Unknown:
-        """A word of scalar memory."""
+        """Reads a word of scalar memory."""
         if isinstance(address, Unknown):
             return address
         found = self._scalar.get(address)
@@ -72,7 +75,7 @@ class Memory:
             self._check_scalar(len(self._scalar))
 
     def define(self, space: str, first: int, size: int, contents: Contents) -> None:
-        """From `first` on, `size` words of `space` hold `contents`."""
+        """Lets `size` words of `space`, from `first` on, hold `contents`."""
         if space == "smem":
             self._fill(first, size, contents())
             return
@@ -85,7 +88,7 @@ class Memory:
         bisect.insort(buffers, buffer, key=lambda b: b.first)
 
     def forget(self, space: str, first: int, size: int) -> None:
-        """These words hold something else now that is not known."""
+        """Marks words as holding something that is not known."""
         if space == "smem":
             self._fill(first, size, COMPUTED)
             return
@@ -97,7 +100,7 @@ class Memory:
             del buffers[at]
 
     def word(self, space: str, address: int) -> int | Unknown:
-        """One word."""
+        """Reads one word of a memory space."""
         if isinstance(address, Unknown):
             return address
         if space == "smem":
@@ -109,7 +112,7 @@ class Memory:
         return words if isinstance(words, Unknown) else words[0] if words else NEVER_WRITTEN
 
     def copy(self, source: str, begin: int, destination: str, first: int, size: int, *, contiguous: bool) -> None:
-        """A copy of `size` words from `begin` in `source` to `first` in `destination`."""
+        """Copies `size` words from `begin` in `source` to `first` in `destination`."""
         for address in (begin, first, size):
             if isinstance(address, Unknown):  # where to, is not known either: nothing is known to be overwritten
                 return
@@ -146,4 +149,4 @@ class Memory:
 
     def _check_scalar(self, words: int) -> None:
         check_most(words, _MOST_SCALAR_WORDS, "words of scalar memory")
-        self._rounds.spend(words // _WORDS_A_ROUND)
+        self._iterations.spend(words // _WORDS_AN_ITERATION)

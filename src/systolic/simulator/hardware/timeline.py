@@ -1,7 +1,7 @@
 """What happened when: spans of copies, stalls, matrix work, rounds and operations, as many as are asked for.
 
-A program of a quarter of a million steps has a million spans, nearly all alike. Of each kind the first and the last are
-kept, where a pipeline fills and drains.
+A program of a quarter of a million steps has a million spans, nearly all alike. The first and the last of each kind are
+kept: there a pipeline fills and drains.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ SpanKind = Literal["op", "round", "copy", "matrix", "stall"]
 class Span:
     """Something that took time on one core. Cycles count from the program's start.
 
-    `copy`: from the moment its bytes begin to cross to its landing; `amount` is bytes, `label` "hbm → vmem".
-    `stall`: `label` says what was waited for. `matrix`: straight code; `amount` is the cycles in which its matrix units
-    were busy. `round`: once round an operation's outermost loop. `op`: an operation of the program.
+    `copy`: from the moment its bytes begin to cross until it has landed; `amount` is bytes, `label` "hbm → vmem".
+    `stall`: `label` says what the core waited for. `matrix`: straight code; `amount` is the cycles in which its MXUs
+    were busy. `round`: one iteration of an operation's outermost loop. `op`: an operation of the program.
     """
 
     kind: SpanKind
@@ -40,11 +40,6 @@ class Timeline:
         }
         self._counts = dict.fromkeys(get_args(SpanKind), 0)
 
-    @property
-    def wanted(self) -> bool:
-        """Whether anything is kept at all."""
-        return self._limit > 0
-
     def add(self, kind: SpanKind, begin: float, end: float, label: str, amount: int = 0) -> None:
         """Keeps a span, or lets go of one in the middle."""
         self._counts[kind] += 1
@@ -56,7 +51,7 @@ class Timeline:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """What was kept, in order of beginning."""
+        """The spans that were kept, in the order in which they begin."""
         made = [
             Span(kind=kind, begin_cycles=begin, end_cycles=end, label=label, amount=amount)
             for kind in get_args(SpanKind)
@@ -66,6 +61,6 @@ class Timeline:
 
     @property
     def left_out(self) -> int:
-        """How many spans were not kept."""
+        """The number of spans that were not kept."""
         kept = sum(len(self._first[kind]) + len(self._last[kind]) for kind in self._counts)
         return sum(self._counts.values()) - kept

@@ -1,13 +1,16 @@
 """Values of the scalar side: 32-bit words, floats in them, and values that are not known.
 
 A word that the vector side computed, or that belongs to an argument of which only the shape was given, is an `Unknown`.
-Arithmetic carries it along; to branch on it, or to wait for that many, is an error that names where it is from.
+Arithmetic passes it on; to branch on it, or to wait for that many granules, is an error that says where it is from.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import struct
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from systolic.simulator.errors import UnknownValueError
@@ -65,99 +68,105 @@ NEVER_WRITTEN = Unknown("a register or a word of scalar memory that nothing has 
 
 
 def smaller(a: int | Unknown, b: int | Unknown) -> int | Unknown:
-    """The smaller word; the unknown one where one is."""
+    """Returns the smaller word; the unknown one where one is."""
     return a if isinstance(a, Unknown) else b if isinstance(b, Unknown) else min(a, b)
 
 
 def larger(a: int | Unknown, b: int | Unknown) -> int | Unknown:
-    """The larger word; the unknown one where one is."""
+    """Returns the larger word; the unknown one where one is."""
     return a if isinstance(a, Unknown) else b if isinstance(b, Unknown) else max(a, b)
 
 
+def _of_known(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a function of words return the first of them that is not known."""
+
+    @functools.wraps(function)
+    def found(*operands: Any) -> Any:
+        unknown = next((each for each in operands if isinstance(each, Unknown)), None)
+        return function(*operands) if unknown is None else unknown
+
+    return found
+
+
 def as_float(word: int) -> float:
-    """The IEEE single in a word."""
+    """Reads the IEEE single in a word."""
     return struct.unpack("<f", struct.pack("<I", word))[0]
 
 
 def as_word(value: float) -> int:
-    """A float, rounded to single precision, as a word."""
+    """Rounds a float to single precision and returns it as a word."""
     try:
         return int.from_bytes(struct.pack("<f", value), "little")
     except OverflowError:
         return 0x7F800000 if value > 0 else 0xFF800000
 
 
-def float_result(operation: str, a: int, b: int) -> int | Unknown:
-    """`a` and `b` as floats under one of add, sub, mul, div, min, max."""
-    for word in (a, b):
-        if isinstance(word, Unknown):
-            return word
-    x, y = as_float(a), as_float(b)
-    match operation:
-        case "add":
-            return as_word(x + y)
-        case "sub":
-            return as_word(x - y)
-        case "mul":
-            return as_word(x * y)
-        case "min":
-            return as_word(min(x, y))
-        case "max":
-            return as_word(max(x, y))
-        case "div":
-            if y == 0:
-                return as_word(math.nan if x == 0 else math.copysign(math.inf, x))
-            return as_word(x / y)
-    raise AssertionError(operation)
+def _quotient(x: float, y: float) -> float:
+    if y == 0:
+        return math.nan if x == 0 else math.copysign(math.inf, x)
+    return x / y
 
 
-def float_compare(relation: str, a: int, b: int) -> bool | Unknown:
-    """`a` and `b` as floats under a relation of Python's operators."""
-    for word in (a, b):
-        if isinstance(word, Unknown):
-            return word
+_FLOAT_OPERATIONS: dict[str, Callable[[float, float], float]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": _quotient,
+    "min": min,
+    "max": max,
+}
+
+
+@_of_known
+def float_result(operation: str, a: int, b: int) -> int:
+    """Computes `a` and `b` as floats under one of add, sub, mul, div, min, max."""
+    return as_word(_FLOAT_OPERATIONS[operation](as_float(a), as_float(b)))
+
+
+@_of_known
+def float_compare(relation: str, a: int, b: int) -> bool:
+    """Compares `a` and `b` as floats; `relation` is one of Python's operators."""
     x, y = as_float(a), as_float(b)
     return {"==": x == y, "!=": x != y, "<": x < y, "<=": x <= y, ">": x > y, ">=": x >= y}[relation]
 
 
+@_of_known
 def float_from_signed(word: int) -> int:
-    """A signed integer as a float."""
-    return word if isinstance(word, Unknown) else as_word(float((word ^ _SIGN) - _SIGN))
+    """Converts a signed integer to a float."""
+    return as_word(float((word ^ _SIGN) - _SIGN))
 
 
+@_of_known
 def signed_from_float(word: int) -> int:
-    """A float truncated towards zero, held to the range of 32 bits."""
-    if isinstance(word, Unknown):
-        return word
+    """Truncates a float towards zero, held to the range of 32 bits."""
     value = as_float(word)
     if math.isnan(value):
         return 0
     return math.trunc(max(-float(_SIGN), min(float(_SIGN - 1), value))) & MASK
 
 
+@_of_known
 def signed_from_whole_float(word: int) -> int | Unknown:
-    """A float that is a whole number as a signed integer; of another one the result is not known."""
-    if isinstance(word, Unknown):
-        return word
+    """Converts a float that is a whole number to a signed integer; of another one the result is not known."""
     value = as_float(word)
     return signed_from_float(word) if value == math.floor(value) else Unknown("a conversion that rounds")
 
 
+@_of_known
 def rounded_float(direction: str, word: int) -> int:
-    """A float rounded to a whole number, `direction` floor or ceil."""
-    if isinstance(word, Unknown):
-        return word
+    """Rounds a float to a whole number, `direction` floor or ceil."""
     value = as_float(word)
     return as_word(float(getattr(math, direction)(value))) if math.isfinite(value) else word
 
 
+@_of_known
 def leading_zeros(word: int) -> int:
-    """Zero bits above the highest one."""
-    return word if isinstance(word, Unknown) else 32 - word.bit_length()
+    """Counts the zero bits above the highest one."""
+    return 32 - word.bit_length()
 
 
 def signed_division(a: int, b: int) -> tuple[int, int]:
-    """Quotient, towards zero, and remainder of signed words."""
+    """Divides signed words: the quotient, towards zero, and the remainder."""
     for word in (a, b):
         if isinstance(word, Unknown):
             return word, word

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence, Set
 
 from systolic.simulator.errors import SimulationError
+from systolic.simulator.reading.copies import CopyReader
 from systolic.simulator.reading.listing import (
     Bundle,
     Instruction,
@@ -15,10 +16,9 @@ from systolic.simulator.reading.listing import (
     physical,
     registers,
 )
-from systolic.simulator.reading.spaces import CopyReader
+from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.names import Names
 from systolic.simulator.translating.scalar import IGNORED, address, choice, expression, operand, spill_slot
-from systolic.simulator.translating.words import number, quoted, variable
 
 _EVENTS = ("inlined_call", "vpush.ccrf", "vpop.ccrf", "vsyncadd.remote")
 _CALLED = re.compile(r"%([\w.\-]+) = ")
@@ -95,18 +95,18 @@ class BundleCode:
         if opcode in ("dma.done.wait", "vwait.ge", "vwait.ge.trace"):
             flag, granules = (self._operand(text) for text in operands[:2])
             cause = "copy" if opcode == "dma.done.wait" else "semaphore"
-            return [*turn, *_until(f"wait(t, {flag}, {granules}, {quoted(cause)}, {where})"), "t = r"]
+            return [*turn, *_until(f"wait(t, {flag}, {granules}, {quoted(cause)})", where), "t = r"]
         if opcode.startswith(("vwait.eq", "vwait.ne")):
             flag, value = (self._operand(text) for text in operands[:2])
             equal = opcode.startswith("vwait.eq")
-            return [*turn, *_until(f"wait_for_value(t, {flag}, {value}, {equal}, {where})"), "t = r"]
+            return [*turn, *_until(f"wait_for_value(t, {flag}, {value}, {equal})", where), "t = r"]
         if opcode == "vsyncadd.remote":
             return [*turn, f"signal(t, {self._operand(operands[0])}, {self._operand(operands[1])})"]
         if opcode == "vpush.ccrf":
             return [*turn, f"send(t, {self._operand(operands[0])})"]
         if opcode == "vpop.ccrf":
             dest = self._dest(instruction)
-            return [*turn, *_until(f"receive(t, {where})"), f"t, {dest or '_'} = r"]
+            return [*turn, *_until("receive(t)", where), f"t, {dest or '_'} = r"]
         if opcode == "inlined_call":
             if "<late-" in instruction.comment:
                 return []  # set-up and clean-up by the runtime, before and after the program
@@ -293,6 +293,6 @@ def _check_harmless(instruction: Instruction) -> None:
         raise SimulationError(f"not understood: {instruction.text}")
 
 
-def _until(attempt: str) -> list[str]:
-    """Tries until another core has made it possible."""
-    return [f"r = {attempt}", "while r is None:", "    yield None", f"    r = {attempt}"]
+def _until(attempt: str, where: str) -> list[str]:
+    """Makes code that tries until another core has made it possible; `where` is for the message of a deadlock."""
+    return [f"r = {attempt}", "while r is None:", f"    blocked({where})", "    yield None", f"    r = {attempt}"]

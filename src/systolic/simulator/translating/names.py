@@ -11,17 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hardware.copies import FLAG_BITS
+from systolic.simulator.hardware.dma import FLAG_BITS, SHARED_FLAGS_FROM
 
 _ALLOCATION_SPAN_BITS = 16
 # Parameters lie in the upper half of what an address may be that is going to be multiplied by sixteen.
 _PARAMETERS_FROM = 1 << 27
 _PARAMETERS_TO = 1 << 28
 
-# Sync flags: those of a called program are its own, those of the top-level program are everybody's.
+# Numbers between the sync flags of one name and those of the next, in a called program and in the top-level program.
 _FLAG_SPAN = 64
 _SHARED_FLAG_SPAN = 8
-SHARED_FLAGS_FROM = 7 << (FLAG_BITS - 3)
 
 
 @dataclass(slots=True)

@@ -25,8 +25,8 @@ from systolic.simulator.hardware.values import (
     smaller,
 )
 from systolic.simulator.reading.listing import Instruction, Program, physical
+from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.names import Names
-from systolic.simulator.translating.words import number, quoted, variable
 
 _REGISTER = re.compile(r"(!?)(%\w+_(?:s|p|v)\d+)", re.ASCII)
 _NUMBER = re.compile(r"-?\d+|0x[0-9a-f]+", re.ASCII)

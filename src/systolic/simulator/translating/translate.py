@@ -1,7 +1,7 @@
 """Translates a program's scalar side into one Python function that computes when everything happens.
 
-The function holds the machine's registers in local variables and goes from basic block to basic block. Copies, waits
-and the matrix units are calls into `copies` and `matrix`; everything else between them is a number of cycles.
+The function holds the core's registers in local variables and goes from basic block to basic block. For copies, waits
+and the MXUs it calls the sequencer; everything else between them is a number of cycles.
 
 It is a generator. Where cores share a device it yields its time before each act on what they share, so that the one
 that is behind goes first; and it yields None where a wait can't be satisfied by what is under way.
@@ -16,12 +16,12 @@ from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError, reading
-from systolic.simulator.hardware.matrix import MatrixOp, Segment, matrix_ops
+from systolic.simulator.hardware.mxu import MatrixOp, Segment, matrix_ops
 from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
 from systolic.simulator.reading.blocks import Block, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
+from systolic.simulator.reading.copies import CopyReader
 from systolic.simulator.reading.listing import Instruction, Program
-from systolic.simulator.reading.spaces import CopyReader
 from systolic.simulator.translating.bundle import BundleCode, is_matrix
 from systolic.simulator.translating.liveness import live_instructions
 from systolic.simulator.translating.names import Allocations, Names
@@ -33,15 +33,15 @@ class Translation:
     """A program as a Python function, with the segments of straight code that it names by number."""
 
     name: str
-    run: Callable[..., Generator[int | None, None, int]]  # (time, machine) → time
+    run: Callable[..., Generator[int | None, None, int]]  # (time, sequencer) → time
     segments: tuple[Segment, ...]
     addresses: dict[str, int]  # of allocations, by name
     source: str
-    blocks: tuple[Block, ...]  # those that `machine.left` counts
+    blocks: tuple[Block, ...]  # those that `sequencer.left` counts
     operands: tuple[CallOperand, ...]
 
     def listing_line(self, error: BaseException) -> int | None:
-        """The line of the listing whose code raised `error`; None where that can't be told."""
+        """Finds the line of the listing whose code raised `error`; None where that can't be told."""
         found = None
         trace = error.__traceback__
         while trace is not None:
@@ -62,6 +62,8 @@ def translate(
     """Translates a listing that has been read.
 
     Args:
+      program: the listing.
+      machine: the model of the chip.
       allocations: shared with the other programs of the run.
       shared: other cores act on the same device; see above.
       top_level: it is the program that calls the others.
@@ -92,18 +94,12 @@ class _Translator:
         vectors = " = ".join(sorted(name for name in self.code.variables if name[0] == "w"))
         counts = [f"n{number}" for number in range(len(self.blocks))]
         lines = [
-            "def run(t, machine):",
-            "    start, wait, add, put = machine.start, machine.wait, machine.add, machine.put",
-            "    seg, load, store, call = machine.segment, machine.load, machine.store, machine.call",
-            "    send, receive, signal = machine.send, machine.receive, machine.signal",
-            "    move, word, operand, parameter = machine.move, machine.word, machine.operand, machine.parameter",
-            "    wait_for_value = machine.wait_for_value",
-            "    lap, left, count = machine.lap, machine.left, machine.count",
-            "    vector = machine.vector",
+            "def run(t, sequencer):",
+            *(f"    {name} = sequencer.{name}" for name in _CALLED),
             *([f"    {scalars} = nothing"] if scalars else []),
             *([f"    {vectors} = vector"] if vectors else []),
-            "    limit, too_long = machine.rounds.left, machine.too_long",
-            f"    block = rounds = {' = '.join(counts)} = 0",
+            "    limit = sequencer.iterations.left",
+            f"    block = iterations = {' = '.join(counts)} = 0",
             "    if block:",  # never: a program that yields nowhere has to be a generator too
             "        yield t",
             "    while True:",
@@ -151,11 +147,14 @@ class _Translator:
     def _leave(self, number: int, block: Block) -> list[str]:
         def to(target: int | None) -> list[str]:
             if target is None:
-                return [f"left(rounds, ({''.join(f'n{block}, ' for block in range(len(self.blocks)))}))", "return t"]
+                return [
+                    f"left(iterations, ({''.join(f'n{block}, ' for block in range(len(self.blocks)))}))",
+                    "return t",
+                ]
             if target > number:
                 return [f"block = {target}"]
             # A program that was misread may go round for ever.
-            guard = ["rounds += 1", "if rounds > limit:", "    too_long()"]
+            guard = ["iterations += 1", "if iterations > limit:", "    too_long()"]
             outermost = self.program.bundles[self.blocks[target].first].depth == 1
             return [*guard, *([f"lap({target}, t)"] if outermost else []), f"block = {target}"]
 
@@ -175,7 +174,7 @@ class _Translator:
             return
         self.segments.append(Segment(cycles, tuple(gathered.ops), block))
         conditions = "".join(f"{name}, " for name in gathered.conditions)
-        code.append(f"t = seg({len(self.segments) - 1}, t" + (f", ({conditions}))" if conditions else ")"))
+        code.append(f"t = segment({len(self.segments) - 1}, t" + (f", ({conditions}))" if conditions else ")"))
         gathered.clear()
 
     def _matrix(self, instruction: Instruction, offset: int, gathered: _Gathered) -> list[str]:
@@ -193,6 +192,12 @@ class _Translator:
         gathered.ops += matrix_ops(instruction, offset, self.machine, condition)
         return code
 
+
+# What a program calls: attributes of the sequencer.
+_CALLED = (
+    *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
+    *("segment", "load", "store", "word", "operand", "parameter", "vector", "call", "lap", "left", "too_long"),
+)
 
 _MARK = re.compile(r"  # line (\d+)$")
 

@@ -1,4 +1,4 @@
-"""How long an operation's outermost loop takes: its first rounds, its steady ones, its last."""
+"""How long an operation's outermost loop takes: its first iterations, the steady ones and the last."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 from systolic.simulator.hardware.timeline import Timeline
 
-_KEPT = 3  # a pipelined grid fills in two rounds, and drains in one
+_KEPT = 3  # a pipelined grid fills in two iterations, and drains in one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopTime:
     """The longest outermost loop of an operation, over one call. A pipelined grid of N steps goes N + 2 times round.
 
-    `first_cycles` are those of the first two rounds together with what comes before the loop, `last_cycles` those of
-    the last round with what comes behind it, and `steady_cycles` those of the rounds between. A loop of fewer than four
-    rounds has no steady ones.
+    `first_cycles` covers the first two rounds together with what comes before the loop, `last_cycles` the last round
+    with what comes behind it, and `steady_cycles` the rounds between, if the loop has four or more.
     """
 
     rounds: int
@@ -26,17 +25,18 @@ class LoopTime:
 
     @property
     def steady_round_cycles(self) -> float | None:
-        """Cycles of one of the rounds between, on average."""
+        """The cycles of one of the rounds between, on average."""
         between = self.rounds - 3
         return self.steady_cycles / between if between > 0 else None
 
 
-class Laps:
-    """Notes when each round of an outermost loop is over.
+class LoopTimer:
+    """Notes when each round of an operation's outermost loops is over.
 
     Args:
-      begin: of the operation.
-      timeline: where rounds are drawn; None: nowhere.
+      name: the operation.
+      begin: when it begins.
+      timeline: notes the rounds; None: they are not noted.
     """
 
     def __init__(self, name: str, begin: int, timeline: Timeline | None) -> None:
@@ -46,7 +46,7 @@ class Laps:
         self._loops: dict[int, tuple[list[int], list[int], deque[int]]] = {}  # count, first ones, last ones
 
     def add(self, loop: int, time: int) -> None:
-        """The loop that begins with that block goes round once more."""
+        """Counts a round of the loop that begins with that block."""
         found = self._loops.get(loop)
         if found is None:
             found = self._loops[loop] = ([0], [], deque(maxlen=_KEPT))
@@ -60,7 +60,7 @@ class Laps:
             self._at = time
 
     def longest(self, begin: int, end: int) -> LoopTime | None:
-        """The loop that took longest, of an operation from `begin` to `end`; None where nothing went round."""
+        """Finds the loop that took longest in an operation from `begin` to `end`; None where nothing went round."""
         best: LoopTime | None = None
         most = -1
         for count, first, last in self._loops.values():

@@ -1,4 +1,4 @@
-"""What a function's kernels ask for, worked out from the traced program. For a worker: it runs the user's code."""
+"""What `explain` has to know of a function, from its traced program. For a worker: it runs the user's code."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from systolic.analysis.body import body_equations
-from systolic.analysis.calls import KernelCall
-from systolic.analysis.visits import CallOnGrid, GridVisits, Visits, calls_on_grids
-from systolic.checking.finding import Finding
-from systolic.checking.rules.grid import grid_findings
-from systolic.checking.rules.memory import vmem_estimate
-from systolic.checking.rules.steps import dot_flops
-from systolic.checking.static import findings_of
+from systolic.analysis import (
+    CallOnGrid,
+    GridVisits,
+    LineOps,
+    body_equations,
+    calls_on_grids,
+    dot_flops,
+    flops_outside_kernels,
+    kernel_ops,
+    spilled_bytes,
+    vmem_estimate,
+)
+from systolic.checking import Finding, static_findings
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.compiler import NamedFunction, traced_jaxpr
 from systolic.explaining.accumulator import summed_over
-from systolic.explaining.explanation import LineWork, OperandTraffic
-from systolic.explaining.lines import kernel_work, matrix_flops, rounds_of_calls
+from systolic.explaining.explanation import OperandTraffic
 from systolic.explaining.parameters import TileParameter, tile_parameters
 from systolic.explaining.rewriting import can_reorder
-from systolic.explaining.spills import spilled_bytes
 from systolic.spec import dtype_bytes
 from systolic.timing import target_of
 
@@ -43,18 +46,18 @@ class GridOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallFacts:
-    """One Pallas call, as far as changing it goes.
+class CallAnalysis:
+    """One Pallas call: what it costs, and what could be changed of it.
 
     Attributes:
-      moved_bytes: of all copies of blocks; None where they depend on values.
+      moved_bytes: bytes of all copies of blocks; None where they depend on values.
       orders: other legal orders of the grid that move other amounts, the least first.
       independent: for each axis, whether its steps write different output blocks.
-      vmem_bytes: estimated.
-      single: inputs and outputs, by place, that have one buffer only.
-      scratch: name and bytes of its buffers in VMEM.
+      vmem_bytes: an estimate.
+      single: inputs and outputs, by place, that have only one buffer.
+      scratch: names and bytes of its buffers in VMEM.
       sum_axes: axes over which it sums in its output block, where the sum could move to scratch memory.
-      rounds: how often the function runs it; None: as often as values say. All else is of its first execution.
+      executions: how often the function runs it; None: that depends on values. All else is of its first execution.
     """
 
     site: tuple[int, ...]
@@ -71,7 +74,7 @@ class CallFacts:
     single: tuple[int, ...]
     scratch: tuple[tuple[str, int], ...]
     sum_axes: tuple[int, ...]
-    rounds: int | None = 1
+    executions: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +82,10 @@ class Dots:
     """What the products of a function have in common.
 
     Attributes:
-      dtype: of the operands of the largest; "bfloat16" where there are none.
-      transposes: whether lhs and rhs are contracted as if stored the other way round; None: not alike, or something is
+      dtype: the operands' dtype in the largest; "bfloat16" where there are none.
+      transposes: whether lhs and rhs are contracted as if stored transposed; None: the products differ, or something is
         transposed by itself.
-      precision: that all ask for; None: the default, or not alike.
+      precision: the precision that all ask for; None: the default, or they differ.
     """
 
     dtype: str = "bfloat16"
@@ -91,20 +94,20 @@ class Dots:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """What the traced program says.
+class FunctionAnalysis:
+    """What the traced program of a function says.
 
     Attributes:
-      modelled_us: arithmetic and traffic of the kernels; only to decide what is simulated first.
+      modelled_us: time for arithmetic and traffic of the kernels; it only decides what is simulated first.
       flops: operations of all products; None where some run an unknown number of times.
-      dtype: of the products' operands; "bfloat16" where there are none.
-      out: shapes of the results.
+      dtype: the products' operands' dtype; "bfloat16" where there are none.
+      out: shapes and dtypes of the results.
     """
 
-    calls: tuple[CallFacts, ...]
+    calls: tuple[CallAnalysis, ...]
     parameters: tuple[TileParameter, ...]
     traffic: tuple[OperandTraffic, ...]
-    lines: tuple[LineWork, ...]
+    lines: tuple[LineOps, ...]
     flops: float | None
     dtype: str
     dots: Dots
@@ -118,13 +121,13 @@ class Study:
         return tuple(found for found in self.findings if found.grade == "error")
 
 
-def study(
+def analyse_function(
     fn: Callable[..., Any] | NamedFunction,
     args: Sequence[Any],
     values: Sequence[np.ndarray | None],
     chip: Chip,
     settings: Mapping[str, Any],
-) -> Study:
+) -> FunctionAnalysis:
     """Traces `fn(*args)` and works out what its kernels ask for.
 
     Raises:
@@ -133,29 +136,29 @@ def study(
     loaded = fn.load() if isinstance(fn, NamedFunction) else fn
     jaxpr = traced_jaxpr(fn, args, target_of(chip), settings=settings)
     calls = calls_on_grids(jaxpr, values)
-    facts, traffic, lines = [], [], []
-    flops: float | None = matrix_flops(jaxpr.jaxpr)
+    analyses, traffic, lines = [], [], []
+    flops: float | None = flops_outside_kernels(jaxpr.jaxpr)
     modelled_s = 0.0
-    dots, rounds = _dots(jaxpr), rounds_of_calls(jaxpr.jaxpr)
+    dots = _dots(jaxpr)
     dtype = _product_dtype(calls) or dots.dtype
     for each in calls:
-        often = rounds.get((each.call.site, id(each.call.equation)))
+        executions = each.call.executions
         grid = each.visits.grid if isinstance(each.visits, GridVisits) else None
-        work = kernel_work(each.call, grid)
-        lines += work.lines
-        flops = None if flops is None or work.flops is None or often is None else flops + often * work.flops
-        facts.append(_facts(each, chip, often))
+        ops = kernel_ops(each.call, grid)
+        lines += ops.lines
+        flops = None if flops is None or ops.flops is None or executions is None else flops + executions * ops.flops
+        analyses.append(_call_analysis(each, chip))
         traffic += _traffic(each)
-        modelled_s += (often or 1) * _modelled_s(facts[-1], work.flops, dtype, chip)
-    return Study(
-        calls=tuple(facts),
+        modelled_s += (executions or 1) * _modelled_s(analyses[-1], ops.flops, dtype, chip)
+    return FunctionAnalysis(
+        calls=tuple(analyses),
         parameters=tuple(tile_parameters(loaded, [each.call for each in calls])),
         traffic=tuple(traffic),
         lines=tuple(lines),
         flops=flops,
         dtype=dtype,
         dots=dots,
-        findings=tuple(findings_of(jaxpr, calls, chip)),
+        findings=tuple(static_findings(jaxpr, calls, chip)),
         modelled_us=modelled_s * 1e6,
         out=tuple((tuple(aval.shape), str(aval.dtype)) for aval in jaxpr.out_avals),
     )
@@ -182,88 +185,68 @@ def _dots(jaxpr: Any) -> Dots:
 
 
 def _product_dtype(calls: Sequence[CallOnGrid]) -> str | None:
-    """Of the operands of the kernels that matter: that of the largest input; None where there are no kernels."""
+    """Picks the dtype of the kernels' largest input; None where there are no kernels."""
     inputs = [operand for each in calls for operand in each.call.of("input") if len(operand.shape) > 1]
     largest = max(inputs, key=lambda operand: math.prod(operand.shape), default=None)
     return largest.dtype if largest is not None else None
 
 
-def _modelled_s(facts: CallFacts, flops: float | None, dtype: str, chip: Chip) -> float:
+def _modelled_s(call: CallAnalysis, flops: float | None, dtype: str, chip: Chip) -> float:
     try:
         peak = chip.peak_ops_per_s(dtype)
     except UnsupportedDtypeError:
         peak = chip.peak_ops_per_s("bfloat16")
-    steps = math.prod(facts.grid or (1,))
-    copying = (facts.moved_bytes or 0) / chip.machine.hbm_bytes_per_s
+    steps = math.prod(call.grid or (1,))
+    copying = (call.moved_bytes or 0) / chip.machine.hbm_bytes_per_s
     return max((flops or 0.0) / peak, copying) + steps * _STEP_S
 
 
-def _facts(each: CallOnGrid, chip: Chip, rounds: int | None) -> CallFacts:
-    call, found = each.call, each.visits
-    estimate = vmem_estimate(call, chip)
-    blocks = call.of("input", "output")
-    known = isinstance(found, GridVisits)
-    return CallFacts(
+def _call_analysis(each: CallOnGrid, chip: Chip) -> CallAnalysis:
+    call, estimate = each.call, vmem_estimate(each.call, chip)
+    found = each.visits if isinstance(each.visits, GridVisits) else None
+    return CallAnalysis(
         site=call.site,
         name=call.name,
         where=call.where,
-        grid=found.grid if isinstance(found, GridVisits) else None,
+        grid=found.grid if found is not None else None,
         semantics=call.semantics,
-        moved_bytes=sum(visits.moved_bytes for visits in found.visits.values()) if known and found.visits else None,
-        orders=_orders(call, found, chip) if isinstance(found, GridVisits) else (),
-        independent=_independent(found) if isinstance(found, GridVisits) else (),
+        moved_bytes=found.moved_bytes if found is not None and found.visits else None,
+        orders=_orders(found) if found is not None and can_reorder(call.equation.params["grid_mapping"]) else (),
+        independent=_independent(found) if found is not None else (),
         vmem_bytes=estimate.total_bytes + spilled_bytes(call),
         vmem_limit_bytes=estimate.limit_bytes,
         sets_limit=call.vmem_limit_bytes is not None,
-        single=tuple(at for at, operand in enumerate(blocks) if operand.buffers == 1),
+        single=tuple(at for at, operand in enumerate(call.of("input", "output")) if operand.buffers == 1),
         scratch=tuple(
-            (part.name, part.size_bytes) for part in estimate.parts if part.kind == "scratch" and part.size_bytes
+            (buffer.name, buffer.size_bytes)
+            for buffer in estimate.buffers
+            if buffer.kind == "scratch" and buffer.size_bytes
         ),
-        sum_axes=summed_over(call, found) if isinstance(found, GridVisits) else (),
-        rounds=rounds,
+        sum_axes=summed_over(call, found) if found is not None else (),
+        executions=call.executions,
     )
 
 
-def _orders(call: KernelCall, found: GridVisits, chip: Chip) -> tuple[GridOrder, ...]:
+def _orders(found: GridVisits) -> tuple[GridOrder, ...]:
+    """Lists orders of the grid in which no output block comes back after others, one for each amount of traffic."""
     axes = len(found.grid)
-    if not can_reorder(call.equation.params["grid_mapping"]) or axes > _MOST_AXES or 0 in found.grid:
+    if axes > _MOST_AXES or 0 in found.grid:
         return ()
-    seen = {sum(visits.moved_bytes for visits in found.visits.values())}
+    seen = {found.moved_bytes}
     orders = []
     for order in itertools.permutations(range(axes)):
-        turned = _turned(found, order)
-        moved = sum(visits.moved_bytes for visits in turned.visits.values())
-        if moved in seen or any(each.grade == "error" for each in grid_findings(call, turned, chip)):
-            continue
-        seen.add(moved)
-        orders.append(GridOrder(order=order, moved_bytes=moved))
+        reordered = found.reordered(order)
+        moved = reordered.moved_bytes
+        if moved not in seen and not any(each.comes_back for each in reordered.outputs):
+            seen.add(moved)
+            orders.append(GridOrder(order=order, moved_bytes=moved))
     return tuple(sorted(orders, key=lambda each: each.moved_bytes))
 
 
-def _turned(found: GridVisits, order: Sequence[int]) -> GridVisits:
-    """The same blocks with the axes of the grid in another order."""
-    axes = len(order)
-    visits = {}
-    for at, each in found.visits.items():
-        by_axis = each.starts.reshape(*found.grid, -1)
-        visits[at] = Visits(each.operand, by_axis.transpose(*order, axes).reshape(len(each.starts), -1))
-    return GridVisits(tuple(found.grid[axis] for axis in order), visits)
-
-
 def _independent(found: GridVisits) -> tuple[bool, ...]:
-    """Of each axis, whether no output block is written at two of its places."""
-    ids = np.indices(found.grid).reshape(len(found.grid), math.prod(found.grid))
-    apart = [True] * len(found.grid)
-    for visits in found.visits.values():
-        if visits.operand.role != "output" or not len(visits.starts):
-            continue
-        numbers = visits.numbered()
-        for axis, size in enumerate(found.grid):
-            least, most = np.full(numbers.max() + 1, size), np.full(numbers.max() + 1, -1)
-            np.minimum.at(least, numbers, ids[axis])
-            np.maximum.at(most, numbers, ids[axis])
-            apart[axis] &= bool((least == most).all())
-    return tuple(apart)
+    """Says for each axis whether no output block is written at two of its indices."""
+    shared = [visits.shared_blocks(found.grid) for visits in found.outputs]
+    return tuple(not any(each[axis] for each in shared) for axis in range(len(found.grid)))
 
 
 def _traffic(each: CallOnGrid) -> list[OperandTraffic]:

@@ -1,4 +1,4 @@
-"""The copy engines and the sync flags of one device: when a copy lands, and what waits for it.
+"""The DMA engine and the sync flags of one device: when a copy lands, and what waits for it.
 
 One pipe carries everything that crosses the device's HBM, reads and writes of all its cores, in the order in which
 copies were started. A copy lands a latency after its last byte has left, and then adds its granules to its flag.
@@ -23,6 +23,9 @@ _SIGN = 1 << 31
 FLAG_BITS = 13
 FLAG_MASK = (1 << FLAG_BITS) - 1
 _HALF = 16
+# Sync flags of a called program are its own; those of the top-level program, from here on, are everybody's, also where
+# it passes one on.
+SHARED_FLAGS_FROM = 7 << (FLAG_BITS - 3)
 # Seen in listings for v4 with both cores in one device: a flag of the other core, as the end of a copy, has this bit;
 # the flag of a remote addition names its core by it.
 _REMOTE_CORE_BIT = 14
@@ -42,7 +45,7 @@ class _Flag:
 
 
 @dataclass(slots=True)
-class CopyCounts:
+class DmaCounts:
     """What one core has copied, and what that cost it."""
 
     hbm_read_bytes: int = 0
@@ -55,11 +58,13 @@ class CopyCounts:
     sizes: Counter[tuple[str, str, int, int | None]] = field(default_factory=Counter)
 
 
-class CopyEngine:
-    """Copies and flags of a device with `cores` cores. Flags are named by (core, owner, number).
+class DmaEngine:
+    """The copies and flags of a device.
 
     Args:
-      timelines: one for each core, to draw copies and stalls on; None: not drawn.
+      machine: the model of the chip.
+      cores: how many share the device.
+      timelines: one for each core, which note copies and stalls; None: they are not noted.
     """
 
     def __init__(self, machine: MachineModel, cores: int, timelines: Sequence[Timeline] | None = None) -> None:
@@ -68,12 +73,12 @@ class CopyEngine:
         self._pipe_free = 0.0
         self._timelines = timelines
         self._flags: dict[tuple[int, str, int], _Flag] = {}
-        self.counts = [CopyCounts() for _ in range(cores)]
+        self.counts = [DmaCounts() for _ in range(cores)]
 
     def start(
         self,
         core: int,
-        owner: str,
+        program: str,
         time: int,
         flag: int,
         granules: int,
@@ -85,10 +90,17 @@ class CopyEngine:
         """Starts a copy that signals `flag`; returns when the core goes on.
 
         Args:
+          core: the core that starts it.
+          program: the program that starts it.
+          time: when the core is ready to start it.
+          flag: the sync flag that counts the granules that have landed.
+          granules: size of the copy.
           source: memory space, as is `destination`.
+          destination: memory space.
           run_bytes: moved in one piece before the copy strides on; 0: all of it; None: not known.
           source_flag: signalled on this core where the copy goes to the other.
         """
+        owner = _owner(program, flag)
         size = granules * self._machine.granule_bytes
         time += self._machine.dma_issue_cycles
         counts = self.counts[core]
@@ -129,10 +141,11 @@ class CopyEngine:
                 self._land(self._flag(other, owner, shared & FLAG_MASK), landed, granules)
         return time
 
-    def signal(self, owner: str, time: int, address: int, amount: int) -> None:
+    def signal(self, program: str, time: int, address: int, amount: int) -> None:
         """Adds to a flag of the core that `address` names, as v4's barriers do: flag below, core from bit 14 on."""
         core = address >> _REMOTE_CORE_BIT & 1
-        self._land(self._flag(core, owner, address & FLAG_MASK), time, (amount ^ _SIGN) - _SIGN)
+        flag = self._flag(core, _owner(program, address), address & FLAG_MASK)
+        self._land(flag, time, (amount ^ _SIGN) - _SIGN)
 
     @staticmethod
     def _land(flag: _Flag, time: int, granules: int) -> None:
@@ -142,9 +155,13 @@ class CopyEngine:
         if len(landing) > 1 and landing[-2][0] > time:
             flag.landing = deque(sorted(landing))
 
-    def wait(self, core: int, owner: str, time: int, flag: int, granules: int, cause: StallCause) -> int | None:
-        """When `flag` counts at least `granules` and the core goes on; None if no copy under way brings it there."""
-        state = self._flag(core, owner, flag)
+    def wait(self, core: int, program: str, time: int, flag: int, granules: int, cause: StallCause) -> int | None:
+        """Waits until `flag` counts `granules`.
+
+        Returns:
+          When the core goes on; None if no copy under way brings the flag there.
+        """
+        state = self._own_flag(core, program, flag)
         landing = state.landing
         while landing and landing[0][0] <= time:
             state.count += landing.popleft()[1]
@@ -160,7 +177,7 @@ class CopyEngine:
         return now + self._machine.dma_wait_cycles
 
     def stalled(self, core: int, begin: int, end: int, cause: StallCause) -> None:
-        """The core waited."""
+        """Notes that the core waited."""
         counts = self.counts[core]
         if cause == "copy":
             counts.copy_stall_cycles += end - begin
@@ -169,11 +186,15 @@ class CopyEngine:
         if self._timelines is not None and end > begin:
             self._timelines[core].add("stall", begin, end, cause)
 
-    def wait_for_value(self, core: int, owner: str, time: int, flag: int, value: int, *, equal: bool) -> int | None:
-        """When `flag` counts `value`, or something else, and the core goes on; None if nothing under way does that."""
-        state = self._flag(core, owner, flag)
+    def wait_for_value(self, core: int, program: str, time: int, flag: int, value: int, equal: bool) -> int | None:
+        """Waits until `flag` counts `value`, or something else.
+
+        Returns:
+          When the core goes on; None if nothing under way brings the flag there.
+        """
+        state = self._own_flag(core, program, flag)
         now = time
-        self.count(core, owner, time, flag)
+        self.count(core, program, time, flag)
         while (state.count == value) != equal:
             if not state.landing:
                 return None
@@ -182,20 +203,23 @@ class CopyEngine:
         self.stalled(core, time, now, "semaphore")
         return now
 
-    def count(self, core: int, owner: str, time: int, flag: int) -> int:
-        """What a flag counts at a time, as a 32-bit word."""
-        state = self._flag(core, owner, flag)
+    def count(self, core: int, program: str, time: int, flag: int) -> int:
+        """Reads what a flag counts at a time, as a 32-bit word."""
+        state = self._own_flag(core, program, flag)
         while state.landing and state.landing[0][0] <= time:
             state.count += state.landing.popleft()[1]
         return state.count & (2 * _SIGN - 1)
 
-    def add(self, core: int, owner: str, flag: int, amount: int) -> None:
+    def add(self, core: int, program: str, flag: int, amount: int) -> None:
         """Adds to a flag; `amount` is a 32-bit two's complement number."""
-        self._flag(core, owner, flag).count += (amount ^ _SIGN) - _SIGN
+        self._own_flag(core, program, flag).count += (amount ^ _SIGN) - _SIGN
 
-    def set(self, core: int, owner: str, flag: int, value: int) -> None:
+    def set(self, core: int, program: str, flag: int, value: int) -> None:
         """Sets a flag."""
-        self._flag(core, owner, flag).count = value
+        self._own_flag(core, program, flag).count = value
+
+    def _own_flag(self, core: int, program: str, flag: int) -> _Flag:
+        return self._flag(core, _owner(program, flag), flag)
 
     def _flag(self, core: int, owner: str, flag: int) -> _Flag:
         key = (core, owner, flag)
@@ -204,3 +228,7 @@ class CopyEngine:
             state = self._flags[key] = _Flag()
             check_most(len(self._flags), _MOST_FLAGS, "sync flags")
         return state
+
+
+def _owner(program: str, flag: int) -> str:
+    return "" if flag & FLAG_MASK >= SHARED_FLAGS_FROM else program

@@ -1,4 +1,8 @@
-"""One step of a kernel, gone through without numbers; see `rules.body`."""
+"""Follows one step of a kernel through its body without running it.
+
+Scalars that follow from the step's place in the grid are known; of everything else only where it comes from is known,
+and whether that memory was written before.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from systolic.compat import scan_counts
 
 @dataclass(slots=True)
 class Memory:
-    """One of a kernel's buffers: `operand` is its number among the parameters, `written` whether anything is in it."""
+    """One of a kernel's buffers: `operand` is its number among the parameters, `written` says whether it was filled."""
 
     operand: int
     written: bool
@@ -30,7 +34,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Unwritten:
-    """A value that was made of memory that nothing has written, and where that was read."""
+    """A value that was computed from memory that nothing has written, and the equation that read it."""
 
     operand: int
     equation: Any
@@ -45,7 +49,7 @@ _SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "stop_gradi
 
 
 def _quotient(one: Any, other: Any) -> Any:
-    """Of integers towards zero, as XLA divides."""
+    """Divides integers towards zero, as XLA does."""
     if np.issubdtype(np.asarray(one).dtype, np.integer):
         return np.sign(one) * np.sign(other) * (abs(one) // abs(other))
     return one / other
@@ -76,6 +80,18 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 
 
+def scalar_result(name: str, params: Any, operands: Sequence[Any]) -> Any:
+    """Computes a primitive of known scalars; None where it is not one that is known here."""
+    if name == "convert_element_type":
+        return operands[0].astype(params["new_dtype"]) if _is_plain(params["new_dtype"]) else None
+    if name in _SHAPING:
+        return operands[0]
+    if name in _ARITHMETIC:
+        with np.errstate(all="ignore"):
+            return np.asarray(_ARITHMETIC[name](*operands))[()]
+    return None
+
+
 @dataclass(slots=True)
 class StepWalk:
     """Goes through the body of a kernel at one place of its grid.
@@ -83,7 +99,7 @@ class StepWalk:
     Attributes:
       step: the place along each axis.
       grid: the axes' lengths; None where one is a value.
-      found: the uses of memory that nothing has written, where it is certain that they happen.
+      found: uses of memory that nothing has written, where it is certain that they happen.
     """
 
     step: Sequence[int]
@@ -92,7 +108,7 @@ class StepWalk:
     _certain: bool = True
 
     def run(self, jaxpr: Any, arguments: Sequence[Value], consts: Sequence[Value] = ()) -> list[Value]:
-        """Goes through a jaxpr; returns what is known of its results."""
+        """Goes through a jaxpr and returns what is known of its results."""
         values: dict[Any, Value] = {}
         values.update(zip(jaxpr.constvars, consts, strict=False))
         values.update(zip(jaxpr.invars, arguments, strict=False))
@@ -150,14 +166,8 @@ class StepWalk:
             return unwritten
         if len(known) != len(inputs) or not known:
             return None
-        if name == "convert_element_type":
-            return Known(known[0].astype(params["new_dtype"])) if _is_plain(params["new_dtype"]) else None
-        if name in _SHAPING:
-            return Known(known[0])
-        if name in _ARITHMETIC:
-            with np.errstate(all="ignore"):
-                return Known(np.asarray(_ARITHMETIC[name](*known))[()])
-        return None
+        found = scalar_result(name, params, known)
+        return None if found is None else Known(found)
 
     def _selected(self, inputs: Sequence[Value]) -> Value:
         which, *cases = inputs
@@ -206,7 +216,7 @@ class StepWalk:
         return [None] * len(branches[0].jaxpr.outvars)
 
     def _scan(self, params: Any, inputs: Sequence[Value]) -> Sequence[Value]:
-        """The first round of a loop: what is not written there was not written before."""
+        """Follows the first iteration of a loop: what is not written there was not written before."""
         if not params["length"]:
             return []
         consts, carried = scan_counts(params)
@@ -229,7 +239,7 @@ class StepWalk:
 
 
 def _lasting(value: Value) -> Value:
-    """What one round says of the rounds after it: numbers change."""
+    """Keeps of a value what also holds in later iterations: numbers change."""
     return None if isinstance(value, Known) else value
 
 

@@ -1,4 +1,4 @@
-"""Tries changes of a function: looks at many in the traced program, simulates the most promising."""
+"""What if the function were changed: looks at many changes in the traced program, simulates the most promising."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from systolic.compiler import (
     tracing_settings,
 )
 from systolic.explaining.candidates import Candidate, call_candidates, tile_candidate, tile_sizes
+from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.explaining.parameters import TileParameter, WithKeywords
-from systolic.explaining.study import Study, study
 from systolic.simulator import SimulationError
 from systolic.timing import Measurement, submit_simulation
 
@@ -33,8 +33,8 @@ _WORTH_COMBINING = 0.005  # share of the time that a change must save to be trie
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """A candidate that was simulated, or refused."""
+class WhatIf:
+    """A change that was simulated, or refused."""
 
     candidate: Candidate
     time_us: float | None
@@ -43,13 +43,13 @@ class Tried:
 
 
 @dataclass(slots=True, kw_only=True)
-class Trying:
-    """Tries changes of `fn(*args)` on one chip.
+class WhatIfSearch:
+    """Simulates changes of `fn(*args)` on one chip.
 
     Attributes:
       pool: workers.
-      tries: how many to simulate, at most.
-      done: called when a simulation has ended, with its name.
+      tries: the most changes to simulate.
+      done: called with the name of a simulation that has ended.
       planned: called with the number of simulations that are about to begin.
     """
 
@@ -60,17 +60,17 @@ class Trying:
     tries: int
     planned: Callable[[int], None] = lambda count: None
     done: Callable[[str], None] = lambda label: None
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[WhatIf] = field(default_factory=list)
 
-    def run(self, now: Study, time_us: float) -> list[Tried]:
-        """Everything that was tried, the fastest first.
+    def run(self, now: FunctionAnalysis, time_us: float) -> list[WhatIf]:
+        """Tries changes and returns all of them, the fastest first.
 
         Args:
           now: the function as it is.
-          time_us: that it takes.
+          time_us: the time that it takes.
         """
-        looked_at = self._looked_at(tile_sizes(now.parameters)[:_MOST_LOOKED_AT], now)
-        promising = [candidate for candidate, _ in sorted(looked_at, key=lambda each: each[1])]
+        found = self._promising(tile_sizes(now.parameters)[:_MOST_LOOKED_AT], now)
+        promising = [candidate for candidate, _ in sorted(found, key=lambda each: each[1])]
         calls = call_candidates(now, self.chip)[: self.tries - bool(promising)]
         first = _first(promising, (2 * (self.tries - len(calls)) + 2) // 3)
         self._simulate([*calls, *first])
@@ -81,32 +81,34 @@ class Trying:
         return sorted(self.tried, key=lambda each: float("inf") if each.time_us is None else each.time_us)
 
     def _neighbours(self, promising: Sequence[Candidate], most: int) -> None:
-        """Choices of tiles that differ in one parameter from the fastest so far."""
+        """Simulates choices of tiles that differ in one parameter from the fastest so far."""
         best, known = self._best(), [each.candidate for each in self.tried]
         if best is None or not best.candidate.sizes or most < 1:
             return
         near = [each for each in promising if _distance(each.sizes, best.candidate.sizes) == 1]
         self._simulate([each for each in near if each not in known][:most])
 
-    def _best(self) -> Tried | None:
+    def _best(self) -> WhatIf | None:
         timed = [each for each in self.tried if each.time_us is not None]
         return min(timed, key=lambda each: each.time_us or 0.0, default=None)
 
-    def _looked_at(self, sizes: Sequence[Sizes], now: Study) -> list[tuple[Candidate, float]]:
-        """Candidates of these sizes that no rule forbids, with their modelled times."""
+    def _promising(self, sizes: Sequence[Sizes], now: FunctionAnalysis) -> list[tuple[Candidate, float]]:
+        """Lists candidates of these sizes that no rule forbids, with their modelled times."""
         shapes, values, settings = abstract_arguments(self.args), argument_values(self.args), tracing_settings()
         chunks = [sizes[at : at + _CHUNK] for at in range(0, len(sizes), _CHUNK)]
         jobs = [
-            self.pool.submit(look_at, self.fn, chunk, shapes, values, self.chip, settings, label="looking at tiles")
+            self.pool.submit(
+                analyse_sizes, self.fn, chunk, shapes, values, self.chip, settings, label="looking at tiles"
+            )
             for chunk in chunks
         ]
         found = []
         for chunk, job in zip(chunks, jobs, strict=True):
             try:
-                studies = job.result()
+                analyses = job.result()
             except CompilerError:  # a worker that died over one of them: the others are not worth dying for
                 continue
-            for each, known in zip(chunk, studies, strict=True):
+            for each, known in zip(chunk, analyses, strict=True):
                 candidate = tile_candidate(each, known, now, self.chip) if known is not None else None
                 if candidate is not None and known is not None:
                     found.append((candidate, known.modelled_us))
@@ -119,10 +121,10 @@ class Trying:
             job = submit_simulation(self.pool, candidate.applied(self.fn), self.args, self.chip, label=candidate.title)
             job.add_done_callback(lambda _, label=candidate.title: self.done(label))
             jobs.append((candidate, job))
-        self.tried += [_tried(candidate, job) for candidate, job in jobs]
+        self.tried += [_what_if(candidate, job) for candidate, job in jobs]
 
     def _combine(self, calls: Sequence[Candidate], time_us: float) -> None:
-        """The best tiles together with the changes of calls that help by themselves."""
+        """Simulates the best tiles together with the changes of calls that help by themselves."""
         helpful = [
             each.candidate
             for each in self.tried
@@ -147,24 +149,24 @@ class Trying:
 
 
 def _first(promising: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Those to simulate first: the most promising, and some of them that need no more VMEM than there is by default."""
+    """Picks what to simulate first: the most promising, some of which need no more VMEM than the default."""
     modest = [each for each in promising if not each.changes][: count // 3]
     return [each for each in promising if each not in modest][: count - len(modest)] + modest
 
 
-def look_at(
+def analyse_sizes(
     fn: Function,
     sizes: Sequence[Sizes],
     args: Sequence[Any],
     values: Sequence[np.ndarray | None],
     chip: Chip,
     settings: Mapping[str, Any],
-) -> list[Study | None]:
-    """What the traced program says of each of these tile sizes; None where it does not even trace. For a worker."""
-    found: list[Study | None] = []
+) -> list[FunctionAnalysis | None]:
+    """Analyses the function with each of these tile sizes; None where it does not even trace. For a worker."""
+    found: list[FunctionAnalysis | None] = []
     for each in sizes:
         try:
-            known = study(WithKeywords(fn, dict(each)), args, values, chip, settings)
+            known = analyse_function(WithKeywords(fn, dict(each)), args, values, chip, settings)
         except Exception:  # noqa: BLE001 -- sizes that the function refuses, each in its own way: no candidate
             found.append(None)
             continue
@@ -173,20 +175,19 @@ def look_at(
     return found
 
 
-def _tried(candidate: Candidate, job: Future[Measurement]) -> Tried:
+def _what_if(candidate: Candidate, job: Future[Measurement]) -> WhatIf:
     try:
         run = job.result().run
     except (CompilerError, SimulationError) as error:
-        return Tried(candidate=candidate, time_us=None, reason=str(error).splitlines()[0])
+        return WhatIf(candidate=candidate, time_us=None, reason=str(error).splitlines()[0])
     except Exception as error:  # noqa: BLE001 -- whatever the user's function raises with these sizes
         text = (str(error).strip() or "-").splitlines()[0]
-        return Tried(candidate=candidate, time_us=None, reason=f"{type(error).__name__}: {text}")
+        return WhatIf(candidate=candidate, time_us=None, reason=f"{type(error).__name__}: {text}")
     assert run is not None
-    moved = run.hbm_read_bytes + run.hbm_written_bytes
-    return Tried(candidate=candidate, time_us=run.time_us, hbm_bytes=moved)
+    return WhatIf(candidate=candidate, time_us=run.time_us, hbm_bytes=run.hbm_bytes)
 
 
 def _distance(sizes: Sizes, others: Sizes) -> int:
-    """In how many parameters two choices differ."""
+    """Counts the parameters in which two choices differ."""
     mine, theirs = dict(sizes), dict(others)
     return sum(mine.get(name) != theirs.get(name) for name in {**mine, **theirs})

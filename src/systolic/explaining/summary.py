@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from systolic.explaining.baseline import Product
+from systolic.explaining.baseline import EquivalentMatmul
+from systolic.explaining.bottleneck import bottleneck, main_op
 from systolic.explaining.explanation import Program, Saving
-from systolic.explaining.limits import limit_of, main_op
-from systolic.explaining.study import Study
-from systolic.explaining.trying import Tried
+from systolic.explaining.function_analysis import FunctionAnalysis
+from systolic.explaining.what_if import WhatIf
 from systolic.simulator import SimulatedRun
 
-_MOST_TILES = 3  # choices of tiles that are said; there may be many alike
+_MOST_TILES = 3  # choices of tiles that are listed; there may be many alike
 _WORTH_SAYING = 0.005  # share of the time below which a saving is noise
 
 
-def of_changes(tried: Sequence[Tried], time_us: float) -> list[Saving]:
-    """What changes of the function's own parameters save, by simulating each, the most first."""
+def change_savings(tried: Sequence[WhatIf], time_us: float) -> list[Saving]:
+    """Lists what changes of the function's own parameters save, by simulation, the most first."""
     found: list[Saving] = []
     tiles = 0
     for each in tried:
@@ -39,8 +39,8 @@ def of_changes(tried: Sequence[Tried], time_us: float) -> list[Saving]:
     return found
 
 
-def around(run: SimulatedRun, now: Study) -> list[Saving]:
-    """What XLA's own operations around the kernels take, such as a transposition in front of one."""
+def surroundings_savings(run: SimulatedRun, now: FunctionAnalysis) -> list[Saving]:
+    """Says what XLA's own operations around the kernels take, such as a transposition in front of one."""
     core, kernel = run.later_core, main_op(run)
     if kernel is None or not now.calls:
         return []
@@ -67,12 +67,14 @@ def _is_kernel(scope: str) -> bool:
     return "pallas_call" in scope
 
 
-def replaced(alternatives: Sequence[Program], time_us: float, product: Product | None) -> list[Saving]:
-    """Other functions that are faster.
+def replacement_savings(
+    alternatives: Sequence[Program], time_us: float, product: EquivalentMatmul | None
+) -> list[Saving]:
+    """Lists other functions that are faster.
 
     Args:
       alternatives: their programs.
-      time_us: of the function as it is.
+      time_us: the time of the function as it is.
       product: what the function seems to compute.
     """
     words: dict[str, str] = {}
@@ -97,14 +99,14 @@ def replaced(alternatives: Sequence[Program], time_us: float, product: Product |
     return found
 
 
-def verdict(run: SimulatedRun, now: Study, savings: Sequence[Saving], *, tried: int) -> str:
-    """One line: the time, what limits it, and the first thing to change.
+def verdict(run: SimulatedRun, now: FunctionAnalysis, savings: Sequence[Saving], *, tried: int) -> str:
+    """Says in one line the time, what limits it, and the first thing to change.
 
     Args:
-      run: of the function as it is.
-      now: what its trace says.
+      run: the function as it is.
+      now: the analysis of its traced program.
       savings: changes first; see `Explanation`.
-      tried: changes and other programs that were simulated.
+      tried: how many changes and other programs were simulated.
     """
     best = savings[0] if savings else None
     most = max(savings, key=lambda each: each.saving or 0.0, default=None)
@@ -118,12 +120,14 @@ def verdict(run: SimulatedRun, now: Study, savings: Sequence[Saving], *, tried: 
     )
     unit = run.matrix_busy_share
     share = f"{unit:.0%} of the matrix unit" if unit else f"{run.copy_busy_share:.0%} of HBM's bandwidth"
-    limit = limit_of(run, now.lines, now.traffic).words
+    limit = bottleneck(run, now.lines, now.traffic).words
     return f"simulated {run.time_us:,.1f} µs on {run.chip}: {share}; {limit}; {advice}"
 
 
-def notes(run: SimulatedRun, now: Study, product: Product | None, *, compared: bool) -> tuple[str, ...]:
-    """What could not be worked out, what was assumed, and what `check` would say."""
+def notes(
+    run: SimulatedRun, now: FunctionAnalysis, product: EquivalentMatmul | None, *, compared: bool
+) -> tuple[str, ...]:
+    """Says what could not be worked out, what was assumed, and what `check` would say."""
     said = [
         f"{found.grade}: {found.rule}: {found.value} ({found.fix})" for found in now.findings if found.grade != "note"
     ]
@@ -134,10 +138,10 @@ def notes(run: SimulatedRun, now: Study, product: Product | None, *, compared: b
     if now.calls and not now.parameters:
         said.append("no tile sizes to try: the function has no keyword argument that is the size of a block")
     said += [
-        f"{call.name} runs {'as often as values say' if call.rounds is None else f'{call.rounds:,} times'}: "
+        f"{call.name} runs {'as often as values say' if call.executions is None else f'{call.executions:,} times'}: "
         "its traffic and lines are those of one call"
         for call in now.calls
-        if call.rounds != 1
+        if call.executions != 1
     ]
     if run.prefetch_cycles:
         said.append(f"a first call takes {run.prefetch_us:,.1f} µs longer: an argument is brought into VMEM ahead")

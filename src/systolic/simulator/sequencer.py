@@ -1,4 +1,4 @@
-"""One core executing one program, and the cores of a device executing together."""
+"""The sequencer of a core, which executes one program, and the cores of a device executing together."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import re
 import struct
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import DeadlockError, SimulationError, UnknownValueError, check_most
-from systolic.simulator.hardware.copies import FLAG_MASK, CopyEngine, StallCause
-from systolic.simulator.hardware.loops import Laps
-from systolic.simulator.hardware.matrix import MatrixUnits
-from systolic.simulator.hardware.memory import Memory
-from systolic.simulator.hardware.rounds import Rounds
+from systolic.simulator.hardware.dma import DmaEngine
+from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.loop_timer import LoopTimer
+from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES, Memory
+from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
-from systolic.simulator.translating.names import SHARED_FLAGS_FROM
 from systolic.simulator.translating.translate import Translation
 
 _CORE = re.compile(r"\bcore id\b|\blogical chip id\b")
 _MOST_MESSAGES = 1 << 16
-_ROW_WORDS = 128  # addresses in HBM and VMEM count rows of 512 bytes
-_WORD_BYTES = 4
 
 # A program in progress. It yields the time at which it is about to act on what cores share, or None where it can't go
 # on until another core has acted, and returns the time at which it is over.
@@ -38,76 +36,85 @@ class Mailboxes:
         self._boxes: list[deque[tuple[int, int]]] = [deque() for _ in range(cores)]
 
     def send(self, core: int, time: int, value: int) -> None:
-        """A value for every other core, or for itself where there is no other."""
+        """Sends a value to every other core, or to itself where there is no other."""
         for other, box in enumerate(self._boxes):
             if other != core or len(self._boxes) == 1:
                 box.append((time, value))
                 check_most(len(box), _MOST_MESSAGES, "messages to a core that does not read them")
 
     def receive(self, core: int, time: int) -> tuple[int, int] | None:
-        """When the core goes on and with which value; None while there is none."""
+        """Takes a message: when the core goes on and with which value; None while there is none."""
         if not self._boxes[core]:
             return None
         sent, value = self._boxes[core].popleft()
         return max(sent, time), value
 
 
-class Machine:
-    """What a translated program calls: copies and flags, the matrix units, memory, and other programs.
+class Sequencer:
+    """Executes a translated program, which calls it for DMAs and flags, the MXUs, memory, and other programs.
 
     Args:
       core: index of this core within its device; programs split their grid by it.
-      memory: of the core; all its programs share it.
+      memory: the core's memory, which all its programs share.
       passed: registers that the caller hands over.
-      parameter: address of one of the whole program's parameters.
+      parameter: gives the address of one of the whole program's parameters.
       call: starts a called program; (time, name, registers) → its progress.
-      model: of the chip's core.
-      rounds: that the loops of all programs of the core may still go.
+      model: the model of the chip's core.
+      iterations: how often the loops of all programs of the core may still go round.
       assume_zero: what the program computes and is not known counts as zero.
     """
 
     def __init__(
         self,
         translation: Translation,
-        copies: CopyEngine,
+        dma: DmaEngine,
         mailboxes: Mailboxes,
-        units: MatrixUnits,
+        mxus: Mxus,
         memory: Memory,
-        laps: Laps,
+        timer: LoopTimer,
         *,
         core: int,
         passed: Mapping[str, int | Unknown],
         parameter: Callable[[int], int],
         call: Callable[[int, str, Passed], Progress],
         model: MachineModel,
-        rounds: Rounds,
+        iterations: IterationBudget,
         assume_zero: bool,
     ) -> None:
-        self._program = translation.name
-        self._copies = copies
+        self._translation = translation
+        self._dma = dma
         self._mailboxes = mailboxes
         self._memory = memory
         self._core = core
         self._passed = passed
-        self._translation = translation
-        self._granule_words = model.granule_bytes // _WORD_BYTES
+        self._granule_words = model.granule_bytes // WORD_BYTES
         # What an address counts, where a copy names it, in words.
         self._address_words = {
-            "hbm": model.hbm_address_bytes // _WORD_BYTES,
-            "vmem": model.vmem_address_bytes // _WORD_BYTES,
-            "cmem": _ROW_WORDS,
+            "hbm": model.hbm_address_bytes // WORD_BYTES,
+            "vmem": model.vmem_address_bytes // WORD_BYTES,
+            "cmem": ROW_WORDS,
         }
-        self.rounds = rounds
         self._assume_zero = assume_zero
-        self.vector = self._known(COMPUTED)
-        self.laps = laps
+        self.timer = timer
+        self.iterations = iterations
         self.counts: Sequence[int] = ()  # how often each basic block ran, once the program is over
-        self.segment = units.advance
-        self.lap = laps.add
+        self.waits_for = ""  # what the program can't go on without, for the message of a deadlock
+        # What the program calls, beside the methods below.
+        program = translation.name
+        self.start = partial(dma.start, core, program)
+        self.wait = partial(dma.wait, core, program)
+        self.wait_for_value = partial(dma.wait_for_value, core, program)
+        self.count = partial(dma.count, core, program)
+        self.add = partial(dma.add, core, program)
+        self.put = partial(dma.set, core, program)
+        self.signal = partial(dma.signal, program)
+        self.send = partial(mailboxes.send, core)
+        self.segment = mxus.advance
+        self.lap = timer.add
         self.store = memory.store
         self.parameter = parameter
         self.call = call
-        self.waits_for = ""  # what the program can't go on without, for the message of a deadlock
+        self.vector = self._known(COMPUTED)
 
     def run(self, time: int) -> Progress:
         """Runs the program from `time`.
@@ -123,7 +130,7 @@ class Machine:
             located = type(error)(f"{self._where(error)}: {error}")
             located.located = True
             if isinstance(located, UnknownValueError) and isinstance(error, UnknownValueError):
-                located.program, located.why, located.computed = self._program, error.why, error.computed
+                located.program, located.why, located.computed = self._translation.name, error.why, error.computed
             raise located from error
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
             located = SimulationError(f"{self._where(error)}: scalar code that cannot be executed: {error}")
@@ -132,11 +139,11 @@ class Machine:
 
     def _where(self, error: BaseException) -> str:
         line = self._translation.listing_line(error)
-        return self._program if line is None else f"{self._program}, line {line}"
+        return self._translation.name if line is None else f"{self._translation.name}, line {line}"
 
-    def left(self, rounds: int, counts: Sequence[int]) -> None:
-        """The program is over; its loops went round so often, and its basic blocks ran so often."""
-        self.rounds.spend(rounds)
+    def left(self, iterations: int, counts: Sequence[int]) -> None:
+        """Ends the program, whose loops went round `iterations` times and whose basic blocks ran `counts` times."""
+        self.iterations.spend(iterations)
         self.counts = counts
 
     def too_long(self) -> None:
@@ -145,27 +152,11 @@ class Machine:
         Raises:
           SimulationError: always.
         """
-        self.rounds.spend(self.rounds.left + 1)
+        self.iterations.spend(self.iterations.left + 1)
 
-    # ---- copies and flags ----
-
-    def _owner(self, flag: int) -> str:
-        """Flags of the top-level program are everybody's, also where it passes one on."""
-        return "" if flag & FLAG_MASK >= SHARED_FLAGS_FROM else self._program
-
-    def start(
-        self,
-        time: int,
-        flag: int,
-        granules: int,
-        source: str,
-        destination: str,
-        run_bytes: int | None,
-        source_flag: int | None = None,
-    ) -> int:
-        """See `CopyEngine.start`."""
-        owner = self._owner(flag)
-        return self._copies.start(self._core, owner, time, flag, granules, source, destination, run_bytes, source_flag)
+    def blocked(self, where: str) -> None:
+        """Notes that the program can't go on before another core has acted."""
+        self.waits_for = where
 
     def move(self, source: str, begin: int, destination: str, first: int, granules: int, contiguous: bool) -> None:
         """Lets contents follow a copy."""
@@ -173,60 +164,29 @@ class Machine:
         first *= self._address_words.get(destination, 1)
         self._memory.copy(source, begin, destination, first, granules * self._granule_words, contiguous=contiguous)
 
-    def wait(self, time: int, flag: int, granules: int, cause: StallCause, where: str) -> int | None:
-        """See `CopyEngine.wait`."""
-        self.waits_for = where
-        return self._copies.wait(self._core, self._owner(flag), time, flag, granules, cause)
-
-    def wait_for_value(self, time: int, flag: int, value: int, equal: bool, where: str) -> int | None:
-        """See `CopyEngine.wait_for_value`."""
-        self.waits_for = where
-        return self._copies.wait_for_value(self._core, self._owner(flag), time, flag, value, equal=equal)
-
-    def count(self, time: int, flag: int) -> int:
-        """See `CopyEngine.count`."""
-        return self._copies.count(self._core, self._owner(flag), time, flag)
-
-    def add(self, flag: int, amount: int) -> None:
-        """See `CopyEngine.add`."""
-        self._copies.add(self._core, self._owner(flag), flag, amount)
-
-    def put(self, flag: int, value: int) -> None:
-        """See `CopyEngine.set`."""
-        self._copies.set(self._core, self._owner(flag), flag, value)
-
-    def signal(self, time: int, address: int, amount: int) -> None:
-        """See `CopyEngine.signal`."""
-        self._copies.signal(self._owner(address), time, address, amount)
-
-    def send(self, time: int, value: int) -> None:
-        """See `Mailboxes.send`."""
-        self._mailboxes.send(self._core, time, value)
-
-    def receive(self, time: int, where: str) -> tuple[int, int] | None:
-        """See `Mailboxes.receive`."""
-        self.waits_for = where
+    def receive(self, time: int) -> tuple[int, int] | None:
+        """Receives a message; see `Mailboxes.receive`."""
         received = self._mailboxes.receive(self._core, time)
         if received is not None:
-            self._copies.stalled(self._core, time, received[0], "semaphore")
+            self._dma.stalled(self._core, time, received[0], "semaphore")
         return received
 
     # ---- values ----
 
     def operand(self, register: str) -> int | Unknown:
-        """What the caller handed over in a register."""
+        """Reads what the caller handed over in a register."""
         return self._known(self._passed.get(register, NEVER_WRITTEN))
 
     def load(self, address: int, comment: str) -> int | Unknown:
-        """A word of scalar memory."""
+        """Reads a word of scalar memory."""
         named = _CORE.search(comment)
         if named:
             return self._core if named.group() == "core id" else 0
         return self._known(self._memory.load(address))
 
     def word(self, row: int) -> int | Unknown:
-        """The first word of a row of VMEM."""
-        return self._known(self._memory.word("vmem", row * _ROW_WORDS))
+        """Reads the first word of a row of VMEM."""
+        return self._known(self._memory.word("vmem", row * ROW_WORDS))
 
     def _known(self, value: int | Unknown) -> int | Unknown:
         return 0 if self._assume_zero and isinstance(value, Unknown) and value.computed else value
@@ -235,10 +195,11 @@ class Machine:
 def run_together(cores: Sequence[Progress], stuck: Callable[[int], str]) -> list[int]:
     """Runs the programs of a device's cores, always the one that is furthest behind; returns when each is over.
 
-    So copies of all cores enter the common pipe in the order of their times.
+    In this way the copies of all cores enter the common pipe in the order of their times.
 
     Args:
-      stuck: what a core waits for, for the message.
+      cores: the programs.
+      stuck: names what a core waits for, for the message.
 
     Raises:
       DeadlockError: every core that is not over waits for another.

@@ -1,14 +1,14 @@
-"""What it means that a run in interpret mode ends in an exception: the interpreter's words, as findings."""
+"""What an exception says of a function: of the interpreter, of the user's code, or of a worker that ended."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from systolic.analysis.calls import KernelCall
+from systolic.analysis import KernelCall
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.interpreting import FIRST_BUFFER, DeadlockError
-from systolic.compiler import source_line
+from systolic.compiler import CompilerTimeout, FunctionExit, WorkerEnded, source_line
 
 _BLOCK_OUTSIDE = re.compile(
     r'Out-of-bounds block index (\(.*?\)) for (\w+) "(.*?)" in iteration (\(.*?\)) .*? has shape (\(.*?\))'
@@ -21,13 +21,13 @@ _SLICE = re.compile(r"slice\((\d+), (\d+), 1\)")
 _RAISED = re.compile(r"^\w*(?:Error|Exception): .*", re.MULTILINE)
 
 
-def failure(error: Exception, calls: Sequence[KernelCall], conditions: str) -> Finding:
-    """What a run says that ended in an exception.
+def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str) -> Finding:
+    """Reports a run in interpret mode that ended in an exception.
 
     Args:
-      error: of the interpreter, or of the function.
+      error: raised by the interpreter, or by the function.
       calls: the Pallas calls that were run.
-      conditions: of the run, in words.
+      conditions: the conditions of the run, in words.
     """
     text = str(error)
     where = getattr(error, "where", "") or source_line(error) or ""
@@ -93,7 +93,7 @@ def _failed(error: Exception, calls: Sequence[KernelCall], where: str) -> Findin
 
 
 def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
-    """What one of the interpreter's buffers is for, by its number from 0; "" where that is not known."""
+    """Names one of the interpreter's buffers by its number from 0; "" where its use is not known."""
     if len(calls) != 1:
         return ""
     call = calls[0]
@@ -116,7 +116,7 @@ def about(
     where: str = "",
     detail: str = "",
 ) -> Finding:
-    """A finding about the kernels that were run; where there is one, it has its name and place."""
+    """Makes a finding about the kernels that were run; if there is only one, with its name and place."""
     only = calls[0] if len(calls) == 1 else None
     return Finding(
         rule=rule,
@@ -130,19 +130,72 @@ def about(
     )
 
 
-def untraceable(error: Exception) -> Finding:
-    """That a function raises while it is traced; in the words of `static`, so that it is stated once."""
+def exception_finding(
+    error: Exception, rule: str, said: str, *, limit: str, fix: str = "see the text below", chip: str = ""
+) -> Finding:
+    """Reports an exception of the user's code; `said` begins the sentence that ends with its type and text."""
     return Finding(
-        rule="trace",
+        rule=rule,
         grade="error",
-        value=f"tracing it raises {type(error).__name__}: {first_line(error)}",
-        limit="there is nothing to check",
-        fix="call it with these arguments in plain JAX first; give static arguments with --param",
+        value=f"{said}{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}",
+        limit=limit,
+        fix=fix,
         where=source_line(error) or "",
+        chip=chip,
         detail=str(error).strip() or type(error).__name__,
     )
 
 
-def first_line(error: Exception) -> str:
-    """Of an exception's text, or its type."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def trace_failure(error: Exception, chip: str = "") -> Finding:
+    """Reports that a function raises while it is traced."""
+    return exception_finding(
+        error,
+        "trace",
+        "tracing it raises ",
+        limit="there is nothing to check",
+        fix="call it with these arguments in plain JAX first; give static arguments with --param",
+        chip=chip,
+    )
+
+
+_NO_ANSWER = {
+    "trace": "there is nothing to check: what Python does while a function is traced has to come to an end by itself",
+    "run": "nothing could be said of what it visits, or of its results",
+}
+
+
+def worker_failure(error: WorkerEnded | FunctionExit, chip: str) -> Finding:
+    """Reports a job whose worker ended before it had answered: whose doing it was, and what to change.
+
+    Args:
+      error: how the worker ended.
+      chip: the chip that the job was for; "" for a run.
+    """
+    if isinstance(error, FunctionExit):
+        return Finding(
+            rule="trace",
+            grade="error",
+            value=f"the function asks for the end of the program: {error.how}",
+            limit=_NO_ANSWER["trace"],
+            fix="return, or raise an error that says what is wrong",
+            chip=chip,
+            where=error.where,
+        )
+    rule, grade = _rule(error)
+    return Finding(
+        rule=rule,
+        grade=grade,
+        value=f"{'its process' if error.how.startswith('ended') else 'it was'} {error.how}",
+        limit=_NO_ANSWER.get(rule, "the compiler came to no answer"),
+        fix=error.fix,
+        chip=chip,
+        where=error.where,
+    )
+
+
+def _rule(error: WorkerEnded) -> tuple[str, Grade]:
+    if error.stage in ("reading", "interpreting"):
+        return "run", "error"
+    if error.by_function:
+        return "trace", "error"
+    return ("compiler-timeout", "warning") if isinstance(error, CompilerTimeout) else ("compiler-crash", "error")

@@ -1,4 +1,4 @@
-"""The matrix units: when work pushed into them is done, and when that holds up the core.
+"""The MXUs of a core: when work pushed into them is done, and when that holds up the core.
 
 A `vmatmul` sends the rows of one vector register through a unit; its results come out a latency after it began, through
 a queue (`mrf`) or into numbered places (`mrb`), from which `vpop` takes them. The core stalls when a unit already has
@@ -40,12 +40,12 @@ class MatrixOp:
 
     @property
     def is_pop(self) -> bool:
-        """Takes a result out."""
+        """Whether it takes a result out."""
         return self.cycles == 0
 
 
 def matrix_ops(instruction: Instruction, offset: int, machine: MachineModel, condition: int | None) -> list[MatrixOp]:
-    """The work of a `vmatmul` or `vpop`; nothing for other instructions.
+    """Reads the work of a `vmatmul` or `vpop`; nothing for other instructions.
 
     Raises:
       SimulationError: the instruction names no unit, or a type whose rate the machine model does not have.
@@ -101,12 +101,12 @@ class Segment:
 _Relative = tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[tuple[tuple[int, int], ...], ...]]
 
 
-class MatrixUnits:
-    """The matrix units of one core.
+class Mxus:
+    """The MXUs of one core.
 
-    What a segment costs depends on the units' state when it begins and on nothing else, so each (segment, state) is
-    worked out once and looked up afterwards: that is how loops of many rounds are quick, and why it changes no result.
-    `remember=False` works every round out anew; a test compares the two.
+    What a segment costs depends only on the units' state when it begins, so each (segment, state) is computed once and
+    looked up afterwards: this makes long loops quick, and changes no result. With `remember=False` everything is
+    computed anew; a test compares the two.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class MatrixUnits:
         return sum(self.stalls)
 
     def stalls_by_block(self) -> dict[int, int]:
-        """The same by basic block."""
+        """Adds up the stall cycles of each basic block."""
         found: dict[int, int] = {}
         for segment, stall in zip(self._segments, self.stalls, strict=True):
             found[segment.block] = found.get(segment.block, 0) + stall
@@ -197,7 +197,7 @@ def _next(queue: deque[int], op: MatrixOp) -> int:
 
 
 def _shifted(state: _Relative, cycles: int) -> _Relative:
-    """The same state seen `cycles` later. What is past is as good as now."""
+    """Shifts a state `cycles` into the future. What is past is as good as now."""
     free, queued, placed = state
     free = tuple([left - cycles if left > cycles else 0 for left in free])
     if any(queued):

@@ -1,31 +1,53 @@
 """What each line of a kernel's source asks for: products, elementwise work, loads and stores, and how often it runs.
 
-Worked out from the traced kernel. A branch (`pl.when`) counts for the steps that take it: predicates that follow from
-grid indices are worked out for every step; of others it is not known.
+The counts come from the traced kernel. A branch (`pl.when`) counts for the steps that take it: predicates that follow
+from grid indices are evaluated for every step at once; how often other branches are taken is not known.
 """
 
 from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from systolic.analysis.body import dot_flops, loop_iterations
 from systolic.analysis.calls import KernelCall
-from systolic.checking.rules.steps import dot_flops
 from systolic.compiler import inner_jaxprs, written_at
-from systolic.explaining.explanation import LineWork
 from systolic.spec import dtype_bytes
 
-# Operations that move or rename values, and work out none.
+# Operations that move or rename values, and compute none.
 _FREE = {"get", "swap", "addupdate", "broadcast_in_dim", "reshape", "squeeze", "program_id", "num_programs", "iota"}
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _MOST_STEPS = 1_000_000
 
 Taken = np.ndarray | None  # bool[steps]: which steps run something; None: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineOps:
+    """What one line of the kernel's source asks for in one execution, by the traced program."""
+
+    kernel: str
+    where: str  # "file.py:12 in kernel"
+    text: str  # the line itself; "" where the file is not there
+    operations: str  # "dot_general, add"
+    executions: int | None  # over the whole grid; None where it depends on values
+    matrix_flops: float  # of one execution
+    vector_elements: int  # elements that elementwise operations compute in one execution
+    loaded_bytes: int  # from VMEM, in one execution
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelOps:
+    """The lines of a kernel, and its matrix operations over the whole grid; None where they are not known."""
+
+    lines: tuple[LineOps, ...]
+    flops: float | None
 
 
 @dataclass(slots=True)
@@ -39,16 +61,8 @@ class _Line:
     total_flops: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelWork:
-    """The lines of a kernel, and its matrix operations over the whole grid; None where they are not known."""
-
-    lines: tuple[LineWork, ...]
-    flops: float | None
-
-
-def kernel_work(call: KernelCall, grid: Sequence[int] | None) -> KernelWork:
-    """Counts what the body of a call asks for.
+def kernel_ops(call: KernelCall, grid: Sequence[int] | None) -> KernelOps:
+    """Counts what the body of a call asks for, line by line.
 
     Args:
       call: the call.
@@ -60,7 +74,7 @@ def kernel_work(call: KernelCall, grid: Sequence[int] | None) -> KernelWork:
     everywhere = np.ones(steps, dtype=bool) if known and steps is not None else None
     walk.run(call.body, {}, everywhere, 1)
     lines = tuple(
-        LineWork(
+        LineOps(
             kernel=call.name,
             where=where,
             text=_source(where),
@@ -75,7 +89,33 @@ def kernel_work(call: KernelCall, grid: Sequence[int] | None) -> KernelWork:
         if line.flops or line.elements or line.loaded or line.stored
     )
     flops = sum(line.total_flops for line in walk.lines.values())
-    return KernelWork(lines=lines, flops=None if walk.uncounted else flops)
+    return KernelOps(lines=lines, flops=None if walk.uncounted else flops)
+
+
+def flops_outside_kernels(jaxpr: Any, iterations: int | None = 1) -> float | None:
+    """Counts the operations of a traced function's products outside its kernels.
+
+    Returns:
+      The operations, in loops as often as these run; None where a product runs an unknown number of times, or is a
+      convolution.
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name == "pallas_call":
+            continue
+        if name in _PRODUCTS:
+            if iterations is None or name != "dot_general":
+                return None
+            total += iterations * dot_flops(equation)
+            continue
+        inside = None if name == "cond" else loop_iterations(equation, iterations)
+        for inner in inner_jaxprs(equation.params):
+            found = flops_outside_kernels(inner.jaxpr, inside)
+            if found is None:
+                return None
+            total += found
+    return total
 
 
 class _Walk:
@@ -86,24 +126,23 @@ class _Walk:
         self._grid = grid
         self._ids = None if grid is None else np.indices(grid, dtype=np.int32).reshape(len(grid), math.prod(grid))
 
-    def run(self, jaxpr: Any, values: dict[Any, np.ndarray], taken: Taken, rounds: int | None) -> list[Any]:
-        """Goes through a jaxpr that the steps in `taken` execute, `rounds` times each. Returns its known results."""
+    def run(self, jaxpr: Any, values: dict[Any, np.ndarray], taken: Taken, iterations: int | None) -> list[Any]:
+        """Goes through a jaxpr that the steps in `taken` execute `iterations` times each; returns its known results."""
         for equation in jaxpr.eqns:
             name = equation.primitive.name
             if name == "cond":
-                self._cond(equation, values, taken, rounds)
-            elif name == "scan":
-                self._inside(equation, values, taken, None if rounds is None else rounds * equation.params["length"])
-            elif name == "while":
-                self._inside(equation, values, taken, None)
+                self._cond(equation, values, taken, iterations)
+            elif name in ("scan", "while"):
+                for inner in inner_jaxprs(equation.params):
+                    self.run(inner.jaxpr, {}, taken, loop_iterations(equation, iterations))
             elif name == "run_scoped":  # its buffers are its arguments, and what it uses from outside its constants
                 inside = equation.params["jaxpr"]
                 handed = zip(inside.constvars, (self._read(atom, values) for atom in equation.invars), strict=True)
-                self.run(inside, {name: value for name, value in handed if value is not None}, taken, rounds)
+                self.run(inside, {name: value for name, value in handed if value is not None}, taken, iterations)
             elif inner := list(inner_jaxprs(equation.params)):
-                self._called(equation, inner[0], values, taken, rounds)
+                self._called(equation, inner[0], values, taken, iterations)
             else:
-                self._count(equation, taken, rounds)
+                self._count(equation, taken, iterations)
                 self._evaluate(equation, values)
         return [self._read(atom, values) for atom in jaxpr.outvars]
 
@@ -130,7 +169,7 @@ class _Walk:
             return
         if any(getattr(atom.aval, "shape", None) != () for atom in equation.invars):
             return
-        # Operations on scalars go element by element: given one number for each step they work out every step's.
+        # Operations on scalars also work elementwise: given one number for each step, they compute every step's result.
         typed = zip(inputs, equation.invars, strict=True)
         spread = [np.broadcast_to(np.asarray(value, atom.aval.dtype), steps) for value, atom in typed]
         try:
@@ -142,21 +181,17 @@ class _Walk:
 
     # ---- control flow ----
 
-    def _cond(self, equation: Any, values: dict[Any, np.ndarray], taken: Taken, rounds: int | None) -> None:
+    def _cond(self, equation: Any, values: dict[Any, np.ndarray], taken: Taken, iterations: int | None) -> None:
         index = self._read(equation.invars[0], values)
         for number, branch in enumerate(equation.params["branches"]):
             known = taken is not None and index is not None
             here = taken & (np.asarray(index) == number) if known and taken is not None else None
-            self.run(branch.jaxpr, self._arguments(branch, equation.invars[1:], values), here, rounds)
-
-    def _inside(self, equation: Any, values: dict[Any, np.ndarray], taken: Taken, rounds: int | None) -> None:
-        for inner in inner_jaxprs(equation.params):
-            self.run(inner.jaxpr, {}, taken, rounds)
+            self.run(branch.jaxpr, self._arguments(branch, equation.invars[1:], values), here, iterations)
 
     def _called(
-        self, equation: Any, inner: Any, values: dict[Any, np.ndarray], taken: Taken, rounds: int | None
+        self, equation: Any, inner: Any, values: dict[Any, np.ndarray], taken: Taken, iterations: int | None
     ) -> None:
-        results = self.run(inner.jaxpr, self._arguments(inner, equation.invars, values), taken, rounds)
+        results = self.run(inner.jaxpr, self._arguments(inner, equation.invars, values), taken, iterations)
         if len(results) == len(equation.outvars):
             pairs = zip(equation.outvars, results, strict=True)
             values.update((variable, value) for variable, value in pairs if value is not None)
@@ -169,14 +204,14 @@ class _Walk:
 
     # ---- counting ----
 
-    def _count(self, equation: Any, taken: Taken, rounds: int | None) -> None:
+    def _count(self, equation: Any, taken: Taken, iterations: int | None) -> None:
         made = getattr(equation.outvars[0].aval, "shape", ()) if equation.outvars else ()
         name = equation.primitive.name
         size = math.prod(made)
         if not made and name not in ("swap", "addupdate"):
             return
         line = self.lines.setdefault(written_at(equation) or self._call.where, _Line())
-        times = None if taken is None or rounds is None else int(taken.sum()) * rounds
+        times = None if taken is None or iterations is None else int(taken.sum()) * iterations
         line.operations[name] = None
         line.executions = None if times is None or line.executions is None else max(line.executions, times)
         if name == "dot_general":
@@ -197,47 +232,3 @@ def _source(where: str) -> str:
     place, _, _ = where.partition(" in ")
     file, _, line = place.rpartition(":")
     return linecache.getline(file, int(line)).strip() if line.isdecimal() else ""
-
-
-# ---- around the kernels ----
-
-Site = tuple[tuple[int, ...], int]  # the way to an equation, and its identity: branches of one `cond` share the way
-
-
-def matrix_flops(jaxpr: Any) -> float | None:
-    """Operations of the products of a traced function outside of its kernels; loops count as often as they run.
-
-    None where one runs an unknown number of times, or is a convolution.
-    """
-    total = 0.0
-    for _, equation, rounds in _work_around(jaxpr, (), 1):
-        name = equation.primitive.name
-        if name == "pallas_call":
-            continue
-        if rounds is None or name != "dot_general":
-            return None
-        total += rounds * dot_flops(equation)
-    return total
-
-
-def rounds_of_calls(jaxpr: Any) -> dict[Site, int | None]:
-    """How often a traced function runs each of its Pallas calls; None: as often as values say."""
-    found = _work_around(jaxpr, (), 1)
-    return {(site, id(each)): rounds for site, each, rounds in found if each.primitive.name == "pallas_call"}
-
-
-def _work_around(
-    jaxpr: Any, path: tuple[int, ...], rounds: int | None
-) -> Iterator[tuple[tuple[int, ...], Any, int | None]]:
-    """Pallas calls, and products outside of them, with the rounds of the loops around each."""
-    for number, equation in enumerate(jaxpr.eqns):
-        name, here, inside = equation.primitive.name, (*path, number), rounds
-        if name in _PRODUCTS or name == "pallas_call":
-            yield here, equation, rounds
-            continue
-        if name == "scan":
-            inside = None if rounds is None else rounds * equation.params["length"]
-        elif name in ("while", "cond"):
-            inside = None
-        for inner in inner_jaxprs(equation.params):
-            yield from _work_around(inner.jaxpr, here, inside)

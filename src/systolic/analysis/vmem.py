@@ -1,0 +1,89 @@
+"""The VMEM that a kernel needs, buffer by buffer, estimated before it is compiled.
+
+The windows and the scratch memory are counted as the compiler counts them, to the byte. How much it adds for vector
+registers that do not fit ("spilled" ones) only the compiler knows; `spilled_bytes` is a rough guess.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from systolic.analysis.body import body_equations
+from systolic.analysis.calls import KernelCall, Operand
+from systolic.analysis.folding import overwritten_each_step
+from systolic.analysis.layout import ALLOCATION_BYTES, REGISTER_BYTES, SUBLANES, array_tile_rows, padded_bytes
+from systolic.analysis.windows import window_copies
+from systolic.chips import Chip
+from systolic.schedule import LANES
+
+_SUMS_IN_REGISTERS = 51  # of a core's 64 vector registers: the others hold operands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatedBuffer:
+    """A buffer that a kernel keeps in VMEM. `name` is the kernel's parameter."""
+
+    name: str
+    kind: Literal["window", "scratch"]
+    copies: int
+    size_bytes: int  # all copies together, padded to whole tiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmemEstimate:
+    """The windows and the scratch memory of a kernel, and the most that the compiler lets it use."""
+
+    buffers: tuple[EstimatedBuffer, ...]
+    limit_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All buffers together."""
+        return sum(buffer.size_bytes for buffer in self.buffers)
+
+
+def vmem_estimate(call: KernelCall, chip: Chip) -> VmemEstimate:
+    """Estimates what a kernel keeps in VMEM on a chip, without arrays that XLA may hold there around the call."""
+    windows = [_window(call, operand) for operand in call.of("input", "output") if operand.memory == "vmem"]
+    dropped = overwritten_each_step(call)
+    scratch = [
+        EstimatedBuffer(
+            name=operand.name,
+            kind="scratch",
+            copies=1,
+            size_bytes=_allocated(padded_bytes(operand.shape, operand.dtype)),
+        )
+        for operand, variable in zip(call.operands, call.body.invars, strict=True)
+        if operand.role == "scratch" and operand.memory == "vmem" and variable not in dropped
+    ]
+    asked = chip.scoped_vmem_bytes if call.vmem_limit_bytes is None else call.vmem_limit_bytes
+    return VmemEstimate(buffers=(*windows, *scratch), limit_bytes=min(asked, chip.usable_vmem_bytes_per_core))
+
+
+def _window(call: KernelCall, operand: Operand) -> EstimatedBuffer:
+    rows = array_tile_rows(operand.shape[-2], operand.dtype) if len(operand.shape) > 1 else None
+    copies = window_copies(call, operand)
+    size_bytes = copies * padded_bytes(operand.block, operand.dtype, tile_rows=rows)
+    return EstimatedBuffer(name=operand.name, kind="window", copies=copies, size_bytes=_allocated(size_bytes))
+
+
+def _allocated(size_bytes: int) -> int:
+    return -(-size_bytes // ALLOCATION_BYTES) * ALLOCATION_BYTES
+
+
+def spilled_bytes(call: KernelCall) -> int:
+    """Guesses the VMEM that the compiler adds for registers that do not fit: the largest dot's result, less 51 of them.
+
+    Where the result of a dot is added to something, its sums live in the 64 vector registers, and all but about 51 are
+    kept in VMEM; elsewhere other registers are, of which there is no simple law. The guess only decides how much VMEM
+    is offered to tiles before they are compiled, so it supposes as much of every dot.
+    """
+    results = [each.outvars[0].aval for each in body_equations(call.body) if each.primitive.name == "dot_general"]
+    registers = [
+        math.ceil(each.shape[0] / SUBLANES) * math.ceil(each.shape[1] / LANES)
+        for each in results
+        if len(each.shape) == 2
+    ]
+    return max(0, max(registers, default=0) - _SUMS_IN_REGISTERS) * REGISTER_BYTES

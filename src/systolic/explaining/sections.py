@@ -1,0 +1,112 @@
+"""The sections of an explanation that come from a simulated run: VMEM, regions of code, the roofline."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from systolic.chips import Chip, UnsupportedDtypeError
+from systolic.explaining.bottleneck import main_op
+from systolic.explaining.explanation import OperandTraffic, Region, Roofline, VmemKind, VmemMap, VmemPart
+from systolic.explaining.function_analysis import FunctionAnalysis
+from systolic.simulator import SimulatedRun, VmemBuffer
+
+_MOST_REGIONS = 16
+
+# The compiler's words for a block of an operand.
+_WINDOW = re.compile(r"(?P<side>input|output) window allocation for operator (?:input|output) (?P<number>\d+)")
+_COPIES = re.compile(r"has (\d+) buffering levels")
+
+
+def vmem_map(run: SimulatedRun, now: FunctionAnalysis, chip: Chip) -> VmemMap:
+    """Reads the compiler's report of VMEM for the longest operation, with the kernel's own names."""
+    op = main_op(run)
+    buffers = [buffer for buffer in run.vmem if op is not None and buffer.op == op.name]
+    names = {**_window_names(buffers, now.traffic), **_scratch_names(buffers, now)}
+    return VmemMap(
+        parts=tuple(_part(buffer, names.get(at)) for at, buffer in enumerate(buffers)),
+        limit_bytes=max((call.vmem_limit_bytes for call in now.calls), default=chip.scoped_vmem_bytes),
+        capacity_bytes=chip.vmem_bytes_per_core,
+    )
+
+
+def _kind(buffer: VmemBuffer) -> VmemKind:
+    if _WINDOW.search(buffer.what):
+        return "window"
+    return "spill" if buffer.is_spill else "scratch" if "scratch" in buffer.what else "temporary"
+
+
+def _part(buffer: VmemBuffer, name: str | None) -> VmemPart:
+    window, copies = _WINDOW.search(buffer.what), _COPIES.search(buffer.what)
+    otherwise = {
+        "window": f"{window['side']} {window['number']}" if window is not None else "",
+        "spill": "registers that did not fit",
+        "scratch": "scratch",
+        "temporary": buffer.what or "temporary of the compiler",
+    }
+    return VmemPart(
+        op=buffer.op,
+        name=name or otherwise[_kind(buffer)],
+        kind=_kind(buffer),
+        size_bytes=buffer.size_bytes,
+        copies=int(copies.group(1)) if copies is not None else 1,
+    )
+
+
+def _scratch_names(buffers: Sequence[VmemBuffer], now: FunctionAnalysis) -> dict[int, str]:
+    """Names scratch buffers, by place: those of one size are reported in the order of the kernel's parameters."""
+    declared = [each for call in now.calls for each in call.scratch]
+    reported = [(at, buffer.size_bytes) for at, buffer in enumerate(buffers) if _kind(buffer) == "scratch"]
+    found: dict[int, str] = {}
+    for size_bytes in {size_bytes for _, size_bytes in declared}:
+        names = [name for name, size in declared if size == size_bytes]
+        found.update(zip((at for at, size in reported if size == size_bytes), names, strict=False))
+    return found
+
+
+def _window_names(buffers: Sequence[VmemBuffer], traffic: Sequence[OperandTraffic]) -> dict[int, str]:
+    """Names windows, by place: the compiler numbers them in the order of the kernel's parameters."""
+    found: dict[int, str] = {}
+    windows = [(at, match) for at, buffer in enumerate(buffers) if (match := _WINDOW.search(buffer.what))]
+    for side in ("input", "output"):
+        numbers = sorted({int(match["number"]) for _, match in windows if match["side"] == side})
+        operands = [each.operand for each in traffic if each.role == side]
+        if len(numbers) == len(operands):
+            names = dict(zip(numbers, operands, strict=True))
+            found.update((at, names[int(match["number"])]) for at, match in windows if match["side"] == side)
+    return found
+
+
+def regions(run: SimulatedRun) -> tuple[Region, ...]:
+    """Picks the stretches of straight code that take the longest, in the order of the program."""
+    op = main_op(run)
+    if op is None:
+        return ()
+    longest = sorted(op.regions, key=lambda each: -each.cycles)[:_MOST_REGIONS]
+    return tuple(
+        Region(
+            op=op.name,
+            name=f"{'once' if each.depth == 0 else 'in the loop' if each.depth == 1 else f'in {each.depth} loops'}, "
+            f"bundles {each.first_bundle:,} to {each.first_bundle + each.bundles - 1:,}",
+            bundles=each.bundles,
+            executions=each.executions,
+            cycles=each.cycles,
+            matrix_stall_cycles=each.matrix_stall_cycles,
+            issued=each.issued,
+        )
+        for each in sorted(longest, key=lambda each: each.first_bundle)
+    )
+
+
+def roofline(chip: Chip, dtype: str) -> Roofline:
+    """States the limits of one device for products of `dtype`; bfloat16's where the chip does not multiply it."""
+    try:
+        peak = chip.peak_ops_per_s(dtype)
+    except UnsupportedDtypeError:
+        dtype, peak = "bfloat16", chip.peak_ops_per_s("bfloat16")
+    return Roofline(
+        dtype=dtype,
+        peak_flops_per_s=peak,
+        hbm_bytes_per_s=chip.hbm_bytes_per_s,
+        simulated_hbm_bytes_per_s=chip.machine.hbm_bytes_per_s,
+    )

@@ -1,0 +1,23 @@
+"""Charts as PNG files."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from systolic.report.whole_file import whole_file
+
+
+def save_png(chart: Any, path: Path) -> Path:
+    """Writes an Altair chart as a PNG to `path`, whole or not at all; its folder is made. Returns `path`.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    image = BytesIO()
+    chart.save(image, format="png", scale_factor=2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as partial:
+        partial.write_bytes(image.getvalue())
+    return path
