@@ -241,8 +241,8 @@ def plan(spec: Spec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelConfig | 
 
     The winner that `systolic.tune` has found for it, if it is in the store in use (see `systolic.use`); else the best
     of the tiles whose steps have been simulated, which takes milliseconds; else, where none of these is near the least
-    time, or something is fused, the best of every legal configuration by a model, which takes up to a second. `Plan.known`
-    says which.
+    time, or something is fused, the best of every legal configuration by a model, which takes up to a second.
+    `Plan.known` says which.
 
     Args:
       spec: sizes, dtypes, transposes, what is fused.
