@@ -105,8 +105,12 @@ class Op(Protocol):
         """The class of its specs."""
         ...
 
-    def title(self, spec: Any) -> str:
-        """Sizes and dtypes in words."""
+    def words(self, spec: Any) -> tuple[str, str, str]:
+        """Sizes, dtypes and what is fused, for people."""
+        ...
+
+    def described(self, spec: Any) -> Any:
+        """The spec without what is counted of a program: trials are kept under this."""
         ...
 
     def computed(self, spec: Any) -> Any:

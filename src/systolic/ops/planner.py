@@ -53,8 +53,9 @@ class Plan:
     profiles: MadeWith | None = None  # what made the profile that the time comes from; None: it comes from none
 
     def __str__(self) -> str:
+        sizes, dtypes, _ = op_of(self.spec).words(self.spec)
         return (
-            f"{op_of(self.spec).title(self.spec)} on {self.chip}\n"
+            f"{sizes}, {dtypes} on {self.chip}\n"
             f"kernel   {self.config}\n"
             f"why      {self.reason}\n"
             f"time     {self.time_us:,.1f} µs {self.known}; at peak {self.mxu_us:,.1f}, "

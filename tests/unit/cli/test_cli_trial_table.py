@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> TrialStore:
 def test_show(store: TrialStore, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["table", "show", "--store", str(store.file), "--chip", "v6e"]) == 0
     shown = capsys.readouterr().out
-    assert "512·1024·2048" in shown
+    assert "512 × 1024 × 2048" in shown
     assert "256/256/512" in shown
     assert "10.0" in shown
     assert "99.0" not in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from systolic.chips import Chip
@@ -41,11 +42,19 @@ class MatmulOp:
     name = "matmul"
     spec_type = MatmulSpec
 
-    def title(self, spec: MatmulSpec) -> str:
-        """Sizes and dtypes in words."""
+    def words(self, spec: MatmulSpec) -> tuple[str, str, str]:
+        """Sizes, dtypes and what is fused."""
         batch = f"{spec.batch} × " if spec.batch > 1 else ""
-        dtypes = f"{spec.dtype_lhs} × {spec.dtype_rhs} → {spec.dtype_out}"
-        return f"{batch}{spec.m} × {spec.k} × {spec.n} (m k n), {dtypes}"
+        turned = " ".join(name for name in ("transpose_lhs", "transpose_rhs") if getattr(spec, name))
+        return (
+            f"{batch}{spec.m} × {spec.k} × {spec.n} (m k n)",
+            f"{spec.dtype_lhs} × {spec.dtype_rhs} → {spec.dtype_out}",
+            ", ".join(filter(None, (spec.fusion.epilogue, turned))),
+        )
+
+    def described(self, spec: MatmulSpec) -> MatmulSpec:
+        """Without how many operations the epilogue takes."""
+        return replace(spec, fusion=replace(spec.fusion, epilogue_ops=0))
 
     def computed(self, spec: MatmulSpec) -> MatmulSpec:
         """The product turned as its matrices are stored."""
