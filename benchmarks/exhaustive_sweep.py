@@ -117,7 +117,7 @@ def main() -> None:
 def sweep() -> None:
     """Compile and simulate sixty tiles for each product."""
     from systolic.compiler import CompilerError, WorkerPool
-    from systolic.ops.matmul.programs import Programs
+    from systolic.ops.matmul.programs import MatmulPrograms
     from systolic.simulator import SimulationError
     from systolic.timing import submit_simulation
 
@@ -125,7 +125,7 @@ def sweep() -> None:
     there = {_key(row) for row in rows}
     with WorkerPool(max_workers=2, time_limit_s=300) as pool:
         for its, kind, spec in _products():
-            programs = Programs.of(spec, its)
+            programs = MatmulPrograms.of(spec, its)
             jobs = []
             for choice in candidates(programs.computed, its):
                 row = {"chip": its.name, "spec": kind, "m": spec.m, "k": spec.k, "n": spec.n}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import random
 import re
 import sqlite3
@@ -67,9 +66,7 @@ def _store(choose: random.Random, folder: Path, _setting: Setting) -> None:
         file.write_bytes(damaged(file.read_bytes(), choose))
     else:
         _hostile_rows(file, choose)
-    os.environ["SYSTOLIC_STORE"] = str(file)
-    _forget_plans()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), systolic.use(store=store):
         warnings.simplefilter("ignore", StoreWarning)
         if systolic.plan(fault_records.PROBLEM, "v6e").time_us <= 0:
             raise CaseError("a plan that takes no time")
@@ -129,9 +126,8 @@ def _import(choose: random.Random, folder: Path, _setting: Setting) -> None:
                     raise CaseError(f"a time of {time_us!r} µs was imported")
     _command("table", "show", "--store", str(target))
     _command("table", "diff", str(target), str(source))
-    os.environ["SYSTOLIC_STORE"] = str(target)
-    _forget_plans()
-    systolic.plan(fault_records.PROBLEM, "v6e")
+    with systolic.use(store=target):
+        systolic.plan(fault_records.PROBLEM, "v6e")
 
 
 def _results(choose: random.Random, folder: Path, _setting: Setting) -> None:
@@ -182,12 +178,6 @@ def _command(*arguments: str) -> tuple[int, str, str]:
 def _one_line(text: str) -> None:
     if not text or len(text.splitlines()) != 1 or len(text) > 2000:
         raise CaseError(f"an error is one line, and not {text[:300]!r}")
-
-
-def _forget_plans() -> None:
-    from systolic.ops.matmul.plan import forget_plans
-
-    forget_plans()
 
 
 SECTIONS = (

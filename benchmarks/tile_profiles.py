@@ -86,13 +86,13 @@ def shapes(count: int) -> list[tuple[int, int, int]]:
 def _simulator() -> Iterator[Any]:
     """Compiles and simulates a blocking of a product."""
     from systolic.compiler import WorkerPool
-    from systolic.ops.matmul.programs import Programs
+    from systolic.ops.matmul.programs import MatmulPrograms
     from systolic.timing import submit_simulation
 
     with WorkerPool(max_workers=2, time_limit_s=300) as pool:
 
         def submit(spec: MatmulSpec, its: Chip, config: KernelConfig) -> Future[Measurement]:
-            programs = Programs.of(spec, its)
+            programs = MatmulPrograms.of(spec, its)
             fn = programs.kernel(config)
             return submit_simulation(pool, fn, programs.arguments, its, label=f"{config} for {its.name}")
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from systolic.checking import CheckReport, check
 from systolic.chips import Chip, chip
 from systolic.explaining import Explanation, explain
-from systolic.ops import Plan, plan
+from systolic.ops import Plan, Planner, plan, use
 from systolic.schedule import Tiles
 from systolic.simulator import SimulatedRun
 from systolic.spec import MatmulSpec
@@ -23,6 +23,7 @@ __all__ = [
     "Explanation",
     "MatmulSpec",
     "Plan",
+    "Planner",
     "SimulatedRun",
     "Tiles",
     "TuningResult",
@@ -34,6 +35,7 @@ __all__ = [
     "plan",
     "simulate",
     "tune",
+    "use",
 ]
 
 

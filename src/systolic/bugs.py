@@ -6,8 +6,10 @@ import functools
 import importlib.util
 import os
 import pickle
+import sys
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -129,6 +131,23 @@ def reports_bugs(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     # It raises by itself only where it is called with arguments that the function does not take.
     return runs_user_code(reporting)
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warns at the line of the user's that called systolic, however deep below it this is.
+
+    Where there is none, as in a command, at the outermost line of all.
+    """
+    frame = sys._getframe()
+    found = frame
+    while frame is not None:
+        found = frame
+        if _whose(frame) == "user" and not frame.f_code.co_filename.startswith(_OWN_FOLDER):
+            break
+        frame = frame.f_back
+    module = found.f_globals.get("__name__", "<unknown>")
+    registry = found.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, category, found.f_code.co_filename, found.f_lineno, module, registry)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -21,6 +21,7 @@ ROOMS = [
     "chips",
     "schedule",
     "cost",
+    "op",
     "kernels",
     "store",
     "ops",

@@ -12,7 +12,7 @@ from systolic.bench.cases import Case
 from systolic.bench.programs import arguments, ours, spec_of, xla
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.compiler import CompilerRefusal, WorkerPool
-from systolic.ops.matmul.plan import plan
+from systolic.ops import plan
 from systolic.schedule import TilesError
 from systolic.spec import MatmulSpec, SpecError
 from systolic.timing import Measurement, submit_simulation

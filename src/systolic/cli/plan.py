@@ -14,11 +14,11 @@ from systolic.cli.options import TileSizes, chip_option, output_options
 from systolic.cli.output import check_target, versions, write_json
 from systolic.cli.product import ProductSizes, described, dtype_options, spec_of, stack_options
 from systolic.cost import MadeWith
-from systolic.ops import Plan
+from systolic.ops import Plan, planner_in_use
 from systolic.ops import plan as planned
-from systolic.schedule import MIB, Tiles, blocked_buffers, total_bytes
+from systolic.schedule import MIB, Tiles
 from systolic.spec import PrecisionName
-from systolic.store import StoreError, Subject, TrialStore
+from systolic.store import StoreError, Subject
 
 
 @click.command()
@@ -69,10 +69,6 @@ _KNOWN = {
 }
 
 
-def _vmem_bytes(made: Plan) -> int:
-    return total_bytes(blocked_buffers(made.computed, made.config))
-
-
 def _record(made: Plan) -> dict[str, Any]:
     return {
         "chip": made.chip,
@@ -90,7 +86,7 @@ def _record(made: Plan) -> dict[str, Any]:
         "hbm_us": made.hbm_us,
         "hbm_bytes": made.hbm_bytes,
         "least_hbm_bytes": made.spec.least_hbm_bytes,
-        "vmem_bytes": _vmem_bytes(made),
+        "vmem_bytes": made.vmem_bytes,
         "vmem_limit_bytes": made.vmem_limit_bytes,
     }
 
@@ -106,8 +102,11 @@ def _misses(made: Plan) -> list[str] | None:
     """By what the nearest product in the store differs, where this one is not there."""
     if made.known in ("measured", "simulated"):
         return None
+    store = planner_in_use().store
+    if store is None:
+        return None
     try:
-        nearest = TrialStore.at().nearest(Subject.here(made.computed, made.chip))
+        nearest = store.nearest(Subject.here(made.computed, made.chip))
     except StoreError:
         return None  # `plan` has warned of it
     return nearest[1] if nearest is not None else None
@@ -121,7 +120,7 @@ def _show(plans: Sequence[Plan]) -> None:
         click.echo(str(made))
         click.echo(f"grid     {f'{batch} × ' if batch > 1 else ''}{grid_m} × {grid_n} × {grid_k} (m n k)")
         click.echo(
-            f"VMEM     {_vmem_bytes(made) / MIB:.1f} MiB of buffers, under a limit of "
+            f"VMEM     {made.vmem_bytes / MIB:.1f} MiB of buffers, under a limit of "
             f"{made.vmem_limit_bytes / MIB:.0f} MiB"
         )
         if misses := _misses(made):

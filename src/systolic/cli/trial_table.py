@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from systolic.bench.cases import sizes
 from systolic.chips import CHIPS, Chip
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, note, write_json
 from systolic.cli.output import table as text_table
 from systolic.cli.tile_profiles import profile
+from systolic.op import op_of
 from systolic.store import EXPORT_SCHEMA, Subject, Trial, TrialStore, best_first, read_trials_file
 
 _STORE = click.option(
@@ -136,13 +136,9 @@ def _said(winner: Trial | None) -> tuple[Any, ...] | None:
 
 
 def _named(subject: Subject) -> list[str]:
-    spec = subject.spec
-    batch = f"{spec.batch} × " if spec.batch > 1 else ""
-    turned = " ".join(name for name in ("transpose_lhs", "transpose_rhs") if getattr(spec, name))
-    fused = ", ".join(filter(None, (spec.fusion.epilogue, turned)))
-    dtypes = f"{spec.dtype_lhs} × {spec.dtype_rhs} → {spec.dtype_out}"
+    sizes, dtypes, fused = op_of(subject.spec).words(subject.spec)
     made = f"kernel {subject.kernel_version}, jax {subject.jax}, libtpu {subject.libtpu}"
-    return [subject.chip, batch + sizes(spec.m, spec.k, spec.n), dtypes, fused or "–", made]
+    return [subject.chip, sizes, dtypes, fused or "–", made]
 
 
 def _cells(trial: Trial | None) -> list[str]:

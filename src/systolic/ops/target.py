@@ -5,7 +5,6 @@ Traced on a machine without a TPU, a program may still be for one elsewhere: tha
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NoReturn
 
 import jax
@@ -14,6 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import get_abstract_mesh
 
+from systolic.bugs import warn_user
 from systolic.chips import CHIPS, Chip
 from systolic.spec import NoKernelWarning, SpecError
 
@@ -58,7 +58,7 @@ def _refused(_context: Any, _array: Any) -> NoReturn:
 
 
 def _warned(_context: Any, array: Any, *, reason: str) -> list[Any]:
-    warnings.warn(f"no kernel of systolic's in this program for a TPU: {reason}", NoKernelWarning, stacklevel=2)
+    warn_user(f"no kernel of systolic's in this program for a TPU: {reason}", NoKernelWarning)
     return [array]
 
 

@@ -22,7 +22,8 @@ _CONFIG_NAMES = {"slice_m": "subtile_m", "slice_n": "subtile_n", "buffers": "num
 
 def subject_of_schema_1(record: Any) -> Any:
     """A subject's JSON as it is now."""
-    return _renamed(record, {"problem": "spec"})
+    found = _renamed(record, {"problem": "spec"})
+    return {"op": "matmul", **found} if isinstance(found, dict) else found
 
 
 def trial_of_schema_1(record: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from typing import Any
@@ -9,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from systolic.chips import CHIPS, UnsupportedDtypeError, chip
-from systolic.cost import chosen, least_time_us
+from systolic.op import Op, op_named, op_of
 from systolic.schedule import IllegalTilesError
-from systolic.spec import MatmulSpec
-from systolic.store.trial import Subject, Trial
+from systolic.spec import LARGEST_SIZE, SpecError
+from systolic.store.trial import Subject, Trial, flat
 from systolic.untrusted import UntrustedError, shown, structured
 
-_LARGEST_SIZE = 2**31  # a TPU counts with 32 bits
 _VERSION = re.compile(r"[\w.+!-]{0,80}", re.ASCII)
-_EPILOGUE = re.compile(r"[\w<>., -]{0,200}")  # names of functions, with commas
+_NAMES = re.compile(r"[\w<>., -]{0,200}")  # of functions, with commas
+_OF_DTYPES = ("dtype", "more_outputs")  # fields of specs
 # A kernel that is twice as fast as its products or its copies alone is none: constants of the model are not that wrong.
 _POSSIBLE = 0.5
 
@@ -26,27 +27,37 @@ def read_subject(record: Any) -> Subject:
     """A subject out of what `read_json` has read.
 
     Raises:
-      UntrustedError: it is none; or its chip or a dtype is not known, a size is above what a TPU counts, a text is not
-        of its form.
+      UntrustedError: it is none; or its op, its chip or a dtype is not known, a number is no count, a text is not of
+        its form.
     """
     subject = structured(record, Subject)
-    spec, fusion = subject.spec, subject.spec.fusion
+    try:
+        op = op_named(subject.op)
+    except SpecError as error:
+        raise UntrustedError(str(error)) from error
+    subject = dataclasses.replace(subject, spec=_spec(subject.spec, op))
     if subject.chip not in CHIPS:
         raise UntrustedError(f"chip {shown(subject.chip)} is not known; known are {', '.join(CHIPS)}")
-    for name in ("m", "k", "n", "batch", "batch_lhs", "batch_rhs"):
-        if getattr(spec, name) >= _LARGEST_SIZE:
-            raise UntrustedError(f"{name}={getattr(spec, name)} is above what a TPU counts")
-    for dtype in _dtypes(spec):
-        if not _is_dtype(dtype):
-            raise UntrustedError(f"dtype {shown(dtype)} is not known")
-    ops = (fusion.epilogue_ops, *(fn.ops for fn in (fusion.lhs_fn, fusion.rhs_fn) if fn is not None))
-    if min(*ops, subject.kernel_version) < 0:
-        raise UntrustedError("an operation count or the kernel's version is below 0")
-    texts = {"jax": (subject.jax, _VERSION), "libtpu": (subject.libtpu, _VERSION)}
-    for name, (text, form) in {**texts, "epilogue": (fusion.epilogue, _EPILOGUE)}.items():
-        if not form.fullmatch(text):
-            raise UntrustedError(f"{name}={shown(text)} is not of its form")
+    if subject.kernel_version < 0:
+        raise UntrustedError(f"kernel_version={subject.kernel_version} is below 0")
+    for name in ("jax", "libtpu"):
+        if not _VERSION.fullmatch(getattr(subject, name)):
+            raise UntrustedError(f"{name}={shown(getattr(subject, name))} is not of its form")
     return subject
+
+
+def _spec(record: Any, op: Op) -> Any:
+    """A spec whose numbers count something, and whose texts are names."""
+    spec = structured(record, op.spec_type)
+    for path, value in flat(dataclasses.asdict(spec)).items():
+        if isinstance(value, str) and any(part in path for part in _OF_DTYPES):
+            if not _is_dtype(value):
+                raise UntrustedError(f"dtype {shown(value)} is not known")
+        elif isinstance(value, str) and not _NAMES.fullmatch(value):
+            raise UntrustedError(f"{path}={shown(value)} is not of its form")
+        elif isinstance(value, (int, float)) and not 0 <= value <= LARGEST_SIZE:
+            raise UntrustedError(f"{path}={shown(value)} is no count from 0 to {LARGEST_SIZE}")
+    return spec
 
 
 def read_trial(record: Any, subject: Subject) -> Trial:
@@ -82,20 +93,14 @@ def _check_possible(trial: Trial, subject: Subject) -> None:
     assert trial.config is not None
     its = chip(subject.chip)
     try:
-        chosen(subject.spec, trial.config, its)
-        least_us = _POSSIBLE * least_time_us(subject.spec, trial.config, its)
+        op = op_of(subject.spec)
+        op.judge(subject.spec, trial.config, its)
+        least_us = _POSSIBLE * op.least_time_us(subject.spec, trial.config, its)
     except (IllegalTilesError, UnsupportedDtypeError) as error:
         raise UntrustedError(str(error)) from error
     times = [time_us for time_us in (trial.simulated_us, trial.measured_us) if time_us is not None]
     if min(times) < least_us or math.isinf(least_us):
         raise UntrustedError(f"{min(times):g} µs is no time of {trial.config}, which takes {least_us:g} at the least")
-
-
-def _dtypes(spec: MatmulSpec) -> list[str]:
-    fusion = spec.fusion
-    functions = [fn.dtype for fn in (fusion.lhs_fn, fusion.rhs_fn) if fn is not None]
-    whole = [spec.dtype_lhs, spec.dtype_rhs, spec.dtype_out, *fusion.more_outputs]
-    return [*whole, *functions, *(extra.dtype for extra in fusion.extras)]
 
 
 def _is_dtype(name: str) -> bool:

@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from systolic.op import op_of
 from systolic.store import database
 from systolic.store.database import StoreDamagedError, named_errors
 from systolic.store.migration import Row, config_text, rows_of_schema_1
@@ -27,8 +28,7 @@ Records = Sequence[tuple[Subject, Sequence[Trial]]]
 def write(connection: sqlite3.Connection, records: Records) -> None:
     """Adds trials, or replaces those of the same configurations, unless these know more: a time, or a measured one."""
     for subject, trials in records:
-        spec = subject.spec
-        sizes = f"{spec.batch}x{spec.m}x{spec.k}x{spec.n}"
+        sizes = op_of(subject.spec).words(subject.spec)[0]
         connection.execute(
             "INSERT INTO subjects VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
             "chip = excluded.chip, sizes = excluded.sizes, subject = excluded.subject",

@@ -12,8 +12,8 @@ from importlib import metadata
 from typing import Any, Literal
 
 from systolic.kernels import KERNEL_VERSION
+from systolic.op import Spec, op_of
 from systolic.schedule import KernelConfig
-from systolic.spec import MatmulSpec
 
 Status = Literal["ok", "refused", "failed"]
 
@@ -23,24 +23,27 @@ class Subject:
     """What trials are of: everything on which a kernel's time depends but its configuration.
 
     Attributes:
+      op: name of the kind of product.
       spec: what the kernel computes, or XLA.
       kernel_version: `kernels.KERNEL_VERSION`.
       jax, libtpu: versions of what compiled it.
     """
 
-    spec: MatmulSpec
+    op: str
+    spec: Any
     chip: str
     kernel_version: int
     jax: str
     libtpu: str
 
     @classmethod
-    def here(cls, spec: MatmulSpec, chip_name: str) -> Subject:
+    def here(cls, spec: Spec, chip_name: str) -> Subject:
         """With the versions that are installed here."""
         jax, libtpu = _versions()
-        # How many operations an epilogue takes is counted of a program, and not part of what a description says.
-        spec = dataclasses.replace(spec, fusion=dataclasses.replace(spec.fusion, epilogue_ops=0))
-        return cls(spec=spec, chip=chip_name, kernel_version=KERNEL_VERSION, jax=jax, libtpu=libtpu)
+        op = op_of(spec)
+        return cls(
+            op=op.name, spec=op.described(spec), chip=chip_name, kernel_version=KERNEL_VERSION, jax=jax, libtpu=libtpu
+        )
 
     @property
     def key(self) -> str:
@@ -53,7 +56,7 @@ class Subject:
 
     def differences(self, other: Subject) -> list[str]:
         """By what they differ, in words; equal subjects by nothing."""
-        mine, others = _flat(dataclasses.asdict(self)), _flat(dataclasses.asdict(other))
+        mine, others = flat(dataclasses.asdict(self)), flat(dataclasses.asdict(other))
         return [
             f"{name}: {others.get(name)} in place of {mine.get(name)}"
             for name in sorted({*mine, *others})
@@ -132,12 +135,12 @@ def _versions() -> tuple[str, str]:
     return found[0], found[1]
 
 
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
+def flat(value: Any, name: str = "") -> dict[str, Any]:
     """Leaves of nested records by their path."""
     if isinstance(value, dict):
-        parts = [_flat(one, f"{name}.{key}".strip(".")) for key, one in value.items()]
+        parts = [flat(one, f"{name}.{key}".strip(".")) for key, one in value.items()]
     elif isinstance(value, (list, tuple)):
-        parts = [_flat(one, f"{name}[{at}]") for at, one in enumerate(value)]
+        parts = [flat(one, f"{name}[{at}]") for at, one in enumerate(value)]
     else:
         return {name: value}
     return {path: leaf for part in parts for path, leaf in part.items()}

@@ -6,7 +6,6 @@ import json
 import os
 import sqlite3
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import platformdirs
 
+from systolic.bugs import warn_user
 from systolic.store import database
 from systolic.store.database import (
     StoreDamagedError,
@@ -218,7 +218,7 @@ class TrialStore:
         if bad:
             more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
             said = "; ".join(bad[:_NAMED]) + more
-            warnings.warn(f"left out of {shown_path(self.file)}: {said}", StoreWarning, stacklevel=5)
+            warn_user(f"left out of {shown_path(self.file)}: {said}", StoreWarning)
 
     @contextmanager
     def _opened(self, *, writing: bool) -> Iterator[sqlite3.Connection]:
@@ -260,8 +260,7 @@ class TrialStore:
                 write(connection, saved)
             count = sum(len(trials) for _, trials in saved)
         finally:  # where the old one is has to be said also if there is no room for a new one
-            warnings.warn(
+            warn_user(
                 f"{error}; kept as {shown_path(aside)}, begun anew with the {count} trials that can be read of it",
                 StoreWarning,
-                stacklevel=7,
             )

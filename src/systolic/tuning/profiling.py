@@ -184,7 +184,7 @@ def submit_profile(pool: WorkerPool, dtype: str, chip: Chip, tile: ProfiledTile)
     Raises:
       IllegalTilesError: the tile breaks rules.
     """
-    from systolic.ops.matmul.programs import Programs  # needs JAX, which `import systolic` does not import
+    from systolic.ops.matmul.programs import MatmulPrograms  # needs JAX, which `import systolic` does not import
 
     tiles, cores = tile.tiles, chip.cores_per_device
     # 2 × 2 blocks of three steps on each core, or four of a product that has one row of blocks; or 12 of one step.
@@ -193,7 +193,7 @@ def submit_profile(pool: WorkerPool, dtype: str, chip: Chip, tile: ProfiledTile)
     rows = 1 if tiles.tile_m <= THIN_ROWS else _BLOCKS * cores
     columns = blocks * cores // rows
     spec = MatmulSpec.of(tiles.tile_m * rows, tiles.tile_k * steps_k, tiles.tile_n * columns, dtype)
-    programs = Programs.of(spec, chip)
+    programs = MatmulPrograms.of(spec, chip)
     config = KernelConfig(
         tiles=tiles,
         subtile_m=tile.subtile_m,

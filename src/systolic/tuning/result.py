@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from systolic.chips import Chip
+from systolic.op import Spec
 from systolic.schedule import KernelConfig
-from systolic.spec import MatmulSpec
 from systolic.store import Trial
 
 End = Literal["trials", "time", "bound", "all"]
@@ -18,7 +18,7 @@ class TuningResult:
     """What a search found.
 
     Attributes:
-      problem: as asked for.
+      spec: as asked for.
       computed: what the kernel computes, to which configurations belong.
       trials: of this search and of those before it, fastest first.
       xla: XLA's program; None where it was not asked for or has no time.
@@ -29,8 +29,8 @@ class TuningResult:
       end: why it ended: so many trials, the time was over, nothing left could be faster, or all were tried.
     """
 
-    spec: MatmulSpec
-    computed: MatmulSpec
+    spec: Any
+    computed: Any
     chip: str
     trials: tuple[Trial, ...]
     xla: Trial | None
@@ -67,7 +67,7 @@ class TuningResult:
         return self.xla_us / winner.time_us
 
 
-def repeated_us(xla: Trial, spec: MatmulSpec, chip: Chip) -> float | None:
+def repeated_us(xla: Trial, spec: Spec, chip: Chip) -> float | None:
     """XLA's time in repeated calls: its copy ahead runs during the call before, as far as HBM has time for it."""
     if xla.measured_us is not None:
         return xla.measured_us

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from systolic.bugs import reports_bugs
-from systolic.chips import Chip, UnsupportedDtypeError
+from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
     WALL_TIMES,
@@ -24,23 +24,20 @@ from systolic.compiler import (
     CompilerTimeout,
     WorkerPool,
 )
-from systolic.cost import Choice, chosen, configs, least_time_us, profiled_choices
-from systolic.ops.matmul.plan import forget_plans
+from systolic.cost import Choice
+from systolic.op import Op, Programs, Spec, op_of
+from systolic.ops import Planner, planner_in_use
+from systolic.ops.planner import check_dtype
 from systolic.schedule import KernelConfig
 from systolic.simulator import SimulationError
-from systolic.spec import MatmulSpec
 from systolic.store import Subject, Trial, TrialStore, best_first
 from systolic.timing import Measurement, NoDeviceError, device_of, measure, submit_simulation
 from systolic.tuning.ranking import Ranking
 from systolic.tuning.result import End, TuningResult, repeated_us
 
-if TYPE_CHECKING:
-    from systolic.ops.matmul.programs import Programs
-
 Submit = Callable[[Callable[..., Any], Sequence[Any], Chip, str], Future[Measurement]]
 
 MOST_TRIALS = 12
-_PROFILED_FIRST = 2
 COMPILE_LIMIT_S = 120.0
 # Without a trial that ends, in limits by the clock of one trial: then whoever should run them is gone.
 _PATIENCE = 1.5
@@ -60,7 +57,7 @@ class Watcher:
 
 @reports_bugs
 def tune(
-    spec: MatmulSpec,
+    spec: Spec,
     chip: str | Chip = "v5e",
     *,
     trials: int = MOST_TRIALS,
@@ -105,22 +102,21 @@ def tune(
     """
     named = chip_named(chip if isinstance(chip, str) else chip.name)  # a record's too: trials are kept by it
     known = named if isinstance(chip, str) else chip
-    if spec.dtype_multiplied not in known.dtypes:
-        raise UnsupportedDtypeError(
-            f"{known.name} has no matrix multiplication of {spec.dtype_multiplied}; it takes {', '.join(known.dtypes)}"
-        )
+    check_dtype(spec, known)
     # Before the work, not after it.
-    store = store or TrialStore.at()
+    planner = planner_in_use()
+    store = store or planner.store or TrialStore.at()
     store.check_writable()
     if measured:
         device_of(known)
-    from systolic.ops.matmul.programs import Programs  # needs JAX, which `import systolic` does not import
-
-    programs = Programs.of(spec, known)
-    first, choices = _candidates(programs.computed, known)
+    op = op_of(spec)
+    programs = op.programs(spec, known)
+    first, choices = op.search(programs.computed, known)
     search = _Search(
         spec=spec,
+        op=op,
         programs=programs,
+        planner=planner,
         chip=known,
         first=first,
         choices=choices,
@@ -143,8 +139,10 @@ def tune(
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    spec: MatmulSpec
+    spec: Spec
+    op: Op
     programs: Programs
+    planner: Planner
     chip: Chip
     first: list[Choice]
     choices: list[Choice]
@@ -208,7 +206,7 @@ class _Search:
         try:
             self._measure()
         finally:
-            forget_plans()  # which may have been made without these trials
+            self.planner.forget()  # its plans may have been made without these trials
         kernels = [trial for config, trial in self.found.items() if config is not None]
         xla = self.found.get(None)
         return TuningResult(
@@ -268,7 +266,7 @@ class _Search:
         best = self._best()
         if best is None or best.simulated_us is None:
             return False
-        return least_time_us(self.programs.computed, choice.config, self.chip) >= best.simulated_us
+        return self.op.least_time_us(self.programs.computed, choice.config, self.chip) >= best.simulated_us
 
     @staticmethod
     def _teach(ranking: Ranking, trial: Trial) -> None:
@@ -277,17 +275,6 @@ class _Search:
         ranking.started(trial.config)
         if trial.simulated_us is not None:
             ranking.learn(trial.config, trial.simulated_us)
-
-
-def _candidates(computed: MatmulSpec, chip: Chip) -> tuple[list[Choice], list[Choice]]:
-    """The best profiled tiles, which are tried first, and every legal configuration; all with the model's time.
-
-    Not with the profile's: it teaches nothing of where the model is wrong.
-    """
-    every = {choice.config: choice for choice in configs(computed, chip)}
-    found = [choice.config for choice in profiled_choices(computed, chip, _PROFILED_FIRST).choices]
-    first = [every.get(config) or chosen(computed, config, chip) for config in found]
-    return first, [*every.values(), *(choice for choice in first if choice.config not in every)]
 
 
 def _trial(future: Future[Measurement], choice: Choice | None) -> tuple[Trial, bool]:

@@ -7,7 +7,6 @@ from collections import Counter
 import jax
 import pytest
 
-import systolic.ops.matmul.pallas
 from systolic.bench.programs import arguments, ours, spec_of
 from systolic.bench.suites import (
     DECODE,
@@ -20,6 +19,7 @@ from systolic.bench.suites import (
     UnknownSuiteError,
     suite,
 )
+from systolic.ops import Planner, use
 from systolic.spec import MatmulSpec
 
 
@@ -89,11 +89,11 @@ class PlannedError(Exception):
 
 @pytest.mark.parametrize(("name", "dtype"), [("fused", "bfloat16"), ("fused", "float32"), ("edges", "int8")])
 def test_the_problem_of_a_case_is_what_matmul_plans(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def caught(spec: MatmulSpec, *_: object, **__: object) -> None:
+    def caught(self: Planner, spec: MatmulSpec, *_: object) -> None:
         raise PlannedError(spec)
 
-    monkeypatch.setattr(systolic.ops.matmul.pallas, "plan", caught)
+    monkeypatch.setattr(Planner, "_planned", caught)
     for case in suite(name, dtype):
-        with pytest.raises(PlannedError) as planned:
+        with use(store=None), pytest.raises(PlannedError) as planned:
             jax.eval_shape(ours(case, "v5e"), arguments(case))
         assert planned.value.spec == spec_of(case), case.name

@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> TrialStore:
 def test_show(store: TrialStore, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["table", "show", "--store", str(store.file), "--chip", "v6e"]) == 0
     shown = capsys.readouterr().out
-    assert "512·1024·2048" in shown
+    assert "512 × 1024 × 2048" in shown
     assert "256/256/512" in shown
     assert "10.0" in shown
     assert "99.0" not in shown
@@ -243,11 +243,9 @@ def test_what_a_compiler_said_is_shown_as_it_is(tmp_path: Path, capsys: pytest.C
 def test_plan_says_by_what_the_store_misses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from systolic.ops.matmul.plan import forget_plans
     from systolic.store import Subject
 
     monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
-    forget_plans()
     here = Subject.here(replace(SUBJECT.spec, m=384), "v6e")
     TrialStore.at().keep(here, trial(128, 9.5))
     sizes = [str(getattr(here.spec, letter)) for letter in "mkn"]
@@ -255,4 +253,3 @@ def test_plan_says_by_what_the_store_misses(
     assert "9.5 µs simulated" in capsys.readouterr().out
     assert main(["plan", ",".join([*sizes[:2], "4096"]), "--chip", "v6e", "--dtype", here.spec.dtype_lhs]) == 0
     assert f"the nearest in the store differs by spec.n: {sizes[2]} in place of 4096" in capsys.readouterr().out
-    forget_plans()

@@ -33,7 +33,7 @@ from systolic.simulator import SimulatedRun
 from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.records import CoreRun
 from systolic.spec import Extra, Fusion, MatmulSpec
-from systolic.store import StoreWarning, Subject, Trial, TrialStore
+from systolic.store import Subject, Trial, TrialStore
 from systolic.tuning.profiling import step_cost, without_copies
 from systolic.untrusted import UntrustedError
 
@@ -178,36 +178,29 @@ def test_a_plan_says_what_its_profile_was_made_with(
     assert row["profiles"] == {"jax": "0.10.2", "libtpu": "0.0.42.1"}
 
 
-def test_a_winner_in_the_store_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
-    from systolic.ops.matmul.plan import forget_plans
-
-    forget_plans()
-    before = systolic.plan(SQUARE, "v6e")
-    tiles = Tiles(tile_m=512, tile_k=512, tile_n=512)
-    config = KernelConfig(tiles=tiles, subtile_m=512, subtile_n=512, pipeline="manual")
-    # As `tune` finds it, which counts the cast of the output among the epilogue's operations.
-    tuned = dataclasses.replace(before.computed, fusion=Fusion(epilogue_ops=1))
-    store, subject = TrialStore.at(), Subject.here(tuned, "v6e")
-    store.keep(subject, Trial(config=config, status="ok", simulated_us=323.4))
-    store.keep(subject, Trial(config=None, status="ok", simulated_us=1.0))  # XLA's is no kernel
-    store.keep(subject, Trial(config=dataclasses.replace(config, fill_chunks=2), status="failed", reason="no"))
-    assert systolic.plan(SQUARE, "v6e") == before, "a process keeps its plans"
-    forget_plans()
-    made = systolic.plan(SQUARE, "v6e")
-    assert (made.config, made.time_us, made.known) == (config, 323.4, "simulated")
-    assert "winner of systolic tune" in made.reason
-    assert systolic.plan(SQUARE, "v5e").known == "profiled"
-    illegal = dataclasses.replace(config, tiles=Tiles(tile_m=4096, tile_k=4096, tile_n=4096), subtile_m=4096)
-    with pytest.raises(UntrustedError, match="VMEM"):  # nor does a row that is there already win
-        store.keep(subject, Trial(config=illegal, status="ok", simulated_us=500.0))
-    changed = dataclasses.replace(chip("v6e"), vmem_bytes_per_core=64 * 2**20)
-    assert systolic.plan(SQUARE, changed).known != "simulated", "tuned for another chip"
-    (tmp_path / "trials.sqlite").write_bytes(b"SQLite format 3\0" + b"?" * 5000)
-    forget_plans()
-    with pytest.warns(StoreWarning, match="no winners"):
-        assert systolic.plan(SQUARE, "v6e") == before
-    forget_plans()
+def test_a_winner_in_the_store_comes_first(tmp_path: Path) -> None:
+    store = TrialStore(tmp_path / "trials.sqlite")
+    with systolic.use(store=store) as planner:
+        before = systolic.plan(SQUARE, "v6e")
+        tiles = Tiles(tile_m=512, tile_k=512, tile_n=512)
+        config = KernelConfig(tiles=tiles, subtile_m=512, subtile_n=512, pipeline="manual")
+        # As `tune` finds it, which counts the cast of the output among the epilogue's operations.
+        tuned = dataclasses.replace(before.computed, fusion=Fusion(epilogue_ops=1))
+        subject = Subject.here(tuned, "v6e")
+        store.keep(subject, Trial(config=config, status="ok", simulated_us=323.4))
+        store.keep(subject, Trial(config=None, status="ok", simulated_us=1.0))  # XLA's is no kernel
+        store.keep(subject, Trial(config=dataclasses.replace(config, fill_chunks=2), status="failed", reason="no"))
+        assert systolic.plan(SQUARE, "v6e") == before, "a planner keeps its plans"
+        planner.forget()
+        made = systolic.plan(SQUARE, "v6e")
+        assert (made.config, made.time_us, made.known) == (config, 323.4, "simulated")
+        assert "winner of systolic tune" in made.reason
+        assert systolic.plan(SQUARE, "v5e").known == "profiled"
+        illegal = dataclasses.replace(config, tiles=Tiles(tile_m=4096, tile_k=4096, tile_n=4096), subtile_m=4096)
+        with pytest.raises(UntrustedError, match="VMEM"):  # nor does a row that is there already win
+            store.keep(subject, Trial(config=illegal, status="ok", simulated_us=500.0))
+        changed = dataclasses.replace(chip("v6e"), vmem_bytes_per_core=64 * 2**20)
+        assert systolic.plan(SQUARE, changed).known != "simulated", "tuned for another chip"
 
 
 def run_of(rounds: list[float], cycles: int) -> SimulatedRun:
@@ -265,31 +258,3 @@ def test_a_blocking_with_a_profile_still_has_to_be_legal() -> None:
     best = profiled_choices(SQUARE, chip("v5p")).choices[0].config
     with pytest.raises(IllegalTilesError, match="leave a core idle"):
         systolic.plan(SQUARE, "v5p", tiles=dataclasses.replace(best, pipeline="emit", num_stages=3))
-
-
-def test_what_is_traced_after_tuning_takes_the_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import jax
-    import jax.numpy as jnp
-
-    from systolic.ops.matmul.plan import forget_plans
-
-    monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
-    forget_plans()
-    x = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16)
-
-    def traced() -> str:
-        def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-            return systolic.matmul(lhs, rhs, implementation="pallas", chip="v6e")
-
-        return str(jax.make_jaxpr(product)(x, x))
-
-    before = traced()
-    spec = MatmulSpec.of(2048, 2048, 2048, "bfloat16")
-    config = KernelConfig(
-        tiles=Tiles(tile_m=512, tile_k=512, tile_n=512), subtile_m=512, subtile_n=512, pipeline="manual"
-    )
-    TrialStore.at().keep(Subject.here(spec, "v6e"), Trial(config=config, status="ok", simulated_us=90.0))
-    assert traced() == before
-    forget_plans()
-    assert traced() != before
-    forget_plans()

@@ -20,7 +20,7 @@ import pytest
 from trials import SUBJECT, config, trial
 
 from systolic.cli import main
-from systolic.ops.matmul.plan import forget_plans, plan
+from systolic.ops import plan, use
 from systolic.spec import MatmulSpec
 from systolic.store import StoreDamagedError, StoreError, StoreWarning, Subject, Trial, TrialStore
 from systolic.untrusted import UntrustedError
@@ -147,24 +147,20 @@ def hostile(store: TrialStore, one: Trial) -> None:
         replace(trial(256, 5.0), stalls={"copy": -1.0}),
     ],
 )
-def test_a_hostile_row_does_not_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: Trial) -> None:
-    monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
-    store = TrialStore.at()
+def test_a_hostile_row_does_not_win(tmp_path: Path, one: Trial) -> None:
+    store = TrialStore(tmp_path / "trials.sqlite")
     store.keep(HERE, trial(128, 30.0))
     hostile(store, one)
-    forget_plans()
-    with pytest.warns(StoreWarning, match="left out of") as told:
+    with use(store=store), pytest.warns(StoreWarning, match="left out of") as told:
         made = plan(HERE.spec, "v6e")
     assert (made.known, made.time_us, len(told)) == ("simulated", 30.0, 1)
     with pytest.raises(UntrustedError):
         store.keep(HERE, one)
-    forget_plans()
 
 
-def test_a_library_call_falls_back_with_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_call_falls_back_with_one_warning(tmp_path: Path) -> None:
     """Whatever byte is wrong: `plan` answers, and says at most once that there is no winner."""
-    monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
-    store = TrialStore.at()
+    store = TrialStore(tmp_path / "trials.sqlite")
     store.keep_all([(HERE, [trial(number, 30.0 + number) for number in (64, 128, 256)])])
     held = store.file.read_bytes()
     choose = random.Random(15)
@@ -174,8 +170,7 @@ def test_a_library_call_falls_back_with_one_warning(tmp_path: Path, monkeypatch:
         at = choose.randrange(len(held)) if choose.random() < 0.5 else choose.choice(_used(held))
         bytes_now[at] ^= 1 << choose.randrange(8)
         store.file.write_bytes(bytes_now)
-        forget_plans()
-        with warnings.catch_warnings(record=True) as told:
+        with use(store=store), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             made = plan(HERE.spec, "v6e")
         assert len(told) <= 1
@@ -185,7 +180,6 @@ def test_a_library_call_falls_back_with_one_warning(tmp_path: Path, monkeypatch:
         answers.add(made.time_us)
         assert store.file.read_bytes() == bytes_now  # a library call renames nothing
     assert {94.0} <= answers
-    forget_plans()
 
 
 def _used(held: bytes) -> list[int]:
@@ -257,12 +251,10 @@ def test_a_newer_store_is_refused_everywhere_and_stays(
         said = capsys.readouterr().err
         assert "newer version of systolic (schema 99, here 2)" in said
         assert said.count("\n") == 1
-    forget_plans()
-    with pytest.warns(StoreWarning, match="newer version"):
+    with use(store=store), pytest.warns(StoreWarning, match="newer version"):
         assert plan(HERE.spec, "v6e").known != "simulated"
     assert store.file.read_bytes() == before
     assert "newer" in store.health().problem
-    forget_plans()
 
 
 def test_tables_that_run_code_are_no_store(store: TrialStore) -> None:

@@ -102,7 +102,12 @@ MIGRATED = [
     config(512, "manual", 2),
 ]
 HERE = Subject(
-    spec=MatmulSpec.of(512, 1024, 2048, "bfloat16"), chip="v6e", kernel_version=1, jax="0.10.2", libtpu="0.0.42"
+    op="matmul",
+    spec=MatmulSpec.of(512, 1024, 2048, "bfloat16"),
+    chip="v6e",
+    kernel_version=1,
+    jax="0.10.2",
+    libtpu="0.0.42",
 )
 
 

@@ -15,7 +15,7 @@ import pytest
 from systolic.chips import Chip, UnsupportedDtypeError, chip
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
 from systolic.cost import chosen, configs, least_time_us
-from systolic.ops.matmul.programs import Programs
+from systolic.ops.matmul.programs import MatmulPrograms
 from systolic.ops.matmul.xla import by_xla
 from systolic.schedule import KernelConfig
 from systolic.simulator import SimulatedRun
@@ -158,18 +158,18 @@ def test_what_cannot_be_tuned_says_so(tmp_path: Path) -> None:
         tune(MatmulSpec.of(512, 512, 512, "int8"), "v4", submit=Machine())
     made = Fusion(lhs_fn=OperandFn(dtype="bfloat16"))
     with pytest.raises(SpecError, match="operand's function"):
-        Programs.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": made}), V6E)
+        MatmulPrograms.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": made}), V6E)
     unknown = Fusion(epilogue="my_activation", epilogue_ops=3)
     with pytest.raises(SpecError, match="relu"):
-        Programs.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": unknown}), V6E)
+        MatmulPrograms.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": unknown}), V6E)
     out_of_order = Fusion(extras=(Extra(beside="lhs", rows=True, columns=True, dtype="int8"),))
     with pytest.raises(SpecError, match="in this order"):
-        Programs.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": out_of_order}), V6E)
+        MatmulPrograms.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": out_of_order}), V6E)
     too_short = Extra(beside="out", rows=True, columns=False, dtype="float32")
     with pytest.raises(SpecError, match="cannot be built from its description: batch_lhs would be 1 and not 2"):
-        Programs.of(MatmulSpec(**{**as_arguments(PROBLEM), "batch_lhs": 2}), V6E)
+        MatmulPrograms.of(MatmulSpec(**{**as_arguments(PROBLEM), "batch_lhs": 2}), V6E)
     column = Fusion(epilogue="bias", extras=(too_short,))
-    assert Programs.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": column}), V6E).arguments[2].shape == (
+    assert MatmulPrograms.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": column}), V6E).arguments[2].shape == (
         1024,
         1,
     )
@@ -186,7 +186,7 @@ def test_a_product_with_everything_around_it_is_built() -> None:
     )
     plain = {**as_arguments(MatmulSpec.of(256, 128, 384, "bfloat16")), "transpose_rhs": True}
     fusion = Fusion(extras=extras, epilogue="bias, gelu, residual")
-    programs = Programs.of(MatmulSpec(**{**plain, "fusion": fusion}), V6E)
+    programs = MatmulPrograms.of(MatmulSpec(**{**plain, "fusion": fusion}), V6E)
     assert [one.shape for one in programs.arguments] == [(256, 128), (384, 128), (1, 384), (256, 384)]
     assert programs.computed.fusion.epilogue_ops > 10
 
@@ -194,10 +194,10 @@ def test_a_product_with_everything_around_it_is_built() -> None:
 def test_a_batch_is_folded_into_rows_as_matmul_does() -> None:
     plain = as_arguments(MatmulSpec.of(64, 128, 256, "bfloat16"))
     shared = MatmulSpec(**{**plain, "batch": 4, "batch_lhs": 4, "batch_rhs": 1})
-    computed = Programs.of(shared, V6E).computed
+    computed = MatmulPrograms.of(shared, V6E).computed
     assert (computed.batch, computed.m, computed.k, computed.n) == (1, 256, 128, 256)
     each = MatmulSpec(**{**plain, "batch": 4, "batch_lhs": 4, "batch_rhs": 4})
-    assert Programs.of(each, V6E).computed.batch == 4
+    assert MatmulPrograms.of(each, V6E).computed.batch == 4
 
 
 @pytest.mark.parametrize("seed", range(5))

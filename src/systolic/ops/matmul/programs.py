@@ -25,7 +25,7 @@ _AROUND = ("bias", "residual", "scale")  # words of `Fusion.epilogue` besides an
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Programs:
+class MatmulPrograms:
     """What to compile for a product on a chip.
 
     Attributes:
@@ -39,7 +39,7 @@ class Programs:
     product: Product
 
     @classmethod
-    def of(cls, spec: MatmulSpec, chip: Chip) -> Programs:
+    def of(cls, spec: MatmulSpec, chip: Chip) -> MatmulPrograms:
         """From the names in `problem.fusion.epilogue`.
 
         Raises:

@@ -1,0 +1,191 @@
+"""What each op tells of itself, so that planner, store, tuner and command line work on any of them.
+
+A kind of spec and what is known of it are one record here. `systolic.ops` has the table of those that come along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from systolic.chips import Chip
+from systolic.cost import Choice, MadeWith
+from systolic.schedule import KernelConfig, Tiles
+from systolic.spec import SpecError
+
+
+class Spec(Protocol):
+    """What is computed: a frozen dataclass of numbers, names and such dataclasses, which can be hashed."""
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        ...
+
+    @property
+    def passes(self) -> int:
+        """How often the matrix unit goes over the operands."""
+        ...
+
+    @property
+    def dtype_multiplied(self) -> str:
+        """The dtype in which the matrix unit takes the operands."""
+        ...
+
+    @property
+    def least_hbm_bytes(self) -> int:
+        """Bytes that have to cross HBM at the least."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Legal configurations, best first, and how many were compared."""
+
+    choices: Sequence[Choice]
+    considered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What a configuration comes to on a chip.
+
+    Attributes:
+      grid: steps along each axis.
+      hbm_bytes: that the kernel moves.
+      vmem_bytes: of its buffers.
+      vmem_limit_bytes: to ask the compiler for.
+      profiles: what made the profiles for products of this kind; None: there are none.
+    """
+
+    grid: tuple[int, ...]
+    hbm_bytes: int
+    vmem_bytes: int
+    vmem_limit_bytes: int
+    profiles: MadeWith | None = None
+
+
+class Programs(Protocol):
+    """The programs that compute a spec, and their arguments' shapes and dtypes."""
+
+    @property
+    def computed(self) -> Any:
+        """As `Op.computed`, with what is counted of the programs."""
+        ...
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """A `jax.ShapeDtypeStruct` for each operand; also one that is prefetched, such as sizes of groups."""
+        ...
+
+    def kernel(self, config: KernelConfig) -> Callable[..., Any]:
+        """The Pallas kernel; it can be pickled, for a worker compiles it."""
+        ...
+
+    def xla(self) -> Callable[..., Any]:
+        """The same by XLA."""
+        ...
+
+
+class Op(Protocol):
+    """One kind of product.
+
+    `spec` in what follows is what a user asks for, and `computed` what the kernel computes for it: perhaps turned, so
+    that operands are read as they are stored. Configurations and trials are of the latter.
+    """
+
+    @property
+    def name(self) -> str:
+        """Under which specs of this kind are stored."""
+        ...
+
+    @property
+    def spec_type(self) -> type[Any]:
+        """The class of its specs."""
+        ...
+
+    def words(self, spec: Any) -> tuple[str, str, str]:
+        """Sizes, dtypes and what is fused, for people."""
+        ...
+
+    def described(self, spec: Any) -> Any:
+        """The spec without what is counted of a program: trials are kept under this."""
+        ...
+
+    def computed(self, spec: Any) -> Any:
+        """What the kernel computes."""
+        ...
+
+    def plan(self, spec: Any, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
+        """The fastest configurations by arithmetic; of these tiles, or this configuration, only.
+
+        Raises:
+          IllegalTilesError: the tiles break rules, or nothing is legal.
+        """
+        ...
+
+    def search(self, computed: Any, chip: Chip) -> tuple[list[Choice], list[Choice]]:
+        """What `tune` tries: the most promising, and every legal configuration, with times of one model."""
+        ...
+
+    def judge(self, computed: Any, config: KernelConfig, chip: Chip) -> Choice:
+        """A configuration from elsewhere, with the time of the model of `search`.
+
+        Raises:
+          IllegalTilesError: it breaks rules; the message has each of them.
+        """
+        ...
+
+    def least_time_us(self, computed: Any, config: KernelConfig, chip: Chip) -> float:
+        """A time below which no kernel with this configuration can be."""
+        ...
+
+    def layout(self, computed: Any, config: KernelConfig, chip: Chip) -> Layout:
+        """What a legal configuration comes to."""
+        ...
+
+    def remarks(self, spec: Any) -> list[str]:
+        """What else decides the time of a spec, in words."""
+        ...
+
+    def programs(self, spec: Any, chip: Chip) -> Programs:
+        """What to compile.
+
+        Raises:
+          SpecError: the description does not hold all of the program, such as a function of an operand.
+        """
+        ...
+
+
+_OPS: dict[type[Any], Op] = {}
+
+
+def register(op: Op) -> None:
+    """Makes an op known; one of the same kind of spec is replaced."""
+    _OPS[op.spec_type] = op
+
+
+def op_of(spec: Spec) -> Op:
+    """The op of a spec.
+
+    Raises:
+      SpecError: none is registered for it.
+    """
+    try:
+        return _OPS[type(spec)]
+    except KeyError:
+        known = ", ".join(one.__name__ for one in _OPS)
+        raise SpecError(f"no op computes a {type(spec).__name__}; there are ops for {known}") from None
+
+
+def op_named(name: str) -> Op:
+    """The op of this name.
+
+    Raises:
+      SpecError: there is none.
+    """
+    for op in _OPS.values():
+        if op.name == name:
+            return op
+    raise SpecError(f"there is no op {name!r}; known are {', '.join(op.name for op in _OPS.values())}")

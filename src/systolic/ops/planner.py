@@ -1,0 +1,259 @@
+"""Which kernel with which configuration computes a spec on a chip, why, and how long it takes.
+
+A `Planner` asks its store for what `systolic tune` has found, and the op's arithmetic where nothing was. The user's own
+planner, of the store that `$SYSTOLIC_STORE` names, is in use unless another one is: see `use`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal, Protocol
+
+from systolic.bugs import reports_bugs, warn_user
+from systolic.chips import CHIPS, Chip, UnsupportedDtypeError
+from systolic.chips import chip as chip_named
+from systolic.cost import MadeWith, ModelledTime
+from systolic.op import Spec, op_of
+from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
+from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore, store_file
+
+# Of this spec, on a device or compiled and simulated; or by arithmetic, from simulated steps of its tile or a model.
+Provenance = Literal["measured", "simulated", "profiled", "modelled"]
+
+_FOUND: dict[Provenance, str] = {
+    "measured": "the winner that systolic tune has measured",
+    "simulated": "the winner of systolic tune",
+    "profiled": "the fastest of {considered} by profiles of their tiles",
+    "modelled": "the fastest of {considered} configurations by the model",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a spec is computed on one device of a chip."""
+
+    spec: Any
+    computed: Any  # what the kernel computes: the spec, perhaps turned
+    chip: str
+    config: KernelConfig
+    grid: tuple[int, ...]  # steps along each axis of what is computed; of a product along the batch, m, n and k
+    time_us: float
+    known: Provenance
+    modelled: ModelledTime  # what the time is made of by arithmetic, from the tile's profile where it has one
+    mxu_us: float  # at the chip's peak
+    hbm_us: float  # least traffic at the published bandwidth
+    hbm_bytes: int  # that the kernel moves
+    vmem_bytes: int  # of its buffers
+    vmem_limit_bytes: int
+    considered: int
+    reason: str
+    profiles: MadeWith | None = None  # what made the profile that the time comes from; None: it comes from none
+
+    def __str__(self) -> str:
+        sizes, dtypes, _ = op_of(self.spec).words(self.spec)
+        return (
+            f"{sizes}, {dtypes} on {self.chip}\n"
+            f"kernel   {self.config}\n"
+            f"why      {self.reason}\n"
+            f"time     {self.time_us:,.1f} µs {self.known}; at peak {self.mxu_us:,.1f}, "
+            f"least HBM traffic {self.hbm_us:,.1f}"
+        )
+
+
+class Plans(Protocol):
+    """What keeps a planner's plans; can be hashed, by identity."""
+
+    def __call__(self, spec: Any, chip: Chip, tiles: Tiles | KernelConfig | None, /) -> Plan:
+        """A plan, made or kept."""
+        ...
+
+
+class Planner:
+    """Plans specs with the winners of one store, and keeps its plans; several threads may use it.
+
+    Args:
+      store: where `systolic tune` keeps what it finds, a `TrialStore` or its file; None: there are no winners.
+    """
+
+    def __init__(self, store: TrialStore | Path | str | None) -> None:
+        self.store = TrialStore(Path(store)) if isinstance(store, (Path, str)) else store
+        self.forget()
+
+    def forget(self) -> None:
+        """Plans everything anew: to be called when the store has a new winner.
+
+        What is traced from now on takes it. A function that was compiled by `jax.jit` before keeps its kernels.
+        """
+        self._warned: set[str] = set()
+        # Kernels are cached by this object (`ops.matmul.pallas`): a new one makes JAX forget them too.
+        self.plans: Plans = functools.lru_cache(maxsize=1024)(self._planned)
+
+    @reports_bugs
+    def plan(self, spec: Spec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelConfig | None = None) -> Plan:
+        """As `systolic.plan`, with the winners of this planner's store."""
+        return self.plans(spec, chip_named(chip) if isinstance(chip, str) else chip, tiles)
+
+    @reports_bugs  # also where `matmul` asks
+    def _planned(self, spec: Spec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Plan:
+        check_dtype(spec, chip)
+        op = op_of(spec)
+        computed = op.computed(spec)
+        trial = self._winner(computed, chip) if tiles is None else None
+        if trial is not None and trial.config is not None and trial.time_us is not None:
+            best, considered = op.judge(computed, trial.config, chip), 1
+            time_us, known = trial.time_us, "measured" if trial.measured_us is not None else "simulated"
+        else:
+            found = op.plan(spec, chip, tiles)
+            best, considered = found.choices[0], found.considered
+            time_us, known = best.modelled.time_us, best.known
+        layout = op.layout(computed, best.config, chip)
+        how = "tiles as given" if tiles is not None else _FOUND[known].format(considered=considered)
+        remarks = [
+            f"{best.modelled.ramp_us:.1f} µs go to the first blocks and the last store",
+            f"HBM traffic is {layout.hbm_bytes / spec.least_hbm_bytes:.1f} × the least",
+            *op.remarks(spec),
+            *_remarks(spec, chip),
+        ]
+        return Plan(
+            spec=spec,
+            computed=computed,
+            chip=chip.name,
+            config=best.config,
+            grid=layout.grid,
+            time_us=time_us,
+            known=known,
+            modelled=best.modelled,
+            mxu_us=mxu_us(spec, chip),
+            hbm_us=spec.least_hbm_bytes / chip.hbm_bytes_per_s * 1e6,
+            hbm_bytes=layout.hbm_bytes,
+            vmem_bytes=layout.vmem_bytes,
+            vmem_limit_bytes=layout.vmem_limit_bytes,
+            considered=considered,
+            reason="; ".join([f"{how}, limited by {best.modelled.limit}", *remarks]),
+            profiles=layout.profiles if known == "profiled" else None,
+        )
+
+    def _winner(self, computed: Any, chip: Chip) -> Trial | None:
+        """What `systolic tune` has found; nothing where the store cannot be read, or it breaks rules."""
+        if self.store is None or chip != CHIPS.get(chip.name):
+            return None  # a chip that was changed, or is not registered: trials are kept, and judged, by its name
+        try:
+            trial = self.store.winner(Subject.here(computed, chip.name))
+            if trial is not None and trial.config is not None:
+                op_of(computed).judge(computed, trial.config, chip)
+        except (StoreError, IllegalTilesError) as error:
+            text = f"no winners of systolic tune: {error}"
+            if text not in self._warned:
+                self._warned.add(text)
+                warn_user(text, StoreWarning)
+            return None
+        return trial
+
+
+def check_dtype(spec: Spec, chip: Chip) -> None:
+    """Raises unless the chip multiplies what a spec is of.
+
+    Raises:
+      UnsupportedDtypeError: the message names what it takes.
+    """
+    if spec.dtype_multiplied not in chip.dtypes:
+        raise UnsupportedDtypeError(
+            f"{chip.name} has no matrix multiplication of {spec.dtype_multiplied}; it takes {', '.join(chip.dtypes)}"
+        )
+
+
+def mxu_us(spec: Spec, chip: Chip) -> float:
+    """Microseconds at the chip's published peak, all passes counted."""
+    return spec.flops * spec.passes / chip.peak_ops_per_s(spec.dtype_multiplied) * 1e6
+
+
+def _remarks(spec: Spec, chip: Chip) -> list[str]:
+    """What the chip does to every op."""
+    found = []
+    if spec.dtype_multiplied in chip.emulated_dtypes:
+        native = chip.emulated_dtypes[spec.dtype_multiplied]
+        found.append(f"{chip.name} multiplies {spec.dtype_multiplied} at the rate of {native}")
+    if chip.cores_per_device > 1:
+        found.append("both cores share the blocks of the output")
+    return found
+
+
+class InUse:
+    """A planner that is in use until the end of a `with` block, or for good where there is none."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        with _LOCK:
+            _in_use.append(self)
+
+    def __enter__(self) -> Planner:
+        return self.planner
+
+    def __exit__(self, *_: object) -> None:
+        with _LOCK:
+            _in_use.remove(self)
+
+
+_LOCK = Lock()
+_in_use: list[InUse] = []
+
+
+def use(planner: Planner | None = None, *, store: TrialStore | Path | str | None = None) -> InUse:
+    """Has everything that is planned or traced from now on use this planner, or a new one with this store.
+
+    Called plainly it holds until the next call; in a `with` block, which gives the planner, until the block ends:
+
+        systolic.use(store=None)                         # no winners of `systolic tune`
+        with systolic.use(store="trials.sqlite") as planner: ...
+
+    It holds for the whole process, as `jax.config.update` does, and not for a thread: JAX, and whoever loads data for
+    it, may trace in threads of their own. Blocks of two threads may end in any order; while both last, the one that
+    began later counts. Worker processes, which compile what `simulate` or `bench` are given, plan with the store that
+    `$SYSTOLIC_STORE` names.
+
+    Args:
+      planner: with its plans and its store. None: a new one.
+      store: of the new planner, a `TrialStore` or its file; None: there are no winners.
+
+    Raises:
+      ValueError: both are given.
+    """
+    if planner is not None and store is not None:
+        raise ValueError("use(planner, store=…): a planner has its own store; give one of both")
+    return InUse(planner if planner is not None else Planner(store))
+
+
+def planner_in_use() -> Planner:
+    """The planner of the latest `use`; else the user's own."""
+    found = tuple(_in_use)
+    return found[-1].planner if found else _users_planner(store_file())
+
+
+@functools.lru_cache(maxsize=16)
+def _users_planner(file: Path) -> Planner:
+    return Planner(TrialStore(file))
+
+
+def plan(spec: Spec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelConfig | None = None) -> Plan:
+    """What an op such as `systolic.matmul` does for a spec on a chip, without compiling anything.
+
+    The winner that `systolic.tune` has found for it, if it is in the store in use (see `systolic.use`); else the best
+    of the tiles whose steps have been simulated, which takes milliseconds; else, where none of these is near the least
+    time, or something is fused, the best of every legal configuration by a model, which takes up to a second.
+    `Plan.known` says which.
+
+    Args:
+      spec: sizes, dtypes, transposes, what is fused.
+      chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
+      tiles: use these; or a whole configuration, of what the kernel computes, as an earlier plan has it.
+
+    Raises:
+      UnknownChipError: no such chip.
+      UnsupportedDtypeError: the chip does not multiply these dtypes; the message names what it takes.
+      IllegalTilesError: `tiles` break rules; the message has every one.
+      SystolicBug: this package is at fault, and not what was asked.
+    """
+    return planner_in_use().plan(spec, chip, tiles=tiles)
