@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from systolic.analysis.calls import KernelCall
-from systolic.analysis.step_walk import scalar_result
+from systolic.analysis.step_walk import literal, scalar_result
 
 
 def overwritten_each_step(call: KernelCall) -> frozenset[Any]:
@@ -22,9 +22,7 @@ def overwritten_each_step(call: KernelCall) -> frozenset[Any]:
     read: set[Any] = set()
 
     def value(atom: Any) -> Any:
-        if not hasattr(atom, "val"):
-            return known.get(atom)
-        return np.asarray(atom.val)[()] if np.ndim(atom.val) == 0 else None
+        return literal(atom) if hasattr(atom, "val") else known.get(atom)
 
     for equation in call.body.eqns:
         name = equation.primitive.name
@@ -40,7 +38,7 @@ def overwritten_each_step(call: KernelCall) -> frozenset[Any]:
         else:
             operands = [value(atom) for atom in equation.invars]
             if operands and equation.outvars and all(each is not None for each in operands):
-                known[equation.outvars[0]] = scalar_result(name, equation.params, operands)
+                known[equation.outvars[0]] = scalar_result(equation, operands)
             _note(equation, {}, overwritten, read)
     return frozenset(overwritten)
 

@@ -6,14 +6,13 @@ and whether that memory was written before.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from systolic.analysis.body import inner_bodies
+from systolic.analysis.body import elementwise_results, inner_bodies
 from systolic.compat import scan_counts
 
 
@@ -48,48 +47,18 @@ _WRITES = ("swap", "masked_swap")
 _SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "stop_gradient", "multiple_of", "copy")
 
 
-def _quotient(one: Any, other: Any) -> Any:
-    """Divides integers towards zero, as XLA does."""
-    if np.issubdtype(np.asarray(one).dtype, np.integer):
-        return np.sign(one) * np.sign(other) * (abs(one) // abs(other))
-    return one / other
-
-
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": _quotient,
-    "rem": lambda one, other: one - _quotient(one, other) * other,
-    "max": max,
-    "min": min,
-    "neg": operator.neg,
-    "abs": abs,
-    "sign": np.sign,
-    "not": np.invert,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "clamp": lambda low, value, high: min(max(low, value), high),
-}
-
-
-def scalar_result(name: str, params: Any, operands: Sequence[Any]) -> Any:
-    """Computes a primitive of known scalars; None where it is not one that is known here."""
-    if name == "convert_element_type":
-        return operands[0].astype(params["new_dtype"]) if _is_plain(params["new_dtype"]) else None
-    if name in _SHAPING:
+def scalar_result(equation: Any, operands: Sequence[Any]) -> Any:
+    """Computes an operation of known scalars, or of arrays that hold one number all over; None where that fails."""
+    if equation.primitive.name in _SHAPING:
         return operands[0]
-    if name in _ARITHMETIC:
-        with np.errstate(all="ignore"):
-            return np.asarray(_ARITHMETIC[name](*operands))[()]
-    return None
+    results = elementwise_results(equation, operands) or ()
+    return results[0][()] if len(results) == 1 else None
+
+
+def literal(atom: Any) -> Any:
+    """Reads the value of a literal scalar in its own dtype; None for other atoms."""
+    is_scalar = hasattr(atom, "val") and np.ndim(atom.val) == 0
+    return np.asarray(atom.val, atom.aval.dtype)[()] if is_scalar else None
 
 
 @dataclass(slots=True)
@@ -116,7 +85,7 @@ class StepWalk:
         def read(atom: Any) -> Value:
             if not hasattr(atom, "val"):
                 return values.get(atom)
-            return Known(np.asarray(atom.val)[()]) if np.ndim(atom.val) == 0 else None
+            return None if literal(atom) is None else Known(literal(atom))
 
         for equation in jaxpr.eqns:
             results = self._equation(equation, [read(atom) for atom in equation.invars])
@@ -144,7 +113,7 @@ class StepWalk:
         for each in inputs:
             if isinstance(each, Memory):  # a copy, or something that is not understood
                 each.written = True
-        return [self._computed(name, params, inputs)] * len(equation.outvars)
+        return [self._computed(equation, inputs)] * len(equation.outvars)
 
     def _place(self, name: str, axis: int) -> Value:
         if axis >= len(self.step):
@@ -152,7 +121,8 @@ class StepWalk:
         size = self.step[axis] if name == "program_id" else self.grid[axis]
         return None if size is None else Known(np.int32(size))
 
-    def _computed(self, name: str, params: Any, inputs: Sequence[Value]) -> Value:
+    def _computed(self, equation: Any, inputs: Sequence[Value]) -> Value:
+        name = equation.primitive.name
         if name == "select_n":
             return self._selected(inputs)
         known = [each.value for each in inputs if isinstance(each, Known)]
@@ -166,7 +136,7 @@ class StepWalk:
             return unwritten
         if len(known) != len(inputs) or not known:
             return None
-        found = scalar_result(name, params, known)
+        found = scalar_result(equation, known)
         return None if found is None else Known(found)
 
     def _selected(self, inputs: Sequence[Value]) -> Value:
@@ -245,7 +215,3 @@ def _lasting(value: Value) -> Value:
 
 def _is_bool(value: Any) -> bool:
     return np.asarray(value).dtype == np.bool_
-
-
-def _is_plain(dtype: Any) -> bool:
-    return np.dtype(dtype).kind in "biuf"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from systolic.chips import MachineModel
@@ -211,12 +211,12 @@ def _marked(code: list[str], line: int) -> list[str]:
     return [f"{text}  # line {line}" for text in code]
 
 
+@dataclass(slots=True)
 class _Gathered:
-    """What has been seen since the last event."""
+    """The work of the MXUs that has been seen since the last event, and the conditions under which it is done."""
 
-    def __init__(self) -> None:
-        self.ops: list[MatrixOp] = []
-        self.conditions: list[str] = []
+    ops: list[MatrixOp] = field(default_factory=list)
+    conditions: list[str] = field(default_factory=list)
 
     def clear(self) -> None:
         self.ops, self.conditions = [], []
