@@ -13,15 +13,23 @@ from typing import Any
 import numpy as np
 
 from systolic.analysis.body import elementwise_results, inner_bodies
+from systolic.analysis.calls import KernelCall
 from systolic.compat import scan_counts
 
 
 @dataclass(slots=True)
 class Memory:
-    """One of a kernel's buffers: `operand` is its number among the parameters, `written` says whether it was filled."""
+    """One of a kernel's buffers.
+
+    Attributes:
+      operand: its number among the parameters.
+      written: whether anything is in it.
+      overwritten: whether its first use overwrites all of it; None: it has not been used.
+    """
 
     operand: int
     written: bool
+    overwritten: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +74,16 @@ class StepWalk:
     """Goes through the body of a kernel at one place of its grid.
 
     Attributes:
-      step: the place along each axis.
+      step: the place along each axis; None: any.
       grid: the axes' lengths; None where one is a value.
       found: uses of memory that nothing has written, where it is certain that they happen.
     """
 
-    step: Sequence[int]
+    step: Sequence[int | None]
     grid: Sequence[int | None]
     found: list[Unwritten] = field(default_factory=list)
     _certain: bool = True
+    _in_loop: bool = False
 
     def run(self, jaxpr: Any, arguments: Sequence[Value], consts: Sequence[Value] = ()) -> list[Value]:
         """Goes through a jaxpr and returns what is known of its results."""
@@ -100,19 +109,22 @@ class StepWalk:
             return self._access(equation, name, inputs)
         if name == "cond":
             return self._cond(params["branches"], inputs)
-        if name == "scan":
-            return self._scan(params, inputs)
-        if name == "while":
-            return self._while(params, inputs)
         inner = list(inner_bodies(equation))
-        if name == "run_scoped":
-            # Its buffers are its own business: as often as not a pipeline's, filled by copies.
-            return self.run(inner[0], [], inputs)
+        if name in ("scan", "while", "run_scoped"):
+            outside, self._in_loop = self._in_loop, True
+            if name == "run_scoped":
+                # Its buffers are its own business: as often as not a pipeline's, filled by copies.
+                results = self.run(inner[0], [], inputs)
+            else:
+                results = self._scan(params, inputs) if name == "scan" else self._while(params, inputs)
+            self._in_loop = outside
+            return results
         if len(inner) == 1 and len(inner[0].invars) == len(inputs):
             return self.run(inner[0], inputs)
         for each in inputs:
             if isinstance(each, Memory):  # a copy, or something that is not understood
                 each.written = True
+                each.overwritten = bool(each.overwritten)
         return [self._computed(equation, inputs)] * len(equation.outvars)
 
     def _place(self, name: str, axis: int) -> Value:
@@ -152,6 +164,10 @@ class StepWalk:
                 self._use(each)
         if not isinstance(memory, Memory):
             return [None] * len(equation.outvars)
+        if memory.overwritten is None:
+            # A swap without indices overwrites, whoever uses the old value.
+            whole = name == "swap" and len(equation.invars) == 2
+            memory.overwritten = whole and self._certain and not self._in_loop
         before = None if memory.written else Unwritten(memory.operand, equation)
         if name == "addupdate" and before is not None:
             self._use(before)
@@ -215,3 +231,16 @@ def _lasting(value: Value) -> Value:
 
 def _is_bool(value: Any) -> bool:
     return np.asarray(value).dtype == np.bool_
+
+
+def overwritten_each_step(call: KernelCall) -> frozenset[int]:
+    """Finds the kernel's parameters, by number, that every step overwrites before it reads them.
+
+    A kernel that adds up over an axis sets its sums to zero at the first step. Where the axis has only one step, this
+    happens at every step: the compiler then sees that nothing is added to, keeps the sums in registers, and drops the
+    scratch memory that held them.
+    """
+    sizes = [call.grid[axis] for axis in call.own_axes]
+    memories = [Memory(at, written=True) for at in range(len(call.operands))]
+    StepWalk([0 if size == 1 else None for size in sizes], sizes).run(call.body, memories)
+    return frozenset(memory.operand for memory in memories if memory.overwritten)

@@ -248,7 +248,7 @@ def savings_table(explanation: Explanation) -> ExplainedTable | None:
             Cell(saving.change),
             Cell(us(saving.time_us)),
             Cell(percent(saving.saving), None if saving.saving is None else max(0.0, saving.saving)),
-            Cell(saving.provenance + (f"; {saving.reason}" if saving.reason else "")),
+            Cell(saving.provenance),
         ),
     )
 

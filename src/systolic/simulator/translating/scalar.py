@@ -10,20 +10,7 @@ import re
 from collections.abc import Callable
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hardware.values import (
-    MASK,
-    as_word,
-    float_compare,
-    float_from_signed,
-    float_result,
-    larger,
-    leading_zeros,
-    rounded_float,
-    signed_division,
-    signed_from_float,
-    signed_from_whole_float,
-    smaller,
-)
+from systolic.simulator.hardware.values import MASK, as_word
 from systolic.simulator.reading.listing import Instruction, Program, physical
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.names import Names
@@ -145,22 +132,6 @@ _UNARY = {
     "scvt.s32.f32": "float_from_signed({a})",
     "scvt.f32.s32": "signed_from_float({a})",
     "scvt.pr.f32.s32": "signed_from_whole_float({a})",  # v4's; how it rounds is not known
-}
-# What the expressions call.
-FUNCTIONS: dict[str, Callable[..., object]] = {
-    function.__name__: function
-    for function in (
-        float_compare,
-        float_from_signed,
-        float_result,
-        larger,
-        leading_zeros,
-        rounded_float,
-        signed_division,
-        signed_from_float,
-        signed_from_whole_float,
-        smaller,
-    )
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.hardware.mxu import MatrixOp, Segment, matrix_ops
-from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
+from systolic.simulator.hardware.values import FUNCTIONS, NEVER_WRITTEN, Unknown
 from systolic.simulator.reading.blocks import Block, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
@@ -25,7 +25,7 @@ from systolic.simulator.reading.listing import Instruction, Program
 from systolic.simulator.translating.bundle import BundleCode, is_matrix
 from systolic.simulator.translating.liveness import live_instructions
 from systolic.simulator.translating.names import Allocations, Names
-from systolic.simulator.translating.scalar import FUNCTIONS, flag_names
+from systolic.simulator.translating.scalar import flag_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
