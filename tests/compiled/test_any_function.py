@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from simulator_listings import simulate_listings
 
 from systolic.chips import chip
 from systolic.compat import tensorcore_mesh
 from systolic.compiler import ProgramCache, WorkerPool, submit_compilation
-from systolic.simulator import DeadlockError, SimulatedRun, SimulationError, UnknownValueError, simulate_listings
+from systolic.simulator import DeadlockError, SimulatedRun, SimulationError, UnknownValueError
 from systolic.timing import submit_simulation, target_of
 
 pytestmark = pytest.mark.skipif(

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from simulator_listings import simulate_listings
 
 from systolic.bench import abstract_operands, xla_matmul
 from systolic.chips import chip
 from systolic.compiler import ProgramCache, WorkerPool, submit_compilation
 from systolic.lessons.ladder import RUNGS
 from systolic.schedule import Tiles, hbm_bytes
-from systolic.simulator import SimulatedRun, SimulationError, simulate_listings
+from systolic.simulator import SimulatedRun, SimulationError
 from systolic.simulator.reading.blocks import split_blocks
 from systolic.simulator.reading.listing import parse_listing
 from systolic.simulator.reading.verify import check_registers
@@ -181,9 +182,9 @@ def test_the_same_in_another_process(compiled: Compile, tmp_path: Any) -> None:
     for part, text in listings.items():
         (tmp_path / part).write_text(text)
     code = (
-        "import pathlib, sys; from systolic.chips import chip; from systolic.simulator import simulate_listings;"
+        "import pathlib, sys; from systolic.chips import chip; from systolic.simulator import prepare_listings;"
         "parts = {path.name: path.read_text() for path in pathlib.Path(sys.argv[1]).iterdir()};"
-        "print(simulate_listings(parts, chip('v6e')))"
+        "print(prepare_listings(parts, chip('v6e')).run(chip('v6e')))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(simulate_listings(listings, chip("v6e")))

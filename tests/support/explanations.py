@@ -260,6 +260,5 @@ def _savings(time_us: float) -> tuple[Saving, ...]:
             time_us=None,
             saving=None,
             provenance="simulated",
-            reason="48 MiB of VMEM, limit 32 MiB",
         ),
     )

@@ -143,7 +143,7 @@ _CALLED = (
 def check_generated_code(prepared: PreparedProgram) -> None:
     """Fails where the code that was made of listings is more than arithmetic on registers and calls of the model."""
     called = set(_CALLED.split())
-    for translation in prepared._translations.values():
+    for translation in prepared.translations.values():
         for node in ast.walk(ast.parse(translation.source)):
             assert isinstance(node, (*_STATEMENTS, *_EXPRESSIONS)), ast.dump(node)
             if isinstance(node, ast.Name):

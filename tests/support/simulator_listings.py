@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from systolic.chips import chip
-from systolic.simulator import SimulatedRun, simulate_listings
+from collections.abc import Mapping
+from typing import Any
+
+from systolic.chips import Chip, chip
+from systolic.simulator import SimulatedRun, prepare_listings
 
 V5E = chip("v5e")
 
@@ -16,6 +19,11 @@ def listing(*bundles: str) -> str:
         code, comment, regions = code.partition("/* Start") if "/* Start" in code else code.partition("/* End")
         lines.append(f"  {address:#x} {tag if bar else ''}: > {{ {code.strip()} }} {comment}{regions}")
     return "\n".join(lines) + "\n"
+
+
+def simulate_listings(listings: Mapping[str, str], chip: Chip, **options: Any) -> SimulatedRun:
+    """Executes compiled listings on a chip's model."""
+    return prepare_listings(listings, chip).run(chip, **options)
 
 
 def simulate(*bundles: str, chip_name: str = "v5e", called: dict[str, tuple[str, ...]] | None = None) -> SimulatedRun:

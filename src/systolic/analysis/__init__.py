@@ -6,7 +6,6 @@
     body       the equations of a kernel's body, and the operations in one step
     lines      the operations of each line of the source, over the whole grid
     step_walk  what is known of memory and scalars at one step
-    folding    what the compiler can fold before anything runs
     layout     how arrays lie in VMEM and SMEM
     vmem       the VMEM that a kernel needs, estimated
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from systolic.compiler import inner_jaxprs
 
@@ -28,6 +30,25 @@ def inner_bodies(equation: Any) -> Iterator[Any]:
     else:
         for inner in inner_jaxprs(equation.params):
             yield inner.jaxpr
+
+
+def elementwise_results(equation: Any, operands: Sequence[Any]) -> list[np.ndarray] | None:
+    """Computes an operation on scalars for many of them at once, by its own primitive.
+
+    Args:
+      equation: an operation on scalars.
+      operands: for each of its operands a number, or an array of as many numbers as the others have.
+
+    Returns:
+      Its results for each of these numbers; None where it is no elementwise operation.
+    """
+    if equation.effects:
+        return None
+    try:
+        found = equation.primitive.bind(*operands, **equation.params)
+    except Exception:  # noqa: BLE001 -- an operation that asks for other shapes
+        return None
+    return [np.asarray(each) for each in (found if equation.primitive.multiple_results else [found])]
 
 
 def dot_flops(equation: Any) -> float:

@@ -117,7 +117,7 @@ class KernelCall:
         return tuple(axis for axis in range(len(self.grid)) if axis not in self.vmapped)
 
     def of(self, *roles: Role) -> tuple[Operand, ...]:
-        """The operands of these roles, in order."""
+        """Picks the operands of these roles, in order."""
         return tuple(operand for operand in self.operands if operand.role in roles)
 
     @property
@@ -229,7 +229,7 @@ def _memory(aval: Any) -> Memory:
 
 
 def _word(value: Any) -> str:
-    """A name or a member of an enumeration as text: 'parallel', 'vmem'."""
+    """Writes a name or a member of an enumeration as text: 'parallel', 'vmem'."""
     return str(getattr(value, "value", value)).lower() if value is not None else "None"
 
 

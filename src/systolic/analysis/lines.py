@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from systolic.analysis.body import dot_flops, loop_iterations
+from systolic.analysis.body import dot_flops, elementwise_results, loop_iterations
 from systolic.analysis.calls import KernelCall
 from systolic.compiler import inner_jaxprs, written_at
 from systolic.spec import dtype_bytes
@@ -160,24 +160,17 @@ class _Walk:
             values[equation.outvars[0]] = self._ids[self._call.own_axes[equation.params["axis"]]]
             return
         if name == "num_programs":
-            values[equation.outvars[0]] = np.full(
-                steps, self._grid[self._call.own_axes[equation.params["axis"]]], np.int32
-            )
+            size = self._grid[self._call.own_axes[equation.params["axis"]]]
+            values[equation.outvars[0]] = np.full(steps, size, np.int32)
             return
         inputs = [self._read(atom, values) for atom in equation.invars]
-        if equation.effects or any(value is None for value in inputs):
+        if any(value is None for value in inputs):
             return
         if any(getattr(atom.aval, "shape", None) != () for atom in equation.invars):
             return
-        # Operations on scalars also work elementwise: given one number for each step, they compute every step's result.
         typed = zip(inputs, equation.invars, strict=True)
         spread = [np.broadcast_to(np.asarray(value, atom.aval.dtype), steps) for value, atom in typed]
-        try:
-            found = equation.primitive.bind(*spread, **equation.params)
-        except Exception:  # noqa: BLE001 -- an operation that is no elementwise one: its result is not known
-            return
-        results = found if equation.primitive.multiple_results else [found]
-        values.update(zip(equation.outvars, map(np.asarray, results), strict=True))
+        values.update(zip(equation.outvars, elementwise_results(equation, spread) or (), strict=False))
 
     # ---- control flow ----
 

@@ -6,23 +6,30 @@ and whether that memory was written before.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from systolic.analysis.body import inner_bodies
+from systolic.analysis.body import elementwise_results, inner_bodies
+from systolic.analysis.calls import KernelCall
 from systolic.compat import scan_counts
 
 
 @dataclass(slots=True)
 class Memory:
-    """One of a kernel's buffers: `operand` is its number among the parameters, `written` says whether it was filled."""
+    """One of a kernel's buffers.
+
+    Attributes:
+      operand: its number among the parameters.
+      written: whether anything is in it.
+      overwritten: whether its first use overwrites all of it; None: it has not been used.
+    """
 
     operand: int
     written: bool
+    overwritten: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,48 +55,18 @@ _WRITES = ("swap", "masked_swap")
 _SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "stop_gradient", "multiple_of", "copy")
 
 
-def _quotient(one: Any, other: Any) -> Any:
-    """Divides integers towards zero, as XLA does."""
-    if np.issubdtype(np.asarray(one).dtype, np.integer):
-        return np.sign(one) * np.sign(other) * (abs(one) // abs(other))
-    return one / other
-
-
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": _quotient,
-    "rem": lambda one, other: one - _quotient(one, other) * other,
-    "max": max,
-    "min": min,
-    "neg": operator.neg,
-    "abs": abs,
-    "sign": np.sign,
-    "not": np.invert,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "clamp": lambda low, value, high: min(max(low, value), high),
-}
-
-
-def scalar_result(name: str, params: Any, operands: Sequence[Any]) -> Any:
-    """Computes a primitive of known scalars; None where it is not one that is known here."""
-    if name == "convert_element_type":
-        return operands[0].astype(params["new_dtype"]) if _is_plain(params["new_dtype"]) else None
-    if name in _SHAPING:
+def scalar_result(equation: Any, operands: Sequence[Any]) -> Any:
+    """Computes an operation of known scalars, or of arrays that hold one number all over; None where that fails."""
+    if equation.primitive.name in _SHAPING:
         return operands[0]
-    if name in _ARITHMETIC:
-        with np.errstate(all="ignore"):
-            return np.asarray(_ARITHMETIC[name](*operands))[()]
-    return None
+    results = elementwise_results(equation, operands) or ()
+    return results[0][()] if len(results) == 1 else None
+
+
+def literal(atom: Any) -> Any:
+    """Reads the value of a literal scalar in its own dtype; None for other atoms."""
+    is_scalar = hasattr(atom, "val") and np.ndim(atom.val) == 0
+    return np.asarray(atom.val, atom.aval.dtype)[()] if is_scalar else None
 
 
 @dataclass(slots=True)
@@ -97,15 +74,16 @@ class StepWalk:
     """Goes through the body of a kernel at one place of its grid.
 
     Attributes:
-      step: the place along each axis.
+      step: the place along each axis; None: any.
       grid: the axes' lengths; None where one is a value.
       found: uses of memory that nothing has written, where it is certain that they happen.
     """
 
-    step: Sequence[int]
+    step: Sequence[int | None]
     grid: Sequence[int | None]
     found: list[Unwritten] = field(default_factory=list)
     _certain: bool = True
+    _in_loop: bool = False
 
     def run(self, jaxpr: Any, arguments: Sequence[Value], consts: Sequence[Value] = ()) -> list[Value]:
         """Goes through a jaxpr and returns what is known of its results."""
@@ -116,7 +94,7 @@ class StepWalk:
         def read(atom: Any) -> Value:
             if not hasattr(atom, "val"):
                 return values.get(atom)
-            return Known(np.asarray(atom.val)[()]) if np.ndim(atom.val) == 0 else None
+            return None if literal(atom) is None else Known(literal(atom))
 
         for equation in jaxpr.eqns:
             results = self._equation(equation, [read(atom) for atom in equation.invars])
@@ -131,20 +109,23 @@ class StepWalk:
             return self._access(equation, name, inputs)
         if name == "cond":
             return self._cond(params["branches"], inputs)
-        if name == "scan":
-            return self._scan(params, inputs)
-        if name == "while":
-            return self._while(params, inputs)
         inner = list(inner_bodies(equation))
-        if name == "run_scoped":
-            # Its buffers are its own business: as often as not a pipeline's, filled by copies.
-            return self.run(inner[0], [], inputs)
+        if name in ("scan", "while", "run_scoped"):
+            outside, self._in_loop = self._in_loop, True
+            if name == "run_scoped":
+                # Its buffers are its own business: as often as not a pipeline's, filled by copies.
+                results = self.run(inner[0], [], inputs)
+            else:
+                results = self._scan(params, inputs) if name == "scan" else self._while(params, inputs)
+            self._in_loop = outside
+            return results
         if len(inner) == 1 and len(inner[0].invars) == len(inputs):
             return self.run(inner[0], inputs)
         for each in inputs:
             if isinstance(each, Memory):  # a copy, or something that is not understood
                 each.written = True
-        return [self._computed(name, params, inputs)] * len(equation.outvars)
+                each.overwritten = bool(each.overwritten)
+        return [self._computed(equation, inputs)] * len(equation.outvars)
 
     def _place(self, name: str, axis: int) -> Value:
         if axis >= len(self.step):
@@ -152,7 +133,8 @@ class StepWalk:
         size = self.step[axis] if name == "program_id" else self.grid[axis]
         return None if size is None else Known(np.int32(size))
 
-    def _computed(self, name: str, params: Any, inputs: Sequence[Value]) -> Value:
+    def _computed(self, equation: Any, inputs: Sequence[Value]) -> Value:
+        name = equation.primitive.name
         if name == "select_n":
             return self._selected(inputs)
         known = [each.value for each in inputs if isinstance(each, Known)]
@@ -166,7 +148,7 @@ class StepWalk:
             return unwritten
         if len(known) != len(inputs) or not known:
             return None
-        found = scalar_result(name, params, known)
+        found = scalar_result(equation, known)
         return None if found is None else Known(found)
 
     def _selected(self, inputs: Sequence[Value]) -> Value:
@@ -182,6 +164,10 @@ class StepWalk:
                 self._use(each)
         if not isinstance(memory, Memory):
             return [None] * len(equation.outvars)
+        if memory.overwritten is None:
+            # A swap without indices overwrites, whoever uses the old value.
+            whole = name == "swap" and len(equation.invars) == 2
+            memory.overwritten = whole and self._certain and not self._in_loop
         before = None if memory.written else Unwritten(memory.operand, equation)
         if name == "addupdate" and before is not None:
             self._use(before)
@@ -247,5 +233,14 @@ def _is_bool(value: Any) -> bool:
     return np.asarray(value).dtype == np.bool_
 
 
-def _is_plain(dtype: Any) -> bool:
-    return np.dtype(dtype).kind in "biuf"
+def overwritten_each_step(call: KernelCall) -> frozenset[int]:
+    """Finds the kernel's parameters, by number, that every step overwrites before it reads them.
+
+    A kernel that adds up over an axis sets its sums to zero at the first step. Where the axis has only one step, this
+    happens at every step: the compiler then sees that nothing is added to, keeps the sums in registers, and drops the
+    scratch memory that held them.
+    """
+    sizes = [call.grid[axis] for axis in call.own_axes]
+    memories = [Memory(at, written=True) for at in range(len(call.operands))]
+    StepWalk([0 if size == 1 else None for size in sizes], sizes).run(call.body, memories)
+    return frozenset(memory.operand for memory in memories if memory.overwritten)

@@ -57,7 +57,7 @@ class Visits:
         return self.fetches != len(self.distinct)
 
     def _keys(self) -> np.ndarray | None:
-        """int64[steps]: the block of each step as one number, in order of place; None where that would be too large.
+        """Numbers the block of each step in order of place: int64[steps]; None where the numbers would be too large.
 
         Sorting one number for each step takes seconds less than sorting rows, with millions of steps.
         """
@@ -73,7 +73,7 @@ class Visits:
         return keys
 
     def elements(self, starts: np.ndarray) -> np.ndarray:
-        """int64[blocks]: elements of the blocks at `starts` that lie inside of the array."""
+        """Counts the elements of the blocks at `starts` that lie inside the array: int64[blocks]."""
         low = np.clip(starts, 0, self.operand.shape)
         high = np.clip(starts + np.array(self.operand.block, dtype=np.int64), 0, self.operand.shape)
         return np.prod(np.maximum(high - low, 0), axis=1, dtype=np.int64)
@@ -89,14 +89,14 @@ class Visits:
         return int(self.elements(self.distinct).sum()) * dtype_bytes(self.operand.dtype)
 
     def numbered(self) -> np.ndarray:
-        """int64[steps]: the block of each step by a number, equal where the block is."""
+        """Numbers the block of each step, equal blocks alike: int64[steps]."""
         keys = self._keys()
         if keys is None:
             return np.unique(self.starts, axis=0, return_inverse=True)[1].reshape(-1)
         return np.unique(keys, return_inverse=True)[1].reshape(-1)
 
     def shared_blocks(self, grid: Sequence[int]) -> list[int]:
-        """For each axis of the grid, how many blocks are visited at more than one of its indices."""
+        """Counts for each axis of the grid the blocks that are visited at more than one of its indices."""
         if not len(self.starts):
             return [0] * len(grid)
         numbers = self.numbered()
@@ -117,7 +117,7 @@ class GridVisits:
 
     Attributes:
       grid: steps along each axis.
-      visits: by the operand's place among the kernel's parameters; of those that have blocks.
+      visits: the visits of each operand that has blocks, by its place among the kernel's parameters.
     """
 
     grid: tuple[int, ...]
@@ -134,7 +134,7 @@ class GridVisits:
         return [each for each in self.visits.values() if each.operand.role == "output"]
 
     def reordered(self, order: Sequence[int]) -> GridVisits:
-        """The same blocks with the axes of the grid in another order; `order` names the old axis of each new one."""
+        """Puts the axes of the grid in another order; `order` names the old axis of each new one."""
         visits = {}
         for at, each in self.visits.items():
             by_axis = each.starts.reshape(*self.grid, -1).transpose(*order, len(order))
@@ -227,7 +227,7 @@ def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing
 
 
 def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray | Missing:
-    """int64[steps, rank]: what an index map says at each step."""
+    """Evaluates an index map at each step: int64[steps, rank]."""
     steps = ids.shape[1]
     jaxpr = closed.jaxpr
     if not jaxpr.eqns:  # as most are: they only pick and order grid indices

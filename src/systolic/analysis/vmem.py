@@ -12,8 +12,8 @@ from typing import Literal
 
 from systolic.analysis.body import body_equations
 from systolic.analysis.calls import KernelCall, Operand
-from systolic.analysis.folding import overwritten_each_step
 from systolic.analysis.layout import ALLOCATION_BYTES, REGISTER_BYTES, SUBLANES, array_tile_rows, padded_bytes
+from systolic.analysis.step_walk import overwritten_each_step
 from systolic.analysis.windows import window_copies
 from systolic.chips import Chip
 from systolic.schedule import LANES
@@ -55,8 +55,8 @@ def vmem_estimate(call: KernelCall, chip: Chip) -> VmemEstimate:
             copies=1,
             size_bytes=_allocated(padded_bytes(operand.shape, operand.dtype)),
         )
-        for operand, variable in zip(call.operands, call.body.invars, strict=True)
-        if operand.role == "scratch" and operand.memory == "vmem" and variable not in dropped
+        for at, operand in enumerate(call.operands)
+        if operand.role == "scratch" and operand.memory == "vmem" and at not in dropped
     ]
     asked = chip.scoped_vmem_bytes if call.vmem_limit_bytes is None else call.vmem_limit_bytes
     return VmemEstimate(buffers=(*windows, *scratch), limit_bytes=min(asked, chip.usable_vmem_bytes_per_core))

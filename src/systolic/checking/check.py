@@ -60,7 +60,7 @@ class PendingCheck:
         return (*self.static, *self.compiled, *(() if self.ran is None else (self.ran,)))
 
     def result(self) -> CheckReport:
-        """The report, when all jobs have ended.
+        """Waits for all jobs and returns the report.
 
         Raises:
           NamedFunctionError: there is no such function.
@@ -136,7 +136,7 @@ def check(
     time_limit_s: float = 300,
     memory_limit_bytes: int | None = None,
 ) -> CheckReport:
-    """Whether the Pallas kernels of `fn(*args)` are legal, right, free of races and accepted by the compiler.
+    """Checks whether the Pallas kernels of `fn(*args)` are legal, right, free of races and accepted by the compiler.
 
     Reads the Pallas calls out of the traced function and applies the rules of docs/check.md; asks the TPU compiler for
     each chip; and runs the function in TPU interpret mode, on smaller arguments where these are large, with race
@@ -150,10 +150,10 @@ def check(
       chip: one or several: names such as "v6e" (`systolic chips` lists them), or records of your own.
       reference: a function of the same arguments without kernels, run in float64 for comparison.
       run: whether to run it at all.
-      seeds: of the runs: inputs and order of copies.
+      seeds: seeds of the runs, for inputs and the order of copies.
       cached: use programs compiled before, and keep this one.
       time_limit_s: seconds of CPU time for each of the jobs.
-      memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
+      memory_limit_bytes: the limit of a compiler process and its children; None: what the machine can bear.
 
     Returns:
       Findings, the kernels' operands with their traffic, and the compiler's verdicts.
@@ -213,7 +213,7 @@ def _verdict(job: Future[CompiledProgram], chip: Chip, kernels: list[str]) -> tu
 
 
 def _largest(buffers: Sequence[VmemBuffer]) -> tuple[int, int]:
-    """Bytes of VMEM that the largest kernel takes, and how many of them are spilled registers.
+    """Counts the bytes of VMEM that the largest kernel takes, and how many of them are spilled registers.
 
     Operations of XLA's own stand in the same report. A kernel is known by the windows of its operands and its scratch.
     """

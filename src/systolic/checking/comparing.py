@@ -36,7 +36,7 @@ from systolic.bugs import runs_user_code
 _FALSE_ALARM = 1e-6  # as in bench.accuracy
 _UNIT = 2.0**-24  # of float32, in which TPUs sum
 _UNIT_BFLOAT16 = 2.0**-8
-# Of the inputs, relative: far above float64's rounding, far below where a function of order one bends.
+# The relative change of the inputs: far above float64's rounding, far below where a function of order one bends.
 _CHANGE = 1e-6
 _SAMPLES = 2
 
@@ -75,15 +75,15 @@ class Comparison:
 
 
 def evaluated(reference: Callable[..., Any], arguments: Sequence[np.ndarray], seed: int) -> Reference:
-    """`reference(*arguments)` in float64, and its response to changes of the floats among them.
+    """Evaluates `reference(*arguments)` in float64, and its response to changes of the floats among them.
 
     Floats are widened to float64, integers of fewer than 32 bits to int32: `lhs @ rhs` of 8-bit integers would
     overflow, and TPUs sum them in int32. Other integers stay: they are sizes and indices.
 
     Args:
       reference: takes the flat arguments.
-      arguments: of any dtypes.
-      seed: of the changes.
+      arguments: the flat arguments, of any dtypes.
+      seed: the seed of the changes.
 
     Raises:
       Exception: whatever the reference raises.
@@ -124,7 +124,7 @@ def _widened(array: np.ndarray) -> np.ndarray:
 
 
 def _evened(squares: np.ndarray) -> np.ndarray:
-    """Mean squares of few samples, none below what its row and its column have on average.
+    """Raises mean squares of few samples to what their rows and columns have on average.
 
     A mean of two squares may come out near zero by chance. The variances of a product's elements are those of a row
     times those of a column, or close to it.
@@ -137,14 +137,14 @@ def _evened(squares: np.ndarray) -> np.ndarray:
 
 
 def compared(result: np.ndarray, wanted: np.ndarray, response: np.ndarray, *, terms: int, roundings: int) -> Comparison:
-    """A result against its reference; see above for the tolerance. Integers have to be equal.
+    """Compares a result with its reference; see above for the tolerance. Integers have to be equal.
 
     Args:
-      result: of the kernel, in its dtype.
-      wanted: in float64 or of an integer dtype, of the same shape.
-      response: of the reference to relative changes of the inputs.
-      terms: that an element sums, k above.
-      roundings: of a running sum on the way, s above.
+      result: the kernel's result, in its dtype.
+      wanted: the reference's result, in float64 or of an integer dtype, of the same shape.
+      response: the response of the reference to relative changes of the inputs.
+      terms: how many terms an element sums, k above.
+      roundings: how often a running sum is rounded on the way, s above.
     """
     import jax.numpy as jnp
 
@@ -177,7 +177,7 @@ def _reach(result: np.ndarray) -> float:
 
 
 def place(wrong: np.ndarray) -> str:
-    """Where the marked elements lie, in words: an edge, some rows, or everywhere."""
+    """Says where the marked elements lie: an edge, some rows, or everywhere."""
     where = np.argwhere(wrong)
     total = int(wrong.sum())
     share = f"{total:,} of {wrong.size:,} elements ({total / wrong.size:.1%})"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from systolic.analysis import KernelCall
-from systolic.checking.finding import Finding, Grade
+from systolic.checking.finding import Finding, Grade, call_finding
 from systolic.checking.interpreting import FIRST_BUFFER, DeadlockError
 from systolic.compiler import CompilerTimeout, FunctionExit, WorkerEnded, source_line
 
@@ -105,29 +105,9 @@ def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
     return names[number] if 0 <= number < len(names) else ""
 
 
-def about(
-    calls: Sequence[KernelCall],
-    rule: str,
-    grade: Grade = "error",
-    *,
-    value: str,
-    limit: str,
-    fix: str,
-    where: str = "",
-    detail: str = "",
-) -> Finding:
+def about(calls: Sequence[KernelCall], rule: str, grade: Grade = "error", **said: str) -> Finding:
     """Makes a finding about the kernels that were run; if there is only one, with its name and place."""
-    only = calls[0] if len(calls) == 1 else None
-    return Finding(
-        rule=rule,
-        grade=grade,
-        value=value,
-        limit=limit,
-        fix=fix,
-        kernel=only.name if only else "",
-        where=where or (only.where if only else ""),
-        detail=detail,
-    )
+    return call_finding(calls[0] if len(calls) == 1 else None, rule, grade, **said)
 
 
 def exception_finding(

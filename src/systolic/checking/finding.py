@@ -100,7 +100,7 @@ class Finding:
 
 
 def call_finding(
-    call: KernelCall,
+    call: KernelCall | None,
     rule: str,
     grade: Grade = "error",
     *,
@@ -109,15 +109,17 @@ def call_finding(
     fix: str,
     where: str = "",
     chip: str = "",
+    detail: str = "",
 ) -> Finding:
-    """Makes a finding about a Pallas call; `where` is a line in its body, "" for the line of the call."""
+    """Makes a finding about a Pallas call, or about the function; `where` is "" for the line of the call."""
     return Finding(
         rule=rule,
         grade=grade,
         value=value,
         limit=limit,
         fix=fix,
-        kernel=call.name,
-        where=where or call.where,
+        kernel=call.name if call is not None else "",
+        where=where or (call.where if call is not None else ""),
         chip=chip,
+        detail=detail,
     )

@@ -22,14 +22,14 @@ class NoInputError(ValueError):
 def made_up(
     leaves: Sequence[Any], values: Sequence[np.ndarray | None], seed: int, *, indices: bool
 ) -> list[np.ndarray]:
-    """Flat arguments: the values where they are given, else of the seed.
+    """Makes flat arguments: the values where they are given, else random ones of the seed.
 
     Floats are standard normal, integers from −7 to 7 (0 to 7 without a sign), booleans either.
 
     Args:
       leaves: shapes and dtypes.
-      values: of the same arguments; None: to be made up.
-      seed: of the values.
+      values: the values of the same arguments; None: to be made up.
+      seed: the seed of the values.
       indices: integers of 32 bits are zeros: a kernel prefetches scalars, which may choose blocks.
 
     Raises:
@@ -63,14 +63,14 @@ def _array(leaf: Any, random: np.random.Generator, *, indices: bool) -> np.ndarr
 
 
 def is_index(leaf: Any) -> bool:
-    """Whether an argument has the type of scalars that a kernel prefetches."""
+    """Says whether an argument has the type of scalars that a kernel prefetches."""
     import jax.numpy as jnp
 
     return jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.dtype.itemsize >= 4
 
 
 def are_groups_of(value: np.ndarray, size: int) -> bool:
-    """Whether an array holds the sizes of groups into which a size falls."""
+    """Says whether an array holds the sizes of groups that add up to a size."""
     return value.dtype.kind in "iu" and value.size > 1 and int(value.min()) >= 0 and int(value.sum()) == size
 
 

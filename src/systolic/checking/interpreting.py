@@ -52,7 +52,7 @@ class Conditions:
       order: the seed of the order of steps along parallel axes.
       copies: "eager": a copy is done when it is started; "on_wait": when it is waited for.
       memory: what is in memory that nobody has written: NaN and the largest integers, or zeros.
-      cores: that share the steps along parallel axes.
+      cores: how many cores share the steps along parallel axes.
     """
 
     order: int = 0
@@ -67,7 +67,7 @@ class Race:
 
     Attributes:
       accesses: "read" or "write", each with its place in the source: "file.py:12 in name"; "" outside of the kernel.
-      memory: of the buffer.
+      memory: the memory of the buffer.
       buffer: its number among the interpreter's, from 0.
     """
 
@@ -94,7 +94,8 @@ class Interpreted:
 
     Attributes:
       outputs: the flat results.
-      races: that were found; `raced` without any of them: one that is not understood.
+      races: the races that were found.
+      raced: whether there was any race, also one whose report is not understood.
       semaphore_left: what a semaphore held when a kernel ended, which should be nothing; 0.
     """
 
@@ -106,7 +107,7 @@ class Interpreted:
 
 @contextlib.contextmanager
 def traced_as_on(chip: Chip) -> Iterator[None]:
-    """Tracing and running as if the device were one of this chip, in every thread."""
+    """Lets every thread trace and run as if the device were one of this chip."""
     from jax.sharding import AbstractDevice, AbstractMesh
 
     device = AbstractDevice(device_kind=chip.device_kind, num_cores=chip.cores_per_device, platform="tpu")
@@ -134,7 +135,7 @@ class Interpreter:
 
         Args:
           arguments: flat.
-          conditions: of the run.
+          conditions: the conditions of the run.
           time_limit_s: seconds after which it is stopped, compiling not counted.
 
         Raises:
@@ -202,7 +203,7 @@ def _outputs(call: Callable[..., Any], arguments: Sequence[np.ndarray]) -> list[
 
 
 def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float) -> list[np.ndarray]:
-    """What `run` returns, in a thread of its own, so that it can be given up.
+    """Calls `run` in a thread of its own, so that it can be given up.
 
     Raises:
       DeadlockError: it waits for a semaphore, and has for so long that nobody will signal it.
@@ -265,6 +266,6 @@ def _place(text: str) -> str:
 
 
 def words(conditions: Conditions) -> str:
-    """How copies are done, and in which order steps."""
+    """Says how copies are done, and in which order steps."""
     done = "done when they are started" if conditions.copies == "eager" else "done when they are waited for"
     return f"{done}, order {conditions.order}"

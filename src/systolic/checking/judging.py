@@ -1,4 +1,4 @@
-"""What the results of runs in interpret mode say of a kernel, as findings."""
+"""Findings from the results of runs in interpret mode."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Judge:
         self._roundings = max(1, sum(roundings for _, roundings in found))
 
     def of_error(self, error: Exception, conditions: Conditions) -> Finding:
-        """What a run says that ended in an exception."""
+        """Reports a run that ended in an exception."""
         return run_failure(error, self.calls, f"copies {words(conditions)}")
 
     def of_runs(self, results: Sequence[tuple[Conditions, Interpreted]]) -> Iterator[Finding]:
-        """Races, semaphores that are left with a count, and results that depend on the conditions. Inputs are equal."""
+        """Finds races, semaphores left with a count, and results that depend on the conditions. Inputs are equal."""
         races = dict.fromkeys(race for _, result in results for race in result.races)
         seen = set()
         for race in races:
@@ -114,7 +114,7 @@ class Judge:
     def of_values(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], wanted: Reference | None
     ) -> Iterator[Finding]:
-        """NaN, wrong numbers, and numbers that are less exact than they could be."""
+        """Finds NaN, wrong numbers, and numbers that are less exact than they could be."""
         clean = not any(_is_nan(each).any() for each in inputs)
         if wanted is not None and [each.shape for each in outputs] != [each.shape for each in wanted.values]:
             shapes = [", ".join(str(each.shape) for each in some) for some in (outputs, wanted.values)]
@@ -186,7 +186,7 @@ class Judge:
         )
 
     def of_precision(self) -> Iterator[Finding]:
-        """Where interpret mode is more exact than a TPU."""
+        """Notes where interpret mode is more exact than a TPU."""
         for call in self.calls:
             dots = op_count(call.body).float32_dots
             if dots:
@@ -205,7 +205,7 @@ _PIPELINE = "by Pallas' own copy of a block"
 
 
 def _sums(call: KernelCall) -> tuple[int, int]:
-    """How many terms an element of an output sums, and how often a running sum may be rounded on the way."""
+    """Counts the terms that an element of an output sums, and how often a running sum may be rounded on the way."""
     count = op_count(call.body)
     cut = [operand for operand in call.of("input", "output") if operand.is_cut]
     parts = [[-(-size // block) for size, block in zip(each.shape, each.block, strict=True)] for each in cut]
@@ -222,13 +222,13 @@ def _sums(call: KernelCall) -> tuple[int, int]:
 
 
 def _most_sums(arrays: Sequence[np.ndarray]) -> tuple[int, int]:
-    """The same where no call says so, as of a kernel on a mesh of cores (`pl.kernel`): a sum over the longest axis."""
+    """Supposes a sum over the longest axis where no call says more, as for a kernel on a mesh (`pl.kernel`)."""
     longest = max((size for each in arrays for size in each.shape), default=1)
     return longest, max(1, longest // LANES)
 
 
 def _is_coarse(array: np.ndarray) -> bool:
-    """Whether an array is of floats of fewer than 64 bits; NumPy knows of bfloat16 as of no number."""
+    """Says whether an array holds floats of fewer than 64 bits; NumPy does not take bfloat16 for a number."""
     return array.dtype.kind in "fV" and array.dtype.itemsize < 8
 
 

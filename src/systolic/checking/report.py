@@ -34,7 +34,7 @@ class OperandUse:
 
     Attributes:
       fetches: blocks copied in or out; None where that depends on values that were not given.
-      moved_bytes: of these copies.
+      moved_bytes: bytes of these copies.
       least_bytes: every block that is visited, once.
       vmem_bytes: all buffers of it together; 0 outside of VMEM.
     """
@@ -108,11 +108,11 @@ class CheckReport:
         return not any(found.grade == "error" for found in self.findings)
 
     def count(self, grade: Grade) -> int:
-        """Findings of a grade."""
+        """Counts the findings of a grade."""
         return sum(found.grade == grade for found in self.findings)
 
     def raise_on_error(self) -> CheckReport:
-        """This report, if it has no finding of grade error.
+        """Returns this report, if it has no finding of grade error.
 
         Raises:
           CheckFailedError: it has; the message holds all of them.

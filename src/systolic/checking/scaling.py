@@ -29,7 +29,7 @@ _WHOLE = 256  # the period of a size that is not cut: the side of the largest ma
 _LARGEST_KEPT = 512  # a whole size up to here stays: the depth of a head, a vocabulary of vectors
 _PATIENCE = 5.0  # so many times the budget may be spent before an axis of the grid is given up
 
-# Of one run in interpret mode on one core of a CPU: the largest of several measurements, by products of both kinds of
+# Times in interpret mode on one core of a CPU: the largest of several measurements, by products of both kinds of
 # operands in blocks of 128² to 1024². Only for choosing sizes.
 _STEP_S = 2e-3
 _ACCESS_S = 3e-4
@@ -43,10 +43,10 @@ class ScaledArguments:
 
     Attributes:
       leaves: flat, as shapes.
-      values: of the same; None: only the shape is known.
+      values: the values of the same; None: only the shape is known.
       calls: the Pallas calls that the function makes of them.
-      changes: in words: "4096 → 1024".
-      seconds: that one run may take, an estimate.
+      changes: the sizes that changed: "4096 → 1024".
+      seconds: an estimate of the time that one run takes.
       keeps_grid: whether every axis of the grids with several steps still has several.
     """
 
@@ -65,7 +65,7 @@ def scaled_arguments(
     *,
     budget_s: float = 0.8,
 ) -> ScaledArguments:
-    """The smallest arguments that keep the kernels' character; the given ones if these are small enough.
+    """Finds the smallest arguments that keep the kernels' character; the given ones if these are small enough.
 
     Args:
       closed_jaxpr_of: traces the function for flat arguments; may raise.
@@ -88,7 +88,7 @@ def scaled_arguments(
             found.append(one)
     found += search.one_by_one(budget_s)
     cheap = [each for each in found if each.seconds <= budget_s]
-    # Dearest last: a run that takes long says more than one whose grid has lost an axis, up to a point.
+    # A run that takes long says more than one whose grid has lost an axis, up to a point.
     kept = [each for each in found if each.keeps_grid and each.seconds <= _PATIENCE * budget_s]
     return min(kept or cheap or found, key=lambda each: each.seconds)
 
@@ -101,7 +101,7 @@ class _Search:
     calls: tuple[KernelCall, ...]
 
     def together(self) -> Iterator[dict[int, int]]:
-        """Smaller sizes, all at once; the best first."""
+        """Yields smaller sizes, all at once; the best first."""
         sizes = self._sizes()
         for steps in _STEPS:
             yield {size: self._shrunk(size, steps) for size in sizes}
@@ -109,7 +109,7 @@ class _Search:
             yield {size: _share(size, share) for size in sizes}
 
     def one_by_one(self, budget_s: float) -> list[ScaledArguments]:
-        """Where not all sizes can change: each by itself, the largest first, those before it as they came out."""
+        """Shrinks sizes one after the other, the largest first, where not all of them can change."""
         found: list[ScaledArguments] = []
         chosen: dict[int, int] = {}
         for size in sorted(self._sizes(), reverse=True):
@@ -127,7 +127,7 @@ class _Search:
         return found
 
     def tried(self, sizes: Mapping[int, int]) -> ScaledArguments | None:
-        """The arguments with other sizes, or None where the function does not take them."""
+        """Makes arguments with other sizes; None where the function does not take them."""
         import jax
 
         changes = {size: smaller for size, smaller in sizes.items() if smaller != size and self._may(size, smaller)}
@@ -153,7 +153,7 @@ class _Search:
         jaxpr: Any,
         changes: Mapping[int, int],
     ) -> ScaledArguments:
-        """These arguments as a result."""
+        """Makes a result of these arguments."""
         calls = tuple(kernel_calls(jaxpr))
         grids = _grids(jaxpr, values, calls)
         return ScaledArguments(
@@ -174,7 +174,7 @@ class _Search:
         return sorted(sizes, reverse=True)
 
     def _may(self, size: int, smaller: int) -> bool:
-        """Whether no array with values keeps a size from changing."""
+        """Says whether no array with values keeps a size from changing."""
         for value in self.values:
             if value is None:
                 continue
@@ -183,7 +183,7 @@ class _Search:
         return True
 
     def _blocks(self, size: int) -> set[int]:
-        """Into what operands are cut along dimensions of a size."""
+        """Lists the blocks into which operands are cut along dimensions of a size."""
         return {
             block
             for call in self.calls
@@ -201,7 +201,7 @@ class _Search:
         return min(max(kept, 1) * period + rest, size)
 
     def _period(self, size: int) -> int | None:
-        """What the blocks along a size have in common; None: it stays."""
+        """Finds a common multiple of the blocks along a size; None: the size stays."""
         cut = self._blocks(size)
         seen = [each for call in self.calls for each in call.of("input", "output") if size in each.shape]
         if any(each.memory == "hbm" for each in seen):
@@ -218,7 +218,7 @@ class _Search:
 
 
 def run_seconds(call: KernelCall, grid: Sequence[int]) -> float:
-    """How long one run of a call in interpret mode may take, roughly."""
+    """Estimates how long one run of a call in interpret mode takes."""
     arrays = call.of("input", "output")
     blocks = sum(operand.block_elements for operand in arrays if operand.is_cut)
     count = op_count(call.body)
@@ -227,7 +227,7 @@ def run_seconds(call: KernelCall, grid: Sequence[int]) -> float:
 
 
 def _grids(jaxpr: Any, values: Sequence[np.ndarray | None], calls: Sequence[KernelCall]) -> list[list[int]]:
-    """The grids; an axis whose length depends on values that are not known has one step for each block of something."""
+    """Lists the grids; an axis whose length depends on unknown values has one step for each block of something."""
     if all(call.steps is not None for call in calls):
         return [[size for size in call.grid if size is not None] for call in calls]
     executions = first_executions(jaxpr, values)
@@ -254,7 +254,7 @@ def _same_character(before: Sequence[KernelCall], after: Sequence[KernelCall]) -
 
 
 def _character(call: KernelCall) -> tuple[Any, ...]:
-    """What must not change: which axes have several steps, which dimensions several blocks, and which a tail."""
+    """Says what must not change: which axes have several steps, which dimensions several blocks, and which a tail."""
     axes = [None if size is None else min(size, 2) for size in call.grid]
     dimensions = [
         (min(-(-length // block), 2), length % block != 0) if block else (0, False)
@@ -274,7 +274,7 @@ def _buffer_sizes(call: KernelCall) -> Iterator[int]:
 
 
 def _share(size: int, share: int) -> int:
-    """About a share of a size, as full or ragged in registers as the whole."""
+    """Takes about a share of a size, as full or ragged in registers as the whole."""
     if size <= _LARGEST_KEPT:
         return size
     return max(size // share // LANES, 1) * LANES + size % LANES

@@ -33,8 +33,8 @@ class Verdict:
       accepted: None if it came to no answer.
       text: its words, verbatim, or why there is no answer; "" if it accepted.
       where: the line that it refuses; "" where it does not say.
-      vmem_bytes: that the program takes, by its own account; None if there is no program.
-      spill_bytes: of it for registers that did not fit.
+      vmem_bytes: VMEM that the program takes, by the compiler's account; None if there is no program.
+      spill_bytes: the part of it for registers that did not fit.
     """
 
     chip: str
@@ -47,7 +47,7 @@ class Verdict:
 
 
 def rule_of(refusal: CompilerRefusal) -> str:
-    """The rule that a refusal is about; "compiler" if it is none that is known."""
+    """Finds the rule that a refusal is about; "compiler" if it is none that is known."""
     if refusal.kind == "vmem":
         return "vmem"
     text = refusal.message
@@ -56,7 +56,7 @@ def rule_of(refusal: CompilerRefusal) -> str:
 
 
 def refused(refusal: CompilerRefusal, chip: Chip, kernels: Sequence[str]) -> Finding:
-    """A refusal as a finding."""
+    """Reports a refusal as a finding."""
     value, limit = f"the compiler refuses it: {refusal.summary}", f"there is no program for a {chip.name}"
     fix = "see the compiler's own words"
     needed, available = refusal.requested_bytes, refusal.available_bytes
@@ -81,7 +81,7 @@ def refused(refusal: CompilerRefusal, chip: Chip, kernels: Sequence[str]) -> Fin
 
 
 def reconciled(findings: Sequence[Finding], verdict: Verdict, refusal: Finding | None) -> list[Finding]:
-    """Our findings on one chip, corrected by the compiler's answer.
+    """Corrects our findings on one chip by the compiler's answer.
 
     A refusal is put to the finding that foresaw it, or added. Where the compiler accepts what a rule says it refuses,
     the rule is mistaken: the finding stays as a warning and says so.

@@ -48,7 +48,7 @@ class Candidate:
     where: str = ""
 
     def applied(self, fn: Callable[..., Any] | NamedFunction) -> Callable[..., Any] | NamedFunction:
-        """The function with the change made."""
+        """Makes the change to a function."""
         made: Callable[..., Any] | NamedFunction = WithKeywords(fn, dict(self.sizes)) if self.sizes else fn
         return ChangedFunction(made, self.changes) if self.changes else made
 

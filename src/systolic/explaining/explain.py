@@ -116,7 +116,7 @@ def explain(
       against: another function of the same arguments.
       tries: changes to simulate, at most; 0: none.
       time_limit_s: seconds of CPU time for one compilation.
-      memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
+      memory_limit_bytes: the limit of a compiler process and its children; None: what the machine can bear.
 
     Returns:
       The explanation; `systolic.report.explanation_page` draws it.

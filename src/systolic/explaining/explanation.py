@@ -131,7 +131,7 @@ class Saving:
       title: one line: "tiles 1024/2048/1024".
       why: what in the run says so, with numbers.
       change: the flag or line to change, as the user would write it.
-      time_us: after the change; None where it was not tried or refused, and `reason` says why.
+      time_us: after the change; None where it was not tried.
       saving: share of this function's time that the change saves; negative: it costs; None: not known.
       provenance: how `saving` is known.
     """
@@ -142,7 +142,6 @@ class Saving:
     time_us: float | None
     saving: float | None
     provenance: Literal["simulated", "modelled"]
-    reason: str = ""
     where: str = ""
 
 

@@ -58,17 +58,17 @@ class ExplainedTable:
 
 
 def program(explanation: Explanation, role: str) -> Program | None:
-    """The first program of that role."""
+    """Finds the first program of that role."""
     return next((found for found in explanation.programs if found.role == role), None)
 
 
 def rate_tflops(found: Program) -> float | None:
-    """Useful operations a second, in Tflop/s; None where there is no time, or the operations are not known."""
+    """Computes the rate in Tflop/s; None where there is no time, or the operations are not known."""
     return found.flops / found.time_us / 1e6 if found.time_us and found.flops else None
 
 
 def programs_table(explanation: Explanation) -> ExplainedTable:
-    """Every program: this kernel, XLA's, and what was tried."""
+    """Lists every program: this kernel, XLA's, and what was tried."""
     peak = explanation.roofline.peak_flops_per_s / 1e12
     rows = []
     for found in explanation.programs:
@@ -93,7 +93,7 @@ def programs_table(explanation: Explanation) -> ExplainedTable:
 
 
 def vmem_table(explanation: Explanation) -> ExplainedTable | None:
-    """Every buffer in VMEM."""
+    """Lists every buffer in VMEM."""
     if explanation.vmem is None or not explanation.vmem.parts:
         return None
     limit = max(1, explanation.vmem.limit_bytes)
@@ -114,7 +114,7 @@ def vmem_table(explanation: Explanation) -> ExplainedTable | None:
 
 
 def units_table(run: SimulatedRun) -> ExplainedTable:
-    """How busy each unit was, the busiest first."""
+    """Lists how busy each unit was, the busiest first."""
     issued: dict[str, int] = {}
     for core in run.cores:
         for unit, count in core.issued.items():
@@ -133,7 +133,7 @@ def units_table(run: SimulatedRun) -> ExplainedTable:
 
 
 def regions_table(explanation: Explanation) -> ExplainedTable | None:
-    """Stretches of straight code, in the order of the program."""
+    """Lists stretches of straight code, in the order of the program."""
     regions = explanation.regions
     if not regions:
         return None
@@ -161,7 +161,7 @@ def regions_table(explanation: Explanation) -> ExplainedTable | None:
 
 
 def lines_table(explanation: Explanation) -> ExplainedTable | None:
-    """What each line of the kernels' sources asks for, in one execution of it. Bars: share of the largest."""
+    """Lists what each line of the kernels' sources asks for in one execution. Bars: share of the largest."""
     lines = explanation.lines
     if not lines:
         return None
@@ -198,7 +198,7 @@ def lines_table(explanation: Explanation) -> ExplainedTable | None:
 
 
 def traffic_table(explanation: Explanation) -> ExplainedTable | None:
-    """What each operand of each kernel costs in HBM traffic."""
+    """Lists what each operand of each kernel costs in HBM traffic."""
     if not explanation.traffic:
         return None
     return _table(
@@ -224,14 +224,14 @@ def traffic_table(explanation: Explanation) -> ExplainedTable | None:
 
 
 def times_least(operand: OperandTraffic) -> str:
-    """How often each byte moves."""
+    """Says how often each byte moves."""
     if operand.moved_bytes is None or not operand.least_bytes:
         return "–"
     return f"{operand.moved_bytes / operand.least_bytes:.2f} ×"
 
 
 def savings_table(explanation: Explanation) -> ExplainedTable | None:
-    """The findings."""
+    """Lists the findings."""
     if not explanation.savings:
         return None
     return _table(
@@ -248,13 +248,13 @@ def savings_table(explanation: Explanation) -> ExplainedTable | None:
             Cell(saving.change),
             Cell(us(saving.time_us)),
             Cell(percent(saving.saving), None if saving.saving is None else max(0.0, saving.saving)),
-            Cell(saving.provenance + (f"; {saving.reason}" if saving.reason else "")),
+            Cell(saving.provenance),
         ),
     )
 
 
 def ops_table(run: SimulatedRun) -> ExplainedTable:
-    """The operations of the later core, the longest first."""
+    """Lists the operations of the later core, the longest first."""
     core = run.later_core
 
     def line(op: OpRun) -> tuple[Cell, ...]:

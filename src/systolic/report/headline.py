@@ -33,7 +33,7 @@ class TimePart:
 
 
 def figures(explanation: Explanation) -> tuple[Figure, ...]:
-    """Time, rate, beside XLA, and how far each limit is used."""
+    """Lists time, rate, speed beside XLA, and how far each limit is used."""
     run = explanation.run
     found = [
         Figure(
@@ -74,7 +74,7 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
 
 
 def time_parts(explanation: Explanation) -> tuple[TimePart, ...]:
-    """The later core's time: waiting by cause, and the rest, in which it works."""
+    """Splits the later core's time into waiting, by cause, and the rest, in which it works."""
     names: dict[str, tuple[str, Tone]] = {
         "copy": ("waiting for copies", "wait"),
         "overhead": ("starting copies and looking at their flags", "overhead"),

@@ -22,7 +22,7 @@ TITLES: dict[Activity, str] = {
     "wait": "waiting",
 }
 BUSY: tuple[Activity, ...] = ("read", "written", "moved", "matrix", "code", "wait")
-# Of one plot: a browser draws so many marks without a pause, and the page stays small.
+# The most bars of one plot: a browser draws so many without a pause, and the page stays small.
 MOST_BARS = 900
 
 
@@ -56,7 +56,7 @@ class BusyLane:
 
 
 def pack(spans: Iterable[Span]) -> list[int]:
-    """The lane of each span, as few as it takes for spans in one lane not to overlap. Spans come in order of begin."""
+    """Assigns lanes to spans that come in order of begin: as few as it takes for spans in one lane not to overlap."""
     ends: list[float] = []
     lanes = []
     for span in spans:
@@ -69,7 +69,7 @@ def pack(spans: Iterable[Span]) -> list[int]:
 
 
 def activity(span: Span) -> Activity:
-    """What a span is drawn as."""
+    """Says as what a span is drawn."""
     if span.kind == "copy":
         source, _, destination = span.label.partition(" → ")
         if (source == "hbm") == (destination == "hbm"):
@@ -81,7 +81,7 @@ def activity(span: Span) -> Activity:
 
 
 def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MOST_BARS) -> View:
-    """The later core's spans from `begin_us` to `end_us`, and as much again on either side."""
+    """Collects the later core's spans from `begin_us` to `end_us`, and as much again on either side."""
     core, scale = run.later_core, 1e6 / run.clock_hz
     begin, end = begin_us / scale, end_us / scale
     around = end - begin
@@ -121,7 +121,7 @@ def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MOST_
 
 
 def _longest(spans: Iterable[Span], most: int) -> list[Span]:
-    """The longest of each kind, as many of one kind as of another."""
+    """Picks the longest of each kind, as many of one kind as of another."""
     ranks: dict[str, int] = {}
     ranked = []
     for span in sorted(spans, key=lambda span: span.begin_cycles - span.end_cycles):
@@ -131,7 +131,7 @@ def _longest(spans: Iterable[Span], most: int) -> list[Span]:
 
 
 def busy_lanes(run: SimulatedRun, begin_us: float, end_us: float, pieces: int) -> tuple[BusyLane, ...]:
-    """How busy each kind of thing was in each of `pieces` equal pieces of the time; kinds that never were are left out.
+    """Computes how busy each kind was in each of `pieces` equal pieces of the time; kinds that never were are left out.
 
     Of `matrix`, the share is that of the units' cycles; of the others, that of the time in which there was any.
     """
@@ -171,7 +171,7 @@ def _spread(totals: list[float], first: float, last: float, weight: float) -> No
 
 
 def _gaps(core: CoreRun) -> dict[str, tuple[float, float]]:
-    """Where spans were left out, by kind, in cycles.
+    """Finds where spans were left out, by kind, in cycles.
 
     As many were kept from the beginning as from the end, the same number of each kind: a kind of which some were left
     out has more than any other, or as many.

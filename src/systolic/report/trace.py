@@ -14,7 +14,7 @@ _FIRST_COPY_ROW = 10
 
 
 def chrome_trace(run: SimulatedRun, *, title: str) -> dict[str, Any]:
-    """The timeline of a run in the Trace Event Format (JSON object form). Times are microseconds, a process is a core.
+    """Writes the timeline of a run in the Trace Event Format (JSON object form): times in µs, a process for each core.
 
     What the timeline left out is in the metadata: `spans_left_out`.
     """

@@ -28,7 +28,7 @@ class TrustFacts:
 
 
 def trust_page(facts: TrustFacts) -> str:
-    """The page, in Markdown."""
+    """Writes the page, in Markdown."""
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
@@ -56,7 +56,7 @@ def _statistics_lines(statistics: Mapping[str, ChipStatistics]) -> list[tuple[st
 
 
 def _sources(chips: Sequence[Chip]) -> list[tuple[str, list[str], str]]:
-    """Where the constants that can be fitted are from: the chip, names that share a source, the source."""
+    """Lists the sources of the constants that can be fitted: the chip, names that share a source, the source."""
     grouped: dict[tuple[str, str], list[str]] = {}
     for chip in chips:
         for name in fittable(chip):
@@ -73,5 +73,5 @@ def _us(value: float | None) -> str:
 
 
 def _cell(text: object) -> str:
-    """Text that does not end a table's cell."""
+    """Cleans text that must not end a table's cell."""
     return " ".join(str(text).split()).replace("|", "\\|")

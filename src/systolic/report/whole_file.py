@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Where to write what `path` shall hold: a file beside it, which takes its place when the block has ended well.
+    """Gives a file beside `path` to write to, which takes its place when the block has ended well.
 
     A device or a pipe is written to as it is, and a link goes on to lead where it led.
 

@@ -7,7 +7,7 @@ from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.hlo import HloParameter, HloShape, TopLevelHlo, parse_hlo
 from systolic.simulator.records import CopySize, CoreRun, OpRun, RegionRun, SimulatedRun, VmemBuffer
-from systolic.simulator.run import PreparedProgram, prepare_listings, simulate_listings
+from systolic.simulator.run import PreparedProgram, prepare_listings
 
 __all__ = [
     "CopySize",
@@ -28,6 +28,5 @@ __all__ = [
     "Words",
     "parse_hlo",
     "prepare_listings",
-    "simulate_listings",
     "words_of",
 ]

@@ -161,7 +161,7 @@ class Core:
             self._memory.define(operand.space, address, operand.padded_words, contents)
 
     def _check_first_word(self, name: str, operand: CallOperand, address: int, contents: Contents) -> None:
-        """Where the program's own copies have brought something, it has to be what the caller says is there."""
+        """Checks that what the program's own copies have brought is what the caller says is there."""
         brought = self._memory.word(operand.space or "", address)
         if isinstance(brought, Unknown):
             return
@@ -173,7 +173,7 @@ class Core:
             )
 
     def _overwritten(self, name: str, operand: CallOperand, registers: Mapping[str, int | Unknown]) -> None:
-        """What an operation computes is not known, unless its own copies bring it there."""
+        """Marks a result as not known, unless the operation's own copies bring it there."""
         at = registers.get(operand.register, COMPUTED)
         if operand.space in ("hbm", "vmem", "cmem") and not isinstance(at, Unknown):
             result = functools.partial(_itself, Unknown(f"what {name} computes"))
@@ -182,7 +182,7 @@ class Core:
     # ---- what it all came to ----
 
     def _totals(self, name: str) -> dict[str, int]:
-        """What the core has counted so far that `OpRun` has too; of the MXUs, in this operation."""
+        """Reads what the core has counted so far, by the fields of `OpRun`; of the MXUs, in this operation only."""
         counts, mxus = self._dma.counts[self._number], self._mxus[name]
         return {
             "copy_stall_cycles": counts.copy_stall_cycles,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.simulator.core import TOP_LEVEL, Core, DeviceSetup, OperandWords
@@ -30,31 +31,27 @@ MAX_ITERATIONS = 50_000_000
 _RESULTS_FROM = (1 << 28) - (1 << 20)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedProgram:
     """A compiled program that has been read, checked and translated, to be run once or many times.
 
     Attributes:
+      translations: the top-level program and those that it calls, by name.
+      flags: addresses of words of scalar memory that the runtime has set to one.
+      pointers: words of scalar memory in which the runtime has left pointers, by address.
+      uses: the compiler's table of units of each program.
       hlo: what the top-level HLO says; None if it was not given.
+      vmem: the compiler's account of VMEM.
+      may_prefetch: whether the top-level program copies by itself, perhaps an argument ahead of the call.
     """
 
-    def __init__(
-        self,
-        translations: Mapping[str, Translation],
-        flags: frozenset[int],
-        pointers: Mapping[int, int],
-        uses: Mapping[str, BlockUse],
-        hlo: TopLevelHlo | None,
-        vmem: Sequence[VmemBuffer],
-        *,
-        may_prefetch: bool,
-    ) -> None:
-        self.hlo = hlo
-        self._may_prefetch = may_prefetch
-        self._translations = translations
-        self._flags = flags
-        self._pointers = pointers
-        self._uses = uses
-        self._vmem = tuple(vmem)
+    translations: Mapping[str, Translation]
+    flags: frozenset[int]
+    pointers: Mapping[int, int]
+    uses: Mapping[str, BlockUse]
+    hlo: TopLevelHlo | None
+    vmem: tuple[VmemBuffer, ...]
+    may_prefetch: bool
 
     def run(
         self,
@@ -84,14 +81,14 @@ class PreparedProgram:
 
         def cores(assumed: Mapping[str, str], *, warm: bool) -> tuple[CoreRun, ...]:
             def initial(address: int) -> int:
-                if address in self._pointers:
-                    return self._pointers[address]
-                return 1 if warm or address in self._flags else 0
+                if address in self.pointers:
+                    return self.pointers[address]
+                return 1 if warm or address in self.flags else 0
 
             setup = DeviceSetup(
                 chip=chip,
-                translations=self._translations,
-                uses=self._uses,
+                translations=self.translations,
+                uses=self.uses,
                 hlo=self.hlo,
                 parameters=self._known(parameters),
                 operand_words=operand_words,
@@ -106,12 +103,12 @@ class PreparedProgram:
         while True:
             try:
                 runs = cores(assumed, warm=True)
-                cold = cores(assumed, warm=False) if self._may_prefetch else runs
+                cold = cores(assumed, warm=False) if self.may_prefetch else runs
                 break
             except UnknownValueError as error:
                 # XLA's own operations clamp and mask by indices that they compute. Which way those branches go decides
                 # a few cycles, and can't be asked of anybody; zero is an index that is always there.
-                kernels = self.hlo.kernels if self.hlo is not None else frozenset(self._translations)
+                kernels = self.hlo.kernels if self.hlo is not None else frozenset(self.translations)
                 if not error.computed or error.program in {TOP_LEVEL, *kernels, *assumed}:
                     raise
                 assumed[error.program] = error.why
@@ -121,10 +118,10 @@ class PreparedProgram:
             cores=runs,
             prefetch_cycles=max(0, max(core.cycles for core in cold) - max(core.cycles for core in runs)),
             matrix_units=chip.machine.mxu_count,
-            bundles=sum(translation.blocks[-1].last + 1 for translation in self._translations.values()),
+            bundles=sum(translation.blocks[-1].last + 1 for translation in self.translations.values()),
             hbm_bytes_per_cycle=chip.machine.hbm_bytes_per_s / chip.machine.clock_hz,
-            slots=next((dict(use.slots) for use in self._uses.values()), {}),
-            vmem=self._vmem,
+            slots=next((dict(use.slots) for use in self.uses.values()), {}),
+            vmem=self.vmem,
             assumptions=tuple(f"{name}: {why} counts as zero" for name, why in assumed.items()),
         )
 
@@ -184,24 +181,15 @@ def prepare_listings(
     with reading("the HLO"):
         hlo = parse_hlo(hlo_text) if hlo_text is not None else None
     copies = any(is_copy(each) for bundle in programs[TOP_LEVEL].bundles for each in bundle.instructions)
-    return PreparedProgram(translations, flags, pointers, uses, hlo, vmem, may_prefetch=copies)
-
-
-def simulate_listings(
-    listings: Mapping[str, str],
-    chip: Chip,
-    *,
-    remember: bool = True,
-    max_iterations: int = MAX_ITERATIONS,
-    spans: int = 0,
-) -> SimulatedRun:
-    """Executes compiled listings on the chip's model; see `prepare_listings` and `PreparedProgram.run`.
-
-    Raises:
-      SimulationError: a listing holds something that is not understood.
-      DeadlockError: the program waits for something that does not come.
-    """
-    return prepare_listings(listings, chip).run(chip, remember=remember, max_iterations=max_iterations, spans=spans)
+    return PreparedProgram(
+        translations=translations,
+        flags=flags,
+        pointers=pointers,
+        uses=uses,
+        hlo=hlo,
+        vmem=tuple(vmem),
+        may_prefetch=copies,
+    )
 
 
 def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[frozenset[int], dict[int, int]]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from listing_mutations import check_generated_code, compiled_programs
-from simulator_listings import V5E, listing, loop, shown, simulate
+from simulator_listings import V5E, listing, loop, shown, simulate, simulate_listings
 
 from systolic.chips import chip
-from systolic.simulator import SimulationError, prepare_listings, simulate_listings
+from systolic.simulator import SimulationError, prepare_listings
 from systolic.simulator.hardware import dma, memory, mxu
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.timing import prepare_program

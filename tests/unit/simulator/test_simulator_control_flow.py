@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from simulator_listings import V5E, listing, loop, simulate, value
+from simulator_listings import V5E, listing, loop, simulate, simulate_listings, value
 
-from systolic.simulator import SimulationError, simulate_listings
+from systolic.simulator import SimulationError
 
 
 def test_a_bundle_is_a_cycle() -> None:

@@ -54,7 +54,7 @@ class DmaCounts:
     copy_stall_cycles: int = 0  # waiting for copies to land
     semaphore_stall_cycles: int = 0  # waiting for another core, or for a signal of the program's own
     overhead_cycles: int = 0  # starting copies and looking at flags
-    # By source, destination, bytes, and bytes in one piece (0: all, None: the text does not say).
+    # Keys: source, destination, bytes, and bytes in one piece (0: all, None: the text does not say).
     sizes: Counter[tuple[str, str, int, int | None]] = field(default_factory=Counter)
 
 
@@ -161,10 +161,8 @@ class DmaEngine:
         Returns:
           When the core goes on; None if no copy under way brings the flag there.
         """
-        state = self._own_flag(core, program, flag)
+        state = self._landed(core, program, time, flag)
         landing = state.landing
-        while landing and landing[0][0] <= time:
-            state.count += landing.popleft()[1]
         now = time
         if state.count < granules:
             if state.count + sum(amount for _, amount in landing) < granules:
@@ -192,9 +190,8 @@ class DmaEngine:
         Returns:
           When the core goes on; None if nothing under way brings the flag there.
         """
-        state = self._own_flag(core, program, flag)
+        state = self._landed(core, program, time, flag)
         now = time
-        self.count(core, program, time, flag)
         while (state.count == value) != equal:
             if not state.landing:
                 return None
@@ -205,10 +202,7 @@ class DmaEngine:
 
     def count(self, core: int, program: str, time: int, flag: int) -> int:
         """Reads what a flag counts at a time, as a 32-bit word."""
-        state = self._own_flag(core, program, flag)
-        while state.landing and state.landing[0][0] <= time:
-            state.count += state.landing.popleft()[1]
-        return state.count & (2 * _SIGN - 1)
+        return self._landed(core, program, time, flag).count & (2 * _SIGN - 1)
 
     def add(self, core: int, program: str, flag: int, amount: int) -> None:
         """Adds to a flag; `amount` is a 32-bit two's complement number."""
@@ -217,6 +211,13 @@ class DmaEngine:
     def set(self, core: int, program: str, flag: int, value: int) -> None:
         """Sets a flag."""
         self._own_flag(core, program, flag).count = value
+
+    def _landed(self, core: int, program: str, time: int, flag: int) -> _Flag:
+        """Counts what has landed on a flag by then."""
+        state = self._own_flag(core, program, flag)
+        while state.landing and state.landing[0][0] <= time:
+            state.count += state.landing.popleft()[1]
+        return state
 
     def _own_flag(self, core: int, program: str, flag: int) -> _Flag:
         return self._flag(core, _owner(program, flag), flag)

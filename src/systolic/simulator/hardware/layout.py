@@ -18,7 +18,7 @@ _MOST_DIMENSIONS = 32
 
 
 def words_of(array: np.ndarray, shape: HloShape) -> list[int] | Unknown:
-    """The words that an array makes in memory, with what pads its tiles set to zero.
+    """Lays out an array in memory as words; what pads its tiles is zero.
 
     Elements are ordered by the layout's minor-to-major list. Its tiles cut the most minor dimensions, each the result
     of the one before: `T(8,128)(4,1)` puts four rows of bytes into one word.

@@ -173,3 +173,13 @@ def signed_division(a: int, b: int) -> tuple[int, int]:
     x, y = (a ^ _SIGN) - _SIGN, (b ^ _SIGN) - _SIGN
     quotient = abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
     return quotient & MASK, (x - quotient * y) & MASK
+
+
+# What the Python expressions of scalar instructions call.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        *(float_compare, float_from_signed, float_result, larger, leading_zeros, rounded_float, signed_division),
+        *(signed_from_float, signed_from_whole_float, smaller),
+    )
+}

@@ -32,7 +32,7 @@ class Block:
 
 
 def branch_of(bundle: Bundle) -> Instruction | None:
-    """The bundle's branch, if it has one."""
+    """Finds the bundle's branch, if it has one."""
     for instruction in bundle.instructions:
         if instruction.opcode == "sbr.rel":
             return instruction
@@ -40,7 +40,7 @@ def branch_of(bundle: Bundle) -> Instruction | None:
 
 
 def split_blocks(program: Program, delay_slots: int) -> tuple[Block, ...]:
-    """The basic blocks of a program in the order of the listing.
+    """Cuts a program into basic blocks, in the order of the listing.
 
     Raises:
       SimulationError: a branch to no region, into the shadow of another, or with a shadow that is cut off.
@@ -87,7 +87,7 @@ def _target(program: Program, bundle: Bundle, branch: Instruction) -> int | None
 
 
 def _reach(slots: Sequence[Bundle]) -> int:
-    """How many of the bundles behind a branch its shadow can cover at the most."""
+    """Counts the bundles behind a branch that its shadow can cover at the most."""
     stops = (
         at
         for at, slot in enumerate(slots)
@@ -101,7 +101,7 @@ def _waits(bundle: Bundle) -> bool:
 
 
 def _shadow(program: Program, index: int, delay_slots: int) -> tuple[int, int]:
-    """Index of the last delay slot of the branch in bundle `index`, and the cycles that its line stands for."""
+    """Finds the last delay slot of the branch in bundle `index`, and the cycles that its line stands for."""
     bundles = program.bundles
     slots = bundles[index + 1 : index + 1 + delay_slots]
     if delay_slots <= 4:

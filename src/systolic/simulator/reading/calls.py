@@ -41,7 +41,7 @@ class CallOperand:
 
 
 def call_operands(program: Program) -> tuple[CallOperand, ...]:
-    """The operands that a program declares."""
+    """Reads the operands that a program declares."""
     found = []
     for bundle in program.bundles:
         for instruction in bundle.instructions:

@@ -36,7 +36,7 @@ class CopyEnds:
 
 
 def is_copy(instruction: Instruction) -> bool:
-    """Whether the instruction starts a copy."""
+    """Says whether the instruction starts a copy."""
     return instruction.opcode.startswith("dma.") and instruction.opcode != "dma.done.wait"
 
 
@@ -54,7 +54,7 @@ class CopyReader:
         self._descriptors = self._read_descriptors(program)
 
     def ends(self, instruction: Instruction) -> CopyEnds:
-        """The ends of a copy: in its opcode, or, for `dma.general`, in its comment or where its addresses are from.
+        """Finds the ends of a copy: in its opcode, or, of `dma.general`, in its comment or by its addresses.
 
         Raises:
           SimulationError: an opcode or an address whose space cannot be told.
@@ -71,7 +71,7 @@ class CopyReader:
         return CopyEnds(self._space(source, instruction), self._space(destination, instruction))
 
     def run_bytes(self, instruction: Instruction) -> int | None:
-        """Bytes that a copy moves in one piece before it strides on; 0: all of them; None: the text does not say."""
+        """Finds how many bytes a copy moves in one piece before it strides on; 0: all; None: the text does not say."""
         if instruction.opcode == "dma.general":
             return self._described_run(instruction)
         strides = instruction.operands[4:7]
@@ -109,7 +109,7 @@ class CopyReader:
         return frozenset(id(instruction) for instruction, ends in copies if "smem" in (ends.source, ends.destination))
 
     def _read_descriptors(self, program: Program) -> dict[str, dict[int, int | None]]:
-        """Words that the program stores in scalar memory, by allocation and place; None: not always the same."""
+        """Reads what the program stores in scalar memory, by allocation and place; None: not always the same."""
         found: dict[str, dict[int, int | None]] = {}
         for bundle in program.bundles:
             for instruction in bundle.instructions:
@@ -122,7 +122,7 @@ class CopyReader:
         return found
 
     def _described_run(self, instruction: Instruction) -> int | None:
-        """What lies together in HBM, in whatever order it is moved, is one piece."""
+        """Finds the bytes in one piece: what lies together in HBM, in whatever order it is moved."""
         ends = self.ends(instruction)
         allocation = _ALLOCATION.search(instruction.operands[5]) if len(instruction.operands) > 5 else None
         words = self._descriptors.get(allocation.group(1), {}) if allocation else {}

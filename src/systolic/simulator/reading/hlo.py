@@ -39,8 +39,8 @@ class TopLevelHlo:
     """The scheduled HLO of a whole program.
 
     Attributes:
-      parameters: of the entry computation, by number.
-      shapes: of every instruction that gives one array, by name.
+      parameters: the entry computation's parameters, by number.
+      shapes: the shape of every instruction that gives one array, by name.
       operands: names of what every instruction takes, by name.
       kernels: names of the instructions that are Pallas kernels.
       scopes: JAX's name stack of every instruction, by name: "jit(f)/while/body/dot_general".
@@ -53,7 +53,7 @@ class TopLevelHlo:
     scopes: Mapping[str, str]
 
     def operand_shape(self, instruction: str, index: int) -> HloShape | None:
-        """Shape of one of an instruction's operands; None where the text does not say."""
+        """Finds the shape of one of an instruction's operands; None where the text does not say."""
         operands = self.operands.get(instruction, ())
         return self.shapes.get(operands[index]) if index < len(operands) else None
 

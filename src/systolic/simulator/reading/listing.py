@@ -87,7 +87,7 @@ _REGISTER = re.compile(r"%\w+_((?:s|p)\d+)\b|%v(\d+)_v\d+\b", re.ASCII)
 
 
 def physical(register: str) -> str:
-    """`%s5_s20` → `s20`. Of a vector register the virtual name: `%v5_v20` → `w5`.
+    """Names the physical register, `%s5_s20` → `s20`; of a vector register the virtual one, `%v5_v20` → `w5`.
 
     Most vector instructions are not kept, so that what is in a physical vector register is not known; what a kept one
     wrote is found under its virtual name.
@@ -97,12 +97,12 @@ def physical(register: str) -> str:
 
 
 def registers(text: str) -> list[str]:
-    """All registers in a text, named as by `physical`."""
+    """Finds all registers in a text, named as by `physical`."""
     return [scalar or f"w{vector}" for scalar, vector in _REGISTER.findall(text)]
 
 
 def is_scalar_pop(instruction: Instruction) -> bool:
-    """Whether it pops something for the scalar side: a message of another core, or a sync flag."""
+    """Says whether it pops something for the scalar side: a message of another core, or a sync flag."""
     return instruction.opcode in ("vpop.ccrf", "vpop.sfrf")
 
 
@@ -133,7 +133,7 @@ def parse_listing(name: str, text: str) -> Program:
 
 
 def _logical_lines(name: str, text: str) -> Iterator[tuple[int, str]]:
-    """Lines with those that a comment runs over joined; the preamble is left out."""
+    """Joins the lines that a comment runs over, and leaves the preamble out."""
     pending: list[str] = []
     start = depth = 0
     for number, line in enumerate(text.split("\n"), 1):
@@ -211,7 +211,7 @@ def _parse_bundle(name: str, line_number: int, line: str, keep_loads: bool) -> B
 
 
 def _split_comments(line: str) -> tuple[str, list[tuple[int, str]]]:
-    """The code without comments, and each comment with the place in that code where it stood. Comments nest."""
+    """Splits off comments, which nest: the code without them, and each with its place in that code."""
     if "/*" not in line:
         return line, []
     code: list[str] = []
@@ -268,7 +268,7 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
 
 
 def _read_by_scalar_side(opcode: str, rest: str) -> bool:
-    """Whether an instruction may be how a word gets from VMEM, or from the program's text, to the scalar side."""
+    """Says whether an instruction may bring a word from VMEM, or from the program's text, to the scalar side."""
     return "%" not in rest if opcode == "vmov" else rest.startswith("[vmem:") and rest.endswith("sm:$0xff]")
 
 

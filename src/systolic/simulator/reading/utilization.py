@@ -33,12 +33,12 @@ class BlockUse:
     issued: tuple[tuple[int, ...], ...]  # of each block, in the order of `slots`
 
     def of_block(self, number: int, count: int) -> dict[str, int]:
-        """What a block issues when it runs so often; units that it leaves alone are left out."""
+        """Counts what a block issues when it runs so often; units that it leaves alone are left out."""
         issued = self.issued[number]
         return {unit: count * issued[at] for at, unit in enumerate(self.slots) if issued[at]}
 
     def total(self, counts: Sequence[int]) -> dict[str, int]:
-        """What is issued when the blocks run so often."""
+        """Counts what is issued when the blocks run so often."""
         return {
             unit: sum(count * block[at] for count, block in zip(counts, self.issued, strict=True))
             for at, unit in enumerate(self.slots)

@@ -53,7 +53,7 @@ class _State:
         self.values[register] = frozenset({name})
 
     def held(self, register: str, predicate: Predicate | None) -> frozenset[str]:
-        """What a use under that predicate may find."""
+        """Lists what a use under that predicate may find."""
         now = self.values.get(register, frozenset())
         earlier = self.predicated.get(register)
         if earlier is None:
@@ -64,7 +64,7 @@ class _State:
         return now | before | {_EITHER} if before else frozenset()
 
     def leave(self, branch: Predicate | None, *, taken: bool) -> _Values:
-        """What registers hold behind a branch, on one of its two ways."""
+        """Lists what registers hold behind a branch, on one of its two ways."""
         left = dict(self.values)
         for register, (name, negated, before) in self.predicated.items():
             if branch is not None and branch.name == name:
@@ -109,7 +109,7 @@ class _Check:
                 self._apply(bundle, state)
 
     def _entries(self) -> list[_Values | None]:
-        """What each register may hold where each block begins."""
+        """Works out what each register may hold where each block begins."""
         entries: list[_Values | None] = [None] * len(self.blocks)
         entries[0] = {}
         pending = [0]
@@ -151,7 +151,7 @@ class _Check:
                 state.write(instruction, register, self._value(name))
 
     def _check(self, bundle: Bundle, state: _State) -> None:
-        """All reads of a bundle come before its writes, but for `sphi`, which is first, and `int_to_ptr`, last."""
+        """Checks the uses in a bundle. Reads come before writes, but `sphi` comes first and `int_to_ptr` last."""
         reads = state.copy()
         for instruction in bundle.instructions:
             if instruction.opcode == "sphi" and instruction.dest is not None:

@@ -60,7 +60,7 @@ class BundleCode:
         self.variables: set[str] = set()  # every one that the code mentions
 
     def events(self, bundle: Bundle) -> list[str]:
-        """Code of what takes time by itself: copies, waits, calls, barriers."""
+        """Makes code of what takes time by itself: copies, waits, calls, barriers."""
         code: list[str] = []
         for instruction in bundle.instructions:
             if id(instruction) in self.alive and self.is_event(instruction):
@@ -68,7 +68,7 @@ class BundleCode:
         return code
 
     def rest(self, bundle: Bundle) -> list[str]:
-        """Code of everything else but the matrix units."""
+        """Makes code of everything else but the MXUs."""
         before: list[str] = []  # effects that read the registers as they were
         assigns: list[_Assign] = []
         stores: list[_Assign] = []  # behind the loads of the same bundle
@@ -84,7 +84,7 @@ class BundleCode:
 
     @staticmethod
     def is_event(instruction: Instruction) -> bool:
-        """Whether the instruction takes time by itself."""
+        """Says whether the instruction takes time by itself."""
         opcode = instruction.opcode
         return opcode.startswith(("dma.", "vwait")) or opcode in _EVENTS
 
@@ -209,7 +209,7 @@ class BundleCode:
                 assigns.append((dest, value, instruction))
 
     def _queued(self, instruction: Instruction, assigns: list[_Assign]) -> None:
-        """Division and what the vector side pushes: results are fetched by a later instruction."""
+        """Translates divisions and what the vector side pushes: a later instruction fetches their results."""
         dest = self._dest(instruction)
         if dest is None:
             raise SimulationError(f"a result in no register: {instruction.text}")
@@ -232,7 +232,7 @@ class BundleCode:
             assigns.append((dest, self._operand(instruction.operands[0]), instruction))
 
     def _assignments(self, assigns: Sequence[_Assign]) -> list[str]:
-        """All reads of a bundle come before its writes: where that shows, everything is assigned at once."""
+        """Assigns everything at once where it shows that all reads of a bundle come before its writes."""
         pairs = []
         for dest, value, instruction in assigns:
             predicate = instruction.predicate
@@ -274,7 +274,7 @@ class BundleCode:
         return self._variable(f"x{named.group(1)}") if named else operand(text, self.names)
 
     def condition(self, predicate: Predicate) -> str:
-        """Whether the predicate holds."""
+        """Makes code that says whether the predicate holds."""
         if predicate.register is None:
             return str(not predicate.never)
         register = self._variable(predicate.register)
@@ -282,12 +282,12 @@ class BundleCode:
 
 
 def is_matrix(instruction: Instruction) -> bool:
-    """Whether the instruction belongs to the matrix units."""
+    """Says whether the instruction belongs to the MXUs."""
     return instruction.opcode.startswith(("vmatmul", "vpop")) and not is_scalar_pop(instruction)
 
 
 def _check_harmless(instruction: Instruction) -> None:
-    """What decides nothing need not be understood, if all it does is to write a register or scalar memory."""
+    """Checks that an instruction that decides nothing only writes a register or scalar memory."""
     opcode = instruction.opcode
     if instruction.dest is None and opcode not in IGNORED and opcode[0] != "v" and opcode != "sst":
         raise SimulationError(f"not understood: {instruction.text}")

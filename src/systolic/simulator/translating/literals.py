@@ -17,7 +17,7 @@ _MOST = 1 << 62
 
 
 def variable(name: str) -> str:
-    """The name of a variable.
+    """Passes the name of a variable on.
 
     Raises:
       SimulationError: the name is none that a register may have.
@@ -28,7 +28,7 @@ def variable(name: str) -> str:
 
 
 def number(value: int) -> str:
-    """A whole number.
+    """Writes a whole number.
 
     Raises:
       SimulationError: it is one that no address, size or word can be.
@@ -39,5 +39,5 @@ def number(value: int) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as a literal."""
+    """Writes a text as a literal."""
     return repr(str(text))

@@ -38,7 +38,7 @@ def _operands_that_count(instruction: Instruction, followed: Set[int]) -> tuple[
 
 
 def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]) -> Effect:
-    """The effect of one instruction.
+    """Works out the effect of one instruction.
 
     Args:
       private: allocations of scalar memory that nothing reads.

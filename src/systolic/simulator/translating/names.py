@@ -30,7 +30,7 @@ class Allocations:
     count: int = 0
 
     def next_address(self) -> int:
-        """An address that no other allocation has.
+        """Makes up an address that no other allocation has.
 
         Raises:
           SimulationError: there are more allocations than addresses.
@@ -45,7 +45,7 @@ class Allocations:
 
 
 def parameter_address(number: int, count: int) -> int:
-    """Where parameter `number` of `count` begins in HBM."""
+    """Makes up where parameter `number` of `count` begins in HBM."""
     return _PARAMETERS_FROM + number * ((_PARAMETERS_TO - _PARAMETERS_FROM) // (count + 1))
 
 
@@ -67,7 +67,7 @@ class Names:
         self.addresses: dict[str, int] = {}
 
     def address(self, name: str, offset: int = 0) -> int:
-        """The address `offset` rows, words or flags into the allocation of that name.
+        """Finds the address `offset` rows, words or flags into the allocation of that name.
 
         Raises:
           SimulationError: there are more sync flags than numbers for them.

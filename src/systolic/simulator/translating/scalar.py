@@ -10,20 +10,7 @@ import re
 from collections.abc import Callable
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hardware.values import (
-    MASK,
-    as_word,
-    float_compare,
-    float_from_signed,
-    float_result,
-    larger,
-    leading_zeros,
-    rounded_float,
-    signed_division,
-    signed_from_float,
-    signed_from_whole_float,
-    smaller,
-)
+from systolic.simulator.hardware.values import MASK, as_word
 from systolic.simulator.reading.listing import Instruction, Program, physical
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.names import Names
@@ -56,7 +43,7 @@ def flag_names(program: Program) -> frozenset[str]:
 
 
 def operand(text: str, names: Names) -> str:
-    """A register, a number or an allocation's address as Python."""
+    """Writes a register, a number or an allocation's address as Python."""
     text = text.rsplit("] ", 1)[-1] if text.startswith("[resolvable") else text
     text = text.split(" [#")[0]  # what follows in brackets is an annotation
     register = _REGISTER.fullmatch(text)
@@ -74,13 +61,13 @@ def operand(text: str, names: Names) -> str:
 
 
 def spill_slot(text: str) -> str | None:
-    """The variable for a register spilled to scalar memory, `[smem:[#allocation3_spill]]`; None for other memory."""
+    """Names the variable of a register spilled to `[smem:[#allocation3_spill]]`; None for other memory."""
     match = _SPILL.fullmatch(text)
     return variable(f"m_{match.group(1)}_{match.group(2) or 0}") if match else None
 
 
 def address(text: str, names: Names) -> str:
-    """The address in `[smem:[…]]` as Python: terms added up."""
+    """Writes the address in `[smem:[…]]` as Python: terms added up."""
     inner = text.removeprefix("[smem:[").removesuffix("]]")
     if _ALLOCATION.fullmatch(inner):
         return operand(inner, names)
@@ -91,7 +78,7 @@ def address(text: str, names: Names) -> str:
 
 
 def static_allocation(text: str) -> str | None:
-    """The allocation that `[smem:[#allocation8 + $0x1]]` names; None where a register decides."""
+    """Finds the allocation that `[smem:[#allocation8 + $0x1]]` names; None where a register decides."""
     match = _ALLOCATION.fullmatch(text.removeprefix("[smem:[").removesuffix("]]"))
     return match.group(1) if match else None
 
@@ -146,26 +133,10 @@ _UNARY = {
     "scvt.f32.s32": "signed_from_float({a})",
     "scvt.pr.f32.s32": "signed_from_whole_float({a})",  # v4's; how it rounds is not known
 }
-# What the expressions call.
-FUNCTIONS: dict[str, Callable[..., object]] = {
-    function.__name__: function
-    for function in (
-        float_compare,
-        float_from_signed,
-        float_result,
-        larger,
-        leading_zeros,
-        rounded_float,
-        signed_division,
-        signed_from_float,
-        signed_from_whole_float,
-        smaller,
-    )
-}
 
 
 def expression(instruction: Instruction, names: Names) -> str | None:
-    """What the instruction's destination becomes, as Python over the physical registers.
+    """Writes what the instruction's destination becomes, as Python over the physical registers.
 
     None for an instruction that is not scalar arithmetic.
 
@@ -217,5 +188,5 @@ def _select(operands: tuple[str, ...], names: Names) -> str:
 
 
 def choice(predicate: str, chosen: str, otherwise: str) -> str:
-    """`chosen` where the predicate holds; the predicate itself where it is an unknown value."""
+    """Writes `chosen` where the predicate holds; the predicate itself where it is an unknown value."""
     return f"({predicate} if {predicate}.__class__ is Unknown else ({chosen}) if {predicate} else {otherwise})"

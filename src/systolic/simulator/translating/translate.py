@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.hardware.mxu import MatrixOp, Segment, matrix_ops
-from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
+from systolic.simulator.hardware.values import FUNCTIONS, NEVER_WRITTEN, Unknown
 from systolic.simulator.reading.blocks import Block, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
@@ -25,7 +25,7 @@ from systolic.simulator.reading.listing import Instruction, Program
 from systolic.simulator.translating.bundle import BundleCode, is_matrix
 from systolic.simulator.translating.liveness import live_instructions
 from systolic.simulator.translating.names import Allocations, Names
-from systolic.simulator.translating.scalar import FUNCTIONS, flag_names
+from systolic.simulator.translating.scalar import flag_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,12 +211,12 @@ def _marked(code: list[str], line: int) -> list[str]:
     return [f"{text}  # line {line}" for text in code]
 
 
+@dataclass(slots=True)
 class _Gathered:
-    """What has been seen since the last event."""
+    """The work of the MXUs that has been seen since the last event, and the conditions under which it is done."""
 
-    def __init__(self) -> None:
-        self.ops: list[MatrixOp] = []
-        self.conditions: list[str] = []
+    ops: list[MatrixOp] = field(default_factory=list)
+    conditions: list[str] = field(default_factory=list)
 
     def clear(self) -> None:
         self.ops, self.conditions = [], []
