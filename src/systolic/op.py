@@ -5,14 +5,22 @@ A kind of spec and what is known of it are one record here. `systolic.ops` has t
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
+
+import numpy as np
 
 from systolic.chips import Chip
 from systolic.cost import Choice, MadeWith
 from systolic.schedule import KernelConfig, Tiles
-from systolic.spec import SpecError
+from systolic.spec import LARGEST_SIZE, SpecError
+from systolic.untrusted import UntrustedError, shown, structured
+
+_NAMES = re.compile(r"[\w<>., -]{0,200}")  # of functions, with commas
+_OF_DTYPES = ("dtype", "more_outputs")  # in names of a spec's fields
 
 
 class Spec(Protocol):
@@ -52,13 +60,15 @@ class Layout:
     """What a configuration comes to on a chip.
 
     Attributes:
-      grid: steps along each axis.
+      axes: names of those of the grid, the outermost first; one "batch" of 1 is not shown.
+      grid: steps along each of them.
       hbm_bytes: that the kernel moves.
       vmem_bytes: of its buffers.
       vmem_limit_bytes: to ask the compiler for.
       profiles: what made the profiles for products of this kind; None: there are none.
     """
 
+    axes: tuple[str, ...]
     grid: tuple[int, ...]
     hbm_bytes: int
     vmem_bytes: int
@@ -179,13 +189,49 @@ def op_of(spec: Spec) -> Op:
         raise SpecError(f"no op computes a {type(spec).__name__}; there are ops for {known}") from None
 
 
-def op_named(name: str) -> Op:
-    """The op of this name.
+def record_of(spec: Spec) -> dict[str, Any]:
+    """A spec to be written as JSON, with the name of its op."""
+    return {"op": op_of(spec).name, "spec": dataclasses.asdict(cast(Any, spec))}
+
+
+def read_spec(op_name: Any, record: Any) -> Any:
+    """A spec out of what `untrusted.read_json` has read of it: its numbers count something, its texts are names.
 
     Raises:
-      SpecError: there is none.
+      UntrustedError: it is none; or there is no such op, or no such dtype.
     """
-    for op in _OPS.values():
-        if op.name == name:
-            return op
-    raise SpecError(f"there is no op {name!r}; known are {', '.join(op.name for op in _OPS.values())}")
+    op = next((op for op in _OPS.values() if op.name == op_name), None)
+    if op is None:
+        raise UntrustedError(
+            f"op {shown(op_name)} is not known; known are {', '.join(op.name for op in _OPS.values())}"
+        )
+    spec = structured(record, op.spec_type)
+    for path, value in leaves(dataclasses.asdict(spec)).items():
+        if isinstance(value, str) and any(part in path for part in _OF_DTYPES):
+            if not _is_dtype(value):
+                raise UntrustedError(f"dtype {shown(value)} is not known")
+        elif isinstance(value, str) and not _NAMES.fullmatch(value):
+            raise UntrustedError(f"{path}={shown(value)} is not of its form")
+        elif isinstance(value, (int, float)) and not 0 <= value <= LARGEST_SIZE:
+            raise UntrustedError(f"{path}={shown(value)} is no count from 0 to {LARGEST_SIZE}")
+    return spec
+
+
+def _is_dtype(name: str) -> bool:
+    """Whether it is the full name of a dtype of numbers: NumPy also takes "f4", "O" and records."""
+    try:
+        dtype = np.dtype(name)
+    except (TypeError, ValueError):
+        return False
+    return dtype.name == name and dtype.kind in "biufV" and dtype.type is not np.void
+
+
+def leaves(value: Any, name: str = "") -> dict[str, Any]:
+    """Leaves of nested records by their path."""
+    if isinstance(value, dict):
+        parts = [leaves(one, f"{name}.{key}".strip(".")) for key, one in value.items()]
+    elif isinstance(value, (list, tuple)):
+        parts = [leaves(one, f"{name}[{at}]") for at, one in enumerate(value)]
+    else:
+        return {name: value}
+    return {path: leaf for part in parts for path, leaf in part.items()}

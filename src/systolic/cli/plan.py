@@ -12,8 +12,9 @@ from systolic.bench.cases import Stack
 from systolic.chips import Chip
 from systolic.cli.options import TileSizes, chip_option, output_options
 from systolic.cli.output import check_target, versions, write_json
-from systolic.cli.product import ProductSizes, described, dtype_options, spec_of, stack_options
+from systolic.cli.product import ProductSizes, described, dtype_options, spec_of, spec_option, stack_options
 from systolic.cost import MadeWith
+from systolic.op import Spec, record_of
 from systolic.ops import Plan, planner_in_use
 from systolic.ops import plan as planned
 from systolic.schedule import MIB, Tiles
@@ -22,14 +23,16 @@ from systolic.store import StoreError, Subject
 
 
 @click.command()
-@click.argument("product", metavar="M,K,N", type=ProductSizes())
+@click.argument("product", metavar="[M,K,N]", type=ProductSizes(), required=False)
+@spec_option
 @chip_option()
 @dtype_options
 @stack_options
 @click.option("--tiles", type=TileSizes(), help="Of the kernel, in place of the planner's.")
 @output_options
 def plan(
-    product: tuple[int, int, int],
+    product: tuple[int, int, int] | None,
+    spec: Spec | None,
     chips: tuple[Chip, ...],
     dtype: str,
     precision: PrecisionName,
@@ -50,7 +53,11 @@ def plan(
       systolic plan 8192,8192,8192 --chip v5e --tiles 1024,1024,1024
     """
     check_target(json_file)
-    spec = spec_of(described(product, dtype, precision, stack), batch)
+    if (product is None) == (spec is None):
+        raise click.UsageError("give either M,K,N, such as 8192,4096,14336, or --spec")
+    if spec is None:
+        assert product is not None
+        spec = spec_of(described(product, dtype, precision, stack), batch)
     plans = [planned(spec, chip, tiles=tiles) for chip in chips]
     if json_file is not None:
         known = ", ".join(sorted({each.known for each in plans}))
@@ -72,7 +79,7 @@ _KNOWN = {
 def _record(made: Plan) -> dict[str, Any]:
     return {
         "chip": made.chip,
-        "spec": dataclasses.asdict(made.spec),
+        **record_of(made.spec),
         "kernel": made.config.kernel,
         "config": dataclasses.asdict(made.config),
         "grid": made.grid,
@@ -116,9 +123,9 @@ def _show(plans: Sequence[Plan]) -> None:
     for number, made in enumerate(plans):
         if number:
             click.echo("")
-        batch, grid_m, grid_n, grid_k = made.grid
         click.echo(str(made))
-        click.echo(f"grid     {f'{batch} × ' if batch > 1 else ''}{grid_m} × {grid_n} × {grid_k} (m n k)")
+        steps = [(axis, size) for axis, size in zip(made.axes, made.grid, strict=True) if (axis, size) != ("batch", 1)]
+        click.echo(f"grid     {' × '.join(str(size) for _, size in steps)} ({' '.join(axis for axis, _ in steps)})")
         click.echo(
             f"VMEM     {made.vmem_bytes / MIB:.1f} MiB of buffers, under a limit of "
             f"{made.vmem_limit_bytes / MIB:.0f} MiB"

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import click
@@ -13,7 +14,9 @@ import click
 from systolic.bench.cases import Case, Stack, sizes
 from systolic.bench.suites import SUITES, UnknownSuiteError, suite
 from systolic.cli.options import whole_number
+from systolic.op import read_spec
 from systolic.spec import LARGEST_SIZE, MatmulSpec, PrecisionName
+from systolic.untrusted import UntrustedError, mapping, read_json
 
 DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
 
@@ -36,6 +39,29 @@ class ProductSizes(click.ParamType):
             )
         m, k, n = parts
         return m, k, n
+
+
+class SpecFile(click.ParamType):
+    """A file with the spec of any op, as a row of `plan --json` or `tune --json` has it."""
+
+    name = "FILE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A file to its spec."""
+        try:
+            record = mapping(read_json(Path(value).read_bytes()), "it")
+            return read_spec(record.get("op"), record.get("spec"))
+        except OSError as error:
+            self.fail(f"cannot read {value}: {error.strerror}", param, ctx)
+        except UntrustedError as error:
+            self.fail(f'{value} is no {{"op": …, "spec": {{…}}}}: {error}', param, ctx)
+
+
+spec_option = click.option(
+    "--spec",
+    type=SpecFile(),
+    help='Any op\'s, in place of M,K,N: JSON with "op" and "spec", as plan --json writes them in a row.',
+)
 
 
 class SuiteNames(click.ParamType):

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from systolic.bench.cases import Case, Stack, sizes
+from systolic.bench.cases import Case, Stack
 from systolic.chips import Chip
 from systolic.cli.options import FiniteFloat, Workers, chip_option, output_options, worker_options
 from systolic.cli.output import (
@@ -32,11 +32,13 @@ from systolic.cli.product import (
     described,
     dtype_options,
     spec_of,
+    spec_option,
     stack_options,
 )
 from systolic.cli.tls_options import certificates_of, tls_options
 from systolic.compiler import check_available
-from systolic.spec import MatmulSpec, PrecisionName
+from systolic.op import Spec, op_of, record_of
+from systolic.spec import PrecisionName
 from systolic.store import Trial, TrialStore
 from systolic.tuning import COMPILE_LIMIT_S, TuningResult, Watcher, cluster
 from systolic.tuning import tune as searched
@@ -46,6 +48,7 @@ _SHOWN = 10
 
 @click.command()
 @click.argument("product", metavar="[M,K,N]", type=ProductSizes(), required=False)
+@spec_option
 @click.option("--suite", "suites", type=SuiteNames(), help="All products of a suite in place of M,K,N.")
 @click.option("--only", metavar="TEXT", default="", help="Of a suite: cases whose name or group contains this.")
 @chip_option()
@@ -98,6 +101,7 @@ _SHOWN = 10
 @output_options
 def tune(
     product: tuple[int, int, int] | None,
+    spec: Spec | None,
     suites: tuple[str, ...] | None,
     only: str,
     chips: tuple[Chip, ...],
@@ -134,7 +138,13 @@ def tune(
     check_target(json_file)
     check_target(plot_file)
     certificates = certificates_of(scheduler, tls_ca, tls_cert, tls_key)
-    cases = _cases(product, suites, only, dtype, precision, stack, batch)
+    if [product, spec, suites].count(None) != 2:
+        raise click.UsageError("give one of M,K,N, such as 8192,4096,14336, --suite, and --spec")
+    if spec is not None:
+        specs = [("", spec)]
+    else:
+        cases = _cases(product, suites, only, dtype, precision, stack, batch)
+        specs = [(case.name, spec_of(case, batch)) for case in cases]
     store = TrialStore.at(store_file)
     store.check_writable()  # before an hour of compiling, not after its first trial
     check_available()
@@ -145,12 +155,11 @@ def tune(
     there = cluster(scheduler, certificates, **limits) if scheduler is not None else None
     somewhere = there if there is not None else nullcontext((None, workers.count))
     with progress_bar(quiet=quiet) as bar, somewhere as (submit, at_once):
-        for case in cases:
-            spec = spec_of(case, batch)
+        for name, spec in specs:
             for chip in chips:
 
-                def tried(trial: Trial, best: Trial | None, name: str = f"{chip.name} {case.name}") -> None:
-                    bar.done(f"{name} {best.time_us:,.1f} µs" if best is not None and best.time_us else name)
+                def tried(trial: Trial, best: Trial | None, label: str = f"{chip.name} {name}") -> None:
+                    bar.done(f"{label} {best.time_us:,.1f} µs" if best is not None and best.time_us else label)
 
                 results.append(
                     searched(
@@ -187,8 +196,6 @@ def _cases(
     stack: Stack,
     batch: int,
 ) -> list[Case]:
-    if (product is None) == (suites is None):
-        raise click.UsageError("give either M,K,N, such as 8192,4096,14336, or --suite")
     if product is not None:
         return [described(product, dtype, precision, stack)]
     if stack != Stack() or batch > 1:
@@ -206,7 +213,7 @@ def _record(result: TuningResult) -> dict[str, Any]:
     winner = result.winner
     return {
         "chip": result.chip,
-        "spec": dataclasses.asdict(result.spec),
+        **record_of(result.spec),
         "computed": dataclasses.asdict(result.computed),
         "winner": {**_trial(winner), "ratio_to_xla": result.ratio_to_xla} if winner is not None else None,
         "time_us": winner.time_us if winner is not None else None,
@@ -254,12 +261,16 @@ def _plot(result: TuningResult, path: Path) -> bool:
     ]
     if not points:
         return False
-    spec = result.spec
-    title = f"{sizes(spec.m, spec.k, spec.n)} {spec.dtype_lhs} on {result.chip}: {len(points)} trials"
+    title = f"{_named(result)}: {len(points)} trials"
     with writing(path):
         provenance = _provenance(result.winner)
         save_png(trials_plot(points, title=title, provenance=provenance, xla_us=result.xla_us), path)
     return True
+
+
+def _named(result: TuningResult) -> str:
+    sizes, dtypes, _ = op_of(result.spec).words(result.spec)
+    return f"{sizes}, {dtypes} on {result.chip}"
 
 
 _ENDS = {
@@ -279,8 +290,7 @@ def _show(results: list[TuningResult]) -> None:
 
 
 def _show_one(result: TuningResult) -> None:
-    spec: MatmulSpec = result.spec
-    what = f"{spec.m} × {spec.k} × {spec.n} (m k n), {spec.dtype_lhs} on {result.chip}"
+    what = _named(result)
     winner = result.winner
     if winner is None or winner.time_us is None:
         click.echo(f"{what}: no trial has a time")

@@ -39,7 +39,8 @@ class Plan:
     computed: Any  # what the kernel computes: the spec, perhaps turned
     chip: str
     config: KernelConfig
-    grid: tuple[int, ...]  # steps along each axis of what is computed; of a product along the batch, m, n and k
+    axes: tuple[str, ...]  # of the grid
+    grid: tuple[int, ...]  # steps along each axis of what is computed
     time_us: float
     known: Provenance
     modelled: ModelledTime  # what the time is made of by arithmetic, from the tile's profile where it has one
@@ -122,6 +123,7 @@ class Planner:
             computed=computed,
             chip=chip.name,
             config=best.config,
+            axes=layout.axes,
             grid=layout.grid,
             time_us=time_us,
             known=known,

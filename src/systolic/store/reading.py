@@ -7,18 +7,13 @@ import math
 import re
 from typing import Any
 
-import numpy as np
-
 from systolic.chips import CHIPS, UnsupportedDtypeError, chip
-from systolic.op import Op, op_named, op_of
+from systolic.op import op_of, read_spec
 from systolic.schedule import IllegalTilesError
-from systolic.spec import LARGEST_SIZE, SpecError
-from systolic.store.trial import Subject, Trial, flat
+from systolic.store.trial import Subject, Trial
 from systolic.untrusted import UntrustedError, shown, structured
 
 _VERSION = re.compile(r"[\w.+!-]{0,80}", re.ASCII)
-_NAMES = re.compile(r"[\w<>., -]{0,200}")  # of functions, with commas
-_OF_DTYPES = ("dtype", "more_outputs")  # fields of specs
 # A kernel that is twice as fast as its products or its copies alone is none: constants of the model are not that wrong.
 _POSSIBLE = 0.5
 
@@ -31,11 +26,7 @@ def read_subject(record: Any) -> Subject:
         its form.
     """
     subject = structured(record, Subject)
-    try:
-        op = op_named(subject.op)
-    except SpecError as error:
-        raise UntrustedError(str(error)) from error
-    subject = dataclasses.replace(subject, spec=_spec(subject.spec, op))
+    subject = dataclasses.replace(subject, spec=read_spec(subject.op, subject.spec))
     if subject.chip not in CHIPS:
         raise UntrustedError(f"chip {shown(subject.chip)} is not known; known are {', '.join(CHIPS)}")
     if subject.kernel_version < 0:
@@ -44,20 +35,6 @@ def read_subject(record: Any) -> Subject:
         if not _VERSION.fullmatch(getattr(subject, name)):
             raise UntrustedError(f"{name}={shown(getattr(subject, name))} is not of its form")
     return subject
-
-
-def _spec(record: Any, op: Op) -> Any:
-    """A spec whose numbers count something, and whose texts are names."""
-    spec = structured(record, op.spec_type)
-    for path, value in flat(dataclasses.asdict(spec)).items():
-        if isinstance(value, str) and any(part in path for part in _OF_DTYPES):
-            if not _is_dtype(value):
-                raise UntrustedError(f"dtype {shown(value)} is not known")
-        elif isinstance(value, str) and not _NAMES.fullmatch(value):
-            raise UntrustedError(f"{path}={shown(value)} is not of its form")
-        elif isinstance(value, (int, float)) and not 0 <= value <= LARGEST_SIZE:
-            raise UntrustedError(f"{path}={shown(value)} is no count from 0 to {LARGEST_SIZE}")
-    return spec
 
 
 def read_trial(record: Any, subject: Subject) -> Trial:
@@ -101,12 +78,3 @@ def _check_possible(trial: Trial, subject: Subject) -> None:
     times = [time_us for time_us in (trial.simulated_us, trial.measured_us) if time_us is not None]
     if min(times) < least_us or math.isinf(least_us):
         raise UntrustedError(f"{min(times):g} µs is no time of {trial.config}, which takes {least_us:g} at the least")
-
-
-def _is_dtype(name: str) -> bool:
-    """Whether it is the full name of a dtype of numbers: NumPy also takes "f4", "O" and records."""
-    try:
-        dtype = np.dtype(name)
-    except (TypeError, ValueError):
-        return False
-    return dtype.name == name and dtype.kind in "biufV" and dtype.type is not np.void

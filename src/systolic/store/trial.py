@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 from systolic.kernels import KERNEL_VERSION
-from systolic.op import Spec, op_of
+from systolic.op import Spec, leaves, op_of
 from systolic.schedule import KernelConfig
 
 Status = Literal["ok", "refused", "failed"]
@@ -56,7 +56,7 @@ class Subject:
 
     def differences(self, other: Subject) -> list[str]:
         """By what they differ, in words; equal subjects by nothing."""
-        mine, others = flat(dataclasses.asdict(self)), flat(dataclasses.asdict(other))
+        mine, others = leaves(dataclasses.asdict(self)), leaves(dataclasses.asdict(other))
         return [
             f"{name}: {others.get(name)} in place of {mine.get(name)}"
             for name in sorted({*mine, *others})
@@ -133,14 +133,3 @@ def _versions() -> tuple[str, str]:
         except metadata.PackageNotFoundError:
             found.append("")
     return found[0], found[1]
-
-
-def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Leaves of nested records by their path."""
-    if isinstance(value, dict):
-        parts = [flat(one, f"{name}.{key}".strip(".")) for key, one in value.items()]
-    elif isinstance(value, (list, tuple)):
-        parts = [flat(one, f"{name}[{at}]") for at, one in enumerate(value)]
-    else:
-        return {name: value}
-    return {path: leaf for part in parts for path, leaf in part.items()}

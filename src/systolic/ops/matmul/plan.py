@@ -98,6 +98,7 @@ class MatmulOp:
         kind = Kind.of(computed, chip)
         profiles = shipped_profiles(kind) if kind is not None else None
         return Layout(
+            axes=("batch", "m", "n", "k"),
             grid=(computed.batch, *config.tiles.grid(computed)),
             hbm_bytes=blocked_traffic(computed, config).hbm_bytes,
             vmem_bytes=total_bytes(blocked_buffers(computed, config)),

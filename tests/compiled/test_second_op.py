@@ -1,0 +1,100 @@
+"""CONTRIBUTING's recipe for an op, followed by `expert_op.py`: all of systolic works on it, none of it knows it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import expert_op
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from expert_op import ExpertOp, ExpertSpec
+from jax.experimental.pallas import tpu as pltpu
+
+import systolic
+from systolic import op
+from systolic.cli import main
+from systolic.schedule import IllegalTilesError, Tiles
+from systolic.store import StoreWarning, TrialStore
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
+)
+
+SPEC = ExpertSpec(m=512, k=512, n=512, experts=4, dtype="bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    monkeypatch.setenv("SYSTOLIC_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "expert-programs"))
+    monkeypatch.setattr(op, "_OPS", dict(op._OPS))
+    op.register(ExpertOp())
+    cloudpickle.register_pickle_by_value(expert_op)  # workers cannot import what lies beside tests
+    yield
+    cloudpickle.unregister_pickle_by_value(expert_op)
+
+
+def test_the_kernel_is_right() -> None:
+    random = np.random.default_rng(0)
+    spec = ExpertSpec(m=256, k=128, n=256, experts=3, dtype="float32")
+    _, *shapes = ExpertOp().programs(spec, systolic.chip("v5e")).arguments
+    arrays = [random.integers(-3, 4, shape.shape).astype(np.float32) for shape in shapes]
+    lhs, gate, up = (array.astype(np.float64) for array in arrays)
+    expected = np.maximum(lhs @ gate[2], 0) * (lhs @ up[2])
+    given = [jnp.array([2], jnp.int32), *map(jnp.asarray, arrays)]
+    tiles = Tiles(tile_m=128, tile_k=128, tile_n=128)
+    np.testing.assert_array_equal(expert_op.by_pallas(*given, tiles=tiles, interpret=pltpu.InterpretParams()), expected)
+    np.testing.assert_array_equal(jax.jit(expert_op.by_xla)(*given), expected)
+
+
+def test_it_is_planned() -> None:
+    made = systolic.plan(SPEC, "v5e")
+    assert (made.known, made.considered, made.axes, made.grid) == ("modelled", 2, ("m", "n"), (2, 2))
+    assert "4 experts" in str(made)
+    assert "two products of the same rows" in made.reason
+    assert systolic.plan(SPEC, "v5e", tiles=Tiles(tile_m=128, tile_k=512, tile_n=256)).grid == (4, 2)
+    with pytest.raises(IllegalTilesError):
+        systolic.plan(SPEC, "v5e", tiles=Tiles(tile_m=100, tile_k=512, tile_n=256))
+
+
+def test_it_is_tuned_kept_and_raced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = TrialStore(tmp_path / "trials.sqlite")
+    result = systolic.tune(SPEC, "v5e", store=store)
+    assert [trial.status for trial in result.trials] == ["ok", "ok"]
+    assert result.xla is not None
+    assert result.ratio_to_xla == pytest.approx(result.xla_us / result.winner.time_us)  # type: ignore[union-attr]
+    ((subject, trials),) = store.records()
+    assert (subject.op, subject.spec, len(trials)) == ("expert", SPEC, 3)
+    with systolic.use(store=store):
+        made = systolic.plan(SPEC, "v5e")
+    assert (made.known, made.config, made.time_us) == ("simulated", result.config, result.winner.time_us)  # type: ignore[union-attr]
+    # The same by the command line: the second search has nothing left to compile.
+    described, file = tmp_path / "spec.json", ("--store", str(store.file))
+    described.write_text(json.dumps(op.record_of(SPEC)))
+    assert main(["plan", "--spec", str(described), "--chip", "v5e", "--json", "-"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["op"], row["grid"]) == ("expert", [2, 2])
+    again = tmp_path / "again.json"
+    again.write_text(json.dumps(row))  # a row describes its spec too
+    for command in (["plan"], ["tune", *file, "-q"]):
+        assert main([*command, "--spec", str(again), "--chip", "v5e"]) == 0
+        assert "of 4 experts" in capsys.readouterr().out
+    assert main(["tune", *file, "-q", "--spec", str(described), "--chip", "v5e", "--json", "-"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["compiled"], len(row["trials"])) == (0, 2)
+    for command in (["show"], ["export", "-"], ["diff", str(store.file)]):
+        assert main(["table", *command, *file]) == 0
+    assert "4 experts" in capsys.readouterr().out
+
+
+def test_who_does_not_know_the_op_leaves_its_trials_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TrialStore(tmp_path / "trials.sqlite")
+    systolic.tune(SPEC, "v5e", store=store, against_xla=False)
+    monkeypatch.setattr(op, "_OPS", {kind: one for kind, one in op._OPS.items() if one.name != "expert"})
+    with pytest.warns(StoreWarning, match="op 'expert' is not known; known are matmul"):
+        assert store.records() == []
