@@ -111,7 +111,7 @@ def _simulated(pool: WorkerPool) -> str:
     import jax
     import jax.numpy as jnp
 
-    from systolic.ops.matmul.api import matmul
+    from systolic.ops.matmul import matmul
 
     fn = functools.partial(matmul, implementation="pallas", chip=_CHIP)
     x = jax.ShapeDtypeStruct((_SIDE, _SIDE), jnp.bfloat16)
@@ -127,7 +127,7 @@ def interpreted_product() -> str:
     """
     import numpy as np
 
-    from systolic.ops.matmul.api import matmul
+    from systolic.ops.matmul import matmul
 
     random = np.random.default_rng(0)
     # Integers, whose sums are exact in float32.

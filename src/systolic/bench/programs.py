@@ -13,7 +13,7 @@ from jax import Array, lax
 from systolic.bench.cases import Case, Stack
 from systolic.chips import Chip
 from systolic.ops.epilogue import ACTIVATIONS, epilogue_of, operand_fn, work_of
-from systolic.ops.matmul.api import matmul
+from systolic.ops.matmul import matmul
 from systolic.spec import Extra, Fusion, MatmulSpec, OperandFn
 
 Fn = Callable[..., Array]

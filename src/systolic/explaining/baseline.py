@@ -103,7 +103,7 @@ def _by_xla(lhs: Any, rhs: Any, *, product: EquivalentMatmul) -> Any:
 
 
 def _by_systolic(lhs: Any, rhs: Any, *, product: EquivalentMatmul) -> Any:
-    from systolic.ops.matmul.api import matmul
+    from systolic.ops.matmul import matmul
 
     return matmul(
         lhs,

@@ -1,1 +1,6 @@
 """`systolic.matmul`: its call, its derivatives, the plan of its kernel, and XLA's product in its place."""
+
+from systolic.ops.matmul.api import matmul
+from systolic.ops.matmul.plan import MatmulOp
+
+__all__ = ["MatmulOp", "matmul"]

@@ -1,21 +1,20 @@
-"""`systolic.matmul`."""
+"""`systolic.matmul`. JAX is imported by its first call, so that `import systolic` stays quick."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import jax
-import numpy as np
-from jax import Array
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Shaped
+from typing import TYPE_CHECKING, Any
 
 from systolic.chips import Chip
-from systolic.ops.matmul.arguments import canonical
-from systolic.ops.matmul.jvp import multiply
-from systolic.ops.matmul.product import Implementation
 from systolic.schedule import KernelConfig, Tiles
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jax import Array
+    from jax.typing import ArrayLike, DTypeLike
+    from jaxtyping import Shaped
+
+    from systolic.ops.matmul.product import Implementation
 
 
 def matmul(
@@ -78,6 +77,11 @@ def matmul(
       UnsupportedDtypeError: the chip does not multiply this dtype; the message names what it takes.
       IllegalTilesError: `tiles` break rules; the message has each of them.
     """
+    import jax
+
+    from systolic.ops.matmul.arguments import canonical
+    from systolic.ops.matmul.jvp import multiply
+
     call = canonical(
         lhs,
         rhs,
