@@ -175,8 +175,10 @@ def regret(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
                 regrets.append(lost)
                 if lost > 0.02:
                     sizes = f"{spec.m},{spec.k},{spec.n}"
-                    click.echo(f"  {sizes} {made.known} {made.time_us:,.1f}, simulated {times[0]:,.1f}: {lost:+.1%}")
-            known = [made.known for _, made, _ in jobs]
+                    click.echo(
+                        f"  {sizes} {made.provenance} {made.time_us:,.1f}, simulated {times[0]:,.1f}: {lost:+.1%}"
+                    )
+            known = [made.provenance for _, made, _ in jobs]
             click.echo(
                 f"{its.name} {dtype}: {len(regrets)} shapes ({known.count('profiled')} from profiles), regret median "
                 f"{statistics.median(regrets):.2%}, worst {max(regrets):.1%}"

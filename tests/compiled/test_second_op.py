@@ -54,7 +54,7 @@ def test_the_kernel_is_right() -> None:
 
 def test_it_is_planned() -> None:
     made = systolic.plan(SPEC, "v5e")
-    assert (made.known, made.considered, made.axes, made.grid) == ("modelled", 2, ("m", "n"), (2, 2))
+    assert (made.provenance, made.considered, made.axes, made.grid) == ("modelled", 2, ("m", "n"), (2, 2))
     assert "4 experts" in str(made)
     assert "two products of the same rows" in made.reason
     assert systolic.plan(SPEC, "v5e", tiles=Tiles(tile_m=128, tile_k=512, tile_n=256)).grid == (4, 2)
@@ -72,7 +72,7 @@ def test_it_is_tuned_kept_and_raced(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (subject.op, subject.spec, len(trials)) == ("expert", SPEC, 3)
     with systolic.use(store=store):
         made = systolic.plan(SPEC, "v5e")
-    assert (made.known, made.config, made.time_us) == ("simulated", result.config, result.winner.time_us)  # type: ignore[union-attr]
+    assert (made.provenance, made.config, made.time_us) == ("simulated", result.config, result.winner.time_us)  # type: ignore[union-attr]
     # The same by the command line: the second search has nothing left to compile.
     described, file = tmp_path / "spec.json", ("--store", str(store.file))
     described.write_text(json.dumps(op.record_of(SPEC)))

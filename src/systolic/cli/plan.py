@@ -60,15 +60,15 @@ def plan(
         spec = spec_of(described(product, dtype, precision, stack), batch)
     plans = [planned(spec, chip, tiles=tiles) for chip in chips]
     if json_file is not None:
-        known = ", ".join(sorted({each.known for each in plans}))
-        write_json(json_file, "plan", [_record(each) for each in plans], {"provenance": known})
+        provenance = ", ".join(sorted({each.provenance for each in plans}))
+        write_json(json_file, "plan", [_record(each) for each in plans], {"provenance": provenance})
     if json_file != "-":
         _show(plans)
     return 0
 
 
 _SHOWN = 4  # differences
-_KNOWN = {
+_FROM = {
     "measured": "on a device, by systolic tune",
     "simulated": "compiled and executed on the chip's model, by systolic tune",
     "profiled": "arithmetic, from simulated steps of this tile; nothing was compiled now",
@@ -85,7 +85,7 @@ def _record(made: Plan) -> dict[str, Any]:
         "grid": made.grid,
         "reason": made.reason,
         "considered": made.considered,
-        "provenance": made.known,
+        "provenance": made.provenance,
         "profiles": None if made.profiles is None else dataclasses.asdict(made.profiles),
         "store_misses_by": _misses(made),
         "time_us": made.time_us,
@@ -107,7 +107,7 @@ def _others(made_with: MadeWith) -> str:
 
 def _misses(made: Plan) -> list[str] | None:
     """By what the nearest product in the store differs, where this one is not there."""
-    if made.known in ("measured", "simulated"):
+    if made.provenance in ("measured", "simulated"):
         return None
     store = planner_in_use().store
     if store is None:
@@ -138,5 +138,5 @@ def _show(plans: Sequence[Plan]) -> None:
         least = made.hbm_bytes / made.spec.least_hbm_bytes
         click.echo(f"HBM      {made.hbm_bytes / 1e6:,.1f} MB, {least:.2f} × the least")
     click.echo("")
-    for known in dict.fromkeys(made.known for made in plans):
-        click.echo(f"{known}: {_KNOWN[known]} (jax {versions()['jax']})")
+    for provenance in dict.fromkeys(made.provenance for made in plans):
+        click.echo(f"{provenance}: {_FROM[provenance]} (jax {versions()['jax']})")

@@ -44,7 +44,7 @@ class Choice:
 
     config: KernelConfig
     modelled: ModelledTime
-    known: Literal["modelled", "profiled"] = "modelled"
+    provenance: Literal["modelled", "profiled"] = "modelled"
 
 
 def vmem_limit(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> int:

@@ -65,7 +65,7 @@ def profiled_choice(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Choic
     cost = table.costs.get(ProfiledTile.of(spec, config))
     if cost is None:
         return None
-    return Choice(config=config, modelled=walked_time(spec, config, chip, cost), known="profiled")
+    return Choice(config=config, modelled=walked_time(spec, config, chip, cost), provenance="profiled")
 
 
 def _walked(spec: MatmulSpec, chip: Chip, profile: Profile, grid_order: GridOrder) -> Choice | None:
@@ -78,7 +78,7 @@ def _walked(spec: MatmulSpec, chip: Chip, profile: Profile, grid_order: GridOrde
         )
         if can_use(spec, config, chip):
             time = walked_time(spec, config, chip, profile.cost)
-            return Choice(config=config, modelled=time, known="profiled")
+            return Choice(config=config, modelled=time, provenance="profiled")
     return None
 
 
@@ -88,7 +88,7 @@ def _whole(spec: MatmulSpec, chip: Chip, choice: Choice, table: _Table) -> Choic
         return choice
     config = dataclasses.replace(choice.config, fill_chunks=1)
     cost = table.costs[ProfiledTile.of(spec, config)]
-    return Choice(config=config, modelled=walked_time(spec, config, chip, cost), known="profiled")
+    return Choice(config=config, modelled=walked_time(spec, config, chip, cost), provenance="profiled")
 
 
 def _in_chunks(profile: Profile) -> Iterator[tuple[int, StepCost]]:

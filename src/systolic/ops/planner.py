@@ -42,7 +42,7 @@ class Plan:
     axes: tuple[str, ...]  # of the grid
     grid: tuple[int, ...]  # steps along each axis of what is computed
     time_us: float
-    known: Provenance
+    provenance: Provenance
     modelled: ModelledTime  # what the time is made of by arithmetic, from the tile's profile where it has one
     mxu_us: float  # at the chip's peak
     hbm_us: float  # least traffic at the published bandwidth
@@ -59,7 +59,7 @@ class Plan:
             f"{sizes}, {dtypes} on {self.chip}\n"
             f"kernel   {self.config}\n"
             f"why      {self.reason}\n"
-            f"time     {self.time_us:,.1f} µs {self.known}; at peak {self.mxu_us:,.1f}, "
+            f"time     {self.time_us:,.1f} µs {self.provenance}; at peak {self.mxu_us:,.1f}, "
             f"least HBM traffic {self.hbm_us:,.1f}"
         )
 
@@ -105,13 +105,13 @@ class Planner:
         trial = self._winner(computed, chip) if tiles is None else None
         if trial is not None and trial.config is not None and trial.time_us is not None:
             best, considered = op.judge(computed, trial.config, chip), 1
-            time_us, known = trial.time_us, "measured" if trial.measured_us is not None else "simulated"
+            time_us, provenance = trial.time_us, "measured" if trial.measured_us is not None else "simulated"
         else:
             found = op.plan(spec, chip, tiles)
             best, considered = found.choices[0], found.considered
-            time_us, known = best.modelled.time_us, best.known
+            time_us, provenance = best.modelled.time_us, best.provenance
         layout = op.layout(computed, best.config, chip)
-        how = "tiles as given" if tiles is not None else _FOUND[known].format(considered=considered)
+        how = "tiles as given" if tiles is not None else _FOUND[provenance].format(considered=considered)
         remarks = [
             f"{best.modelled.ramp_us:.1f} µs go to the first blocks and the last store",
             f"HBM traffic is {layout.hbm_bytes / spec.least_hbm_bytes:.1f} × the least",
@@ -126,7 +126,7 @@ class Planner:
             axes=layout.axes,
             grid=layout.grid,
             time_us=time_us,
-            known=known,
+            provenance=provenance,
             modelled=best.modelled,
             mxu_us=mxu_us(spec, chip),
             hbm_us=spec.least_hbm_bytes / chip.hbm_bytes_per_s * 1e6,
@@ -135,7 +135,7 @@ class Planner:
             vmem_limit_bytes=layout.vmem_limit_bytes,
             considered=considered,
             reason="; ".join([f"{how}, limited by {best.modelled.limit}", *remarks]),
-            profiles=layout.profiles if known == "profiled" else None,
+            profiles=layout.profiles if provenance == "profiled" else None,
         )
 
     def _winner(self, computed: Any, chip: Chip) -> Trial | None:
@@ -245,7 +245,7 @@ def plan(spec: Spec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelConfig | 
     The winner that `systolic.tune` has found for it, if it is in the store in use (see `systolic.use`); else the best
     of the tiles whose steps have been simulated, which takes milliseconds; else, where none of these is near the least
     time, or something is fused, the best of every legal configuration by a model, which takes up to a second.
-    `Plan.known` says which.
+    `Plan.provenance` says which.
 
     Args:
       spec: sizes, dtypes, transposes, what is fused.

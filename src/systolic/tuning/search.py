@@ -75,7 +75,7 @@ def tune(
     """The fastest configuration of a product on a chip that is not there, by simulated time.
 
     Args:
-      problem: with what is fused named in `fusion.epilogue`.
+      spec: of any op; of a product with what is fused named in `fusion.epilogue`.
       chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
       trials: to compile at the most, those counted that the store has already.
       time_budget_s: seconds after which no trial is begun.
@@ -84,7 +84,7 @@ def tune(
       workers: processes that compile.
       time_limit_s: seconds of CPU time for one trial.
       memory_limit_bytes: of one of the processes; None: an equal share of what the machine has free.
-      store: keeps every trial; None: the user's.
+      store: keeps every trial; None: that of the planner in use, and if it has none the user's.
       submit: compiles and simulates somewhere else; None: in worker processes here.
       measured: so many of the best, and XLA's program, are run at the end on the TPU that is attached; the winner is
         then the best of these, by the device's own clock.

@@ -70,7 +70,7 @@ def test_a_chip_is_a_key_of_caches_and_travels_to_workers() -> None:
 def test_a_plan_with_a_record_that_nobody_registered() -> None:
     found = systolic.plan(SQUARE, V8X)
     assert found.chip == "v8x"
-    assert found.known == "modelled"  # profiles of tiles are shipped by name
+    assert found.provenance == "modelled"  # profiles of tiles are shipped by name
     assert found.config == configs(SQUARE, V6E)[0].config
     slower = dataclasses.replace(V8X, machine=dataclasses.replace(V8X.machine, hbm_bytes_per_s=1e11))
     assert systolic.plan(SQUARE, slower).time_us > 2 * found.time_us

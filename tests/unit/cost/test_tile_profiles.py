@@ -90,7 +90,7 @@ def test_what_is_fused_or_turned_has_no_profiles() -> None:
     ):
         assert Kind.of(other, v6e) is None
         assert profiled_choices(other, v6e).choices == []
-        assert systolic.plan(other, "v6e").known == "modelled"
+        assert systolic.plan(other, "v6e").provenance == "modelled"
 
 
 SIZES = st.sampled_from([1, 2, 3, 5, 8, 13, 40])
@@ -149,9 +149,9 @@ def test_a_tile_without_a_profile_says_so() -> None:
     odd = KernelConfig(tiles=Tiles(tile_m=128, tile_k=128, tile_n=128), subtile_m=128, subtile_n=128, pipeline="manual")
     assert ProfiledTile.of(SQUARE, odd).whole_k is False
     assert profiled_choice(SQUARE, odd, chip("v6e")) is None
-    assert systolic.plan(SQUARE, "v6e", tiles=odd).known == "modelled"
-    assert systolic.plan(SQUARE, "v6e").known == "profiled"
-    assert systolic.plan(MatmulSpec.of(4097, 4099, 4096, "bfloat16"), "v6e").known == "modelled"
+    assert systolic.plan(SQUARE, "v6e", tiles=odd).provenance == "modelled"
+    assert systolic.plan(SQUARE, "v6e").provenance == "profiled"
+    assert systolic.plan(MatmulSpec.of(4097, 4099, 4096, "bfloat16"), "v6e").provenance == "modelled"
 
 
 def test_a_plan_says_what_its_profile_was_made_with(
@@ -193,14 +193,14 @@ def test_a_winner_in_the_store_comes_first(tmp_path: Path) -> None:
         assert systolic.plan(SQUARE, "v6e") == before, "a planner keeps its plans"
         planner.forget()
         made = systolic.plan(SQUARE, "v6e")
-        assert (made.config, made.time_us, made.known) == (config, 323.4, "simulated")
+        assert (made.config, made.time_us, made.provenance) == (config, 323.4, "simulated")
         assert "winner of systolic tune" in made.reason
-        assert systolic.plan(SQUARE, "v5e").known == "profiled"
+        assert systolic.plan(SQUARE, "v5e").provenance == "profiled"
         illegal = dataclasses.replace(config, tiles=Tiles(tile_m=4096, tile_k=4096, tile_n=4096), subtile_m=4096)
         with pytest.raises(UntrustedError, match="VMEM"):  # nor does a row that is there already win
             store.keep(subject, Trial(config=illegal, status="ok", simulated_us=500.0))
         changed = dataclasses.replace(chip("v6e"), vmem_bytes_per_core=64 * 2**20)
-        assert systolic.plan(SQUARE, changed).known != "simulated", "tuned for another chip"
+        assert systolic.plan(SQUARE, changed).provenance != "simulated", "tuned for another chip"
 
 
 def run_of(rounds: list[float], cycles: int) -> SimulatedRun:

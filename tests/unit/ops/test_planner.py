@@ -54,9 +54,9 @@ def test_each_planner_has_the_winners_of_its_own_store(stores: list[TrialStore])
     for planner, side in ((first, 256), (second, 512), (first, 256)):
         with systolic.use(planner):
             made = systolic.plan(SPEC, "v6e")
-        assert (made.config, made.time_us, made.known) == (config_of(side), 100.0 + side, "simulated")
+        assert (made.config, made.time_us, made.provenance) == (config_of(side), 100.0 + side, "simulated")
         assert planner.plan(SPEC, "v6e") is made, "a planner keeps its plans, in use or not"
-    assert systolic.plan(SPEC, "v6e").known == systolic.Planner(None).plan(SPEC, "v6e").known == "profiled"
+    assert systolic.plan(SPEC, "v6e").provenance == systolic.Planner(None).plan(SPEC, "v6e").provenance == "profiled"
 
 
 def test_what_is_traced_follows_the_planner_in_use(stores: list[TrialStore]) -> None:

@@ -153,7 +153,7 @@ def test_a_hostile_row_does_not_win(tmp_path: Path, one: Trial) -> None:
     hostile(store, one)
     with use(store=store), pytest.warns(StoreWarning, match="left out of") as told:
         made = plan(HERE.spec, "v6e")
-    assert (made.known, made.time_us, len(told)) == ("simulated", 30.0, 1)
+    assert (made.provenance, made.time_us, len(told)) == ("simulated", 30.0, 1)
     with pytest.raises(UntrustedError):
         store.keep(HERE, one)
 
@@ -175,7 +175,7 @@ def test_a_library_call_falls_back_with_one_warning(tmp_path: Path) -> None:
             made = plan(HERE.spec, "v6e")
         assert len(told) <= 1
         assert all(issubclass(one.category, StoreWarning) for one in told)
-        if made.known != "simulated":
+        if made.provenance != "simulated":
             assert len(told) == 1 or _orphaned(store)
         answers.add(made.time_us)
         assert store.file.read_bytes() == bytes_now  # a library call renames nothing
@@ -252,7 +252,7 @@ def test_a_newer_store_is_refused_everywhere_and_stays(
         assert "newer version of systolic (schema 99, here 2)" in said
         assert said.count("\n") == 1
     with use(store=store), pytest.warns(StoreWarning, match="newer version"):
-        assert plan(HERE.spec, "v6e").known != "simulated"
+        assert plan(HERE.spec, "v6e").provenance != "simulated"
     assert store.file.read_bytes() == before
     assert "newer" in store.health().problem
 
