@@ -26,7 +26,7 @@ from systolic.checking.judging import Judge
 from systolic.checking.report import RunSummary
 from systolic.checking.scaling import ScaledArguments, scaled_arguments
 from systolic.chips import Chip
-from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage
+from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage, under_settings
 
 _MOST_SECONDS = 20.0  # the longest that one run may be expected to take
 _TIME_LIMIT_S = 45.0  # for one run; once so long has gone by, no further one begins
@@ -73,18 +73,10 @@ def run_in_worker(
     Raises:
       NamedFunctionError: there is no function of that name.
     """
-    import jax
-
-    before = {name: getattr(jax.config, name) for name in settings or {}}
-    try:
-        for name, value in (settings or {}).items():
-            jax.config.update(name, value)
+    with under_settings(settings or {}):
         loaded = fn.load() if isinstance(fn, NamedFunction) else fn
         other = reference.load() if isinstance(reference, NamedFunction) else reference
         return run_checks(loaded, args, values=values, reference=other, chip=chip, seeds=seeds)
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
 
 
 def run_checks(

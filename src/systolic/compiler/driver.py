@@ -69,7 +69,7 @@ def compile_function(
     dump = Path(os.environ[DUMP_VARIABLE])
     started = time.perf_counter()
     devices = _devices(target)
-    with _configured(settings or {}), _device_context(target):
+    with under_settings(settings or {}), _device_context(target):
         traced = _trace(fn, args, devices)
         with at_stage("lowering"):
             lowered = _lower(traced)
@@ -106,7 +106,7 @@ def traced_jaxpr(
     settings: Mapping[str, Any] | None = None,
 ) -> Any:
     """The closed jaxpr that `compile_function` would lower, for the same arguments."""
-    with _configured(settings or {}), _device_context(target):
+    with under_settings(settings or {}), _device_context(target):
         return _trace(fn, args, _devices(target)).jaxpr
 
 
@@ -167,7 +167,7 @@ def _lower(traced: Any) -> Any:
     try:
         # A kernel's body is lowered to bytecode that holds file names and lines. Without them the same program has the
         # same text, hence the same key, wherever its source stands.
-        with _configured({"jax_traceback_in_locations_limit": 0}):
+        with under_settings({"jax_traceback_in_locations_limit": 0}):
             return traced.lower(lowering_platforms=("tpu",))
     except Exception as error:  # noqa: BLE001 -- tracing is over: whatever fails now is the compiler's answer
         # Again with source locations, without which Pallas cannot even word some of its errors.
@@ -209,7 +209,8 @@ def _compiled(lowered: Any) -> Any:
 
 
 @contextmanager
-def _configured(settings: Mapping[str, Any]) -> Iterator[None]:
+def under_settings(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Lets JAX trace under these settings; see `tracing_settings`."""
     import jax
 
     before = {name: getattr(jax.config, name) for name in settings}

@@ -69,8 +69,7 @@ class WhatIfSearch:
           now: the function as it is.
           time_us: the time that it takes.
         """
-        found = self._promising(tile_sizes(now.parameters)[:_MOST_LOOKED_AT], now)
-        promising = [candidate for candidate, _ in sorted(found, key=lambda each: each[1])]
+        promising = self._promising(tile_sizes(now.parameters)[:_MOST_LOOKED_AT], now)
         calls = call_candidates(now, self.chip)[: self.tries - bool(promising)]
         first = _first(promising, (2 * (self.tries - len(calls)) + 2) // 3)
         self._simulate([*calls, *first])
@@ -78,22 +77,18 @@ class WhatIfSearch:
         if self.tries > len(self.tried):
             self._combine(calls, time_us)
         self._neighbours(promising, self.tries - len(self.tried))
-        return sorted(self.tried, key=lambda each: float("inf") if each.time_us is None else each.time_us)
+        return sorted(self.tried, key=_time)
 
     def _neighbours(self, promising: Sequence[Candidate], most: int) -> None:
         """Simulates choices of tiles that differ in one parameter from the fastest so far."""
-        best, known = self._best(), [each.candidate for each in self.tried]
-        if best is None or not best.candidate.sizes or most < 1:
+        best, known = min(self.tried, key=_time, default=None), [each.candidate for each in self.tried]
+        if best is None or best.time_us is None or not best.candidate.sizes or most < 1:
             return
         near = [each for each in promising if _distance(each.sizes, best.candidate.sizes) == 1]
         self._simulate([each for each in near if each not in known][:most])
 
-    def _best(self) -> WhatIf | None:
-        timed = [each for each in self.tried if each.time_us is not None]
-        return min(timed, key=lambda each: each.time_us or 0.0, default=None)
-
-    def _promising(self, sizes: Sequence[Sizes], now: FunctionAnalysis) -> list[tuple[Candidate, float]]:
-        """Lists candidates of these sizes that no rule forbids, with their modelled times."""
+    def _promising(self, sizes: Sequence[Sizes], now: FunctionAnalysis) -> list[Candidate]:
+        """Lists candidates of these sizes that no rule forbids, the one with the least modelled time first."""
         shapes, values, settings = abstract_arguments(self.args), argument_values(self.args), tracing_settings()
         chunks = [sizes[at : at + _CHUNK] for at in range(0, len(sizes), _CHUNK)]
         jobs = [
@@ -102,7 +97,7 @@ class WhatIfSearch:
             )
             for chunk in chunks
         ]
-        found = []
+        found: list[tuple[Candidate, float]] = []
         for chunk, job in zip(chunks, jobs, strict=True):
             try:
                 analyses = job.result()
@@ -112,7 +107,7 @@ class WhatIfSearch:
                 candidate = tile_candidate(each, known, now, self.chip) if known is not None else None
                 if candidate is not None and known is not None:
                     found.append((candidate, known.modelled_us))
-        return found
+        return [candidate for candidate, _ in sorted(found, key=lambda each: each[1])]
 
     def _simulate(self, candidates: Sequence[Candidate]) -> None:
         self.planned(len(candidates))
@@ -130,8 +125,7 @@ class WhatIfSearch:
             for each in self.tried
             if each.candidate in calls and each.time_us is not None and each.time_us < time_us * (1 - _WORTH_COMBINING)
         ]
-        tiles = [each for each in self.tried if each.candidate.sizes and each.time_us is not None]
-        best = min(tiles, key=lambda each: each.time_us or 0.0, default=None)
+        best = min((each for each in self.tried if each.candidate.sizes), key=_time, default=None)
         if best is None or best.time_us is None or best.time_us >= time_us or not helpful:
             return
         sites = {change.site for change in best.candidate.changes}
@@ -146,6 +140,10 @@ class WhatIfSearch:
                 where=each.where,
             )
             self._simulate([both])
+
+
+def _time(tried: WhatIf) -> float:
+    return float("inf") if tried.time_us is None else tried.time_us
 
 
 def _first(promising: Sequence[Candidate], count: int) -> list[Candidate]:

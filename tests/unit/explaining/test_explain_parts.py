@@ -1,4 +1,4 @@
-"""The parts of an explanation that need no compiler: tile sizes, lines of source, words."""
+"""The parts of an explanation that need no compiler: tile sizes, what is equivalent, words."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 from explanations import a_run
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 from kernels import call_of, product, shape
 
-from systolic.analysis import flops_outside_kernels, kernel_ops
 from systolic.chips import chip
 from systolic.explaining.baseline import equivalent_matmul
 from systolic.explaining.bottleneck import bottleneck
@@ -85,48 +83,6 @@ def test_sizes_to_try_stay_inside_of_the_arrays() -> None:
     assert len(tile_sizes(many)) == 5 * 3 + 10 * 9  # one and two at a time
 
 
-def test_lines_of_a_kernel_count_what_runs() -> None:
-    call = call_of(product, *ARGS)
-    ops = kernel_ops(call, (4, 3, 2))
-    assert ops.flops == 2 * 1024 * 512 * 768
-    by_text = {line.text: line for line in ops.lines}
-    cleared = by_text["acc_vmem[...] = jnp.zeros_like(acc_vmem)"]
-    added = next(line for text, line in by_text.items() if text.startswith("acc_vmem[...] +="))
-    rounded = by_text["out_vmem[...] = acc_vmem[...].astype(out_vmem.dtype)"]
-    assert (cleared.executions, added.executions, rounded.executions) == (12, 24, 12)
-    assert added.matrix_flops == 2 * 256**3
-    assert added.vector_elements == 256**2
-    assert added.loaded_bytes == 256**2 * (4 + 2 + 2)
-    assert added.stored_bytes == 256**2 * 4
-    assert rounded.stored_bytes == 256**2 * 2
-
-
-def test_lines_of_a_kernel_whose_grid_is_not_known() -> None:
-    ops = kernel_ops(call_of(product, *ARGS), None)
-    assert ops.flops is None
-    assert all(line.executions is None for line in ops.lines)
-
-
-@pytest.mark.parametrize("rounds", [1, 5])
-def test_products_outside_of_kernels(rounds: int) -> None:
-    def repeated(x: Any) -> Any:
-        return jax.lax.fori_loop(0, rounds, lambda _, y: y @ y, x)
-
-    assert flops_outside_kernels(jax.make_jaxpr(repeated)(shape(jnp.float32, 64, 64)).jaxpr) == rounds * 2 * 64**3
-
-
-def test_branches_that_values_decide_are_not_counted() -> None:
-    def kernel(x_vmem, out_vmem):
-        @pl.when(x_vmem[0, 0] > 0)
-        def _():
-            out_vmem[...] = jnp.dot(x_vmem[...], x_vmem[...])
-
-    def conditional(x: Any) -> Any:
-        return pl.pallas_call(kernel, out_shape=x, grid=(2,))(x)
-
-    assert kernel_ops(call_of(conditional, shape(jnp.float32, 128, 128)), (2,)).flops is None
-
-
 SQUARE = (BF16(512, 512), BF16(512, 512))
 
 
@@ -192,27 +148,6 @@ def test_what_is_no_product_of_two_matrices_is_not_taken_for_one() -> None:
     assert equivalent_matmul((pair,), analysed(lambda both: small(both["lhs"], both["rhs"]), pair)) is None
 
 
-def test_products_in_loops_of_unknown_length_are_not_counted() -> None:
-    def settled(x: Any) -> Any:
-        return jax.lax.while_loop(lambda y: y[0, 0] < 1, lambda y: y @ y, x)
-
-    assert flops_outside_kernels(jax.make_jaxpr(settled)(shape(jnp.float32, 64, 64)).jaxpr) is None
-
-
-def test_products_between_buffers_with_a_scope_are_counted() -> None:
-    def kernel(x_vmem, out_vmem):
-        def scoped(acc_vmem):
-            acc_vmem[...] = jnp.dot(x_vmem[...], x_vmem[...])
-            out_vmem[...] = acc_vmem[...]
-
-        pl.run_scoped(scoped, pltpu.VMEM((128, 128), jnp.float32))
-
-    def launched(x: Any) -> Any:
-        return pl.pallas_call(kernel, out_shape=x)(x)
-
-    assert kernel_ops(call_of(launched, shape(jnp.float32, 128, 128)), ()).flops == 2 * 128**3
-
-
 def test_the_peak_is_that_of_what_xla_multiplies() -> None:
     def whole(lhs: Any, rhs: Any) -> Any:
         return jnp.dot(lhs, rhs, preferred_element_type=jnp.int32)
@@ -246,17 +181,6 @@ def test_sizes_that_change_the_result_are_no_tiles() -> None:
     (columns,) = (each for each in now.parameters if each.name == "columns")
     other = analysed(WithKeywords(leading, {columns: 128}), x)
     assert tile_candidate(((columns, 128),), other, now, chip("v5e")) is None
-
-
-def test_lines_of_a_vmapped_kernel_count_its_own_axes() -> None:
-    batched = jax.vmap(functools.partial(product))
-    call = call_of(batched, BF16(5, 1024, 512), BF16(5, 512, 768))
-    assert (call.vmapped, call.own_axes) == ((0,), (1, 2, 3))
-    ops = kernel_ops(call, (5, 4, 3, 2))
-    assert ops.flops == 5 * 2 * 1024 * 512 * 768
-    by_text = {line.text: line.executions for line in ops.lines}
-    assert by_text["acc_vmem[...] = jnp.zeros_like(acc_vmem)"] == 5 * 4 * 3
-    assert by_text["out_vmem[...] = acc_vmem[...].astype(out_vmem.dtype)"] == 5 * 4 * 3
 
 
 def test_hbm_of_an_idle_core_is_not_counted() -> None:
