@@ -99,7 +99,7 @@ GONE = object()
         ((*TRIAL, "vmem_bytes"), -1, "vmem_bytes=-1 is below 0"),
         ((*TRIAL, "stalls"), {"copy": -0.5}, "one is below 0"),
         ((*TRIAL, "stalls"), [["copy", 0.5]], "is not an object"),
-        ((*TRIAL, "status"), "[/bold]", r"status: '\[/bold\]' is none of ok, refused, failed"),
+        ((*TRIAL, "status"), "[/bold]", r"status: '\[/bold\]' is none of ok, unsupported"),
         ((*TRIAL, "status"), "failed", "that failed has a time"),
         ((*TRIAL, "reason"), "\ud800", "is no Unicode text"),
         ((*TRIAL, "reason"), None, "is not a text"),
