@@ -43,7 +43,7 @@ from systolic.checking.rules.memory import memory_findings
 from systolic.checking.verdict import REFUSED_BY_COMPILER
 from systolic.chips import CHIPS, Chip
 from systolic.cli.options import chip_option, output_options
-from systolic.cli.output import check_target, console, progress_bar, table, versions, write_json
+from systolic.cli.output import check_target, console, progress_bar, show_table, versions, write_json
 from systolic.compiler import (
     CompiledProgram,
     CompilerError,
@@ -52,6 +52,7 @@ from systolic.compiler import (
     WorkerPool,
     submit_compilation,
 )
+from systolic.report.columns import Column, numeric, textual
 from systolic.timing import target_of
 
 # Rules whose breach the compiler refuses. The others find what compiles and is wrong, or slow.
@@ -210,33 +211,40 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+# A chip, and what is counted of it.
+_Counted = tuple[str, dict[str, Any]]
+
+
+def _counted(title: str, key: str, form: str = "") -> Column[_Counted]:
+    return numeric(title, lambda its: its[1][key], form)
+
+
+_VERDICTS: tuple[Column[_Counted], ...] = (
+    textual("chip", lambda its: its[0]),
+    _counted("configurations", "configurations"),
+    _counted("both accept", "both_accept"),
+    _counted("both refuse", "both_refuse"),
+    _counted("legal but refused", "legal_but_refused"),
+    _counted("refused but accepted", "refused_but_accepted"),
+    _counted("no answer", "no_answer"),
+)
+_VMEM: tuple[Column[_Counted], ...] = (
+    textual("chip", lambda its: its[0]),
+    _counted("VMEM compared", "vmem_compared"),
+    _counted("equal", "vmem_equal"),
+    _counted("compiler adds to", "vmem_added_to"),
+    _counted("90th percentile of its share", "vmem_added_share_p90", ".1%"),
+    _counted("largest share", "vmem_added_share_most", ".1%"),
+)
+
+
 def show(rows: Sequence[dict[str, Any]], summary: dict[str, dict[str, Any]], seed: int) -> None:
     """Prints the tables, then every disagreement."""
     out = console()
     packages = ", ".join(f"{name} {text}" for name, text in versions().items() if text)
     out.print(f"{Path(sys.argv[0]).name} · seed {seed} · {packages}")
-    verdicts = (
-        "configurations",
-        "both accept",
-        "both refuse",
-        "legal but refused",
-        "refused but accepted",
-        "no answer",
-    )
-    lines = [(name, *(str(found[column.replace(" ", "_")]) for column in verdicts)) for name, found in summary.items()]
-    out.print(table(("chip", *verdicts), lines, left=("chip",)))
-    counts = ("vmem_compared", "vmem_equal", "vmem_added_to")
-    shares = ("vmem_added_share_p90", "vmem_added_share_most")
-    lines = [
-        (
-            name,
-            *(str(found[column]) for column in counts),
-            *(f"{found[column]:.1%}" if found[column] is not None else "–" for column in shares),
-        )
-        for name, found in summary.items()
-    ]
-    columns = ("VMEM compared", "equal", "compiler adds to", "90th percentile of its share", "largest share")
-    out.print(table(("chip", *columns), lines, left=("chip",)))
+    show_table(out, _VERDICTS, summary.items())
+    show_table(out, _VMEM, summary.items())
     for row in rows:
         if row["compiler"] not in (row["foretold"], "no answer"):
             told = f"{row['foretold']} foretold ({row['rules'] or 'no rule'}), {row['compiler']} by the compiler"

@@ -34,10 +34,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import chip as chip_named
 from systolic.cli.options import output_options
-from systolic.cli.output import check_target, console, progress_bar, table, versions, write_json
+from systolic.cli.output import check_target, console, progress_bar, show_table, versions, write_json
 from systolic.compiler import WorkerPool
 from systolic.explaining import ExplainRequest, explain_with_pool
 from systolic.explaining.explanation import Explanation, Saving
+from systolic.report.columns import Column, numeric, textual
 from systolic.timing import submit_simulation
 
 _MOST_POINTS = 3.0
@@ -133,7 +134,7 @@ def main(only: str, tries: int, json_file: str | None, quiet: bool) -> None:
             request = ExplainRequest(
                 fn=kernel.fn, args=kernel.args, arguments=(), chip=chip_named(kernel.chip), tries=tries
             )
-            found = explain_with_pool(pool, request, planned=bar.planned, done=bar.done)
+            found = explain_with_pool(pool, request, progress=bar)
             rows.append(_row(pool, name, kernel, found))
     worst = max((row["difference_points"] for row in rows), default=0.0)
     summary = {"provenance": "simulated", "worst_difference_points": worst, "limit_points": _MOST_POINTS}
@@ -164,25 +165,23 @@ def _row(pool: WorkerPool, name: str, kernel: Kernel, found: Explanation) -> dic
     }
 
 
+_COLUMNS: tuple[Column[dict[str, Any]], ...] = (
+    textual("kernel", lambda row: row["kernel"]),
+    textual("chip", lambda row: row["chip"]),
+    numeric("simulated µs", lambda row: row["time_us"], ",.1f"),
+    textual("first finding", lambda row: row["finding"]),
+    numeric("estimated", lambda row: row["estimated_saving"], ".1%"),
+    numeric("applied", lambda row: row["applied_saving"], ".1%"),
+    numeric("points apart", lambda row: row["difference_points"], ".2f"),
+)
+
+
 def _show(rows: list[dict[str, Any]], worst: float) -> None:
     out = console()
     found = versions()
     out.print(f"jax {found['jax']}, libtpu {found['libtpu']} · times are simulated · operands are shapes")
     out.print(f"worst difference {worst:.2f} points of {_MOST_POINTS:g} allowed")
-    columns = ("kernel", "chip", "simulated µs", "first finding", "estimated", "applied", "points apart")
-    lines = [
-        (
-            row["kernel"],
-            row["chip"],
-            f"{row['time_us']:,.1f}",
-            row["finding"],
-            f"{row['estimated_saving']:.1%}",
-            f"{row['applied_saving']:.1%}",
-            f"{row['difference_points']:.2f}",
-        )
-        for row in rows
-    ]
-    out.print(table(columns, lines, left=("kernel", "chip", "first finding")))
+    show_table(out, _COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -40,7 +41,8 @@ import fault_machines
 import fault_programs
 from fault_cases import Section, Setting
 
-from systolic.cli.output import console, progress_bar, table, write_json
+from systolic.cli.output import console, progress_bar, show_table, write_json
+from systolic.report.columns import Column, numeric, textual
 
 SECTIONS: dict[str, Section] = {
     section.name: section
@@ -163,19 +165,20 @@ def main(cases: int, seed: int, only: str | None, one: int | None, json_file: st
     results = run_sections(names, cases, seed, setting, quiet=quiet)
     tried = sum(count for count, _ in results.values())
     failed = sum(len(failures) for _, failures in results.values())
+    rows = [
+        {"section": name, "tried": count, "failed": len(failures), "failures": [asdict(one) for one in failures]}
+        for name, (count, failures) in results.items()
+    ]
     if json_file is not None:
-        rows = [
-            {"section": name, "tried": count, "failed": len(failures), "failures": [asdict(one) for one in failures]}
-            for name, (count, failures) in results.items()
-        ]
         write_json(json_file, "faults", rows, {"seed": seed, "tried": tried, "failed": failed})
     if json_file != "-":
-        cells = [
-            [name, SECTIONS[name].tries, str(count), str(len(failures))] for name, (count, failures) in results.items()
-        ]
-        console().print(
-            table(("section", "what is tried", "tried", "failed"), cells, left=("section", "what is tried"))
+        columns: tuple[Column[dict[str, Any]], ...] = (
+            textual("section", lambda row: row["section"]),
+            textual("what is tried", lambda row: SECTIONS[row["section"]].tries),
+            numeric("tried", lambda row: row["tried"]),
+            numeric("failed", lambda row: row["failed"]),
         )
+        show_table(console(), columns, rows)
         for _, failures in results.values():
             for failure in sorted(failures, key=lambda one: one.case)[:10]:
                 click.echo(f"{failure.section} --case {failure.case}: {json.dumps(failure.what, ensure_ascii=False)}")

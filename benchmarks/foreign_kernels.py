@@ -37,8 +37,9 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 
 from systolic.chips import Chip
 from systolic.cli.options import chip_option, output_options
-from systolic.cli.output import check_target, console, progress_bar, table, versions, write_json
+from systolic.cli.output import check_target, console, progress_bar, show_table, versions, write_json
 from systolic.compiler import CompilerError, WorkerPool
+from systolic.report.columns import Column, numeric, textual
 from systolic.simulator import SimulationError
 from systolic.timing import Measurement, submit_simulation
 
@@ -295,30 +296,28 @@ def outcome(job: Future[Measurement]) -> Measurement | str:
         return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+def _number(title: str, key: str, form: str, scale: float = 1.0) -> Column[dict[str, Any]]:
+    return numeric(title, lambda row: row[key] / scale if row.get(key) is not None else None, form)
+
+
+_COLUMNS: tuple[Column[dict[str, Any]], ...] = (
+    textual("chip", lambda row: row["chip"]),
+    textual("program", lambda row: row["program"]),
+    _number("simulated µs", "time_us", ",.1f"),
+    _number("Tflop/s", "tflops", ".0f"),
+    _number("MXU busy", "matrix_busy_share", ".0%"),
+    _number("stalls", "stall_share", ".0%"),
+    _number("HBM MB", "hbm_bytes", ",.1f", 1e6),
+    _number("× XLA", "ratio_to_xla", ".2f"),
+)
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     """Prints the rows."""
     out = console()
     packages = ", ".join(f"{name} {text}" for name, text in versions().items() if text)
     out.print(f"{Path(sys.argv[0]).name} · {packages} · every time is simulated")
-    columns = ("chip", "program", "simulated µs", "Tflop/s", "MXU busy", "stalls", "HBM MB", "× XLA")
-    lines = []
-    for row in rows:
-        if row["time_us"] is None:
-            lines.append((row["chip"], row["program"], "–", "", "", "", "", ""))
-            continue
-        lines.append(
-            (
-                row["chip"],
-                row["program"],
-                f"{row['time_us']:,.1f}",
-                f"{row['tflops']:.0f}" if row["tflops"] else "",
-                f"{row['matrix_busy_share']:.0%}",
-                f"{row['stall_share']:.0%}",
-                f"{row['hbm_bytes'] / 1e6:,.1f}",
-                f"{row['ratio_to_xla']:.2f}" if row["ratio_to_xla"] else "",
-            )
-        )
-    out.print(table(columns, lines, left=("chip", "program")))
+    show_table(out, _COLUMNS, rows)
     for row in rows:
         if row["time_us"] is None:
             out.print(f"{row['chip']} {row['program']}: {row['reason']}", soft_wrap=True, markup=False)

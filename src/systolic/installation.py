@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from systolic.chips import chip
 from systolic.compiler import CompilerMissing, ProgramCache, WorkerPool, check_available
+from systolic.experiments import Experiment, Runner
 from systolic.store import TrialStore
-from systolic.timing import submit_simulation
 from systolic.versions import versions
 
 State = Literal["works", "absent", "broken", "not tried"]
@@ -115,8 +115,9 @@ def _simulated(pool: WorkerPool) -> str:
 
     fn = functools.partial(matmul, implementation="pallas", chip=_CHIP)
     x = jax.ShapeDtypeStruct((_SIDE, _SIDE), jnp.bfloat16)
-    measured = submit_simulation(pool, fn, [x, x], chip(_CHIP), label="a small product", cached=False)
-    return f"a product of {_SIDE}³ compiled for {_CHIP} and simulated: {measured.result().time_us:.1f} µs"
+    experiment = Experiment(fn=fn, args=[x, x], chip=chip(_CHIP), label="a small product", cached=False)
+    time_us = Runner(pool).start(experiment).outcome().required().time_us
+    return f"a product of {_SIDE}³ compiled for {_CHIP} and simulated: {time_us:.1f} µs"
 
 
 def interpreted_product() -> str:

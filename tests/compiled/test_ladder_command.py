@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from systolic.cli import main
-from systolic.schedule import Tiles, hbm_bytes
+from systolic.lessons.ladder.candidates import hbm_bytes
+from systolic.schedule import Tiles
 from systolic.spec import MatmulSpec
 
 pytestmark = pytest.mark.skipif(

@@ -14,7 +14,7 @@ SHOWN = [
     ("sparse_core", "v6e"),
 ]
 # What runs on SparseCores is compiled, and has no time.
-RIGHT = ("ok", "not on this chip", "not simulated")
+RIGHT = ("ok", "unsupported", "not simulated")
 
 
 def told(name: str, on: str) -> Lesson:

@@ -19,7 +19,8 @@ from systolic.bench import abstract_operands, xla_matmul
 from systolic.chips import chip
 from systolic.compiler import ProgramCache, WorkerPool, submit_compilation
 from systolic.lessons.ladder import RUNGS
-from systolic.schedule import Tiles, hbm_bytes
+from systolic.lessons.ladder.candidates import hbm_bytes
+from systolic.schedule import Tiles
 from systolic.simulator import SimulatedRun, SimulationError
 from systolic.simulator.reading.blocks import split_blocks
 from systolic.simulator.reading.listing import parse_listing

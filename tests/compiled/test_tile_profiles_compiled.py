@@ -10,13 +10,14 @@ from systolic.chips import chip
 from systolic.cli.main import main
 from systolic.compiler import WorkerPool
 from systolic.cost import Kind, ProfiledTile, Profiles, profiled_choices, shipped_profiles
+from systolic.experiments import Runner
 from systolic.ops.matmul.programs import MatmulPrograms
 from systolic.schedule import Tiles
 from systolic.spec import MatmulSpec
 from systolic.store import Subject
 from systolic.timing import submit_simulation
 from systolic.tuning import profiling
-from systolic.tuning.profiling import step_cost, submit_profile
+from systolic.tuning.profiling import profile_experiment, step_cost
 
 CHIPS = ("v5e", "v5p", "v6e", "v7x")
 
@@ -33,7 +34,7 @@ def test_a_shipped_profile_can_be_made_again(name: str) -> None:
         pytest.skip(f"made with jax {shipped.jax}, libtpu {shipped.libtpu}; here are {here.jax} and {here.libtpu}")
     short = min(shipped.profiles, key=lambda one: (one.bundles, one.tile))
     with WorkerPool(max_workers=1) as pool:
-        run = submit_profile(pool, "bfloat16", its, short.tile).result().run
+        run = Runner(pool).start(profile_experiment("bfloat16", its, short.tile)).outcome().required()
     assert run is not None
     assert step_cost(run, short.tile) == short.cost
     assert run.bundles == short.bundles

@@ -1,17 +1,15 @@
 """Is it right, and how fast is it beside XLA."""
 
 from systolic.bench.accuracy import Accuracy, ResultError, check, operands, reference, tolerance
-from systolic.bench.comparison import Speed, abstract_operands, speed, xla_matmul
+from systolic.bench.comparison import abstract_operands, xla_matmul
 
 __all__ = [
     "Accuracy",
     "ResultError",
-    "Speed",
     "abstract_operands",
     "check",
     "operands",
     "reference",
-    "speed",
     "tolerance",
     "xla_matmul",
 ]

@@ -120,29 +120,29 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
 
     if group == "square":
         yield from _mean_bar(rows, 1.00)
-        yield from _least([row for row in bfloat16 if row.m >= 2048], "× XLA from 2048³", 0.95, ratio)
-        yield from _least([row for row in bfloat16 if row.m < 2048], "× XLA below 2048³", 0.80, ratio)
+        yield from _worst_bar([row for row in bfloat16 if row.m >= 2048], "× XLA from 2048³", ratio, least=0.95)
+        yield from _worst_bar([row for row in bfloat16 if row.m < 2048], "× XLA below 2048³", ratio, least=0.80)
         large = [row for row in bfloat16 if row.m >= 4096]
         if chip in CHIPS:  # saved rows may be of a chip that is not known here
             share = CHIPS[chip].bars.least_share_of_limit
-            yield from _least(large, "of the model's limit from 4096³", share, lambda row: row.share_of_model)
+            yield from _worst_bar(large, "of the model's limit from 4096³", lambda row: row.share_of_model, least=share)
     elif group == "prefill":
         yield from _mean_bar(rows, 1.00)
-        yield from _least(bfloat16, "× XLA", 0.96, ratio)
+        yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.96)
     elif group == "decode":
         yield from _mean_bar([row for row in rows if row.dtype != "bfloat16"], 1.00)
-        yield from _least(bfloat16, "× XLA", 0.98, ratio)
+        yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.98)
         by_hbm = [row for row in bfloat16 if (row.model_hbm_us or 0) >= (row.model_mxu_us or 0)]
-        yield from _least(by_hbm, "of the model's HBM limit", _DECODE_SHARE, lambda row: row.share_of_model)
+        yield from _worst_bar(by_hbm, "of the model's HBM limit", lambda row: row.share_of_model, least=_DECODE_SHARE)
     elif group == "fused":
         yield from _mean_bar(rows, 1.03 if bfloat16 else 1.00)
-        yield from _least(bfloat16, "× XLA", 0.96, ratio)
+        yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.96)
     elif group == "edges":
         yield from _mean_bar([row for row in rows if row.dtype != "bfloat16"], 1.00)
-        yield from _most(bfloat16, "× the next even size", 1.15, lambda row: row.over_even)
-        yield from _most(rows, "of the time outside the kernel", _OTHER_OPS_SHARE, _other_share)
-    yield from _most(rows, "bundles of code", _MOST_BUNDLES, lambda row: row.bundles)
-    yield from _most(rows, "s to compile", _LONGEST_COMPILE_S, lambda row: row.compile_s)
+        yield from _worst_bar(bfloat16, "× the next even size", lambda row: row.over_even, most=1.15)
+        yield from _worst_bar(rows, "of the time outside the kernel", _other_share, most=_OTHER_OPS_SHARE)
+    yield from _worst_bar(rows, "bundles of code", lambda row: row.bundles, most=_MOST_BUNDLES)
+    yield from _worst_bar(rows, "s to compile", lambda row: row.compile_s, most=_LONGEST_COMPILE_S)
 
 
 def _other_share(row: BenchRow) -> float | None:
@@ -156,24 +156,26 @@ def _mean_bar(rows: Sequence[BenchRow], limit: float) -> Iterator[Cleared]:
         yield _cleared(rows, "× XLA, geometric mean, at least", limit, value, "", len(ratios), int(value < limit))
 
 
-def _least(
-    rows: Sequence[BenchRow], what: str, limit: float, value: Callable[[BenchRow], float | None]
+def _worst_bar(
+    rows: Sequence[BenchRow],
+    what: str,
+    value: Callable[[BenchRow], float | None],
+    *,
+    least: float | None = None,
+    most: float | None = None,
 ) -> Iterator[Cleared]:
+    """The worst row against the least value that is good enough, or against the most."""
     known = {row.case: found for row in rows if (found := value(row)) is not None}
-    if known:
-        worst = min(known, key=known.__getitem__)
+    if not known:
+        return
+    if least is not None:
+        worst, bar, limit = min(known, key=known.__getitem__), f"{what}, at least", least
         missed = sum(found < limit for found in known.values())
-        yield _cleared(rows, f"{what}, at least", limit, known[worst], worst, len(known), missed)
-
-
-def _most(
-    rows: Sequence[BenchRow], what: str, limit: float, value: Callable[[BenchRow], float | None]
-) -> Iterator[Cleared]:
-    known = {row.case: found for row in rows if (found := value(row)) is not None}
-    if known:
-        worst = max(known, key=known.__getitem__)
+    else:
+        assert most is not None
+        worst, bar, limit = max(known, key=known.__getitem__), f"{what}, at most", most
         missed = sum(found > limit for found in known.values())
-        yield _cleared(rows, f"{what}, at most", limit, known[worst], worst, len(known), missed)
+    yield _cleared(rows, bar, limit, known[worst], worst, len(known), missed)
 
 
 def _cleared(

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from systolic.bench.cases import Case
 from systolic.bench.programs import arguments, ours, spec_of, xla
 from systolic.chips import Chip, UnsupportedDtypeError
-from systolic.compiler import CompilerRefusal, WorkerPool
+from systolic.experiments import Experiment, Outcome, Runner
 from systolic.ops import plan
 from systolic.schedule import TilesError
 from systolic.spec import MatmulSpec, SpecError
-from systolic.timing import Measurement, submit_simulation
+from systolic.status import Status
 
 Who = Literal["ours", "xla"]
-Status = Literal["ok", "unsupported", "illegal", "refused", "failed"]
 
 # What the listings, and so the machine models, call operand types.
 _LISTING_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "s8", "float8_e4m3fn": "f8", "float8_e5m2": "f8"}
+# Properties of a row that stand in a result beside its fields.
+_DERIVED = ("xla_repeated_us", "ratio", "ratio_alone", "ratio_with_prefetch", "over_even", "limit_us", "share")
+_DERIVED += ("share_of_model",)
+_NOT_RUN = Outcome(label="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRow:
     """One case on one chip. Times are simulated unless their name says otherwise; None is not known.
-
-    XLA may copy an operand into VMEM ahead of the call. In repeated calls that copy runs during the call before, and
-    published device times are those of the rest alone: `xla_us`. Of a thin product the rest may take less than the
-    weight takes to cross HBM at all, and then repeated calls wait for the copy: `xla_repeated_us` is the rest, but no
-    less than the least HBM traffic takes on the model, and no more than rest and copy together.
 
     Limits are those of the matrix units and of the least HBM traffic, once at the published peak and bandwidth, once at
     the clock and bandwidth that the simulator's model of the chip has.
@@ -52,21 +49,13 @@ class BenchRow:
     ours_us: float | None = None
     xla_us: float | None = None
     xla_prefetch_us: float | None = None  # of the copy that XLA starts ahead of the call
-    xla_repeated_us: float | None = None
     xla_reason: str = ""  # why XLA has no time
-    ratio: float | None = None  # xla_repeated_us over ours
-    ratio_alone: float | None = None  # xla_us over ours
-    ratio_with_prefetch: float | None = None  # XLA with its copy over ours
     even_us: float | None = None  # our time at the next larger sizes that tiles divide
-    over_even: float | None = None  # our time over that
     even_reason: str = ""
     mxu_us: float | None = None  # published
     hbm_us: float | None = None
-    limit_us: float | None = None  # the larger of the two
-    share: float | None = None  # of our time that the limit is
     model_mxu_us: float | None = None  # the simulator's
     model_hbm_us: float | None = None
-    share_of_model: float | None = None
     kernel: str = ""
     config: str = ""
     modelled_us: float | None = None  # by the planner's arithmetic
@@ -77,27 +66,78 @@ class BenchRow:
     other_ops_us: float | None = None  # of our program, outside its longest operation: a copy to pad or to transpose
     stall_share: float | None = None
 
+    @property
+    def xla_with_prefetch_us(self) -> float | None:
+        """XLA's time with the copy of an operand into VMEM that it starts ahead of the call."""
+        return None if self.xla_us is None else self.xla_us + (self.xla_prefetch_us or 0.0)
 
-def race(
-    cases: Sequence[Case],
-    chips: Sequence[Chip],
-    pool: WorkerPool,
-    *,
-    against_xla: bool = True,
-    planned: Callable[[int], None] = lambda jobs: None,
-    done: Callable[[str], None] = lambda label: None,
-) -> list[BenchRow]:
+    @property
+    def xla_repeated_us(self) -> float | None:
+        """XLA's time in repeated calls, where the copy runs during the call before.
+
+        Published device times are those of the rest alone, `xla_us`. Of a skinny product the rest may take less than
+        the weight takes to cross HBM at all, and then repeated calls wait for the copy: this is the rest, but no less
+        than the least HBM traffic takes on the model, and no more than rest and copy together.
+        """
+        if self.xla_us is None or self.xla_with_prefetch_us is None:
+            return None
+        return max(self.xla_us, min(self.xla_with_prefetch_us, self.model_hbm_us or 0))
+
+    @property
+    def ratio(self) -> float | None:
+        """XLA's time in repeated calls over ours."""
+        return _over(self.xla_repeated_us, self.ours_us)
+
+    @property
+    def ratio_alone(self) -> float | None:
+        """XLA's time without its copy over ours."""
+        return _over(self.xla_us, self.ours_us)
+
+    @property
+    def ratio_with_prefetch(self) -> float | None:
+        """XLA's time with its copy over ours."""
+        return _over(self.xla_with_prefetch_us, self.ours_us)
+
+    @property
+    def over_even(self) -> float | None:
+        """Our time over that at the next larger sizes that tiles divide."""
+        return _over(self.ours_us, self.even_us)
+
+    @property
+    def over_least_hbm(self) -> float | None:
+        """Our HBM traffic over the least."""
+        return self.hbm_bytes / self.least_hbm_bytes if self.hbm_bytes and self.least_hbm_bytes else None
+
+    @property
+    def limit_us(self) -> float | None:
+        """The larger of the published limits."""
+        return None if self.mxu_us is None or self.hbm_us is None else max(self.mxu_us, self.hbm_us)
+
+    @property
+    def share(self) -> float | None:
+        """What share of our time the published limit is."""
+        return _over(self.limit_us, self.ours_us)
+
+    @property
+    def share_of_model(self) -> float | None:
+        """What share of our time the limit of the simulator's model is."""
+        return _over(max(self.model_mxu_us or 0, self.model_hbm_us or 0) or None, self.ours_us)
+
+    def record(self) -> dict[str, Any]:
+        """Fields and what follows from them, as a result holds them."""
+        return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
+
+
+def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, against_xla: bool = True) -> list[BenchRow]:
     """A row for every chip and case, in that order. What cannot be done is a row with its reason.
 
     Args:
       cases: what to multiply.
       chips: for which.
-      pool: where to compile and simulate.
-      against_xla: compile XLA's programs too.
-      planned: told how many jobs there are.
-      done: told of each job that ended.
+      runner: of both programs; programs that several cases share run once.
+      against_xla: run XLA's programs too.
     """
-    wanted: dict[tuple[str, Who, Case], tuple[Chip, Case]] = {}
+    wanted: dict[tuple[str, Who, Case], Experiment] = {}
     for chip in chips:
         for case in cases:
             if case.dtype not in chip.dtypes:
@@ -108,47 +148,39 @@ def race(
             if case.beside_even:
                 asked.append(("ours", case.even()))
             for who, one in asked:
-                wanted.setdefault((chip.name, who, one.program()), (chip, one))
-    planned(len(wanted))
-    jobs: dict[tuple[str, Who, Case], Future[Measurement]] = {}
-    for key, (chip, case) in wanted.items():
-        function = ours(case, chip) if key[1] == "ours" else xla(case)
-        label = f"{chip.name} {case.name} {key[1]}"
-        jobs[key] = submit_simulation(pool, function, (arguments(case),), chip, label=label)
-        jobs[key].add_done_callback(lambda _, label=label: done(label))
+                wanted.setdefault((chip.name, who, one.program()), _experiment(chip, who, one))
+    outcomes = dict(zip(wanted, runner.run(wanted.values()), strict=True))
 
-    def measured(case: Case, chip: Chip, who: Who) -> Measurement | tuple[Status, str] | None:
-        future = jobs.get((chip.name, who, case.program()))
-        return None if future is None else _outcome(future)
+    def outcome(case: Case, chip: Chip, who: Who) -> Outcome:
+        return outcomes.get((chip.name, who, case.program()), _NOT_RUN)
 
-    rows = []
-    for chip in chips:
-        for case in cases:
-            row = _planned(case, chip)
-            row = _with_ours(row, measured(case, chip, "ours"))
-            row = _with_xla(row, measured(case, chip, "xla"))
-            if case.beside_even:
-                row = _with_even(row, measured(case.even(), chip, "ours"))
-            rows.append(row)
-    return rows
+    return [
+        _row(
+            case,
+            chip,
+            mine=outcome(case, chip, "ours"),
+            others=outcome(case, chip, "xla"),
+            even=outcome(case.even(), chip, "ours") if case.beside_even else _NOT_RUN,
+        )
+        for chip in chips
+        for case in cases
+    ]
 
 
-def _outcome(future: Future[Measurement]) -> Measurement | tuple[Status, str]:
+def _experiment(chip: Chip, who: Who, case: Case) -> Experiment:
+    fn = ours(case, chip) if who == "ours" else xla(case)
+    return Experiment(fn=fn, args=(arguments(case),), chip=chip, label=f"{chip.name} {case.name} {who}")
+
+
+def _row(case: Case, chip: Chip, *, mine: Outcome, others: Outcome, even: Outcome) -> BenchRow:
+    ended, expected = mine, {}
     try:
-        return future.result()
-    except UnsupportedDtypeError as error:
-        return "unsupported", str(error)
-    except (SpecError, TilesError) as error:
-        return "illegal", str(error)
-    except CompilerRefusal as error:
-        return "refused", str(error)
-    except Exception as error:  # noqa: BLE001 -- whatever a kernel raises while it is traced is this row's fault alone
-        return "failed", f"{type(error).__name__}: {error}"
-
-
-def _planned(case: Case, chip: Chip) -> BenchRow:
-    """What is known without compiling."""
-    row = BenchRow(
+        expected = _expected(spec_of(case), chip)
+    except (UnsupportedDtypeError, SpecError, TilesError) as error:
+        ended = Outcome.failed(case.name, error) if mine is _NOT_RUN else mine
+    run = mine.run
+    operations = [operation.cycles for operation in run.later_core.ops] if run is not None else []
+    return BenchRow(
         suite=case.suite,
         group=case.group,
         case=case.name,
@@ -158,28 +190,45 @@ def _planned(case: Case, chip: Chip) -> BenchRow:
         n=case.n,
         dtype=case.dtype,
         precision=case.precision,
-        status="ok",
+        status=ended.status,
+        reason=ended.reason,
+        ours_us=mine.time_us,
+        bundles=run.bundles if run is not None else None,
+        compile_s=mine.compile_s,
+        hbm_bytes=mine.hbm_bytes,
+        other_ops_us=(sum(operations) - max(operations, default=0)) / run.clock_hz * 1e6 if run is not None else None,
+        stall_share=run.stall_share if run is not None else None,
+        xla_us=others.time_us,
+        xla_prefetch_us=others.run.prefetch_us if others.run is not None else None,
+        xla_reason=_why(others),
+        even_us=even.time_us,
+        even_reason=_why(even),
+        **expected,
     )
-    spec = spec_of(case)
-    try:
-        made = plan(spec, chip)
-    except UnsupportedDtypeError as error:
-        return dataclasses.replace(row, status="unsupported", reason=str(error))
-    except (SpecError, TilesError) as error:
-        return dataclasses.replace(row, status="illegal", reason=str(error))
+
+
+def _why(outcome: Outcome) -> str:
+    return f"{outcome.status}: {outcome.reason}" if outcome.reason else ""
+
+
+def _expected(spec: MatmulSpec, chip: Chip) -> dict[str, Any]:
+    """What is known without compiling.
+
+    Raises:
+      UnsupportedDtypeError, SpecError, TilesError: there is no plan for it.
+    """
+    made = plan(spec, chip)
     model_mxu_us, model_hbm_us = _model_limits_us(spec, chip)
-    return dataclasses.replace(
-        row,
-        mxu_us=made.mxu_us,
-        hbm_us=made.hbm_us,
-        limit_us=max(made.mxu_us, made.hbm_us),
-        model_mxu_us=model_mxu_us,
-        model_hbm_us=model_hbm_us,
-        kernel=made.config.kernel,
-        config=str(made.config),
-        modelled_us=made.time_us,
-        least_hbm_bytes=spec.least_hbm_bytes,
-    )
+    return {
+        "mxu_us": made.mxu_us,
+        "hbm_us": made.hbm_us,
+        "model_mxu_us": model_mxu_us,
+        "model_hbm_us": model_hbm_us,
+        "kernel": made.config.kernel,
+        "config": str(made.config),
+        "modelled_us": made.time_us,
+        "least_hbm_bytes": spec.least_hbm_bytes,
+    }
 
 
 def _model_limits_us(spec: MatmulSpec, chip: Chip) -> tuple[float, float]:
@@ -195,54 +244,5 @@ def _model_limits_us(spec: MatmulSpec, chip: Chip) -> tuple[float, float]:
     )
 
 
-def _with_ours(row: BenchRow, outcome: Measurement | tuple[Status, str] | None) -> BenchRow:
-    if outcome is None:
-        return row
-    if isinstance(outcome, tuple):
-        return dataclasses.replace(row, status=outcome[0], reason=outcome[1])
-    run, time_us = outcome.run, outcome.time_us
-    assert run is not None
-    operations = [operation.cycles for operation in run.later_core.ops]
-    model_limit_us = max(row.model_mxu_us or 0, row.model_hbm_us or 0)
-    return dataclasses.replace(
-        row,
-        ours_us=time_us,
-        share=row.limit_us / time_us if row.limit_us is not None else None,
-        share_of_model=model_limit_us / time_us if model_limit_us else None,
-        bundles=run.bundles,
-        compile_s=outcome.compile_s,
-        hbm_bytes=run.hbm_read_bytes + run.hbm_written_bytes,
-        other_ops_us=(sum(operations) - max(operations, default=0)) / run.clock_hz * 1e6,
-        stall_share=run.stall_share,
-    )
-
-
-def _with_xla(row: BenchRow, outcome: Measurement | tuple[Status, str] | None) -> BenchRow:
-    if outcome is None:
-        return row
-    if isinstance(outcome, tuple):
-        return dataclasses.replace(row, xla_reason=f"{outcome[0]}: {outcome[1]}")
-    assert outcome.run is not None
-    alone_us = outcome.time_us
-    with_prefetch_us = alone_us + outcome.run.prefetch_us
-    repeated_us = max(alone_us, min(with_prefetch_us, row.model_hbm_us or 0))
-    row = dataclasses.replace(
-        row, xla_us=alone_us, xla_prefetch_us=outcome.run.prefetch_us, xla_repeated_us=repeated_us
-    )
-    if row.ours_us is None:
-        return row
-    return dataclasses.replace(
-        row,
-        ratio=repeated_us / row.ours_us,
-        ratio_alone=alone_us / row.ours_us,
-        ratio_with_prefetch=with_prefetch_us / row.ours_us,
-    )
-
-
-def _with_even(row: BenchRow, outcome: Measurement | tuple[Status, str] | None) -> BenchRow:
-    if outcome is None:
-        return row
-    if isinstance(outcome, tuple):
-        return dataclasses.replace(row, even_reason=f"{outcome[0]}: {outcome[1]}")
-    over = row.ours_us / outcome.time_us if row.ours_us is not None else None
-    return dataclasses.replace(row, even_us=outcome.time_us, over_even=over)
+def _over(time_us: float | None, other_us: float | None) -> float | None:
+    return None if time_us is None or other_us is None else time_us / other_us

@@ -16,10 +16,11 @@ from systolic.bench.suites import SUITES
 from systolic.chips import Chip
 from systolic.cli.bench_table import show
 from systolic.cli.options import Workers, chip_option, output_options, worker_options
-from systolic.cli.output import check_target, progress_bar, versions, write_json
+from systolic.cli.output import check_target, give, progress_bar, versions
 from systolic.cli.product import SuiteNames, cases_of, dtype_options
 from systolic.cli.results import WrongFileError, read_document, wrong_kind
 from systolic.compiler import check_available
+from systolic.experiments import Runner
 from systolic.spec import PrecisionName
 
 if TYPE_CHECKING:
@@ -91,10 +92,8 @@ def bench(
     else:
         rows = _raced(cases_of(suites, dtype, precision, only), chips, against, workers, quiet)
     result = summary(rows)
-    if json_file is not None:
-        write_json(json_file, "bench", [dataclasses.asdict(row) for row in rows], dataclasses.asdict(result))
-    if json_file != "-":
-        show(rows, result, found)
+    records = (row.record() for row in rows)
+    give(json_file, "bench", records, dataclasses.asdict(result), lambda: show(rows, result, found))
     return 1 if result.timed < result.rows or (strict and result.missed) else 0
 
 
@@ -104,7 +103,7 @@ def _raced(cases: Sequence[Case], chips: Sequence[Chip], against: str, workers: 
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         from systolic.bench.race import race  # takes a second, for JAX: the bar is up already
 
-        return race(cases, chips, pool, against_xla=against == "xla", planned=bar.planned, done=bar.done)
+        return race(cases, chips, Runner(pool, bar), against_xla=against == "xla")
 
 
 def _saved(path: Path) -> tuple[list[BenchRow], dict[str, str | None]]:

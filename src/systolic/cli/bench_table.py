@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from systolic.cli.output import console, table
+from systolic.cli.output import SIMULATED, by_reason, console, heading, show_table
+from systolic.report.columns import Column, numeric, textual
 
 if TYPE_CHECKING:
     from systolic.bench.bars import BenchSummary, Cleared, Standing
     from systolic.bench.race import BenchRow
 
-_COLUMNS = (
-    "case",
-    "ours µs",
-    "XLA µs",
-    "× XLA",
-    "alone",
-    "+ copy",
-    "MXU µs",
-    "HBM µs",
-    "share",
-    "of model",
-    "bundles",
-    "compile s",
-    "× least HBM",
-    "other ops µs",
-    "modelled µs",
+_COLUMNS: tuple[Column[BenchRow], ...] = (
+    textual("case", lambda row: row.case),
+    numeric("ours µs", lambda row: row.status if row.ours_us is None else row.ours_us, ",.1f"),
+    numeric("XLA µs", lambda row: row.xla_repeated_us, ",.1f"),
+    numeric("× XLA", lambda row: row.ratio, ".2f"),
+    numeric("alone", lambda row: row.ratio_alone, ".2f", droppable=True),
+    numeric("+ copy", lambda row: row.ratio_with_prefetch, ".2f", droppable=True),
+    numeric("MXU µs", lambda row: row.mxu_us, ",.1f", droppable=True),
+    numeric("HBM µs", lambda row: row.hbm_us, ",.1f", droppable=True),
+    numeric("share", lambda row: row.share, ".1%"),
+    numeric("of model", lambda row: row.share_of_model, ".1%", droppable=True),
+    numeric("bundles", lambda row: row.bundles, ",", droppable=True),
+    numeric("compile s", lambda row: row.compile_s, ".1f", droppable=True),
+    numeric("× least HBM", lambda row: row.over_least_hbm, ".2f", droppable=True),
+    numeric("other ops µs", lambda row: row.other_ops_us, ",.1f", droppable=True),
+    numeric("modelled µs", lambda row: row.modelled_us, ",.1f", droppable=True),
+    numeric("× even", lambda row: row.over_even, ".2f", optional=True),
+    textual("config", lambda row: row.config, droppable=True),
 )
 _LEGEND = (
     "XLA: in repeated calls, where the copy of an operand that it starts ahead of a call hides behind the call before, "
@@ -36,21 +39,14 @@ _LEGEND = (
     "MXU and HBM: limits at the published peak and bandwidth; share: of our time that the larger one is; of model: the "
     "same at the simulator's clock and bandwidth"
 )
-_EVEN = ("× even",)
-_CONFIG = "m/k/n, subtiles, pipeline"
 
 
 def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str, str | None]) -> None:
     """Prints a run."""
     out = console()
     chips = list(dict.fromkeys(row.chip for row in rows))
-    what = dict.fromkeys(_dtype(row) for row in rows)
-    made_with = f"jax {versions.get('jax')}, libtpu {versions.get('libtpu')}"
-    out.print(
-        f"[bold]{escape(', '.join(chips))}[/] · {escape(', '.join(what))} · {escape(made_with)} "
-        "· times are simulated, ours and XLA's: compiled for the chip, executed on its model",
-        soft_wrap=True,
-    )
+    what = ", ".join(dict.fromkeys(_dtype(row) for row in rows))
+    heading(out, chips, what, SIMULATED, made_with=versions)
     out.print(_verdict(summary), markup=False, soft_wrap=True)
     out.print(_LEGEND, soft_wrap=True)
     for chip in chips:
@@ -58,15 +54,12 @@ def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str,
         for standing in (each for each in summary.standings if each.chip == chip):
             shown = [row for row in of_chip if (row.suite, row.group) == (standing.suite, standing.group)]
             out.print(f"\n[bold]{escape(_standing(standing))}[/]", soft_wrap=True)
-            beside_even = any(row.even_us is not None for row in shown)
-            columns = (*_COLUMNS, *(_EVEN if beside_even else ()), _CONFIG)
-            lines = [_line(row, beside_even=beside_even) for row in shown]
-            out.print(table(columns, lines, left=("case", _CONFIG)))
+            show_table(out, _COLUMNS, shown)
     if summary.missed:
         out.print("\nbars missed:")
     for bar in summary.missed:
         out.print(f"  {missed_line(bar)}", markup=False, soft_wrap=True)
-    for line in _reasons(rows):
+    for line in by_reason(_reasons(rows)):
         out.print(line, markup=False, soft_wrap=True)
 
 
@@ -111,43 +104,9 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3f}"
 
 
-def _line(row: BenchRow, *, beside_even: bool) -> tuple[str, ...]:
-    traffic = row.hbm_bytes / row.least_hbm_bytes if row.hbm_bytes and row.least_hbm_bytes else None
-    return (
-        row.case,
-        _number(row.ours_us, ",.1f") if row.ours_us is not None else row.status,
-        _number(row.xla_repeated_us, ",.1f"),
-        _number(row.ratio, ".2f"),
-        _number(row.ratio_alone, ".2f"),
-        _number(row.ratio_with_prefetch, ".2f"),
-        _number(row.mxu_us, ",.1f"),
-        _number(row.hbm_us, ",.1f"),
-        _number(row.share, ".1%"),
-        _number(row.share_of_model, ".1%"),
-        _number(row.bundles, ","),
-        _number(row.compile_s, ".1f"),
-        _number(traffic, ".2f"),
-        _number(row.other_ops_us, ",.1f"),
-        _number(row.modelled_us, ",.1f"),
-        *((_number(row.over_even, ".2f"),) if beside_even else ()),
-        row.config.removeprefix("tiles "),
-    )
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
-
-
-def _reasons(rows: Sequence[BenchRow]) -> list[str]:
-    """Why a time is missing; a text that several rows share once."""
-    grouped: dict[tuple[str, str], list[str]] = {}
+def _reasons(rows: Sequence[BenchRow]) -> Iterator[tuple[str, str, str]]:
+    """Why times are missing."""
     for row in rows:
-        for who, reason in (
-            (f"ours is {row.status}", row.reason),
-            ("XLA is", row.xla_reason),
-            ("the even size is", row.even_reason),
-        ):
-            if reason:
-                grouped.setdefault((f"{row.chip} {who}", reason), []).append(row.case)
-    found = [f"{who}: {reason} [{', '.join(cases)}]" for (who, reason), cases in grouped.items()]
-    return ["", *found] if found else []
+        yield f"{row.chip} ours is {row.status}", row.reason, row.case
+        yield f"{row.chip} XLA is", row.xla_reason, row.case
+        yield f"{row.chip} the even size is", row.even_reason, row.case

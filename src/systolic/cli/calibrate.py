@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,29 +15,21 @@ from systolic.chips import Chip
 from systolic.chips.constants import fittable
 from systolic.cli.calibration_tables import show_fit, show_rows
 from systolic.cli.options import ChipNames, Workers, output_options
-from systolic.cli.output import Bar, check_target, note, progress_bar, versions, write_json, write_text
-from systolic.cli.published import (
-    ROW_ERRORS,
-    programs_of,
-    published_options,
-    reason_of,
-    rows_of,
-)
-from systolic.compiler import CompiledProgram, ProgramCache, check_available, submit_compilation
-from systolic.simulator import PreparedProgram, SimulationError
-from systolic.timing import prepare_program, target_of
+from systolic.cli.output import check_target, give, note, progress_bar, versions, write_text
+from systolic.cli.published import programs_of, published_options, rows_of
+from systolic.compiler import check_available
 from systolic.validation.calibration import (
     BRACKET,
     SPLIT,
     USUALLY_FITTED,
     Calibration,
-    Sample,
     most_rounds,
     require_programs,
     split,
 )
 from systolic.validation.calibration import calibrate as fit
 from systolic.validation.errors import ComparedRow, ErrorStatistics, PublishedProgram, compared, error_statistics
+from systolic.validation.predictions import predicted_us, prepared, samples
 from systolic.validation.published import PublishedRow
 
 _HALVES = ("fit", "check")
@@ -97,35 +87,37 @@ def calibrate(
         plain = [compared(*pair, 1.0, dispatch_us=dispatch_us) for pair in zip(published, programs, strict=True)]
         # Before an hour of compiling says so.
         require_programs(len({row.program for row in plain if row.counted}), chip)
-        prepared = _prepared(programs, chip, bar, workers)
-        before, seconds = _predicted(prepared, chip)
+        with workers.pool() as pool:
+            ready = prepared(pool, programs, chip, bar)
+        before, seconds = predicted_us(ready, chip)
         rows_before = _compared(published, programs, before, dispatch_us)
-        samples = _samples(rows_before, programs, prepared)
-        fitting, _ = split(samples, chip)
+        found_samples = samples(rows_before, programs, ready)
+        fitting, _ = split(found_samples, chip)
         round_s = sum(seconds[sample.name] for sample in fitting)
         rounds = most_rounds(len(chosen))
         note(
-            f"{len(samples)} programs, {len(fitting)} to fit: simulating these once takes {round_s:.1f} s, and is done "
-            f"up to {rounds} times: at most {rounds * round_s / 60:.0f} minutes, usually half of that",
+            f"{len(found_samples)} programs, {len(fitting)} to fit: simulating these once takes {round_s:.1f} s, "
+            f"and is done up to {rounds} times: at most {rounds * round_s / 60:.0f} minutes, usually half of that",
             quiet=quiet,
         )
         bar.planned(rounds)
         started = time.perf_counter()
-        found = fit(samples, chip, chosen, done=bar.done)
+        found = fit(found_samples, chip, chosen, done=bar.done)
         fit_s = time.perf_counter() - started
-        after, _ = _predicted(prepared, found.chip)
+        after, _ = predicted_us(ready, found.chip)
     rows_after = _compared(published, programs, after, dispatch_us)
     halves = [_half(row, found) for row in rows_after]
     statistics = {half: _statistics(half, halves, rows_before, rows_after) for half in _HALVES}
-    if json_file is not None:
-        records = [
-            {**asdict(row), "half": half, "predicted_before_us": old.predicted_us, "error_before": old.error}
-            for row, old, half in zip(rows_after, rows_before, halves, strict=True)
-        ]
-        write_json(json_file, "calibrate", records, _summary(found, statistics, fit_s))
-    if json_file != "-":
+    records = (
+        {**asdict(row), "half": half, "predicted_before_us": old.predicted_us, "error_before": old.error}
+        for row, old, half in zip(rows_after, rows_before, halves, strict=True)
+    )
+
+    def show() -> None:
         show_fit(found, statistics, dispatch_us, fit_s)
         show_rows(rows_before, rows_after, halves)
+
+    give(json_file, "calibrate", records, _summary(found, statistics, fit_s), show)
     if out_file is not None:
         _write_constants(out_file, found, csv_file, dispatch_us)
         note(f"constants {out_file}", quiet=quiet)
@@ -141,55 +133,6 @@ def _constants(names: str, chip: Chip) -> tuple[str, ...]:
     return chosen
 
 
-# ---- predictions ----
-
-
-def _prepared(
-    programs: Sequence[PublishedProgram | str], chip: Chip, bar: Bar, workers: Workers
-) -> dict[PublishedProgram, PreparedProgram | str]:
-    """Each distinct program, compiled and read, ready to run again and again; or why not."""
-    distinct = dict.fromkeys(program for program in programs if isinstance(program, PublishedProgram))
-    bar.planned(len(distinct))
-    found: dict[PublishedProgram, PreparedProgram | str] = {}
-    with workers.pool() as pool:
-        futures: dict[PublishedProgram, Future[CompiledProgram]] = {}
-        for program in distinct:
-            try:
-                futures[program] = submit_compilation(
-                    pool,
-                    program.function,
-                    program.arguments,
-                    target_of(chip),
-                    cache=ProgramCache(),
-                    label=str(program),
-                )
-            except ROW_ERRORS as error:
-                found[program] = reason_of(error)
-        for program, future in futures.items():
-            try:
-                found[program] = prepare_program(future.result(), chip)
-            except ROW_ERRORS as error:
-                found[program] = reason_of(error)
-            bar.done(f"{program.kernel} {program.spec.m}")
-    return found
-
-
-def _predicted(
-    prepared: Mapping[PublishedProgram, PreparedProgram | str], chip: Chip
-) -> tuple[dict[PublishedProgram, float | str], dict[str, float]]:
-    """Simulated µs with this chip's constants, or why there are none; and the seconds that each simulation took."""
-    found: dict[PublishedProgram, float | str] = {}
-    seconds: dict[str, float] = {}
-    for program, ready in prepared.items():
-        started = time.perf_counter()
-        try:
-            found[program] = ready if isinstance(ready, str) else ready.run(chip).time_us
-        except SimulationError as error:
-            found[program] = reason_of(error)
-        seconds[str(program)] = time.perf_counter() - started
-    return found, seconds
-
-
 def _compared(
     published: Sequence[PublishedRow],
     programs: Sequence[PublishedProgram | str],
@@ -200,32 +143,6 @@ def _compared(
         compared(row, program, program if isinstance(program, str) else predicted[program], dispatch_us=dispatch_us)
         for row, program in zip(published, programs, strict=True)
     ]
-
-
-def _samples(
-    rows: Sequence[ComparedRow],
-    programs: Sequence[PublishedProgram | str],
-    prepared: Mapping[PublishedProgram, PreparedProgram | str],
-) -> list[Sample]:
-    """The programs behind the counted rows, each with the device times of all its rows."""
-    times: dict[PublishedProgram, list[float]] = {}
-    for row, program in zip(rows, programs, strict=True):
-        if row.counted and isinstance(program, PublishedProgram):
-            times.setdefault(program, []).append(row.published_us - row.dispatch_us)
-    samples = []
-    for program, device_us in times.items():
-        ready = prepared[program]
-        assert not isinstance(ready, str)  # its rows would not be counted
-        predict_us = functools.partial(_simulated_us, ready)
-        samples.append(Sample(name=str(program), device_us=tuple(device_us), predict_us=predict_us))
-    return samples
-
-
-def _simulated_us(ready: PreparedProgram, chip: Chip) -> float:
-    return ready.run(chip).time_us
-
-
-# ---- what came out ----
 
 
 def _half(row: ComparedRow, found: Calibration) -> str | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from systolic.chips.constants import is_cycles
-from systolic.cli.output import console, table, versions
-from systolic.cli.published import number, program_cells, reason_lines
-from systolic.validation.calibration import BRACKET, SPLIT, Calibration
+from systolic.cli.output import SIMULATED, console, heading, show_table
+from systolic.cli.published import PROGRAM, reason_lines
+from systolic.report.columns import NOTHING, Column, numeric, of_part, textual
+from systolic.validation.calibration import BRACKET, SPLIT, Calibration, FittedConstant
 from systolic.validation.errors import ComparedRow, ErrorStatistics
 
 
@@ -19,48 +20,20 @@ def show_fit(
 ) -> None:
     """The verdict, the constants and their brackets, and both halves' errors before and after."""
     out = console()
-    packages = versions()
-    out.print(
-        f"[bold]{found.chip.name}[/] · jax {packages['jax']}, libtpu {packages['libtpu']} · predicted times are "
-        "simulated: compiled for the chip, executed on its model"
-    )
+    heading(out, [found.chip.name], f"predicted {SIMULATED}")
     out.print(_verdict(found, statistics))
     out.print(
         f"split: {SPLIT}; {dispatch_us:g} µs of dispatch taken off wall-clock rows; "
         f"{found.rounds} rounds in {fit_s:.0f} s\n"
     )
-    columns = ("constant", "shipped", "fitted", f"within {BRACKET:.0%} of the best fit", "looked for in", "")
-    lines = [
-        (
-            one.name,
-            _value(one.name, one.shipped),
-            _value(one.name, one.fitted),
-            f"{_value(one.name, one.low)} – {_value(one.name, one.high)}",
-            f"{_value(one.name, one.least)} – {_value(one.name, one.most)}",
-            "" if one.determined else "these rows do not determine it",
-        )
-        for one in found.constants
-    ]
-    out.print(table(columns, lines, left=("constant", "")))
+    show_table(out, _CONSTANTS, found.constants)
     out.print("")
-    columns = ("half", "rows", "programs", "median", "→", "90th percentile", "→", "worst", "→", "bias", "→")
-    lines = []
-    for half, (old, new) in statistics.items():
-        pairs = (
-            (old.median_error, new.median_error, ".1%"),
-            (old.p90_error, new.p90_error, ".1%"),
-            (old.worst_error, new.worst_error, ".1%"),
-            (old.bias, new.bias, "+.1%"),
-        )
-        cells = [number(value, form) for before, after, form in pairs for value in (before, after)]
-        lines.append((half, str(old.rows), str(old.programs), *cells))
-    out.print(table(columns, lines, left=("half",)))
+    show_table(out, _HALVES, [(half, *both) for half, both in statistics.items()])
 
 
 def _verdict(found: Calibration, statistics: Mapping[str, tuple[ErrorStatistics, ErrorStatistics]]) -> str:
     parts = [
-        f"{half} {number(old.median_error, '.1%')} → {number(new.median_error, '.1%')}"
-        for half, (old, new) in statistics.items()
+        f"{half} {_percent(old.median_error)} → {_percent(new.median_error)}" for half, (old, new) in statistics.items()
     ]
     verdict = f"median error with the shipped → with the fitted constants: {', '.join(parts)}"
     old, new = statistics["check"]
@@ -69,6 +42,10 @@ def _verdict(found: Calibration, statistics: Mapping[str, tuple[ErrorStatistics,
     elif len(found.fitted_on) < len(found.constants):
         verdict += f"; {len(found.fitted_on)} programs cannot determine {len(found.constants)} constants"
     return verdict
+
+
+def _percent(share: float | None) -> str:
+    return NOTHING if share is None else f"{share:.1%}"
 
 
 def _value(name: str, value: float) -> str:
@@ -80,22 +57,47 @@ def _value(name: str, value: float) -> str:
 def show_rows(before: Sequence[ComparedRow], after: Sequence[ComparedRow], halves: Sequence[str | None]) -> None:
     """Every row with the half that its program was in, and its error with the shipped and the fitted constants."""
     out = console()
-    columns = ("chip", "op", "m/k/n", "dtypes", "tiles m/k/n", "half", "published µs", "dispatch µs")
-    columns += ("shipped: simulated µs", "error", "fitted: simulated µs", "error ")
-    lines = [
-        (
-            *program_cells(row),
-            half or "–",
-            number(row.published_us, ",.1f"),
-            number(row.dispatch_us, "g"),
-            number(old.predicted_us, ",.1f"),
-            number(old.error, "+.1%"),
-            number(row.predicted_us, ",.1f"),
-            number(row.error, "+.1%"),
-        )
-        for row, old, half in zip(after, before, halves, strict=True)
-    ]
     out.print("")
-    out.print(table(columns, lines, left=("chip", "op", "dtypes", "half")))
+    show_table(out, _ROWS, list(zip(after, before, halves, strict=True)))
     for line in reason_lines(after):
         out.print(line, markup=False, soft_wrap=True)
+
+
+_CONSTANTS: tuple[Column[FittedConstant], ...] = (
+    textual("constant", lambda one: one.name),
+    numeric("shipped", lambda one: _value(one.name, one.shipped)),
+    numeric("fitted", lambda one: _value(one.name, one.fitted)),
+    numeric(
+        f"within {BRACKET:.0%} of the best fit",
+        lambda one: f"{_value(one.name, one.low)} – {_value(one.name, one.high)}",
+    ),
+    numeric("looked for in", lambda one: f"{_value(one.name, one.least)} – {_value(one.name, one.most)}"),
+    textual("", lambda one: "" if one.determined else "these rows do not determine it"),
+)
+# The name of a half, its statistics with the shipped constants, and with the fitted ones.
+_Half = tuple[str, ErrorStatistics, ErrorStatistics]
+_HALVES: tuple[Column[_Half], ...] = (
+    textual("half", lambda its: its[0]),
+    numeric("rows", lambda its: its[1].rows),
+    numeric("programs", lambda its: its[1].programs),
+    numeric("median", lambda its: its[1].median_error, ".1%"),
+    numeric("→", lambda its: its[2].median_error, ".1%"),
+    numeric("90th percentile", lambda its: its[1].p90_error, ".1%"),
+    numeric("→", lambda its: its[2].p90_error, ".1%"),
+    numeric("worst", lambda its: its[1].worst_error, ".1%"),
+    numeric("→", lambda its: its[2].worst_error, ".1%"),
+    numeric("bias", lambda its: its[1].bias, "+.1%"),
+    numeric("→", lambda its: its[2].bias, "+.1%"),
+)
+# A row with the fitted constants, with the shipped ones, and the half that its program was in.
+_Pair = tuple[ComparedRow, ComparedRow, str | None]
+_ROWS: tuple[Column[_Pair], ...] = (
+    *(of_part(column, lambda its: its[0]) for column in PROGRAM),
+    textual("half", lambda its: its[2]),
+    numeric("published µs", lambda its: its[0].published_us, ",.1f"),
+    numeric("dispatch µs", lambda its: its[0].dispatch_us, "g", droppable=True),
+    numeric("shipped: simulated µs", lambda its: its[1].predicted_us, ",.1f", droppable=True),
+    numeric("error", lambda its: its[1].error, "+.1%"),
+    numeric("fitted: simulated µs", lambda its: its[0].predicted_us, ",.1f", droppable=True),
+    numeric("error", lambda its: its[0].error, "+.1%"),
+)

@@ -12,7 +12,7 @@ from systolic.chips import Chip
 from systolic.cli.check_tables import show_check
 from systolic.cli.function import function_options, named
 from systolic.cli.options import Workers, chip_option, output_options, worker_options
-from systolic.cli.output import check_target, console, progress_bar, write_json
+from systolic.cli.output import check_target, console, give, progress_bar
 from systolic.compiler import check_available
 
 
@@ -71,9 +71,6 @@ def check(
         for job in pending.jobs:
             job.add_done_callback(lambda _: bar.done(function))
         report = pending.result()
-    if json_file is not None:
-        summary = {grade: report.count(grade) for grade in ("error", "warning", "note")}
-        write_json(json_file, "check", [cattrs.unstructure(report)], {"ok": report.ok, **summary})
-    if json_file != "-":
-        show_check(console(), report)
+    summary = {"ok": report.ok, **{grade: report.count(grade) for grade in ("error", "warning", "note")}}
+    give(json_file, "check", [cattrs.unstructure(report)], summary, lambda: show_check(console(), report))
     return 0 if report.ok else 1

@@ -6,20 +6,33 @@ from rich.console import Console
 from rich.markup import escape
 
 from systolic.checking import GRADES, CheckReport, Finding, KernelUse, OperandUse
-from systolic.cli.output import table
+from systolic.cli.output import heading, show_table
 from systolic.compiler import short_place
+from systolic.report.columns import Column, numeric, textual
 from systolic.schedule import MIB
 
+_OPERANDS: tuple[Column[OperandUse], ...] = (
+    textual("operand", lambda one: one.name),
+    textual("role", lambda one: one.role if one.memory == "vmem" else f"{one.role} in {one.memory}"),
+    textual("array", lambda one: f"{one.dtype}[{','.join(map(str, one.shape))}]"),
+    textual("block", lambda one: "×".join(map(str, one.block))),
+    numeric("copies", lambda one: one.fetches, ","),
+    numeric("MB moved", lambda one: None if one.moved_bytes is None else one.moved_bytes / 1e6, ",.2f"),
+    numeric(
+        "× least",
+        lambda one: one.moved_bytes / one.least_bytes if one.moved_bytes is not None and one.least_bytes else None,
+        ".2f",
+        droppable=True,
+    ),
+    numeric("VMEM MiB", lambda one: one.vmem_bytes / MIB if one.vmem_bytes else None, ".2f", droppable=True),
+)
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
 
 def show_check(out: Console, report: CheckReport) -> None:
     """Prints a verdict, what each kernel moves and takes, the compiler's and the run's word, and the findings."""
-    packages = report.versions
-    out.print(
-        f"[bold]{', '.join(report.chips)}[/] · jax {packages['jax']}, libtpu {packages['libtpu']} · rules on the "
-        "traced program, the TPU compiler's verdict, a run in TPU interpret mode on the CPU"
-    )
+    how = "rules on the traced program, the TPU compiler's verdict, a run in TPU interpret mode on the CPU"
+    heading(out, report.chips, how, made_with=report.versions)
     out.print(f"[bold]{escape(report.function)}[/]({escape(', '.join(report.arguments))}): {_verdict(report)}")
     for kernel in _each_once(report.kernels):
         out.print("")
@@ -50,26 +63,11 @@ def _show_kernel(out: Console, kernel: KernelUse) -> None:
     grid = " × ".join("?" if size is None else f"{size:,}" for size in kernel.grid) or "none"
     semantics = f" ({', '.join(kernel.semantics)})" if kernel.semantics else ""
     out.print(f"[bold]{escape(kernel.name)}[/] · grid {grid}{semantics} · {escape(short_place(kernel.where))}")
-    columns = ("operand", "role", "array", "block", "copies", "MB moved", "× least", "VMEM MiB")
-    out.print(table(columns, [_operand(each) for each in kernel.operands], left=("operand", "role", "array", "block")))
+    show_table(out, _OPERANDS, kernel.operands)
     share = kernel.vmem_bytes / kernel.vmem_limit_bytes
     out.print(
         f"VMEM: blocks and scratch take {kernel.vmem_bytes / MIB:.2f} MiB of {kernel.vmem_limit_bytes / MIB:.2f} MiB "
         f"({share:.0%}) on {kernel.chip}"
-    )
-
-
-def _operand(operand: OperandUse) -> tuple[str, ...]:
-    moved, least = operand.moved_bytes, operand.least_bytes
-    return (
-        operand.name,
-        operand.role if operand.memory == "vmem" else f"{operand.role} in {operand.memory}",
-        f"{operand.dtype}[{','.join(map(str, operand.shape))}]",
-        "×".join(map(str, operand.block)),
-        "–" if operand.fetches is None else f"{operand.fetches:,}",
-        "–" if moved is None else f"{moved / 1e6:,.2f}",
-        f"{moved / least:.2f}" if moved is not None and least else "–",
-        f"{operand.vmem_bytes / MIB:.2f}" if operand.vmem_bytes else "–",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -11,21 +11,28 @@ import click
 from systolic.chips import CHIPS, Chip
 from systolic.chips import chip as chip_named
 from systolic.cli.options import output_options
-from systolic.cli.output import check_target, console, note, table, write_json
+from systolic.cli.output import check_target, console, give, note, show_table
+from systolic.report.columns import Column, numeric, textual
 
-_COLUMNS = (
-    "chip",
-    "device kind",
-    "cores a chip",
-    "cores a device",
-    "MXU a core",
-    "GHz",
-    "bf16 Tflop/s",
-    "int8 Top/s",
-    "HBM GiB",
-    "HBM GB/s",
-    "VMEM MiB a core",
-    "kernel's VMEM MiB",
+_COLUMNS: tuple[Column[Chip], ...] = (
+    textual("chip", lambda chip: chip.name),
+    textual("device kind", lambda chip: chip.device_kind),
+    numeric("cores a chip", lambda chip: chip.cores_per_chip, droppable=True),
+    numeric("cores a device", lambda chip: chip.cores_per_device),
+    numeric("MXU a core", lambda chip: f"{chip.machine.mxu_count} × {chip.machine.mxu_rows}²"),
+    numeric("GHz", lambda chip: chip.machine.clock_hz / 1e9, ".2f"),
+    numeric("bf16 Tflop/s", lambda chip: chip.peak_ops_per_s_per_chip["bfloat16"] / 1e12, ",.0f"),
+    numeric("int8 Top/s", lambda chip: _int8_rate(chip), ",.0f"),
+    numeric("HBM GiB", lambda chip: chip.hbm_bytes_per_chip / 2**30, ".0f"),
+    numeric("HBM GB/s", lambda chip: chip.hbm_bytes_per_s_per_chip / 1e9, ",.0f"),
+    numeric("VMEM MiB a core", lambda chip: chip.vmem_bytes_per_core / 2**20, ".0f"),
+    numeric("kernel's VMEM MiB", lambda chip: chip.scoped_vmem_bytes / 2**20, ".0f", droppable=True),
+)
+# A field of a chip, its value, and where that is from.
+_FIELD_COLUMNS: tuple[Column[tuple[str, str, str]], ...] = (
+    textual("field", lambda field: field[0]),
+    textual("value", lambda field: field[1]),
+    textual("source", lambda field: field[2]),
 )
 
 # What is shown beside the machine model: the hardware, not what this package's planner and rules conclude from it.
@@ -63,38 +70,26 @@ def chips(names: tuple[str, ...], json_file: str | None, quiet: bool) -> int:
     """
     chosen = list({chip.name: chip for chip in map(chip_named, names)}.values()) or list(CHIPS.values())
     check_target(json_file)
-    if json_file is not None:
-        write_json(json_file, "chips", [_record(chip) for chip in chosen], {"chips": len(chosen)})
-        if json_file == "-":
-            return 0
+    give(json_file, "chips", map(_record, chosen), {"chips": len(chosen)}, lambda: _show(chosen))
+    if json_file not in (None, "-"):
         note(f"written {json_file}", quiet=quiet)
-    out = console()
-    out.print("Per chip, as published; int8 in brackets where it is computed as another dtype.\n")
-    out.print(table(_COLUMNS, [_line(chip) for chip in chosen], left=("chip", "device kind")))
-    for chip in chosen:
-        out.print(f"\n[bold]{chip.name}[/] {chip.title}: one core on the simulator's model, and where numbers are from")
-        out.print(table(("field", "value", "source"), _fields(chip), left=("field", "value", "source")))
     return 0
 
 
-def _line(chip: Chip) -> tuple[str, ...]:
-    machine = chip.machine
-    int8 = chip.peak_ops_per_s_per_chip.get("int8")
+def _show(chosen: Sequence[Chip]) -> None:
+    out = console()
+    out.print("Per chip, as published; int8 in brackets where it is computed as another dtype.\n")
+    show_table(out, _COLUMNS, chosen)
+    for chip in chosen:
+        out.print(f"\n[bold]{chip.name}[/] {chip.title}: one core on the simulator's model, and where numbers are from")
+        show_table(out, _FIELD_COLUMNS, _fields(chip))
+
+
+def _int8_rate(chip: Chip) -> float | str | None:
+    if (rate := chip.peak_ops_per_s_per_chip.get("int8")) is not None:
+        return rate / 1e12
     emulated = chip.emulated_dtypes.get("int8")
-    return (
-        chip.name,
-        chip.device_kind,
-        str(chip.cores_per_chip),
-        str(chip.cores_per_device),
-        f"{machine.mxu_count} × {machine.mxu_rows}²",
-        f"{machine.clock_hz / 1e9:.2f}",
-        f"{chip.peak_ops_per_s_per_chip['bfloat16'] / 1e12:,.0f}",
-        f"{int8 / 1e12:,.0f}" if int8 else f"(as {emulated})" if emulated else "–",
-        f"{chip.hbm_bytes_per_chip / 2**30:.0f}",
-        f"{chip.hbm_bytes_per_s_per_chip / 1e9:,.0f}",
-        f"{chip.vmem_bytes_per_core / 2**20:.0f}",
-        f"{chip.scoped_vmem_bytes / 2**20:.0f}",
-    )
+    return f"(as {emulated})" if emulated else None
 
 
 def _fields(chip: Chip) -> list[tuple[str, str, str]]:

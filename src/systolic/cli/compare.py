@@ -12,13 +12,21 @@ from typing import Any
 import click
 from rich.markup import escape
 
-from systolic.cli.output import check_target, console, table, write_json
+from systolic.cli.output import check_target, console, give, show_table
 from systolic.cli.results import read_document, wrong_kind
 from systolic.explaining import Explanation, ExplanationError
+from systolic.report.columns import Column, numeric, textual
 from systolic.report.compared import ComparedRow, Comparison, compare_explanations, compare_runs
 from systolic.schedule import MIB
 from systolic.simulator import SimulatedRun
 
+_COLUMNS: tuple[Column[ComparedRow], ...] = (
+    textual("of", lambda row: row.group),
+    textual("quantity", lambda row: row.quantity),
+    numeric("before", lambda row: _value(row, row.before)),
+    numeric("after", lambda row: _value(row, row.after)),
+    numeric("change", lambda row: _change(row)),
+)
 _WANTED = "the result of `systolic explain --json FILE` or of `systolic simulate --json FILE`"
 
 
@@ -72,21 +80,22 @@ def compare(before: Path, after: Path, fail_above: float | None, json_file: str 
     limit = None if fail_above is None else fail_above / 100
     slower = [each for each in comparisons if limit is not None and each.slower > limit]
     failed = bool(slower) or (limit is not None and bool(lost))
-    if json_file is not None:
-        summary = {
-            "provenance": "simulated",
-            "fail_above_percent": fail_above,
-            "failed": failed,
-            "slower_percent": {f"{each.chip} {each.after}": each.slower * 100 for each in comparisons},
-            "without_time": [f"{each.chip} {each.function}: {each.reason}" for each in lost],
-            "not_compared": unmatched,
-        }
-        write_json(json_file, "compare", [_record(each) for each in comparisons], summary)
-    if json_file != "-":
+    summary = {
+        "provenance": "simulated",
+        "fail_above_percent": fail_above,
+        "failed": failed,
+        "slower_percent": {f"{each.chip} {each.after}": each.slower * 100 for each in comparisons},
+        "without_time": [f"{each.chip} {each.function}: {each.reason}" for each in lost],
+        "not_compared": unmatched,
+    }
+
+    def show() -> None:
         _show(comparisons, lost, unmatched)
-        if slower and fail_above is not None:
-            names = ", ".join(f"{_plain(each.chip)} by {each.slower:.1%}" for each in slower)
+        if slower:
+            names = ", ".join(f"{escape(each.chip)} by {each.slower:.1%}" for each in slower)
             console().print(f"\n[bold]slower by more than {fail_above:g}%[/]: {names}")
+
+    give(json_file, "compare", map(_record, comparisons), summary, show)
     return 1 if failed else 0
 
 
@@ -192,22 +201,18 @@ def _show(comparisons: Sequence[Comparison], lost: Sequence[_Answer], unmatched:
             out.print("")
         names = dict.fromkeys((comparison.before, comparison.after))
         out.print(
-            f"[bold]{_plain(comparison.chip)}[/] {_plain(' → '.join(filter(None, names)))}: {_verdict(comparison)}"
+            f"[bold]{escape(comparison.chip)}[/] {escape(' → '.join(filter(None, names)))}: {_verdict(comparison)}"
         )
-        lines = [
-            (row.group, row.quantity, _value(row, row.before), _value(row, row.after), _change(row))
-            for row in comparison.rows
-        ]
-        out.print(table(("of", "quantity", "before", "after", "change"), lines, left=("of", "quantity")))
+        show_table(out, _COLUMNS, comparison.rows)
         for title in comparison.findings_gone:
-            out.print(f"finding gone: {_plain(title)}")
+            out.print(f"finding gone: {escape(title)}")
         for title in comparison.findings_new:
-            out.print(f"finding new: {_plain(title)}")
+            out.print(f"finding new: {escape(title)}")
     for answer in lost:
-        name = f"[bold]{_plain(answer.chip)}[/] {_plain(answer.function)}"
-        out.print(f"{name}: no time in the second file: {_plain(answer.reason)}")
+        name = f"[bold]{escape(answer.chip)}[/] {escape(answer.function)}"
+        out.print(f"{name}: no time in the second file: {escape(answer.reason)}")
     for text in unmatched:
-        out.print(f"not compared: {_plain(text)}")
+        out.print(f"not compared: {escape(text)}")
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -218,9 +223,9 @@ def _verdict(comparison: Comparison) -> str:
     return f"[bold]{abs(comparison.slower):.1%} {word}[/], {times}"
 
 
-def _value(row: ComparedRow, value: float | None) -> str:
+def _value(row: ComparedRow, value: float | None) -> str | None:
     if value is None:
-        return "–"
+        return None
     if row.unit == "share":
         return f"{value:.1%}"
     if row.unit == "bytes":
@@ -230,13 +235,9 @@ def _value(row: ComparedRow, value: float | None) -> str:
     return f"{value:,.2f} {row.unit}" if row.unit in ("µs", "Tflop/s") else f"{value:,.0f}"
 
 
-def _change(row: ComparedRow) -> str:
+def _change(row: ComparedRow) -> str | None:
     if row.change is None:
-        return "–"
+        return None
     if abs(row.change) < 0.0005:
         return "="
     return f"{row.change * 100:+.1f} points" if row.unit == "share" else f"{row.change:+.1%}"
-
-
-def _plain(text: str) -> str:
-    return escape(text)

@@ -6,13 +6,18 @@ import os
 
 import cattrs
 import click
-from rich.text import Text
 
 from systolic.cli.options import output_options
-from systolic.cli.output import check_target, console, note, table, write_json
-from systolic.installation import Installation, installation
+from systolic.cli.output import check_target, console, give, note, show_table
+from systolic.installation import Installation, Part, installation
+from systolic.report.columns import Column, textual
 
 _STYLES = {"works": "green", "absent": "dim", "not tried": "dim", "broken": "bold red"}
+_COLUMNS: tuple[Column[Part], ...] = (
+    textual("", lambda part: part.state, style=lambda part: _STYLES[part.state]),
+    textual("part", lambda part: part.name),
+    textual("what was found", lambda part: f"{part.about} ({part.fix})" if part.fix else part.about),
+)
 
 
 @click.command()
@@ -39,11 +44,8 @@ def doctor(compiles: bool, json_file: str | None, quiet: bool) -> int:
     if compiles:
         note("compiling and running a small product", quiet=quiet)
     found = installation(compiles=compiles)
-    if json_file is not None:
-        summary = {"ok": found.ok, "installation": cattrs.unstructure(found)}
-        write_json(json_file, "doctor", [cattrs.unstructure(part) for part in found.parts], summary)
-    if json_file != "-":
-        _show(found)
+    summary = {"ok": found.ok, "installation": cattrs.unstructure(found)}
+    give(json_file, "doctor", map(cattrs.unstructure, found.parts), summary, lambda: _show(found))
     return 0 if found.ok else 1
 
 
@@ -52,8 +54,4 @@ def _show(found: Installation) -> None:
     installed = (f"{name} {text}" for name, text in found.versions.items() if text is not None)
     out.print(" · ".join(installed), markup=False)
     out.print(f"{found.platform} · {found.executable}\n", markup=False)
-    rows = [
-        (Text(part.state, _STYLES[part.state]), part.name, f"{part.about} ({part.fix})" if part.fix else part.about)
-        for part in found.parts
-    ]
-    out.print(table(("", "part", "what was found"), rows, left=("", "part", "what was found")))
+    show_table(out, _COLUMNS, found.parts)

@@ -8,22 +8,14 @@ from pathlib import Path
 import cattrs
 import click
 
-from systolic.bugs import SystolicBug
 from systolic.chips import Chip
 from systolic.cli.explanation_tables import show_explanation
 from systolic.cli.function import function_options, named
 from systolic.cli.options import Workers, chip_option, output_options, worker_options
-from systolic.cli.output import check_target, console, note, progress_bar, write_json, write_text
-from systolic.compiler import (
-    CompilerError,
-    CompilerMissing,
-    FunctionExit,
-    NamedFunctionError,
-    check_available,
-    source_line,
-)
+from systolic.cli.output import check_target, console, give, note, progress_bar, write_text
+from systolic.compiler import NamedFunctionError, check_available
+from systolic.experiments import Outcome
 from systolic.explaining import ExplainRequest, Explanation, explain_with_pool
-from systolic.simulator import SimulationError
 
 
 @click.command()
@@ -79,18 +71,12 @@ def explain(
         for chip in chips:
             request = ExplainRequest(fn=fn, args=values, arguments=arguments, chip=chip, against=other, tries=tries)
             try:
-                found.append(explain_with_pool(pool, request, planned=bar.planned, done=bar.done))
-            except (CompilerError, SimulationError, FunctionExit) as error:
-                failed[chip.name] = f"{type(error).__name__}: {error}"
-            except (NamedFunctionError, CompilerMissing, SystolicBug):
+                found.append(explain_with_pool(pool, request, progress=bar))
+            except NamedFunctionError:  # the call was wrong
                 raise
             except Exception as error:  # noqa: BLE001 -- whatever the user's function raises, perhaps on this chip only
-                text = str(error).split("\n--------------------\n")[0].strip()
-                place = source_line(error)
-                failed[chip.name] = f"{type(error).__name__}: {text}" + (f" (at {place})" if place else "")
-    if json_file is not None:
-        summary = {"provenance": "simulated", "failed": failed}
-        write_json(json_file, "explain", [cattrs.unstructure(each) for each in found], summary)
+                outcome = Outcome.failed(function, error)
+                failed[chip.name] = f"{outcome.status}: {outcome.details}"
     if page is not None:
         from systolic.report import explanation_page
 
@@ -98,10 +84,13 @@ def explain(
             target = page.with_stem(f"{page.stem}_{each.chip}") if len(chips) > 1 else page
             write_text(target, explanation_page(each))
             note(f"page {target}", quiet=quiet)
-    if json_file != "-":
+
+    def show() -> None:
         out = console()
         for each in found:
             show_explanation(out, each)
         for name, reason in failed.items():
             out.print(f"{name} {function}: {reason}", markup=False)
+
+    give(json_file, "explain", map(cattrs.unstructure, found), {"provenance": "simulated", "failed": failed}, show)
     return 1 if failed else 0

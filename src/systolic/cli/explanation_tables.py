@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from systolic.cli.output import table
+from systolic.cli.output import show_table
 from systolic.explaining import Explanation
 from systolic.report.explained_tables import (
     ExplainedTable,
@@ -32,13 +33,13 @@ def show_explanation(out: Console, explanation: Explanation) -> None:
     """Prints the verdict, the figures, the findings, then the timeline and the tables behind them."""
     run = explanation.run
     versions = ", ".join(f"{name} {version}" for name, version in explanation.versions.items() if version)
-    out.print(f"[bold]{explanation.chip}[/] {_plain(explanation.chip_title)} · {_plain(versions)}")
+    out.print(f"[bold]{explanation.chip}[/] {escape(explanation.chip_title)} · {escape(versions)}")
     arguments = ", ".join(explanation.arguments) or "none"
-    out.print(f"{_plain(explanation.function)}, arguments: {_plain(arguments)}")
+    out.print(f"{escape(explanation.function)}, arguments: {escape(arguments)}")
     out.print("times are simulated: compiled by the real compiler, executed on the chip's model\n")
-    out.print(f"[bold]{_plain(explanation.verdict)}[/]\n")
+    out.print(f"[bold]{escape(explanation.verdict)}[/]\n")
     out.print(
-        "; ".join(f"{each.title} {each.value} {each.unit} ({_plain(each.beside)})" for each in figures(explanation))
+        "; ".join(f"{each.title} {each.value} {each.unit} ({escape(each.beside)})" for each in figures(explanation))
     )
     out.print("time: " + ", ".join(f"{part.title} {percent(part.share)}" for part in time_parts(explanation)))
     _section(out, "findings", savings_table(explanation), "nothing was found that would save time")
@@ -57,35 +58,20 @@ def show_explanation(out: Console, explanation: Explanation) -> None:
     if explanation.notes or run.assumptions:
         out.print("")
     for text in explanation.notes:
-        out.print(f"note: {_plain(text)}")
+        out.print(f"note: {escape(text)}")
     for text in run.assumptions:
-        out.print(f"assumed: {_plain(text)}")
+        out.print(f"assumed: {escape(text)}")
 
 
-def _plain(text: str) -> str:
-    return escape(text)
-
-
-def _section(out: Console, title: str, found: ExplainedTable | None, otherwise: str = "") -> None:
+def _section(out: Console, title: str, found: ExplainedTable[Any] | None, otherwise: str = "") -> None:
     if found is None:
         if otherwise:
             out.print(f"\n{otherwise}")
         return
-    out.print(f"\n[bold]{_plain(title)}[/]")
-    out.print(_rich(found))
+    out.print(f"\n[bold]{escape(title)}[/]")
+    show_table(out, found.columns, found.rows)
     if found.left_out:
         out.print(f"and {found.left_out:,} more")
-
-
-def _rich(found: ExplainedTable) -> Table:
-    # A column of which every cell is empty says nothing in a terminal, where width is scarce.
-    kept = [at for at, _ in enumerate(found.columns) if any(row[at].text for row in found.rows)] or [0]
-    titles = [found.columns[at].title for at in kept]
-    left = [found.columns[at].title for at in kept if found.columns[at].kind != "number"]
-    made = table(titles, [[row[at].text for at in kept] for row in found.rows], left=left)
-    for column in made.columns:
-        column.overflow = "fold"  # a long line of source is not cut
-    return made
 
 
 def _timeline(out: Console, explanation: Explanation) -> None:
@@ -101,7 +87,7 @@ def _timeline(out: Console, explanation: Explanation) -> None:
 
 
 def _stretch(out: Console, explanation: Explanation, title: str, begin_us: float, end_us: float, words: str) -> None:
-    out.print(f"\n[bold]{_plain(title)}[/], {begin_us:,.2f} to {end_us:,.2f} µs: {_plain(words)}")
+    out.print(f"\n[bold]{escape(title)}[/], {begin_us:,.2f} to {end_us:,.2f} µs: {escape(words)}")
     pieces = max(20, min(_PIECES, out.width - 20))
     for lane in busy_lanes(explanation.run, begin_us, end_us, pieces):
         bar = "".join(_NOT_KEPT if share is None else _block(share) for share in lane.shares)

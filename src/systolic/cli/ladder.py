@@ -2,51 +2,60 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from systolic.chips import Chip
 from systolic.cli.options import Sizes, TileSizes, Workers, chip_option, output_options, worker_options
 from systolic.cli.output import (
+    SIMULATED,
+    by_reason,
     check_target,
     console,
+    give,
+    heading,
     make_folder,
     note,
     progress_bar,
-    table,
+    show_table,
     versions,
-    write_json,
     writing,
 )
 from systolic.compiler import CompilerMissing, WorkerPool, check_available
+from systolic.report.columns import Column, numeric, textual
 from systolic.schedule import MIB, Tiles
+from systolic.status import Status
 
 if TYPE_CHECKING:
     from systolic.lessons.ladder.row import LadderRow
     from systolic.lessons.ladder.rungs import Rung
 
-_COLUMNS = (
-    "rung",
-    "size",
-    "tiles m/k/n",
-    "status",
-    "simulated µs",
-    "Tflop/s",
-    "% of peak",
-    "XLA simulated µs",
-    "× XLA",
-    "stalls",
-    "HBM MB",
-    "× least",
-    "check",
-    "max error",
+_COLUMNS: tuple[Column[LadderRow], ...] = (
+    textual("rung", lambda row: row.rung),
+    numeric("size", lambda row: f"{row.m}³"),
+    numeric("tiles m/k/n", lambda row: f"{row.tile_m}/{row.tile_k}/{row.tile_n}"),
+    textual("status", lambda row: row.status),
+    numeric("simulated µs", lambda row: row.time_us, ",.1f"),
+    numeric("Tflop/s", lambda row: row.tflops, ".1f", droppable=True),
+    numeric("% of peak", lambda row: row.percent_of_peak, ".1f"),
+    numeric("XLA simulated µs", lambda row: row.xla_time_us, ",.1f", droppable=True),
+    numeric("× XLA", lambda row: row.ratio_to_xla, ".2f"),
+    numeric("stalls", lambda row: row.stall_share, ".0%"),
+    numeric("HBM MB", lambda row: row.hbm_bytes / 1e6 if row.hbm_bytes is not None else None, ",.0f", droppable=True),
+    numeric(
+        "× least",
+        lambda row: row.hbm_bytes / row.least_hbm_bytes if row.hbm_bytes and row.least_hbm_bytes else None,
+        ".1f",
+        droppable=True,
+    ),
+    textual("check", lambda row: row.check, droppable=True),
+    numeric("max error", lambda row: _error(row), droppable=True),
 )
 
 
@@ -120,15 +129,12 @@ def ladder(
                 sizes=sizes,
                 tiles=tiles,
                 splits=splits,
-                sweep_trials=sweep_trials if sweep else 0,
+                sweep_trials=sweep_trials if sweep else None,
                 checked=check,
             )
-            rows += run_ladder(request, pool, planned=bar.planned, done=bar.done)
+            rows += run_ladder(request, pool, bar)
     summary = _summary(rows)
-    if json_file is not None:
-        write_json(json_file, "ladder", [dataclasses.asdict(row) for row in rows], summary)
-    if json_file != "-":
-        _show(rows, summary)
+    give(json_file, "ladder", (row.record() for row in rows), summary, lambda: _show(rows, summary))
     if plot_folder is not None:
         for path in _plot(rows, plot_folder):
             note(f"plot {path}", quiet=quiet)
@@ -174,8 +180,8 @@ def _summary(rows: Sequence[LadderRow]) -> dict[str, Any]:
     )
     return {
         "rows": len(rows),
-        **{status: counts[status] for status in ("ok", "illegal", "refused", "wrong")},
-        "untimed": sum(row.status == "ok" and row.time_us is None for row in rows),
+        **{status: counts[status] for status in dict.fromkeys(("ok", "illegal", "refused", "wrong", *counts))},
+        "untimed": sum(row.untimed for row in rows),
         "best_rung": best.rung if best else None,
         "best_size": best.m if best else None,
         "best_ratio_to_xla": best.ratio_to_xla if best else None,
@@ -187,76 +193,56 @@ def _summary(rows: Sequence[LadderRow]) -> dict[str, Any]:
 
 def _show(rows: Sequence[LadderRow], summary: dict[str, Any]) -> None:
     out = console()
-    found = versions()
     reasons = {row.reason for row in rows}
     if not summary["ok"] and not summary["wrong"] and len(reasons) == 1:
         what = f"{rows[0].rung} at {rows[0].m}³" if len(rows) == 1 else "every rung and size"
         click.echo(f"{what} is {rows[0].status}: {reasons.pop()}")
         return
-    names = ", ".join(dict.fromkeys(row.chip for row in rows))
-    known = "simulated: compiled for the chip, executed on its model" if found["libtpu"] else "not known"
-    out.print(
-        f"[bold]{names}[/] · {rows[0].dtype} → {rows[0].dtype_out} · jax {found['jax']}, "
-        f"libtpu {found['libtpu'] or 'missing'} · times are {known}"
-    )
+    names = list(dict.fromkeys(row.chip for row in rows))
+    how = SIMULATED if versions()["libtpu"] else "times are not known"
+    heading(out, names, f"{rows[0].dtype} → {rows[0].dtype_out}", how)
     out.print(_verdict(summary))
-    for name in dict.fromkeys(row.chip for row in rows):
+    for name in names:
         shown = [row for row in rows if row.chip == name]
-        out.print(f"\n[bold]{name}[/]" if names != name else "")
-        out.print(table(_COLUMNS, [_line(row) for row in shown], left=("rung", "status", "check")))
+        out.print(f"\n[bold]{name}[/]" if len(names) > 1 else "")
+        show_table(out, _COLUMNS, shown)
     for finding in _findings(rows):
         out.print(finding, markup=False, soft_wrap=True)
 
 
 def _verdict(summary: dict[str, Any]) -> str:
-    parts = [f"{summary[status]} {status}" for status in ("ok", "illegal", "refused", "wrong") if summary[status]]
+    parts = [f"{summary[status]} {status}" for status in get_args(Status) if summary.get(status)]
     verdict = f"{summary['rows']} rows: {', '.join(parts)}"
     if summary["untimed"]:
-        verdict += f"; {summary['untimed']} of the ok without a time"
+        verdict += f"; {summary['untimed']} without a time"
     if summary["best_ratio_to_xla"]:
         best = f"{summary['best_rung']} at {summary['best_size']}³"
         verdict += f"; best {best}: {summary['best_ratio_to_xla']:.2f} × XLA's speed"
     return verdict
 
 
-def _line(row: LadderRow) -> tuple[str, ...]:
-    traffic = row.hbm_bytes / row.least_hbm_bytes if row.hbm_bytes and row.least_hbm_bytes else None
-    return (
-        row.rung,
-        f"{row.m}³",
-        f"{row.tile_m}/{row.tile_k}/{row.tile_n}",
-        row.status,
-        _number(row.time_us, ",.1f"),
-        _number(row.tflops, ".1f"),
-        _number(row.percent_of_peak, ".1f"),
-        _number(row.xla_time_us, ",.1f"),
-        _number(row.ratio_to_xla, ".2f"),
-        _number(row.stall_share, ".0%"),
-        _number(row.hbm_bytes / 1e6 if row.hbm_bytes is not None else None, ",.0f"),
-        _number(traffic, ".1f"),
-        row.check,
-        f"{row.max_abs_error:.2g} of {row.tolerance:.2g}" if row.max_abs_error is not None else "–",
-    )
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
+def _error(row: LadderRow) -> str | None:
+    if row.max_abs_error is None or row.tolerance is None:
+        return None
+    return f"{row.max_abs_error:.2g} of {row.tolerance:.2g}"
 
 
 def _findings(rows: Sequence[LadderRow]) -> list[str]:
     """Why a row has no time, or how its tiles were found; a text that several sizes share once."""
     several = len({row.chip for row in rows}) > 1
-    grouped: dict[tuple[str, str, str], list[str]] = {}
-    for row in rows:
-        if row.reason:
-            name = f"{row.chip} {row.rung}" if several else row.rung
-            grouped.setdefault((name, row.status, _reason(row)), []).append(f"{row.m}³")
-    found = [f"{name} {', '.join(sizes)} {status}: {reason}" for (name, status, reason), sizes in grouped.items()]
+    found = by_reason(
+        (
+            f"{f'{row.chip} ' if several else ''}{row.rung} is {row.status}",
+            _reason(row) if row.reason else "",
+            f"{row.m}³",
+        )
+        for row in rows
+    )
     return ["", *found] if found else []
 
 
 # What to try where VMEM was not enough, or N does not divide.
-_VMEM_ADVICE = {"v1": "climb to v3", "v2": "--splits N with a larger N, or climb to v3"}
+_VMEM_ADVICE = {"v1": "go on to v3", "v2": "--splits N with a larger N, or go on to v3"}
 
 
 def _reason(row: LadderRow) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import click
 
 from systolic.chips import Chip
 from systolic.cli.options import chip_option, output_options
-from systolic.cli.output import check_target, console, progress_bar, table, write_json
+from systolic.cli.output import check_target, console, give, progress_bar, show_table
 from systolic.lessons import LESSONS, Lesson
+from systolic.report.columns import Column, numeric
 
 
 @click.command()
@@ -27,11 +29,9 @@ def lessons(names: tuple[str, ...], chips: tuple[Chip, ...], json_file: str | No
     """
     check_target(json_file)
     if not names:
-        if json_file is not None:
-            write_json(json_file, "lessons", [{"lesson": name} for name in LESSONS], {"lessons": len(LESSONS)})
-        if json_file != "-":
-            for name in LESSONS:
-                click.echo(f"{name:<16} systolic lessons {name}")
+        listed = "\n".join(f"{name:<16} systolic lessons {name}" for name in LESSONS)
+        rows = [{"lesson": name} for name in LESSONS]
+        give(json_file, "lessons", rows, {"lessons": len(LESSONS)}, lambda: click.echo(listed))
         return 0
     unknown = [name for name in names if name not in LESSONS and name != "all"]
     if unknown:
@@ -44,29 +44,29 @@ def lessons(names: tuple[str, ...], chips: tuple[Chip, ...], json_file: str | No
         for name in chosen:
             done[name] = LESSONS[name].run(chips)
             bar.done(name)
-    if json_file is not None:
-        records = [{"lesson": name, **row} for name, lesson in done.items() for row in lesson.rows]
-        write_json(json_file, "lessons", records, {name: lesson.ok for name, lesson in done.items()})
-    if json_file != "-":
-        for name, lesson in done.items():
-            _show(name, lesson)
+    records = ({"lesson": name, **row} for name, lesson in done.items() for row in lesson.rows)
+    give(json_file, "lessons", records, {name: lesson.ok for name, lesson in done.items()}, lambda: _show(done))
     return 0 if all(lesson.ok for lesson in done.values()) else 1
 
 
-def _show(name: str, lesson: Lesson) -> None:
+def _show(done: Mapping[str, Lesson]) -> None:
     out = console()
-    out.print(f"\n[bold]{name}[/] · {LESSONS[name].title}")
-    for line in lesson.lines:
-        out.print(line, markup=False)
-    if lesson.rows:
-        columns = list(dict.fromkeys(key for row in lesson.rows for key in row))
-        cells = [[_cell(row.get(column)) for column in columns] for row in lesson.rows]
-        out.print(table(columns, cells))
+    for name, lesson in done.items():
+        out.print(f"\n[bold]{name}[/] · {LESSONS[name].title}")
+        for line in lesson.lines:
+            out.print(line, markup=False)
+        if lesson.rows:
+            columns = dict.fromkeys(key for row in lesson.rows for key in row)
+            show_table(out, [_column(key) for key in columns], lesson.rows)
 
 
-def _cell(value: object) -> str:
-    if value is None:
-        return "–"
+def _column(key: str) -> Column[Mapping[str, object]]:
+    return numeric(key, lambda row: _cell(row.get(key)))
+
+
+def _cell(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
     if isinstance(value, float):
         return f"{value:,.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -7,18 +7,21 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from systolic.compiler import versions
+from systolic.report.columns import Column, Row
 from systolic.report.whole_file import whole_file
 from systolic.untrusted import printable
 
@@ -31,18 +34,21 @@ __all__ = [
     "check_target",
     "complain",
     "console",
+    "give",
+    "heading",
     "lost_output",
     "make_folder",
     "note",
     "printable",
     "progress_bar",
-    "table",
+    "show_table",
     "versions",
     "write_json",
     "write_text",
     "writing",
 ]
 
+SIMULATED = "times are simulated: compiled for the chip, executed on its model"
 _LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # A table that goes to a file or a pipe is not cut to a terminal's width.
 _WIDTH_OF_A_FILE = 200
@@ -140,6 +146,45 @@ def write_json(target: str, command: str, rows: Sequence[Mapping[str, Any]], sum
     write_text(Path(target), text)
 
 
+def give(
+    json_file: str | None,
+    command: str,
+    rows: Iterable[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    show: Callable[[], None],
+) -> None:
+    """Hands over a result: as JSON where a file is named, and as tables unless JSON goes to standard output.
+
+    Raises:
+      click.UsageError: the file cannot be written.
+    """
+    if json_file is not None:
+        write_json(json_file, command, list(rows), summary)
+    if json_file != "-":
+        show()
+
+
+def heading(out: Console, chips: Iterable[str], *facts: str, made_with: Mapping[str, str | None] | None = None) -> None:
+    """The first line of a result: the chips, then facts and versions, such as how times are known."""
+    installed = versions() if made_with is None else made_with
+    packages = f"jax {installed.get('jax')}, libtpu {installed.get('libtpu') or 'missing'}"
+    names = ", ".join(dict.fromkeys(chips))
+    out.print(f"[bold]{escape(names)}[/] · {escape(' · '.join((*facts[:-1], packages, *facts[-1:])))}", soft_wrap=True)
+
+
+def by_reason(reasons: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Lines that say why something is not there; a text that several share stands once.
+
+    Args:
+      reasons: of whom, why, and where.
+    """
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for who, why, where in reasons:
+        if why:
+            grouped.setdefault((who, why), []).append(where)
+    return [f"{who}: {why} [{', '.join(dict.fromkeys(places))}]" for (who, why), places in grouped.items()]
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a file, which appears whole or not at all.
 
@@ -172,14 +217,36 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], *, left: Sequence[str] = ()) -> Table:
-    """A plain table; columns named in `left` are text, the others numbers. Text is shown as it is, without markup."""
+def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> None:
+    """Prints a plain table. Cells are shown as they are, without markup.
+
+    Columns that are optional are left out where they hold nothing; on a terminal that is too narrow, those that may be
+    dropped give way from the right, and a line says which.
+    """
+    every = list(rows)
+    kept = [one for one in columns if not (one.optional and all(map(one.is_empty, every)))]
+    dropped: list[str] = []
+    made = _table(kept, every)
+    while out.is_terminal and Measurement.get(out, out.options.update(max_width=10_000), made).minimum > out.width:
+        at = max((at for at, one in enumerate(kept) if one.droppable), default=None)
+        if at is None:
+            break
+        dropped.insert(0, kept.pop(at).title)
+        made = _table(kept, every)
+    out.print(made)
+    if dropped:
+        out.print(f"not shown, for want of width: {', '.join(dropped)}; --json has all", markup=False)
+
+
+def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        is_text = column in left
-        made.add_column(Text(_shown(column)), justify="left" if is_text else "right", no_wrap=not is_text)
+    for one in columns:
+        is_text = one.kind != "number"
+        made.add_column(
+            Text(_shown(one.title)), justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold"
+        )
     for row in rows:
-        made.add_row(*(each if isinstance(each, Text) else Text(_shown(each)) for each in row))
+        made.add_row(*(Text(_shown(one.text(row)), one.style(row) if one.style else "") for one in columns))
     return made
 
 

@@ -11,7 +11,7 @@ import click
 from systolic.bench.cases import Stack
 from systolic.chips import Chip
 from systolic.cli.options import TileSizes, chip_option, output_options
-from systolic.cli.output import check_target, versions, write_json
+from systolic.cli.output import check_target, give, versions
 from systolic.cli.product import ProductSizes, described, dtype_options, spec_of, spec_option, stack_options
 from systolic.cost import MadeWith
 from systolic.op import Spec, record_of
@@ -59,11 +59,8 @@ def plan(
         assert product is not None
         spec = spec_of(described(product, dtype, precision, stack), batch)
     plans = [planned(spec, chip, tiles=tiles) for chip in chips]
-    if json_file is not None:
-        provenance = ", ".join(sorted({each.provenance for each in plans}))
-        write_json(json_file, "plan", [_record(each) for each in plans], {"provenance": provenance})
-    if json_file != "-":
-        _show(plans)
+    provenance = ", ".join(sorted({each.provenance for each in plans}))
+    give(json_file, "plan", map(_record, plans), {"provenance": provenance}, lambda: _show(plans))
     return 0
 
 

@@ -11,17 +11,20 @@ import click
 
 from systolic.chips import Chip, UnknownChipError, chip
 from systolic.cli.options import FiniteFloat, worker_options
-from systolic.compiler import CompilerError, CompilerRefusal
-from systolic.simulator import SimulationError
-from systolic.validation.errors import ComparedRow, ErrorStatistics, PublishedProgram, program_or_reason
+from systolic.report.columns import Column, numeric, textual
+from systolic.validation.errors import ComparedRow, PublishedProgram, program_or_reason
 from systolic.validation.published import PublishedRow, read_published
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# What compiling or simulating one row's program may end in. Tracing raises what the traced function raises.
-ROW_ERRORS = (CompilerError, SimulationError, ValueError, TypeError, RuntimeError, ArithmeticError)
-
-STATISTICS = ("rows", "programs", "median", "90th percentile", "worst", "bias")
+# What was timed.
+PROGRAM: tuple[Column[ComparedRow], ...] = (
+    textual("chip", lambda row: row.chip),
+    textual("op", lambda row: row.op),
+    numeric("m/k/n", lambda row: f"{row.m}/{row.k}/{row.n}"),
+    textual("dtypes", lambda row: row.dtypes),
+    numeric("tiles m/k/n", lambda row: row.tiles, droppable=True),
+)
 
 
 def published_options(command: _F) -> _F:
@@ -65,30 +68,6 @@ def programs_of(rows: Sequence[PublishedRow]) -> list[PublishedProgram | str]:
     from systolic.lessons.published_ops import published_program
 
     return [program_or_reason(row, published_program) for row in rows]
-
-
-def reason_of(error: BaseException) -> str:
-    """One line of what went wrong with a row's program."""
-    # Where in this library's source a refusal arose says nothing about the row.
-    text = error.summary if isinstance(error, CompilerRefusal) else str(error)
-    lines = text.strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def program_cells(row: ComparedRow) -> tuple[str, str, str, str, str]:
-    """What was timed: chip, op, size, dtypes, tiles."""
-    return row.chip, row.op, f"{row.m}/{row.k}/{row.n}", row.dtypes, row.tiles
-
-
-def number(value: float | None, form: str) -> str:
-    """A dash where there is none."""
-    return "–" if value is None else format(value, form)
-
-
-def statistics_cells(found: ErrorStatistics) -> tuple[str, ...]:
-    """The values of `STATISTICS`."""
-    errors = (found.median_error, found.p90_error, found.worst_error)
-    return (str(found.rows), str(found.programs), *(number(one, ".1%") for one in errors), number(found.bias, "+.1%"))
 
 
 def reason_lines(rows: Sequence[ComparedRow]) -> list[str]:

@@ -5,32 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cattrs
 import click
 
-from systolic.bugs import SystolicBug
 from systolic.chips import Chip
 from systolic.chips.constants import load_constants, with_constants
 from systolic.cli.function import function_options, named
 from systolic.cli.options import Workers, chip_option, output_options, worker_options
-from systolic.cli.output import check_target, console, note, progress_bar, versions, write_json, write_text
+from systolic.cli.output import SIMULATED, check_target, console, give, heading, note, progress_bar, write_text
 from systolic.cli.simulated_tables import show_run
-from systolic.compiler import (
-    CompilerError,
-    FunctionExit,
-    NamedFunctionError,
-    check_available,
-    source_line,
-)
-from systolic.simulator import SimulationError
-
-if TYPE_CHECKING:
-    from systolic.timing import Measurement
+from systolic.compiler import NamedFunctionError, check_available
+from systolic.experiments import Experiment, Outcome, Runner
 
 # Of each kind, from the beginning and from the end: what a table needs, and what a picture can show.
 _SPANS_OF_A_TABLE = 200
@@ -43,9 +32,7 @@ class _Answer:
 
     function: str
     chip: Chip
-    measurement: Measurement | None
-    reason: str
-    kind: str  # of the error: "CompilerRefusal"; "" if there is none
+    outcome: Outcome
 
 
 @click.command()
@@ -99,30 +86,27 @@ def simulate(
         chips = _calibrated(chips, constants_file)
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
-    answers: list[_Answer] = []
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         from systolic.compiler import named_argument
-        from systolic.timing import submit_simulation
 
         values = [named_argument(text) for text in arguments]
         spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_TABLE
-        bar.planned(len(functions) * len(chips))
-        jobs: list[tuple[str, Chip, Future[Measurement]]] = []
-        for chip in chips:
-            for fn in functions:
-                label = f"{fn.text} for {chip.name}"
-                job = submit_simulation(pool, fn, values, chip, label=label, spans=spans)
-                job.add_done_callback(lambda _, label=label: bar.done(label))
-                jobs.append((fn.text, chip, job))
-        answers = [_answer(name, chip, job) for name, chip, job in jobs]
+        pairs = [(fn, chip) for chip in chips for fn in functions]
+        outcomes = Runner(pool, bar).run(
+            Experiment(fn=fn, args=values, chip=chip, label=f"{fn.text} for {chip.name}", spans=spans)
+            for fn, chip in pairs
+        )
+    answers = [
+        _Answer(function=fn.text, chip=chip, outcome=each) for (fn, chip), each in zip(pairs, outcomes, strict=True)
+    ]
+    for each in outcomes:
+        if isinstance(each.error, NamedFunctionError):  # the call was wrong
+            raise each.error
     summary = _summary(answers, names)
-    if json_file is not None:
-        write_json(json_file, "simulate", [_record(answer) for answer in answers], summary)
     if trace_file is not None:
         _write_traces(answers, function, trace_file, several=len(chips) > 1, quiet=quiet)
-    if json_file != "-":
-        _show(answers, summary, arguments)
-    return 1 if any(answer.measurement is None for answer in answers) else 0
+    give(json_file, "simulate", map(_record, answers), summary, lambda: _show(answers, summary, arguments))
+    return 1 if any(answer.outcome.run is None for answer in answers) else 0
 
 
 def _calibrated(chips: tuple[Chip, ...], constants_file: Path) -> tuple[Chip, ...]:
@@ -133,40 +117,28 @@ def _calibrated(chips: tuple[Chip, ...], constants_file: Path) -> tuple[Chip, ..
     return tuple(with_constants(chip, fitted) if chip.name == fitted.chip else chip for chip in chips)
 
 
-def _answer(name: str, chip: Chip, job: Future[Measurement]) -> _Answer:
-    try:
-        return _Answer(function=name, chip=chip, measurement=job.result(), reason="", kind="")
-    except (NamedFunctionError, SystolicBug):
-        raise
-    except (CompilerError, SimulationError, FunctionExit) as error:
-        reason, kind = str(error), type(error).__name__
-    except Exception as error:  # noqa: BLE001 -- whatever the user's function raises while it is traced
-        place = source_line(error)
-        reason = f"{type(error).__name__}: {error}" + (f" (at {place})" if place else "")
-        kind = "error of the function"
-    return _Answer(function=name, chip=chip, measurement=None, reason=reason, kind=kind)
-
-
 def _summary(answers: list[_Answer], names: list[str]) -> dict[str, Any]:
     """Of each chip, how much faster the function is than the one that it is compared with."""
     ratios = {}
     if len(names) == 2:
         for mine, other in zip(answers[::2], answers[1::2], strict=True):
-            if mine.measurement is not None and other.measurement is not None:
-                ratios[mine.chip.name] = other.measurement.time_us / mine.measurement.time_us
+            if mine.outcome.time_us is not None and other.outcome.time_us is not None:
+                ratios[mine.chip.name] = other.outcome.time_us / mine.outcome.time_us
     return {"provenance": "simulated", "speed_ratio_to_other": ratios}
 
 
 def _record(answer: _Answer) -> dict[str, Any]:
-    row: dict[str, Any] = {"function": answer.function, "chip": answer.chip.name}
-    measurement = answer.measurement
-    if measurement is None or measurement.run is None:
-        return {**row, "status": answer.kind, "reason": answer.reason, "time_us": None}
-    run = measurement.run
+    outcome, measurement, run = answer.outcome, answer.outcome.measurement, answer.outcome.run
+    row: dict[str, Any] = {
+        "function": answer.function,
+        "chip": answer.chip.name,
+        "status": outcome.status,
+        "reason": outcome.details,
+    }
+    if measurement is None or run is None:
+        return {**row, "time_us": None}
     return {
         **row,
-        "status": "ok",
-        "reason": "",
         "provenance": measurement.provenance,
         "time_us": run.time_us,
         "prefetch_us": run.prefetch_us,
@@ -187,19 +159,15 @@ def _record(answer: _Answer) -> dict[str, Any]:
 
 def _show(answers: list[_Answer], summary: dict[str, Any], arguments: tuple[str, ...]) -> None:
     out = console()
-    found = versions()
-    chips = ", ".join(dict.fromkeys(answer.chip.name for answer in answers))
-    out.print(
-        f"[bold]{chips}[/] · jax {found['jax']}, libtpu {found['libtpu']} · times are simulated: compiled for the "
-        "chip, executed on its model"
-    )
+    heading(out, (answer.chip.name for answer in answers), SIMULATED)
     out.print(f"arguments: {', '.join(arguments) or 'none'}", markup=False)
     for answer in answers:
         out.print("")
-        if answer.measurement is None or answer.measurement.run is None:
-            out.print(f"{answer.chip.name} {answer.function}: {answer.kind}: {answer.reason}", markup=False)
-            continue
-        show_run(out, answer.function, answer.measurement.run)
+        outcome = answer.outcome
+        if outcome.run is None:
+            out.print(f"{answer.chip.name} {answer.function}: {outcome.status}: {outcome.details}", markup=False)
+        else:
+            show_run(out, answer.function, outcome.run)
     for chip, ratio in summary["speed_ratio_to_other"].items():
         out.print(f"\n{chip}: {answers[0].function} is {ratio:.2f} × as fast as {answers[1].function}", markup=False)
 
@@ -208,10 +176,10 @@ def _write_traces(answers: list[_Answer], function: str, path: Path, *, several:
     from systolic.report import chrome_trace
 
     for answer in answers:
-        if answer.function != function or answer.measurement is None or answer.measurement.run is None:
+        run = answer.outcome.run
+        if answer.function != function or run is None:
             continue
         target = path.with_stem(f"{path.stem}_{answer.chip.name}") if several else path
-        run = answer.measurement.run
         write_text(target, json.dumps(chrome_trace(run, title=function), allow_nan=False))
         left_out = sum(core.spans_left_out for core in run.cores)
         note(f"trace {target}" + (f" ({left_out:,} spans in the middle left out)" if left_out else ""), quiet=quiet)

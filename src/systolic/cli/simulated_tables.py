@@ -5,9 +5,11 @@ from __future__ import annotations
 from rich.console import Console
 from rich.markup import escape
 
-from systolic.cli.output import table
+from systolic.cli.output import show_table
+from systolic.report.columns import Column, numeric, textual
+from systolic.report.explained_tables import units_table
 from systolic.schedule import MIB
-from systolic.simulator import CoreRun, OpRun, SimulatedRun
+from systolic.simulator import CopySize, OpRun, SimulatedRun
 
 _MOST_OPS = 20
 _MOST_COPIES = 8
@@ -16,27 +18,30 @@ _MOST_COPIES = 8
 def show_run(out: Console, title: str, run: SimulatedRun) -> None:
     """Prints a verdict, and tables of operations, loops, units and copies."""
     core = run.later_core
-    out.print(f"[bold]{run.chip}[/] {_plain(title)}: [bold]simulated {run.time_us:,.1f} µs[/]{_verdict(run)}")
+    out.print(f"[bold]{run.chip}[/] {escape(title)}: [bold]simulated {run.time_us:,.1f} µs[/]{_verdict(run)}")
     if len(run.cores) > 1:
         shares = ", ".join(f"core {each.core} {each.cycles / max(1, run.cycles):.0%}" for each in run.cores)
         out.print(f"two cores, of which the later counts: {shares} of the time")
-    out.print(_ops(run, core))
+    longest = sorted(core.ops, key=lambda op: -op.cycles)[:_MOST_OPS]
+    show_table(out, _op_columns(run), longest)
     if len(core.ops) > _MOST_OPS:
         out.print(f"and {len(core.ops) - _MOST_OPS} shorter operations")
-    if any(op.loop is not None for op in core.ops):
+    if loops := [op for op in longest if op.loop is not None]:
         out.print("")
-        out.print(_loops(run, core))
+        show_table(out, _loop_columns(run), loops)
     out.print("")
-    out.print(_units(run))
+    units = units_table(run)
+    show_table(out, units.columns, units.rows)
     if core.copy_sizes:
         out.print("")
-        out.print(_copies(core))
+        sizes = sorted(core.copy_sizes, key=lambda size: -size.size_bytes * size.count)
+        show_table(out, _COPIES, sizes[:_MOST_COPIES])
+        if rest := sizes[_MOST_COPIES:]:
+            total = sum(size.size_bytes * size.count for size in rest)
+            copies = sum(size.count for size in rest)
+            out.print(f"and {len(rest)} other kinds: {copies:,} copies of {total / 1e6:,.2f} MB")
     for assumption in run.assumptions:
-        out.print(f"assumed: {_plain(assumption)}")
-
-
-def _plain(text: str) -> str:
-    return escape(text)
+        out.print(f"assumed: {escape(assumption)}")
 
 
 def _verdict(run: SimulatedRun) -> str:
@@ -56,90 +61,47 @@ def _verdict(run: SimulatedRun) -> str:
     return "; ".join(parts)
 
 
-def _ops(run: SimulatedRun, core: CoreRun):
-    columns = (
-        "operation",
-        "written at",
-        "calls",
-        "simulated µs",
-        "share",
-        "copies",
-        "matrix",
-        "semaphore",
-        "MXU busy",
-        "HBM MB",
-    )
-    ops = sorted(core.ops, key=lambda op: -op.cycles)[:_MOST_OPS]
-    return table(columns, [_op_line(run, core, op) for op in ops], left=("operation", "written at"))
+def _op_columns(run: SimulatedRun) -> tuple[Column[OpRun], ...]:
+    def share(cycles: int, op: OpRun) -> float:
+        return cycles / max(1, op.cycles)
 
-
-def _op_line(run: SimulatedRun, core: CoreRun, op: OpRun) -> tuple[str, ...]:
-    cycles = max(1, op.cycles)
     return (
-        op.name,
-        op.scope,
-        str(op.calls),
-        f"{op.cycles / run.clock_hz * 1e6:,.2f}",
-        f"{op.cycles / max(1, core.cycles):.1%}",
-        f"{(op.copy_stall_cycles + op.overhead_cycles) / cycles:.0%}",
-        f"{op.matrix_stall_cycles / cycles:.0%}",
-        f"{op.semaphore_stall_cycles / cycles:.0%}",
-        f"{op.matrix_busy_cycles / (cycles * run.matrix_units):.0%}",
-        f"{(op.hbm_read_bytes + op.hbm_written_bytes) / 1e6:,.2f}",
+        textual("operation", lambda op: op.name),
+        textual("written at", lambda op: op.scope),
+        numeric("calls", lambda op: op.calls, droppable=True),
+        numeric("simulated µs", lambda op: op.cycles / run.clock_hz * 1e6, ",.2f"),
+        numeric("share", lambda op: op.cycles / max(1, run.later_core.cycles), ".1%"),
+        numeric("copies", lambda op: share(op.copy_stall_cycles + op.overhead_cycles, op), ".0%"),
+        numeric("matrix", lambda op: share(op.matrix_stall_cycles, op), ".0%"),
+        numeric("semaphore", lambda op: share(op.semaphore_stall_cycles, op), ".0%", droppable=True),
+        numeric("MXU busy", lambda op: share(op.matrix_busy_cycles, op) / run.matrix_units, ".0%"),
+        numeric("HBM MB", lambda op: (op.hbm_read_bytes + op.hbm_written_bytes) / 1e6, ",.2f", droppable=True),
     )
 
 
-def _loops(run: SimulatedRun, core: CoreRun):
-    columns = ("outermost loop of", "rounds", "first two µs", "one steady round µs", "last µs")
-    scale = 1e6 / run.clock_hz
-    lines = []
-    for op in sorted(core.ops, key=lambda op: -op.cycles)[:_MOST_OPS]:
-        if op.loop is None:
-            continue
-        steady = op.loop.steady_round_cycles
-        lines.append(
-            (
-                op.name,
-                f"{op.loop.rounds:,}",
-                f"{op.loop.first_cycles * scale:,.2f}",
-                "–" if steady is None else f"{steady * scale:,.3f}",
-                f"{op.loop.last_cycles * scale:,.2f}",
-            )
-        )
-    return table(columns, lines, left=("outermost loop of",))
+def _loop_columns(run: SimulatedRun) -> tuple[Column[OpRun], ...]:
+    def us(cycles: float | None) -> float | None:
+        return None if cycles is None else cycles * 1e6 / run.clock_hz
+
+    return (
+        textual("outermost loop of", lambda op: op.name),
+        numeric("rounds", lambda op: op.loop and op.loop.rounds, ","),
+        numeric("first two µs", lambda op: us(op.loop and op.loop.first_cycles), ",.2f"),
+        numeric("one steady round µs", lambda op: us(op.loop and op.loop.steady_round_cycles), ",.3f"),
+        numeric("last µs", lambda op: us(op.loop and op.loop.last_cycles), ",.2f"),
+    )
 
 
-def _units(run: SimulatedRun):
-    issued: dict[str, int] = {}
-    for core in run.cores:
-        for unit, count in core.issued.items():
-            issued[unit] = issued.get(unit, 0) + count
-    lines = [
-        (
-            unit,
-            f"{share:.1%}",
-            str(run.slots[unit]) if unit in run.slots else "–",
-            f"{issued[unit]:,}" if unit in issued else "–",
-        )
-        for unit, share in run.busy.items()
-    ]
-    return table(("unit", "busy", "issue slots a cycle", "issued"), lines, left=("unit",))
+def _chunk(size: CopySize) -> str:
+    if size.run_bytes is None:
+        return "not known"
+    return f"{size.run_bytes:,} B" if size.run_bytes else "one piece"
 
 
-def _copies(core: CoreRun):
-    sizes = sorted(core.copy_sizes, key=lambda size: -size.size_bytes * size.count)
-    lines = [
-        (
-            f"{size.source} → {size.destination}",
-            f"{size.count:,}",
-            f"{size.size_bytes:,}",
-            {None: "not known", 0: "one piece"}.get(size.run_bytes, f"{size.run_bytes:,} B" if size.run_bytes else ""),
-            f"{size.size_bytes * size.count / 1e6:,.2f}",
-        )
-        for size in sizes[:_MOST_COPIES]
-    ]
-    if len(sizes) > _MOST_COPIES:
-        rest = sizes[_MOST_COPIES:]
-        total = sum(size.size_bytes * size.count for size in rest)
-        lines.append((f"{len(rest)} other kinds", f"{sum(s.count for s in rest):,}", "", "", f"{total / 1e6:,.2f}"))
-    return table(("copies", "number", "bytes each", "in pieces of", "MB"), lines, left=("copies",))
+_COPIES: tuple[Column[CopySize], ...] = (
+    textual("copies", lambda size: f"{size.source} → {size.destination}"),
+    numeric("number", lambda size: size.count, ","),
+    numeric("bytes each", lambda size: size.size_bytes, ","),
+    numeric("in pieces of", _chunk, droppable=True),
+    numeric("MB", lambda size: size.size_bytes * size.count / 1e6, ",.2f"),
+)

@@ -12,7 +12,7 @@ from systolic.cli.options import Workers, chip_option, worker_options
 from systolic.cli.output import make_folder, note, progress_bar, write_text
 from systolic.compiler import check_available
 from systolic.tuning import COMPILE_LIMIT_S
-from systolic.tuning.profiling import Watcher, profile_tiles
+from systolic.tuning.profiling import profile_tiles
 
 
 @click.command(name="profile")
@@ -25,7 +25,7 @@ from systolic.tuning.profiling import Watcher, profile_tiles
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="Where to write CHIP_DTYPE.json; those that come with the package lie in systolic/schedule/profiles.",
+    help="Where to write CHIP_DTYPE.json; those that come with the package lie in systolic/cost/profiles.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
 def profile(chips: tuple[Chip, ...], dtype: str, count: int, workers: Workers, folder: Path, quiet: bool) -> int:
@@ -44,10 +44,8 @@ def profile(chips: tuple[Chip, ...], dtype: str, count: int, workers: Workers, f
     make_folder(folder, folder)
     missing = 0
     for chip in chips:
-        with progress_bar(quiet=quiet) as bar:
-            watcher = Watcher(planned=bar.planned, done=lambda tile, name=chip.name: bar.done(f"{name} {tile}"))
-            with workers.pool() as pool:
-                made, failed = profile_tiles(pool, dtype, chip, count=count, watcher=watcher)
+        with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
+            made, failed = profile_tiles(pool, dtype, chip, count=count, progress=bar)
         for tile, reason in failed.items():
             note(f"{chip.name}: no profile of {tile.tiles}: {reason.splitlines()[0]}", quiet=quiet)
         missing += not made.profiles

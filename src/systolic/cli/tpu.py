@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from systolic.cli.options import output_options
-from systolic.cli.output import check_target, console, table, write_json
+from systolic.cli.output import check_target, console, give, show_table
 from systolic.cli.tpu_leaving import (
     Stay,
     costs,
@@ -36,6 +36,7 @@ from systolic.cloud import (
     order,
 )
 from systolic.cloud.offers import address
+from systolic.report.columns import Column, textual
 
 # Google calls it FAILED also when the machine of a request was taken back before it was there.
 _FAILED = ("FAILED", "SUSPENDED")
@@ -159,16 +160,15 @@ def list_all(zone: str, project: str, dry_run: bool, json_file: str | None, quie
     waiting = [request for request in gcloud.queued_requests(zone, project) if request.name not in known]
     found: list[Machine | QueuedRequest] = [*machines, *waiting]
     paid = sum(map(costs, found))
-    if json_file is not None:
-        write_json(json_file, "tpu list", [_record(one) for one in found], {"found": len(found), "cost_money": paid})
-    if json_file == "-":
-        return 0
-    if not found:
-        click.echo(f"no machines and no requests in {zone or 'the zone of gcloud'}")
-        return 0
-    columns = ("name", "kind", "zone", "accelerator type", "runtime version", "state", "spot", "created")
-    console().print(table(columns, [_row(one) for one in found], left=columns))
-    click.echo(f"\n{paid} of {len(found)} cost money until deleted: systolic tpu delete NAME --zone ZONE")
+
+    def show_all() -> None:
+        if not found:
+            click.echo(f"no machines and no requests in {zone or 'the zone of gcloud'}")
+            return
+        show_table(console(), _COLUMNS, found)
+        click.echo(f"\n{paid} of {len(found)} cost money until deleted: systolic tpu delete NAME --zone ZONE")
+
+    give(json_file, "tpu list", map(_record, found), {"found": len(found), "cost_money": paid}, show_all)
     return 0
 
 
@@ -180,18 +180,16 @@ def _record(one: Machine | QueuedRequest) -> dict[str, Any]:
     return {"kind": _kind(one), **dataclasses.asdict(one), "costs_money": costs(one)}
 
 
-def _row(one: Machine | QueuedRequest) -> tuple[str, ...]:
-    spot = "spot" if one.spot else "–"
-    return (
-        one.name,
-        _kind(one),
-        one.zone,
-        one.accelerator_type,
-        one.runtime_version,
-        one.state,
-        spot,
-        one.created[:16].replace("T", " "),
-    )
+_COLUMNS: tuple[Column[Machine | QueuedRequest], ...] = (
+    textual("name", lambda one: one.name),
+    textual("kind", _kind),
+    textual("zone", lambda one: one.zone),
+    textual("accelerator type", lambda one: one.accelerator_type),
+    textual("runtime version", lambda one: one.runtime_version, droppable=True),
+    textual("state", lambda one: one.state),
+    textual("spot", lambda one: "spot" if one.spot else None),
+    textual("created", lambda one: one.created[:16].replace("T", " "), droppable=True),
+)
 
 
 @tpu.command()

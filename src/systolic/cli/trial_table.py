@@ -10,10 +10,10 @@ import click
 
 from systolic.chips import CHIPS, Chip
 from systolic.cli.options import chip_option, output_options
-from systolic.cli.output import check_target, console, note, write_json
-from systolic.cli.output import table as text_table
+from systolic.cli.output import check_target, console, give, note, show_table, write_json
 from systolic.cli.tile_profiles import profile
 from systolic.op import op_of
+from systolic.report.columns import Column, numeric, of_part, textual
 from systolic.store import EXPORT_SCHEMA, Subject, Trial, TrialStore, best_first, read_trials_file
 
 _STORE = click.option(
@@ -50,23 +50,16 @@ def show(store_file: Path | None, chips: tuple[Chip, ...], json_file: str | None
     store = TrialStore.at(store_file)
     names = {chip.name for chip in chips}
     rows = [(subject, trials) for subject, trials in store.records() if subject.chip in names]
-    if json_file is not None:
-        records = [_record(subject, trials, whole=False) for subject, trials in rows]
-        write_json(json_file, "table show", records, {"store": str(store.file), "products": len(rows)})
-    if json_file == "-":
-        return 0
-    if not rows:
-        click.echo(f"no trials in {store.file}: systolic tune M,K,N makes some")
-        return 0
-    cells = []
-    for subject, trials in rows:
-        winner = _winner(trials)
-        found = [str(winner.config), f"{winner.time_us:,.1f}"] if winner is not None else ["–", "–"]
-        found.append("–" if winner is None else "simulated" if winner.measured_us is None else "measured")
-        cells.append([*_named(subject), *found, str(sum(one.config is not None for one in trials))])
-    columns = ("chip", "product", "dtype", "fused", "versions", "config", "µs", "known", "trials")
-    console().print(text_table(columns, cells, left=columns[:6]))
-    click.echo(f"\n{len(rows)} products in {store.file}")
+    records = (_record(subject, trials, whole=False) for subject, trials in rows)
+
+    def tables() -> None:
+        if not rows:
+            click.echo(f"no trials in {store.file}: systolic tune M,K,N makes some")
+            return
+        show_table(console(), _WINNERS, rows)
+        click.echo(f"\n{len(rows)} products in {store.file}")
+
+    give(json_file, "table show", records, {"store": str(store.file), "products": len(rows)}, tables)
     return 0
 
 
@@ -113,15 +106,15 @@ def diff(before: Path, after: Path, json_file: str | None, quiet: bool) -> int:
         first, second = old.get(subject), new.get(subject)
         if _said(first) != _said(second):
             rows.append((subject, first, second))
-    if json_file is not None:
-        records = [{**_key(subject), "before": _kept(first), "after": _kept(second)} for subject, first, second in rows]
-        write_json(json_file, "table diff", records, {"differ": len(rows), "same": len({*old, *new}) - len(rows)})
-    if json_file != "-":
-        cells = [[*_named(subject)[:4], *_cells(first), *_cells(second)] for subject, first, second in rows]
-        columns = ("chip", "product", "dtype", "fused", "before", "µs", "after", "µs")
-        if cells:
-            console().print(text_table(columns, cells, left=(*columns[:5], "after")))
-        click.echo(f"{len(rows)} winners differ, {len({*old, *new}) - len(rows)} are the same")
+    same = len({*old, *new}) - len(rows)
+    records = ({**_key(subject), "before": _kept(first), "after": _kept(second)} for subject, first, second in rows)
+
+    def tables() -> None:
+        if rows:
+            show_table(console(), _CHANGED, rows)
+        click.echo(f"{len(rows)} winners differ, {same} are the same")
+
+    give(json_file, "table diff", records, {"differ": len(rows), "same": same}, tables)
     slower = [1 for _, first, second in rows if first and second and (second.time_us or 0) > (first.time_us or 0)]
     return 1 if slower else 0
 
@@ -135,14 +128,43 @@ def _said(winner: Trial | None) -> tuple[Any, ...] | None:
     return None if winner is None else (winner.config, winner.time_us)
 
 
-def _named(subject: Subject) -> list[str]:
-    sizes, dtypes, fused = op_of(subject.spec).words(subject.spec)
-    made = f"kernel {subject.kernel_version}, jax {subject.jax}, libtpu {subject.libtpu}"
-    return [subject.chip, sizes, dtypes, fused or "–", made]
+def _config(trial: Trial | None) -> str | None:
+    return None if trial is None else str(trial.config)
 
 
-def _cells(trial: Trial | None) -> list[str]:
-    return ["–", "–"] if trial is None else [str(trial.config), f"{trial.time_us:,.1f}"]
+def _time_us(trial: Trial | None) -> float | None:
+    return None if trial is None else trial.time_us
+
+
+def _provenance(trial: Trial | None) -> str | None:
+    return None if trial is None else "simulated" if trial.measured_us is None else "measured"
+
+
+_SUBJECT: tuple[Column[Subject], ...] = (
+    textual("chip", lambda its: its.chip),
+    textual("product", lambda its: op_of(its.spec).words(its.spec)[0]),
+    textual("dtype", lambda its: op_of(its.spec).words(its.spec)[1]),
+    textual("fused", lambda its: op_of(its.spec).words(its.spec)[2] or None),
+)
+# A product with all that was tried for it.
+_Tried = tuple[Subject, list[Trial]]
+_WINNERS: tuple[Column[_Tried], ...] = (
+    *(of_part(column, lambda row: row[0]) for column in _SUBJECT),
+    textual("versions", lambda row: f"kernel {row[0].kernel_version}, jax {row[0].jax}, libtpu {row[0].libtpu}"),
+    textual("config", lambda row: _config(_winner(row[1]))),
+    numeric("µs", lambda row: _time_us(_winner(row[1])), ",.1f"),
+    numeric("provenance", lambda row: _provenance(_winner(row[1]))),
+    numeric("trials", lambda row: sum(one.config is not None for one in row[1])),
+)
+# A product with its winners before and after.
+_Change = tuple[Subject, Trial | None, Trial | None]
+_CHANGED: tuple[Column[_Change], ...] = (
+    *(of_part(column, lambda row: row[0]) for column in _SUBJECT),
+    textual("before", lambda row: _config(row[1])),
+    numeric("µs", lambda row: _time_us(row[1]), ",.1f"),
+    textual("after", lambda row: _config(row[2])),
+    numeric("µs", lambda row: _time_us(row[2]), ",.1f"),
+)
 
 
 def _key(subject: Subject) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from systolic.cli.options import FiniteFloat, Workers, chip_option, output_optio
 from systolic.cli.output import (
     check_target,
     console,
+    give,
     note,
     printable,
     progress_bar,
-    table,
+    show_table,
     versions,
-    write_json,
     writing,
 )
 from systolic.cli.product import (
@@ -38,6 +38,7 @@ from systolic.cli.product import (
 from systolic.cli.tls_options import certificates_of, tls_options
 from systolic.compiler import check_available
 from systolic.op import Spec, op_of, record_of
+from systolic.report.columns import Column, numeric, textual
 from systolic.spec import PrecisionName
 from systolic.store import Trial, TrialStore
 from systolic.tuning import COMPILE_LIMIT_S, TuningResult, Watcher, cluster
@@ -176,11 +177,7 @@ def tune(
                         watcher=Watcher(planned=bar.planned, tried=tried),
                     )
                 )
-    if json_file is not None:
-        write_json(json_file, "tune", [_record(result) for result in results], _summary(results, store.file))
-    if json_file != "-":
-        _show(results)
-        click.echo(f"\nevery trial is kept in {store.file}")
+    give(json_file, "tune", map(_record, results), _summary(results, store.file), lambda: _show(results, store.file))
     if plot_file is not None:
         drawn = _plot(results[-1], plot_file)
         note(f"wrote {plot_file}" if drawn else f"nothing to draw into {plot_file}: no trial has a time", quiet=quiet)
@@ -281,12 +278,13 @@ _ENDS = {
 }
 
 
-def _show(results: list[TuningResult]) -> None:
+def _show(results: list[TuningResult], store: Path) -> None:
     found = versions()
     click.echo(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
     for result in results:
         click.echo("")
         _show_one(result)
+    click.echo(f"\nevery trial is kept in {store}")
 
 
 def _show_one(result: TuningResult) -> None:
@@ -301,28 +299,26 @@ def _show_one(result: TuningResult) -> None:
         f"{result.compiled} of {result.considered:,} configurations tried now in {result.seconds:.0f} s, "
         f"{len(result.trials)} in all; {_ENDS[result.end]}"
     )
-    rows = []
-    for trial in result.trials[:_SHOWN]:
-        time_us = trial.time_us
-        rows.append(
-            [
-                str(trial.config),
-                f"{trial.simulated_us:,.1f}" if trial.simulated_us is not None else trial.status,
-                f"{trial.measured_us:,.1f}" if trial.measured_us is not None else "–",
-                f"{trial.modelled_us:,.1f}" if trial.modelled_us is not None else "–",
-                f"{result.xla_us / time_us:.3f}" if time_us is not None and result.xla_us is not None else "–",
-                trial.limit if time_us is not None else _first_line(trial.reason)[:60],
-                f"{trial.vmem_bytes / 2**20:.0f}" if trial.vmem_bytes is not None else "–",
-                f"{trial.compile_s:.1f}" if trial.compile_s is not None else "–",
-            ]
-        )
-    columns = ["config", "simulated µs", "measured µs", "modelled µs", "× XLA", "limited by", "VMEM MiB", "compile s"]
-    if not any(trial.measured_us for trial in result.trials):
-        at = columns.index("measured µs")
-        columns, rows = [*columns[:at], *columns[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows]
-    console().print(table(columns, rows, left=("config", "limited by")))
+    show_table(console(), _columns(result.xla_us), result.trials[:_SHOWN])
     if result.xla is not None and result.xla_us is None:
         click.echo(f"XLA has no time: {printable(_first_line(result.xla.reason))}")
+
+
+def _columns(xla_us: float | None) -> tuple[Column[Trial], ...]:
+    return (
+        textual("config", lambda trial: str(trial.config)),
+        numeric(
+            "simulated µs", lambda trial: trial.status if trial.simulated_us is None else trial.simulated_us, ",.1f"
+        ),
+        numeric("measured µs", lambda trial: trial.measured_us, ",.1f", optional=True),
+        numeric("modelled µs", lambda trial: trial.modelled_us, ",.1f", droppable=True),
+        numeric("× XLA", lambda trial: xla_us / trial.time_us if xla_us and trial.time_us else None, ".3f"),
+        textual(
+            "limited by", lambda trial: trial.limit if trial.time_us is not None else _first_line(trial.reason)[:60]
+        ),
+        numeric("VMEM MiB", lambda trial: trial.vmem_bytes / 2**20 if trial.vmem_bytes is not None else None, ".0f"),
+        numeric("compile s", lambda trial: trial.compile_s, ".1f", droppable=True),
+    )
 
 
 def _first_line(reason: str) -> str:

@@ -4,55 +4,54 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.markup import escape
 
 from systolic.chips import CHIPS, Chip
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
 from systolic.cli.options import ChipNames, Workers, output_options
 from systolic.cli.output import (
-    Bar,
+    SIMULATED,
     check_target,
     console,
+    give,
+    heading,
     note,
     progress_bar,
-    table,
+    show_table,
     versions,
-    write_json,
     write_text,
     writing,
 )
-from systolic.cli.published import (
-    ROW_ERRORS,
-    STATISTICS,
-    number,
-    program_cells,
-    programs_of,
-    published_options,
-    reason_lines,
-    reason_of,
-    rows_of,
-    statistics_cells,
-)
-from systolic.compiler import WorkerPool, check_available
-from systolic.timing import Measurement, submit_simulation
-from systolic.validation.errors import ChipStatistics, ComparedRow, PublishedProgram, compared, statistics_by_chip
+from systolic.cli.published import PROGRAM, programs_of, published_options, reason_lines, rows_of
+from systolic.compiler import check_available
+from systolic.experiments import Runner
+from systolic.report.columns import Column, numeric, textual
+from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics, compared, statistics_by_chip
+from systolic.validation.predictions import simulated_us
 
-_COLUMNS = (
-    "chip",
-    "op",
-    "m/k/n",
-    "dtypes",
-    "tiles m/k/n",
-    "timing",
-    "published µs",
-    "simulated µs",
-    "error",
-    "in view",
+_COLUMNS: tuple[Column[ComparedRow], ...] = (
+    *PROGRAM,
+    textual("timing", lambda row: row.timing, droppable=True),
+    numeric("published µs", lambda row: row.published_us, ",.1f"),
+    numeric("simulated µs", lambda row: row.predicted_us, ",.1f"),
+    numeric("error", lambda row: row.error if row.counted or row.error is None else f"({row.error:+.1%})", "+.1%"),
+    textual("in view", lambda row: "yes" if row.in_view else "", droppable=True),
+)
+# A chip, the sizes that count, and the errors at these sizes.
+_Part = tuple[str, str, ErrorStatistics]
+_STATISTICS: tuple[Column[_Part], ...] = (
+    textual("chip", lambda its: its[0]),
+    textual("sizes", lambda its: its[1]),
+    numeric("rows", lambda its: its[2].rows),
+    numeric("programs", lambda its: its[2].programs),
+    numeric("median", lambda its: its[2].median_error, ".1%"),
+    numeric("90th percentile", lambda its: its[2].p90_error, ".1%"),
+    numeric("worst", lambda its: its[2].worst_error, ".1%"),
+    numeric("bias", lambda its: its[2].bias, "+.1%"),
+    numeric("rank correlation", lambda its: its[2].rank_correlation, ".3f", droppable=True),
 )
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -108,7 +107,7 @@ def validate(
     check_available()
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         programs = programs_of(published)
-        predicted = _predicted(pool, bar, programs, in_use)
+        predicted = simulated_us(Runner(pool, bar), programs, in_use)
     fitted_on = () if constants is None else constants.fitted_on
     rows = [
         compared(
@@ -121,11 +120,8 @@ def validate(
         for row, program in zip(published, programs, strict=True)
     ]
     statistics = statistics_by_chip(rows)
-    if json_file is not None:
-        summary = {name: found.record() for name, found in statistics.items()}
-        write_json(json_file, "validate", [asdict(row) for row in rows], summary)
-    if json_file != "-":
-        _show(rows, statistics, dispatch_us, constants)
+    summary = {name: found.record() for name, found in statistics.items()}
+    give(json_file, "validate", map(asdict, rows), summary, lambda: _show(rows, statistics, dispatch_us, constants))
     if plot_file is not None:
         note(_plot(rows, plot_file), quiet=quiet)
     if page_file is not None:
@@ -136,33 +132,6 @@ def validate(
     return 0 if any(row.predicted_us is not None for row in rows) else 1
 
 
-def _predicted(
-    pool: WorkerPool, bar: Bar, programs: Sequence[PublishedProgram | str], chips: Mapping[str, Chip]
-) -> dict[PublishedProgram, float | str]:
-    """The simulated µs of each distinct program, or why there are none."""
-    distinct = dict.fromkeys(program for program in programs if isinstance(program, PublishedProgram))
-    bar.planned(len(distinct))
-    found: dict[PublishedProgram, float | str] = {}
-    futures: dict[PublishedProgram, Future[Measurement]] = {}
-    for program in distinct:
-        try:
-            future = submit_simulation(
-                pool, program.function, program.arguments, chips[program.chip], label=str(program)
-            )
-        except ROW_ERRORS as error:
-            found[program] = reason_of(error)
-            continue
-        label = f"{program.chip} {program.kernel} {program.spec.m}"
-        future.add_done_callback(lambda _, label=label: bar.done(label))
-        futures[program] = future
-    for program, future in futures.items():
-        try:
-            found[program] = future.result().time_us
-        except ROW_ERRORS as error:
-            found[program] = reason_of(error)
-    return found
-
-
 def _show(
     rows: Sequence[ComparedRow],
     statistics: Mapping[str, ChipStatistics],
@@ -170,11 +139,7 @@ def _show(
     constants: FittedConstants | None,
 ) -> None:
     out = console()
-    packages = versions()
-    out.print(
-        f"[bold]{escape(', '.join(statistics))}[/] · jax {packages['jax']}, libtpu {packages['libtpu']} · predicted "
-        "times are simulated: compiled for the chip, executed on its model"
-    )
+    heading(out, statistics, f"predicted {SIMULATED}")
     counted = sum(row.counted for row in rows)
     out.print(
         f"{len(rows)} rows: {counted} counted, {len(rows) - counted} not; {dispatch_us:g} µs of dispatch taken off "
@@ -184,35 +149,21 @@ def _show(
         values = ", ".join(f"{name} {value:,}" for name, value in constants.constants.items())
         out.print(f"{constants.chip} with {constants.source}: {values}", markup=False)
     out.print("in view: the row, or products like it, were known when constants of the model were chosen\n")
-    left = ("chip", "op", "dtypes", "timing", "in view")
-    out.print(table(_COLUMNS, [_line(row) for row in rows], left=left))
+    show_table(out, _COLUMNS, rows)
     out.print("")
-    lines = []
-    for name, found in statistics.items():
-        parts = (
+    parts = [
+        (name, sizes, part)
+        for name, found in statistics.items()
+        for sizes, part in (
             ("all", found.every),
             ("from 2048", found.from_2048),
             ("from 2048, not in view", found.from_2048_not_in_view),
         )
-        lines += [
-            (name, sizes, *statistics_cells(part), number(part.rank_correlation, ".3f"))
-            for sizes, part in parts
-            if part.rows
-        ]
-    out.print(table(("chip", "sizes", *STATISTICS, "rank correlation"), lines, left=("chip", "sizes")))
+        if part.rows
+    ]
+    show_table(out, _STATISTICS, parts)
     for line in reason_lines(rows):
         out.print(line, markup=False, soft_wrap=True)
-
-
-def _line(row: ComparedRow) -> tuple[str, ...]:
-    return (
-        *program_cells(row),
-        row.timing,
-        number(row.published_us, ",.1f"),
-        number(row.predicted_us, ",.1f"),
-        number(row.error, "+.1%") if row.counted or row.error is None else f"({row.error:+.1%})",
-        "yes" if row.in_view else "",
-    )
 
 
 def _plot(rows: Sequence[ComparedRow], target: Path) -> str:

@@ -15,7 +15,19 @@ from typing import Any
 # Rooms of this package whose functions no user asks about: they run the user's. Kernels and lessons are read as users'
 # code is.
 _MACHINERY = (
-    *("analysis", "bench", "checking", "cli", "cloud", "compiler", "explaining", "report", "simulator", "store"),
+    *(
+        "analysis",
+        "bench",
+        "checking",
+        "cli",
+        "cloud",
+        "compiler",
+        "experiments",
+        "explaining",
+        "report",
+        "simulator",
+        "store",
+    ),
     *("timing", "tuning", "validation", "compat.py"),
 )
 _STACK_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')

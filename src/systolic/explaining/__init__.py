@@ -13,8 +13,10 @@ from systolic.explaining.explanation import (
     ExplanationError,
     OperandTraffic,
     Program,
+    Region,
     Saving,
     VmemMap,
+    VmemPart,
     Window,
 )
 from systolic.explaining.timeline_windows import timeline_windows
@@ -25,8 +27,10 @@ __all__ = [
     "ExplanationError",
     "OperandTraffic",
     "Program",
+    "Region",
     "Saving",
     "VmemMap",
+    "VmemPart",
     "Window",
     "explain",
     "explain_with_pool",

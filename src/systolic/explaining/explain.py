@@ -12,7 +12,6 @@ from systolic.bugs import reports_bugs
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
-    CompilerError,
     WorkerPool,
     abstract_arguments,
     argument_values,
@@ -21,6 +20,7 @@ from systolic.compiler import (
     tracing_settings,
     versions,
 )
+from systolic.experiments import QUIET, Experiment, Progress, Runner, Running
 from systolic.explaining.baseline import EquivalentMatmul, equivalent_matmul
 from systolic.explaining.explanation import Explanation, Program, ProgramRole
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
@@ -28,13 +28,9 @@ from systolic.explaining.sections import regions, roofline, vmem_map
 from systolic.explaining.summary import change_savings, notes, replacement_savings, surroundings_savings, verdict
 from systolic.explaining.timeline_windows import timeline_windows
 from systolic.explaining.what_if import Function, WhatIf, WhatIfSearch
-from systolic.simulator import SimulatedRun, SimulationError
-from systolic.timing import Measurement, submit_simulation
+from systolic.simulator import SimulatedRun
 
 _SPANS = 400  # of each kind, from the beginning and from the end: what the pictures show
-
-Planned = Callable[[int], None]
-Done = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,34 +54,24 @@ class ExplainRequest:
     tries: int = 12
 
 
-def explain_with_pool(
-    pool: WorkerPool, request: ExplainRequest, *, planned: Planned = lambda count: None, done: Done = lambda label: None
-) -> Explanation:
+def explain_with_pool(pool: WorkerPool, request: ExplainRequest, *, progress: Progress = QUIET) -> Explanation:
     """Explains a function with the workers of a pool; see `explain`.
 
     Args:
       pool: workers that compile and simulate.
       request: what is asked.
-      planned: called with the number of jobs that are about to begin.
-      done: called when one has ended.
+      progress: is told of every job.
     """
-    jobs = _Jobs(pool, request, planned, done)
+    jobs = _Jobs(pool, request, progress)
     mine = jobs.simulated(request.fn, jobs.name, spans=_SPANS)
     analysed = jobs.analysed(request.fn)
     other = jobs.other(request.against) if request.against is not None else None
-    run = mine.result().run
-    assert run is not None
+    run = mine.outcome().required()
     now = analysed.result()
     product = equivalent_matmul(request.args, now)
     alternatives = _alternatives(jobs, product, other, function_name(request.against))
     search = WhatIfSearch(
-        pool=pool,
-        fn=request.fn,
-        args=request.args,
-        chip=request.chip,
-        tries=request.tries,
-        planned=planned,
-        done=done,
+        pool=pool, fn=request.fn, args=request.args, chip=request.chip, tries=request.tries, progress=progress
     )
     tried = search.run(now, run.time_us) if request.tries > 0 else []
     return _explanation(request, jobs.name, run, now, product, [each() for each in alternatives], tried)
@@ -137,44 +123,43 @@ def explain(
 class _Jobs:
     """Submits the jobs of a request."""
 
-    def __init__(self, pool: WorkerPool, request: ExplainRequest, planned: Planned, done: Done) -> None:
-        self._pool, self._request, self._planned, self._done = pool, request, planned, done
+    def __init__(self, pool: WorkerPool, request: ExplainRequest, progress: Progress) -> None:
+        self._pool, self._request, self._progress = pool, request, progress
+        self._runner = Runner(pool, progress)
         self.name = function_name(request.fn)
 
-    def simulated(self, fn: Function, label: str, *, spans: int = 0) -> Future[Measurement]:
+    def simulated(self, fn: Function, label: str, *, spans: int = 0) -> Running:
         """Compiles and simulates a function of the same arguments."""
-        self._planned(1)
-        request = self._request
-        text = f"{label} for {request.chip.name}"
-        job = submit_simulation(self._pool, fn, request.args, request.chip, label=text, spans=spans)
-        job.add_done_callback(lambda _: self._done(label))
-        return job
+        self._progress.planned(1)
+        args, chip = self._request.args, self._request.chip
+        experiment = Experiment(fn=fn, args=args, chip=chip, label=f"{label} for {chip.name}", spans=spans)
+        return self._runner.start(experiment)
 
-    def other(self, fn: Function) -> tuple[Future[Measurement], Future[FunctionAnalysis]]:
+    def other(self, fn: Function) -> tuple[Running, Future[FunctionAnalysis]]:
         """Simulates and analyses another function of the same arguments."""
         return self.simulated(fn, function_name(fn), spans=_SPANS), self.analysed(fn)
 
     def analysed(self, fn: Function) -> Future[FunctionAnalysis]:
         """Analyses the traced program of a function."""
-        self._planned(1)
+        self._progress.planned(1)
         args = self._request.args
         shapes, values = abstract_arguments(args), argument_values(args)
         label = f"reading {function_name(fn)}"
         job = self._pool.submit(
             analyse_function, fn, shapes, values, self._request.chip, tracing_settings(), label=label
         )
-        job.add_done_callback(lambda _: self._done(label))
+        job.add_done_callback(lambda _: self._progress.done(label))
         return job
 
 
 def _alternatives(
     jobs: _Jobs,
     product: EquivalentMatmul | None,
-    other: tuple[Future[Measurement], Future[FunctionAnalysis]] | None,
+    other: tuple[Running, Future[FunctionAnalysis]] | None,
     name: str,
 ) -> list[Callable[[], Program]]:
     """Submits programs of the same result; each is waited for when it is called."""
-    submitted: list[tuple[str, ProgramRole, Future[Measurement]]] = []
+    submitted: list[tuple[str, ProgramRole, Running]] = []
     if product is not None:
         submitted.append(("XLA", "xla", jobs.simulated(product.by_xla, "XLA", spans=_SPANS)))
         submitted.append(("systolic.matmul", "other", jobs.simulated(product.by_systolic, "systolic.matmul")))
@@ -194,16 +179,17 @@ def _has_kernels(analysed: Future[FunctionAnalysis]) -> bool:
         return True
 
 
-def _program(label: str, role: ProgramRole, job: Future[Measurement], *, flops: float) -> Program:
-    try:
-        run = job.result().run
-    except (CompilerError, SimulationError) as error:
-        return Program(label=label, role=role, time_us=None, reason=str(error).splitlines()[0], flops=flops)
-    except Exception as error:  # noqa: BLE001 -- whatever the user's other function raises
-        reason = f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}"
-        return Program(label=label, role=role, time_us=None, reason=reason, flops=flops)
-    assert run is not None
-    return Program(label=label, role=role, time_us=run.time_us, flops=flops, hbm_bytes=run.hbm_bytes, run=run)
+def _program(label: str, role: ProgramRole, running: Running, *, flops: float) -> Program:
+    its = running.outcome()
+    return Program(
+        label=label,
+        role=role,
+        time_us=its.time_us,
+        reason=its.located_reason,
+        flops=flops,
+        hbm_bytes=its.hbm_bytes or 0,
+        run=its.run,
+    )
 
 
 def _explanation(

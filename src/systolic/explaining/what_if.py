@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +17,10 @@ from systolic.compiler import (
     argument_values,
     tracing_settings,
 )
+from systolic.experiments import QUIET, Experiment, Progress, Runner
 from systolic.explaining.candidates import Candidate, call_candidates, tile_candidate, tile_sizes
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.explaining.parameters import TileParameter, WithKeywords
-from systolic.simulator import SimulationError
-from systolic.timing import Measurement, submit_simulation
 
 Function = Callable[..., Any] | NamedFunction
 Sizes = tuple[tuple[TileParameter, int], ...]
@@ -49,8 +47,7 @@ class WhatIfSearch:
     Attributes:
       pool: workers.
       tries: the most changes to simulate.
-      done: called with the name of a simulation that has ended.
-      planned: called with the number of simulations that are about to begin.
+      progress: is told of every simulation.
     """
 
     pool: WorkerPool
@@ -58,8 +55,7 @@ class WhatIfSearch:
     args: Sequence[Any]
     chip: Chip
     tries: int
-    planned: Callable[[int], None] = lambda count: None
-    done: Callable[[str], None] = lambda label: None
+    progress: Progress = QUIET
     tried: list[WhatIf] = field(default_factory=list)
 
     def run(self, now: FunctionAnalysis, time_us: float) -> list[WhatIf]:
@@ -110,13 +106,19 @@ class WhatIfSearch:
         return [candidate for candidate, _ in sorted(found, key=lambda each: each[1])]
 
     def _simulate(self, candidates: Sequence[Candidate]) -> None:
-        self.planned(len(candidates))
-        jobs: list[tuple[Candidate, Future[Measurement]]] = []
-        for candidate in candidates:
-            job = submit_simulation(self.pool, candidate.applied(self.fn), self.args, self.chip, label=candidate.title)
-            job.add_done_callback(lambda _, label=candidate.title: self.done(label))
-            jobs.append((candidate, job))
-        self.tried += [_what_if(candidate, job) for candidate, job in jobs]
+        outcomes = Runner(self.pool, self.progress).run(
+            Experiment(fn=each.applied(self.fn), args=self.args, chip=self.chip, label=each.title)
+            for each in candidates
+        )
+        self.tried += [
+            WhatIf(
+                candidate=candidate,
+                time_us=outcome.time_us,
+                hbm_bytes=outcome.hbm_bytes or 0,
+                reason=outcome.located_reason,
+            )
+            for candidate, outcome in zip(candidates, outcomes, strict=True)
+        ]
 
     def _combine(self, calls: Sequence[Candidate], time_us: float) -> None:
         """Simulates the best tiles together with the changes of calls that help by themselves."""
@@ -171,18 +173,6 @@ def analyse_sizes(
         forbidden = [error for error in known.errors if error.rule != "vmem"]
         found.append(None if forbidden else known)
     return found
-
-
-def _what_if(candidate: Candidate, job: Future[Measurement]) -> WhatIf:
-    try:
-        run = job.result().run
-    except (CompilerError, SimulationError) as error:
-        return WhatIf(candidate=candidate, time_us=None, reason=str(error).splitlines()[0])
-    except Exception as error:  # noqa: BLE001 -- whatever the user's function raises with these sizes
-        text = (str(error).strip() or "-").splitlines()[0]
-        return WhatIf(candidate=candidate, time_us=None, reason=f"{type(error).__name__}: {text}")
-    assert run is not None
-    return WhatIf(candidate=candidate, time_us=run.time_us, hbm_bytes=run.hbm_bytes)
 
 
 def _distance(sizes: Sizes, others: Sizes) -> int:

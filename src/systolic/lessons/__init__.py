@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from systolic.chips import Chip
-from systolic.lessons.lesson import Lesson, Part, Results, Shown
+from systolic.lessons.lesson import Lesson, Part, PartResult, Results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,4 +96,4 @@ _ALL = (
 
 LESSONS = {entry.name: entry for entry in _ALL}
 
-__all__ = ["LESSONS", "Lesson", "LessonEntry", "Part", "Results", "Shown"]
+__all__ = ["LESSONS", "Lesson", "LessonEntry", "Part", "PartResult", "Results"]

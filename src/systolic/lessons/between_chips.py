@@ -40,7 +40,6 @@ from systolic.chips import Chip
 from systolic.compiler import (
     CompiledProgram,
     CompilerError,
-    CompilerMissing,
     ShardedFunction,
     WorkerPool,
     check_available,
@@ -48,6 +47,7 @@ from systolic.compiler import (
     tracing_settings,
     with_virtual_devices,
 )
+from systolic.experiments import Outcome
 from systolic.lessons.kernels.rings import RING, all_gather, reduce_scatter, ring_of
 from systolic.lessons.lesson import Lesson
 from systolic.timing import target_of
@@ -147,12 +147,12 @@ def _row(one: Collective, chip: Chip, outcome: RunOutcome, program: Future[Compi
     right = outcome.summary.ran and (one.finds in found if one.finds else not found)
     reason = "" if right else "; ".join(map(str, outcome.findings)) or f"the run did not find: {one.finds}"
     status = "ok" if right else "wrong"
+    code_bytes = None
     try:
         code_bytes = program.result().generated_code_bytes
-    except CompilerMissing:
-        raise
     except CompilerError as error:
-        status, reason, code_bytes = "refused", f"{type(error).__name__}: {error}", None
+        ended = Outcome.failed(one.name, error)
+        status, reason = ended.status, ended.located_reason
     return {
         "part": one.name,
         "chip": chip.name,
@@ -187,12 +187,12 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
     )
     sound = [row for row in rows if row["part"] != fault.name]
     right = sum(row["status"] != "wrong" for row in sound) // len(chips)
-    refused = sum(row["status"] == "refused" for row in rows)
+    compiled_rows = sum(row["code_kib"] is not None for row in rows)
     return Lesson(
         lines=(
             f"On {_VIRTUAL} virtual devices {right} of {len(COLLECTIVES) - 1} are right and have no race; without one "
             f"wait the run finds: {rows[-1]['found'] or 'nothing'}.",
-            f"Compiled for {', '.join(chip.ring_topology for chip in chips)}: {len(rows) - refused} of {len(rows)}.",
+            f"Compiled for {', '.join(chip.ring_topology for chip in chips)}: {compiled_rows} of {len(rows)}.",
             f"All-gather one way → both ways, modelled from the links' published bandwidth: {times}.",
         ),
         rows=tuple(rows),

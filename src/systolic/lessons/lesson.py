@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from systolic.chips import Chip
+from systolic.status import Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +54,11 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class PartResult:
     """What came of one part on one chip.
 
     Attributes:
-      status: "ok", "not on this chip", "refused" (by the compiler), "wrong" (the run did not come out as it must).
+      status: "unsupported" where the chip lacks what the part takes; "wrong" where its run did not come out as it must.
       reason: why it is not ok.
       time_us: simulated; None where there is none.
       error, tolerance: of the run, against the reference; None where nothing was compared.
@@ -66,7 +67,7 @@ class Shown:
 
     part: str
     chip: str
-    status: str
+    status: Status
     reason: str = ""
     time_us: float | None = None
     hbm_bytes: int | None = None
@@ -80,7 +81,7 @@ class Shown:
     @property
     def ok(self) -> bool:
         """Whether nothing is amiss; a chip that lacks what it takes is nothing amiss."""
-        return self.status in ("ok", "not on this chip")
+        return self.status in ("ok", "unsupported")
 
     def row(self) -> dict[str, object]:
         """As a line of a table."""
@@ -104,11 +105,11 @@ class Shown:
 class Results:
     """What came of all parts on all chips."""
 
-    shown: tuple[Shown, ...] = field(default=())
+    parts: tuple[PartResult, ...] = ()
 
-    def __getitem__(self, key: tuple[str, str]) -> Shown:
-        """Of (part, chip)."""
-        return next(each for each in self.shown if (each.part, each.chip) == key)
+    def __getitem__(self, key: tuple[str, str]) -> PartResult:
+        """What came of a part on a chip."""
+        return next(each for each in self.parts if (each.part, each.chip) == key)
 
     def ratio(self, part: str, other: str, chip: str) -> float | None:
         """How many times as fast `part` is as `other`; None where one of them has no time."""
@@ -129,12 +130,12 @@ class Results:
     @property
     def ok(self) -> bool:
         """Whether every part came out as it must, on every chip that has what it needs."""
-        return all(each.ok for each in self.shown)
+        return all(each.ok for each in self.parts)
 
     @property
     def rows(self) -> tuple[dict[str, object], ...]:
         """As lines of a table; columns that hold nothing are left out."""
-        rows = [each.row() for each in self.shown]
+        rows = [each.row() for each in self.parts]
         filled = {key for row in rows for key, value in row.items() if value is not None}
         return tuple({key: value for key, value in row.items() if key in filled} for row in rows)
 

@@ -8,20 +8,12 @@ from concurrent.futures import Future
 
 from systolic.checking import RunOutcome, run_in_worker
 from systolic.chips import Chip
-from systolic.compiler import (
-    CompilerError,
-    CompilerMissing,
-    WorkerPool,
-    abstract_arguments,
-    argument_values,
-    check_available,
-    tracing_settings,
-)
-from systolic.lessons.lesson import Part, Results, Shown
-from systolic.simulator import SimulationError
-from systolic.timing import Measurement, submit_simulation
+from systolic.compiler import WorkerPool, abstract_arguments, argument_values, check_available, tracing_settings
+from systolic.experiments import Experiment, Outcome, Runner
+from systolic.lessons.lesson import Part, PartResult, Results
 
 _SEEDS = (0, 1)
+_NOT_RUN = Outcome(label="")
 
 
 def run_parts(parts: Sequence[Part], chips: Sequence[Chip], *, time_limit_s: float = 300) -> Results:
@@ -41,17 +33,18 @@ def run_parts(parts: Sequence[Part], chips: Sequence[Chip], *, time_limit_s: flo
     check_available()
     with WorkerPool(max_workers=2, time_limit_s=time_limit_s) as pool:
         runs = {part.name: _run(pool, part, chips) for part in parts}
-        times = {
-            (part.name, chip.name): submit_simulation(
-                pool, part.fn, part.args, chip, label=f"{part.name} for {chip.name}"
+        experiments = {
+            (part.name, chip.name): Experiment(
+                fn=part.fn, args=part.args, chip=chip, label=f"{part.name} for {chip.name}"
             )
             for part in parts
             for chip in chips
             if part.simulated and not part.lacks(chip)
         }
+        outcomes = dict(zip(experiments, Runner(pool).run(experiments.values()), strict=True))
         return Results(
             tuple(
-                _shown(part, chip, runs[part.name], times.get((part.name, chip.name)))
+                _result(part, chip, runs[part.name], outcomes.get((part.name, chip.name), _NOT_RUN))
                 for part in parts
                 for chip in chips
             )
@@ -70,37 +63,29 @@ def _run(pool: WorkerPool, part: Part, chips: Sequence[Chip]) -> Future[RunOutco
     )
 
 
-def _shown(part: Part, chip: Chip, run: Future[RunOutcome] | None, time: Future[Measurement] | None) -> Shown:
+def _result(part: Part, chip: Chip, run: Future[RunOutcome] | None, timed: Outcome) -> PartResult:
     if lacking := part.lacks(chip):
-        return Shown(part=part.name, chip=chip.name, status="not on this chip", reason=lacking)
-    outcome = run.result() if run is not None else None
-    found = tuple(dict.fromkeys(each.rule for each in outcome.findings if each.grade == "error")) if outcome else ()
-    summary = outcome.summary if outcome is not None else None
-    status, reason = "ok", ""
+        return PartResult(part=part.name, chip=chip.name, status="unsupported", reason=lacking)
+    checked = run.result() if run is not None else None
+    found = tuple(dict.fromkeys(each.rule for each in checked.findings if each.grade == "error")) if checked else ()
+    status, reason = timed.status, timed.located_reason
     missed = part.finds - set(found) if part.finds else found
     # What is wrong on purpose may end its run: then it did so by what it had to find.
-    if outcome is not None and (missed or not (outcome.summary.ran or part.finds)):
+    if status == "ok" and checked is not None and (missed or not (checked.summary.ran or part.finds)):
         status = "wrong"
-        reason = "; ".join(str(each) for each in outcome.findings) or f"the run found none of {', '.join(part.finds)}"
-    simulated = None
-    if time is not None:
-        try:
-            simulated = time.result().run
-        except CompilerMissing:
-            raise
-        except (CompilerError, SimulationError) as error:
-            status, reason = "refused", f"{type(error).__name__}: {error}"
-    return Shown(
+        reason = "; ".join(str(each) for each in checked.findings) or f"the run found none of {', '.join(part.finds)}"
+    simulated = timed.run
+    return PartResult(
         part=part.name,
         chip=chip.name,
         status=status,
         reason=reason,
-        time_us=simulated.time_us if simulated is not None else None,
-        hbm_bytes=simulated.hbm_read_bytes + simulated.hbm_written_bytes if simulated is not None else None,
+        time_us=timed.time_us,
+        hbm_bytes=timed.hbm_bytes,
         matrix_busy=simulated.matrix_busy_share if simulated is not None else None,
         waiting=simulated.stalls["copy"] if simulated is not None else None,
         vmem_bytes=simulated.vmem_bytes if simulated is not None else None,
-        error=summary.error if summary is not None else None,
-        tolerance=summary.tolerance if summary is not None else None,
+        error=checked.summary.error if checked is not None else None,
+        tolerance=checked.summary.tolerance if checked is not None else None,
         found=found,
     )

@@ -167,7 +167,7 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
             f"{found.ratios('triangle', 'triangle, all copies', chips)} as fast; against the whole: "
             f"{found.ratios('triangle', f'mask, {COUNTS[-1]} blocks', chips)}.",
             f"Indices fetched by hand against prefetched: {found.ratios('chosen by hand', 'chosen', chips)} as fast.",
-            *(_beside_published(published, part.name) for part in PUBLISHED if published.shown),
+            *(_beside_published(published, part.name) for part in PUBLISHED if published.parts),
         ),
         rows=(*found.rows, *published.rows),
         ok=found.ok and published.ok,

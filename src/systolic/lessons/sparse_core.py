@@ -14,7 +14,7 @@ from systolic.checking import RunOutcome, run_in_worker, traced_as_on
 from systolic.chips import Chip
 from systolic.compiler import (
     CompiledProgram,
-    CompilerRefusal,
+    CompilerError,
     ProgramCache,
     WorkerPool,
     abstract_arguments,
@@ -23,8 +23,9 @@ from systolic.compiler import (
     submit_compilation,
     tracing_settings,
 )
+from systolic.experiments import Outcome
 from systolic.lessons.kernels.sparse_core import BLOCK, copy_rows, gather, take
-from systolic.lessons.lesson import Lesson, Part, Results, Shown
+from systolic.lessons.lesson import Lesson, Part, PartResult, Results
 from systolic.lessons.runner import run_parts
 from systolic.timing import target_of
 
@@ -58,18 +59,19 @@ def _run_on_subcores(pool: WorkerPool, chip: Chip) -> RunOutcome:
     return pool.submit(job, gather, abstract_arguments(args), argument_values(args), chip).result()
 
 
-def _on_subcores(pool: WorkerPool, chip: Chip) -> Shown:
+def _on_subcores(pool: WorkerPool, chip: Chip) -> PartResult:
     """What is known of the SparseCore's gather on a chip."""
     if not subcores(chip):
-        return Shown(part="gather", chip=chip.name, status="not on this chip", reason="JAX knows no SparseCores on it")
+        return PartResult(part="gather", chip=chip.name, status="unsupported", reason="JAX knows no SparseCores on it")
     try:
         program = submit_compilation(pool, gather, ARGS, target_of(chip), cache=ProgramCache()).result()
-    except CompilerRefusal as refusal:
-        return Shown(part="gather", chip=chip.name, status="refused", reason=str(refusal))
+    except CompilerError as error:
+        ended = Outcome.failed("gather", error)
+        return PartResult(part="gather", chip=chip.name, status=ended.status, reason=ended.located_reason)
     run = _run_on_subcores(pool, chip)
     wrong = run.summary.ran and any(each.grade == "error" for each in run.findings)
     checked = "values checked in interpret mode" if run.summary.ran else "interpret mode cannot run it"
-    return Shown(
+    return PartResult(
         part="gather",
         chip=chip.name,
         status="wrong" if wrong else "not simulated",
@@ -94,7 +96,7 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
     by_xla = Part(name="jnp.take", fn=take, args=ARGS, run_args=RUN_ARGS, reference=take, lacks=elsewhere)
     by_hand = Part(name="copy_rows", fn=copy_rows, args=ARGS, run_args=RUN_ARGS, reference=take)
     found = run_parts((by_xla, by_hand), chips)
-    every = Results((*found.shown, *on_subcores))
+    every = Results((*found.parts, *on_subcores))
 
     def times(part: str) -> str:
         shown = [(chip, found[part, chip.name].time_us) for chip in chips]
@@ -119,5 +121,5 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
             *([f"The SparseCores are faster where a row takes a subcore less than: {even}."] if even else []),
         ),
         rows=every.rows,
-        ok=found.ok and all(each.status in ("not simulated", "not on this chip") for each in on_subcores),
+        ok=found.ok and all(each.status in ("not simulated", "unsupported") for each in on_subcores),
     )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Generic
 
+from systolic.analysis import LineOps
 from systolic.compiler import short_place
-from systolic.explaining import Explanation, OperandTraffic, Program
+from systolic.explaining import (
+    Explanation,
+    OperandTraffic,
+    Program,
+    Region,
+    Saving,
+    VmemPart,
+)
+from systolic.report.columns import Column, Row, numeric, textual
 from systolic.report.written import megabytes, mib, percent, us
 from systolic.simulator import OpRun, SimulatedRun
-
-_T = TypeVar("_T")
 
 _MOST_OPS = 20
 _MOST_LINES = 60
@@ -33,27 +41,11 @@ UNITS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column: its heading, and how its cells are set."""
-
-    title: str
-    kind: Literal["text", "code", "number"]
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Text, and a share that may be drawn behind it as a bar."""
-
-    text: str
-    share: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainedTable:
+class ExplainedTable(Generic[Row]):
     """A table. `left_out` rows were too many to show."""
 
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: tuple[Column[Row], ...]
+    rows: tuple[Row, ...]
     left_out: int = 0
 
 
@@ -67,159 +59,150 @@ def rate_tflops(found: Program) -> float | None:
     return found.flops / found.time_us / 1e6 if found.time_us and found.flops else None
 
 
-def programs_table(explanation: Explanation) -> ExplainedTable:
+def programs_table(explanation: Explanation) -> ExplainedTable[Program]:
     """Lists every program: this kernel, XLA's, and what was tried."""
     peak = explanation.roofline.peak_flops_per_s / 1e12
-    rows = []
-    for found in explanation.programs:
+
+    def of_peak(found: Program) -> float | None:
         rate = rate_tflops(found)
-        rows.append(
-            (
-                Cell(found.label),
-                Cell(us(found.time_us)),
-                Cell("–" if not found.time_us else f"{explanation.time_us / found.time_us:.2f} ×"),
-                Cell("–" if rate is None else f"{rate:,.1f}"),
-                Cell("–") if rate is None or not peak else Cell(percent(rate / peak), rate / peak),
-                Cell(megabytes(found.hbm_bytes) if found.time_us else "–"),
-                Cell(f"{found.flops / found.hbm_bytes:,.0f}" if found.flops and found.hbm_bytes else "–"),
-                Cell(found.reason),
-            )
-        )
-    numbers = _numbers("simulated µs", "relative speed", "Tflop/s", "of peak", "HBM MB", "flop/byte")
-    columns = (*_texts("program"), *numbers, *_texts("no time because"))
-    if not any(found.reason for found in explanation.programs):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
-    return ExplainedTable(columns=columns, rows=tuple(rows))
+        return None if rate is None or not peak else rate / peak
+
+    return _table(
+        (
+            textual("program", lambda found: found.label),
+            numeric("simulated µs", lambda found: us(found.time_us)),
+            numeric(
+                "relative speed",
+                lambda found: f"{explanation.time_us / found.time_us:.2f} ×" if found.time_us else None,
+            ),
+            numeric("Tflop/s", rate_tflops, ",.1f"),
+            numeric("of peak", lambda found: percent(of_peak(found)), share=of_peak),
+            numeric("HBM MB", lambda found: megabytes(found.hbm_bytes) if found.time_us else None, droppable=True),
+            numeric(
+                "flop/byte",
+                lambda found: found.flops / found.hbm_bytes if found.flops and found.hbm_bytes else None,
+                ",.0f",
+                droppable=True,
+            ),
+            textual("no time because", lambda found: found.reason, optional=True),
+        ),
+        explanation.programs,
+    )
 
 
-def vmem_table(explanation: Explanation) -> ExplainedTable | None:
+def vmem_table(explanation: Explanation) -> ExplainedTable[VmemPart] | None:
     """Lists every buffer in VMEM."""
     if explanation.vmem is None or not explanation.vmem.parts:
         return None
     limit = max(1, explanation.vmem.limit_bytes)
-    parts = sorted(explanation.vmem.parts, key=lambda part: (part.op, -part.size_bytes))
     return _table(
-        (*_codes("operation"), *_texts("buffer", "kind"), *_numbers("copies", "MiB", "of the limit")),
-        parts,
-        lambda part: (
-            Cell(part.op),
-            Cell(part.name),
-            Cell(part.kind),
-            Cell(str(part.copies)),
-            Cell(mib(part.size_bytes)),
-            Cell(percent(part.size_bytes / limit), part.size_bytes / limit),
+        (
+            textual("operation", lambda part: part.op, kind="code", optional=True),
+            textual("buffer", lambda part: part.name, optional=True),
+            textual("kind", lambda part: part.kind, optional=True),
+            numeric("copies", lambda part: part.copies),
+            numeric("MiB", lambda part: mib(part.size_bytes)),
+            numeric(
+                "of the limit",
+                lambda part: percent(part.size_bytes / limit),
+                share=lambda part: part.size_bytes / limit,
+            ),
         ),
+        sorted(explanation.vmem.parts, key=lambda part: (part.op, -part.size_bytes)),
         most=_MOST_PARTS,
     )
 
 
-def units_table(run: SimulatedRun) -> ExplainedTable:
+def units_table(run: SimulatedRun) -> ExplainedTable[tuple[str, float]]:
     """Lists how busy each unit was, the busiest first."""
-    issued: dict[str, int] = {}
+    issued = Counter[str]()
     for core in run.cores:
-        for unit, count in core.issued.items():
-            issued[unit] = issued.get(unit, 0) + count
+        issued.update(core.issued)
     return _table(
-        (*_codes("unit"), *_texts("does"), *_numbers("busy", "issue slots a cycle", "issued")),
-        sorted(run.busy.items(), key=lambda item: -item[1]),
-        lambda item: (
-            Cell(item[0]),
-            Cell(UNITS.get(item[0], "")),
-            Cell(percent(item[1]), item[1]),
-            Cell(str(run.slots.get(item[0], "–"))),
-            Cell(f"{issued[item[0]]:,}" if item[0] in issued else "–"),
+        (
+            textual("unit", lambda unit: unit[0], kind="code"),
+            textual("does", lambda unit: UNITS.get(unit[0], ""), optional=True),
+            numeric("busy", lambda unit: percent(unit[1]), share=lambda unit: unit[1]),
+            numeric("issue slots a cycle", lambda unit: run.slots.get(unit[0])),
+            numeric("issued", lambda unit: issued.get(unit[0]), ","),
         ),
+        sorted(run.busy.items(), key=lambda unit: -unit[1]),
     )
 
 
-def regions_table(explanation: Explanation) -> ExplainedTable | None:
+def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
     """Lists stretches of straight code, in the order of the program."""
-    regions = explanation.regions
-    if not regions:
+    if not explanation.regions:
         return None
-    total = max(1, sum(region.cycles for region in regions))
-    units = [unit for unit in UNITS if any(region.issued.get(unit) for region in regions)]
+    total = max(1, sum(region.cycles for region in explanation.regions))
     return _table(
         (
-            *_codes("operation"),
-            *_texts("region"),
-            *_numbers("executions", "bundles", "cycles", "share", "matrix stalls", *units),
+            textual("operation", lambda region: region.op, kind="code"),
+            textual("region", lambda region: region.name),
+            numeric("executions", lambda region: region.executions, ","),
+            numeric("bundles", lambda region: region.bundles, ","),
+            numeric("cycles", lambda region: region.cycles, ","),
+            numeric("share", lambda region: percent(region.cycles / total), share=lambda region: region.cycles / total),
+            numeric("matrix stalls", lambda region: region.matrix_stall_cycles or "", ",", optional=True),
+            *(
+                numeric(unit, lambda region, unit=unit: region.issued.get(unit) or "", ",", optional=True)
+                for unit in UNITS
+            ),
         ),
-        regions,
-        lambda region: (
-            Cell(region.op),
-            Cell(region.name),
-            Cell(f"{region.executions:,}"),
-            Cell(f"{region.bundles:,}"),
-            Cell(f"{region.cycles:,}"),
-            Cell(percent(region.cycles / total), region.cycles / total),
-            Cell(f"{region.matrix_stall_cycles:,}" if region.matrix_stall_cycles else ""),
-            *(Cell(f"{region.issued[unit]:,}" if region.issued.get(unit) else "") for unit in units),
-        ),
+        explanation.regions,
         most=_MOST_LINES,
     )
 
 
-def lines_table(explanation: Explanation) -> ExplainedTable | None:
+def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
     """Lists what each line of the kernels' sources asks for in one execution. Bars: share of the largest."""
-    lines = explanation.lines
-    if not lines:
+    if not explanation.lines:
         return None
-    most = {
-        field: max(1.0, *(float(getattr(line, field)) for line in lines))
-        for field in ("matrix_flops", "vector_elements", "loaded_bytes", "stored_bytes")
-    }
 
-    def amount(line: object, field: str, scale: float) -> Cell:
-        value = float(getattr(line, field))
-        if not value:
-            return Cell("")
-        return Cell(f"{value / scale:,.3g}" if value < 100 * scale else f"{value / scale:,.0f}", value / most[field])
+    def amount(title: str, of: Callable[[LineOps], float], scale: float) -> Column[LineOps]:
+        most = max(1.0, *(float(of(line)) for line in explanation.lines))
+
+        def scaled(line: LineOps) -> str:
+            value = float(of(line))
+            if not value:
+                return ""
+            return f"{value / scale:,.3g}" if value < 100 * scale else f"{value / scale:,.0f}"
+
+        return numeric(title, scaled, share=lambda line: of(line) / most if of(line) else None, optional=True)
 
     return _table(
         (
-            *_codes("where", "source"),
-            *_texts("operations"),
-            *_numbers("executions", "matrix Mflop", "thousand vector elements", "KiB loaded", "KiB stored"),
+            textual("where", lambda line: short_place(line.where), kind="code"),
+            textual("source", lambda line: line.text, kind="code", optional=True),
+            textual("operations", lambda line: line.operations, optional=True),
+            numeric("executions", lambda line: line.executions, ","),
+            amount("matrix Mflop", lambda line: line.matrix_flops, 1e6),
+            amount("thousand vector elements", lambda line: line.vector_elements, 1e3),
+            amount("KiB loaded", lambda line: line.loaded_bytes, 1024),
+            amount("KiB stored", lambda line: line.stored_bytes, 1024),
         ),
-        lines,
-        lambda line: (
-            Cell(short_place(line.where)),
-            Cell(line.text),
-            Cell(line.operations),
-            Cell("–" if line.executions is None else f"{line.executions:,}"),
-            amount(line, "matrix_flops", 1e6),
-            amount(line, "vector_elements", 1e3),
-            amount(line, "loaded_bytes", 1024),
-            amount(line, "stored_bytes", 1024),
-        ),
+        explanation.lines,
         most=_MOST_LINES,
     )
 
 
-def traffic_table(explanation: Explanation) -> ExplainedTable | None:
+def traffic_table(explanation: Explanation) -> ExplainedTable[OperandTraffic] | None:
     """Lists what each operand of each kernel costs in HBM traffic."""
     if not explanation.traffic:
         return None
     return _table(
         (
-            *_codes("kernel", "operand"),
-            *_texts("role"),
-            *_codes("shape", "block"),
-            *_numbers("copies", "MB moved", "MB at least", "times"),
+            textual("kernel", lambda operand: operand.kernel, kind="code"),
+            textual("operand", lambda operand: operand.operand, kind="code"),
+            textual("role", lambda operand: operand.role, optional=True),
+            textual("shape", lambda operand: f"{operand.dtype}[{','.join(map(str, operand.shape))}]", kind="code"),
+            textual("block", lambda operand: f"[{','.join(map(str, operand.block))}]", kind="code"),
+            numeric("copies", lambda operand: operand.fetches, ","),
+            numeric("MB moved", lambda operand: megabytes(operand.moved_bytes)),
+            numeric("MB at least", lambda operand: megabytes(operand.least_bytes), droppable=True),
+            numeric("times", times_least),
         ),
         explanation.traffic,
-        lambda operand: (
-            Cell(operand.kernel),
-            Cell(operand.operand),
-            Cell(operand.role),
-            Cell(f"{operand.dtype}[{','.join(map(str, operand.shape))}]"),
-            Cell(f"[{','.join(map(str, operand.block))}]"),
-            Cell("–" if operand.fetches is None else f"{operand.fetches:,}"),
-            Cell(megabytes(operand.moved_bytes)),
-            Cell(megabytes(operand.least_bytes)),
-            Cell(times_least(operand)),
-        ),
     )
 
 
@@ -230,68 +213,64 @@ def times_least(operand: OperandTraffic) -> str:
     return f"{operand.moved_bytes / operand.least_bytes:.2f} ×"
 
 
-def savings_table(explanation: Explanation) -> ExplainedTable | None:
+def savings_table(explanation: Explanation) -> ExplainedTable[Saving] | None:
     """Lists the findings."""
     if not explanation.savings:
         return None
     return _table(
         (
-            *_texts("finding", "why"),
-            *_codes("change"),
-            *_numbers("µs after", "saves"),
-            *_texts("how it is known"),
+            textual(
+                "finding", lambda saving: saving.title + (f" ({short_place(saving.where)})" if saving.where else "")
+            ),
+            textual("why", lambda saving: saving.why),
+            textual("change", lambda saving: saving.change, kind="code", optional=True),
+            numeric("µs after", lambda saving: us(saving.time_us)),
+            numeric(
+                "saves",
+                lambda saving: percent(saving.saving),
+                share=lambda saving: None if saving.saving is None else max(0.0, saving.saving),
+            ),
+            textual("how it is known", lambda saving: saving.provenance),
         ),
         explanation.savings,
-        lambda saving: (
-            Cell(saving.title + (f" ({short_place(saving.where)})" if saving.where else "")),
-            Cell(saving.why),
-            Cell(saving.change),
-            Cell(us(saving.time_us)),
-            Cell(percent(saving.saving), None if saving.saving is None else max(0.0, saving.saving)),
-            Cell(saving.provenance),
-        ),
     )
 
 
-def ops_table(run: SimulatedRun) -> ExplainedTable:
+def _title(saving: Saving) -> str:
+    return f"{saving.title} ({short_place(saving.where)})" if saving.where else saving.title
+
+
+def ops_table(run: SimulatedRun) -> ExplainedTable[OpRun]:
     """Lists the operations of the later core, the longest first."""
     core = run.later_core
 
-    def line(op: OpRun) -> tuple[Cell, ...]:
-        waits = {
-            "copies": op.copy_stall_cycles + op.overhead_cycles,
-            "matrix units": op.matrix_stall_cycles,
-            "semaphore": op.semaphore_stall_cycles,
-        }
-        share = op.cycles / max(1, core.cycles)
-        return (
-            Cell(op.name),
-            Cell(op.scope),
-            Cell(us(op.cycles / run.clock_hz * 1e6)),
-            Cell(percent(share), share),
-            Cell(", ".join(f"{cause} {percent(spent / max(1, op.cycles))}" for cause, spent in waits.items() if spent)),
-        )
+    def share(op: OpRun) -> float:
+        return op.cycles / max(1, core.cycles)
 
-    columns = (*_codes("operation", "written at"), *_numbers("simulated µs", "share"), *_texts("waits for"))
-    return _table(columns, sorted(core.ops, key=lambda op: -op.cycles), line, most=_MOST_OPS)
+    return _table(
+        (
+            textual("operation", lambda op: op.name, kind="code"),
+            textual("written at", lambda op: op.scope, kind="code", optional=True),
+            numeric("simulated µs", lambda op: us(op.cycles / run.clock_hz * 1e6)),
+            numeric("share", lambda op: percent(share(op)), share=share),
+            textual("waits for", _waits, optional=True),
+        ),
+        sorted(core.ops, key=lambda op: -op.cycles),
+        most=_MOST_OPS,
+    )
 
 
-def _texts(*titles: str) -> tuple[Column, ...]:
-    return tuple(Column(title=title, kind="text") for title in titles)
+def _waits(op: OpRun) -> str:
+    waits = {
+        "copies": op.copy_stall_cycles + op.overhead_cycles,
+        "matrix units": op.matrix_stall_cycles,
+        "semaphore": op.semaphore_stall_cycles,
+    }
+    return ", ".join(f"{cause} {percent(spent / max(1, op.cycles))}" for cause, spent in waits.items() if spent)
 
 
-def _codes(*titles: str) -> tuple[Column, ...]:
-    return tuple(Column(title=title, kind="code") for title in titles)
-
-
-def _numbers(*titles: str) -> tuple[Column, ...]:
-    return tuple(Column(title=title, kind="number") for title in titles)
-
-
-def _table(
-    columns: tuple[Column, ...], items: Iterable[_T], line: Callable[[_T], Sequence[Cell]], *, most: int | None = None
-) -> ExplainedTable:
-    found = list(items)
-    shown = found if most is None else found[:most]
-    rows = tuple(tuple(line(item)) for item in shown)
-    return ExplainedTable(columns=columns, rows=rows, left_out=len(found) - len(shown))
+def _table(columns: tuple[Column[Row], ...], items: Iterable[Row], *, most: int | None = None) -> ExplainedTable[Row]:
+    found = tuple(items)
+    shown = found[:most]
+    kept = tuple(column for column in columns if not (column.optional and all(map(column.is_empty, shown))))
+    return ExplainedTable(columns=kept, rows=shown, left_out=len(found) - len(shown))

@@ -1,7 +1,6 @@
 """How the work is cut: tiles, the rules they obey, the buffers they need and the traffic they cause."""
 
-from systolic.schedule.buffers import VmemBuffer, matmul_buffers, total_bytes
-from systolic.schedule.candidates import candidates, modelled_s
+from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import (
     Dimension,
     GridOrder,
@@ -31,11 +30,9 @@ from systolic.schedule.legality import (
     dtype_violations,
     size_violations,
     sublane_multiple,
-    violations,
     vmem_violations,
 )
 from systolic.schedule.tiles import Tiles, TilesError
-from systolic.schedule.traffic import hbm_bytes
 
 __all__ = [
     "LANES",
@@ -55,24 +52,19 @@ __all__ = [
     "blocked_buffers",
     "blocked_traffic",
     "can_run_manually",
-    "candidates",
     "dimensions",
     "dtype_violations",
     "extra_block",
     "has_accumulator",
     "has_last_step",
-    "hbm_bytes",
     "is_made",
     "is_resident",
     "is_split",
     "is_staged",
-    "matmul_buffers",
-    "modelled_s",
     "row_chunk",
     "scratch_buffers",
     "size_violations",
     "sublane_multiple",
     "total_bytes",
-    "violations",
     "vmem_violations",
 ]

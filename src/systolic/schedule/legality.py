@@ -146,12 +146,3 @@ def vmem_violations(buffers: Sequence[VmemBuffer], limit_bytes: int) -> list[Vio
             fix="use smaller tiles",
         )
     ]
-
-
-def violations(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> list[Violation]:
-    """Every rule of dtype, size and alignment that these tiles break. VMEM apart: see `vmem_violations`."""
-    return [
-        *dtype_violations(spec, chip),
-        *size_violations(spec, tiles),
-        *alignment_violations(spec, tiles),
-    ]

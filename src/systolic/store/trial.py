@@ -9,13 +9,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
 from systolic.kernels import KERNEL_VERSION
 from systolic.op import Spec, leaves, op_of
 from systolic.schedule import KernelConfig
-
-Status = Literal["ok", "refused", "failed"]
+from systolic.status import Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
-"""Searches tiles with `measure`, keeps every trial in `trials`, and makes the profiles that `tiling` ships."""
+"""Searches the fastest configuration of a product, and makes the profiles of tiles that `cost` ships."""
 
 from systolic.tuning.cluster import Certificates, ClusterError, cluster
 from systolic.tuning.ranking import Ranking
 from systolic.tuning.result import End, TuningResult, repeated_us
-from systolic.tuning.search import COMPILE_LIMIT_S, MOST_TRIALS, StalledError, Submit, Watcher, tune
+from systolic.tuning.search import COMPILE_LIMIT_S, MOST_TRIALS, StalledError, Watcher, tune
 
 __all__ = [
     "COMPILE_LIMIT_S",
@@ -13,7 +13,6 @@ __all__ = [
     "End",
     "Ranking",
     "StalledError",
-    "Submit",
     "TuningResult",
     "Watcher",
     "cluster",

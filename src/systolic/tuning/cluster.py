@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from systolic.bugs import runs_user_code
-from systolic.chips import Chip
 from systolic.compiler import WorkerPool
-from systolic.timing import Measurement, submit_simulation
-from systolic.tuning.search import COMPILE_LIMIT_S, Submit
+from systolic.experiments import Experiment, Runner, Submit
+from systolic.timing import Measurement
+from systolic.tuning.search import COMPILE_LIMIT_S
 
 if TYPE_CHECKING:
     from distributed import Security
@@ -93,8 +93,8 @@ def cluster(
         alone = functools.partial(simulated_alone, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)
 
         @runs_user_code  # what Dask raises is the cluster's
-        def submit(fn: Callable[..., Any], arguments: Sequence[Any], chip: Chip, label: str) -> Future[Measurement]:
-            return executor.submit(alone, fn, tuple(arguments), chip, label)
+        def submit(experiment: Experiment) -> Future[Measurement]:
+            return executor.submit(alone, experiment)
 
         yield submit, at_once
         executor.shutdown(wait=False)
@@ -151,14 +151,8 @@ def _check(certificates: Certificates) -> None:
 
 
 def simulated_alone(
-    fn: Callable[..., Any],
-    arguments: Sequence[Any],
-    chip: Chip,
-    label: str,
-    *,
-    time_limit_s: float = COMPILE_LIMIT_S,
-    memory_limit_bytes: int | None = None,
+    experiment: Experiment, *, time_limit_s: float = COMPILE_LIMIT_S, memory_limit_bytes: int | None = None
 ) -> Measurement:
     """Compiles and simulates in a process of its own, on the machine where this is called."""
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
-        return submit_simulation(pool, fn, arguments, chip, label=label).result()
+        return Runner(pool).start(experiment).job.result()

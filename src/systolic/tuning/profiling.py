@@ -8,20 +8,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, as_completed
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from systolic.chips import Chip
-from systolic.compiler import CompilerError, CompilerMissing, WorkerPool
+from systolic.compiler import WorkerPool
 from systolic.cost import THIN_ROWS, Kind, Profile, ProfiledTile, Profiles, StepCost, chosen, configs
+from systolic.experiments import QUIET, Experiment, Progress, Runner
 from systolic.schedule import IllegalTilesError, KernelConfig, Pipeline
-from systolic.simulator import SimulatedRun, SimulationError
+from systolic.simulator import SimulatedRun
 from systolic.spec import MatmulSpec
 from systolic.store import Subject
-from systolic.timing import Measurement, submit_simulation
 
 # Steps of the grid that is profiled: two runs of blocks each way on each core, of three steps over k.
 _BLOCKS, _STEPS_K = 2, 3
@@ -54,16 +52,8 @@ _WEIGHTS = (
 _ROWS = (8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watcher:
-    """What profiling tells while it runs."""
-
-    planned: Callable[[int], None] = lambda more: None  # sizes to rank tiles for, then tiles to compile
-    done: Callable[[str], None] = lambda what: None
-
-
 def profile_tiles(
-    pool: WorkerPool, dtype: str, chip: Chip, *, count: int, watcher: Watcher | None = None
+    pool: WorkerPool, dtype: str, chip: Chip, *, count: int, progress: Progress = QUIET
 ) -> tuple[Profiles, dict[ProfiledTile, str]]:
     """Profiles of the tiles that are most worth it, and why others of these have none.
 
@@ -71,30 +61,25 @@ def profile_tiles(
       pool: of the processes that compile.
       dtype: of both operands.
       count: of tiles.
+      progress: is told of sizes that tiles are ranked for, then of tiles that are compiled.
     """
-    watcher = watcher or Watcher()
-    tiles = worth_profiling(dtype, chip, count, watcher)
-    watcher.planned(len(tiles))
     found: list[Profile] = []
     failed: dict[ProfiledTile, str] = {}
     kind = Kind.of(MatmulSpec.of(1, 1, 1, dtype), chip)
     assert kind is not None
-    jobs = {}
-    for tile in tiles:
+    experiments: dict[ProfiledTile, Experiment] = {}
+    for tile in worth_profiling(dtype, chip, count, progress):
         try:
-            jobs[submit_profile(pool, dtype, chip, tile)] = tile
+            experiments[tile] = profile_experiment(dtype, chip, tile)
         except IllegalTilesError as error:
             failed[tile] = str(error)
-    for job in as_completed(jobs):
-        tile = jobs[job]
-        watcher.done(str(tile.tiles))
+    for tile, outcome in zip(experiments, Runner(pool, progress).run(experiments.values()), strict=True):
+        if outcome.run is None:
+            failed[tile] = outcome.reason
+            continue
         try:
-            run = job.result().run
-            assert run is not None
-            found.append(Profile(tile=tile, cost=step_cost(run, tile), bundles=run.bundles))
-        except CompilerMissing:
-            raise
-        except (CompilerError, SimulationError, ValueError) as error:
+            found.append(Profile(tile=tile, cost=step_cost(outcome.run, tile), bundles=outcome.run.bundles))
+        except ValueError as error:
             failed[tile] = str(error)
     made_with = Subject.here(MatmulSpec.of(1, 1, 1, dtype), chip.name)
     made = Profiles(
@@ -108,13 +93,12 @@ def profile_tiles(
     return made, failed
 
 
-def worth_profiling(dtype: str, chip: Chip, count: int, watcher: Watcher | None = None) -> list[ProfiledTile]:
+def worth_profiling(dtype: str, chip: Chip, count: int, progress: Progress = QUIET) -> list[ProfiledTile]:
     """Tiles that are near the best, by the model, for many of the common sizes."""
-    watcher = watcher or Watcher()
     times: list[dict[ProfiledTile, float]] = []
     common = list(_common(dtype))
     pipeline: Pipeline = "manual" if chip.cores_per_device == 1 else "auto"
-    watcher.planned(len(common))
+    progress.planned(len(common))
     for spec in common:
         best: dict[ProfiledTile, float] = {}
         for choice in configs(spec, chip):
@@ -123,7 +107,7 @@ def worth_profiling(dtype: str, chip: Chip, count: int, watcher: Watcher | None 
                 best.setdefault(_profiled(spec, choice.config), choice.modelled.time_us)
         if best:
             times.append(best)
-        watcher.done(f"model of {spec.m} × {spec.k} × {spec.n}")
+        progress.done(f"model of {spec.m} × {spec.k} × {spec.n}")
     every = sorted({tile for best in times for tile in best})
     number = {tile: at for at, tile in enumerate(every)}
     worth = np.zeros((len(times), len(every)))
@@ -142,7 +126,7 @@ def worth_profiling(dtype: str, chip: Chip, count: int, watcher: Watcher | None 
 
 
 def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
-    """What the steps cost of a kernel that was simulated without copies, on the grid of `submit_profile`.
+    """What the steps cost of a kernel that was simulated without copies, on the grid of `profile_experiment`.
 
     Raises:
       ValueError: its steps are not the rounds of one loop.
@@ -178,8 +162,8 @@ def without_copies(chip: Chip) -> Chip:
     return dataclasses.replace(chip, machine=machine)
 
 
-def submit_profile(pool: WorkerPool, dtype: str, chip: Chip, tile: ProfiledTile) -> Future[Measurement]:
-    """Has a worker compile a tile's kernel for a grid of twelve steps a core, and simulate it without copies.
+def profile_experiment(dtype: str, chip: Chip, tile: ProfiledTile) -> Experiment:
+    """A tile's kernel for a grid of twelve steps a core, to be simulated without copies.
 
     Raises:
       IllegalTilesError: the tile breaks rules.
@@ -202,11 +186,10 @@ def submit_profile(pool: WorkerPool, dtype: str, chip: Chip, tile: ProfiledTile)
         fill_chunks=tile.fill_chunks,
     )
     chosen(programs.computed, config, chip)
-    return submit_simulation(
-        pool,
-        programs.kernel(config),
-        programs.arguments,
-        without_copies(chip),
+    return Experiment(
+        fn=programs.kernel(config),
+        args=programs.arguments,
+        chip=without_copies(chip),
         label=f"{config} for {chip.name}",
         spans=_SPANS,
     )

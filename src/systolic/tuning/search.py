@@ -8,34 +8,22 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any
 
 from systolic.bugs import reports_bugs
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
-from systolic.compiler import (
-    WALL_TIMES,
-    CompilerError,
-    CompilerMissing,
-    CompilerOutOfMemory,
-    CompilerRefusal,
-    CompilerTimeout,
-    WorkerPool,
-)
+from systolic.compiler import WALL_TIMES, WorkerPool
 from systolic.cost import Choice
+from systolic.experiments import Experiment, Outcome, Runner, Running, Submit, first_ended
 from systolic.op import Op, Programs, Spec, op_of
 from systolic.ops import Planner, planner_in_use
 from systolic.ops.planner import check_dtype
 from systolic.schedule import KernelConfig
-from systolic.simulator import SimulationError
 from systolic.store import Subject, Trial, TrialStore, best_first
-from systolic.timing import Measurement, NoDeviceError, device_of, measure, submit_simulation
+from systolic.timing import NoDeviceError, device_of, measure
 from systolic.tuning.ranking import Ranking
 from systolic.tuning.result import End, TuningResult, repeated_us
-
-Submit = Callable[[Callable[..., Any], Sequence[Any], Chip, str], Future[Measurement]]
 
 MOST_TRIALS = 12
 COMPILE_LIMIT_S = 120.0
@@ -128,13 +116,9 @@ def tune(
         patience_s=_PATIENCE * WALL_TIMES * time_limit_s,
     )
     if submit is not None:
-        return search.run(submit, workers, against_xla=against_xla)
+        return search.run(Runner(submit), workers, against_xla=against_xla)
     with WorkerPool(max_workers=workers, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
-
-        def here(fn: Callable[..., Any], arguments: Sequence[Any], its: Chip, label: str) -> Future[Measurement]:
-            return submit_simulation(pool, fn, arguments, its, label=label)
-
-        return search.run(here, workers, against_xla=against_xla)
+        return search.run(Runner(pool), workers, against_xla=against_xla)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -159,7 +143,7 @@ class _Search:
     def subject(self) -> Subject:
         return Subject.here(self.programs.computed, self.chip.name)
 
-    def run(self, submit: Submit, workers: int, *, against_xla: bool) -> TuningResult:
+    def run(self, runner: Runner, workers: int, *, against_xla: bool) -> TuningResult:
         begun = time.monotonic()
         ranking = Ranking(self.choices)
         for trial in self.store.trials(self.subject):
@@ -167,9 +151,9 @@ class _Search:
             self._teach(ranking, trial)
         planned = len(self.choices) if self.most is None else self.most
         self.watcher.planned(max(0, planned - self._tried()) + (against_xla and None not in self.found))
-        under_way: dict[Future[Measurement], Choice | None] = {}
+        under_way: dict[Running, Choice | None] = {}
         if against_xla and None not in self.found:
-            under_way[submit(self.programs.xla(), self.programs.arguments, self.chip, "XLA")] = None
+            under_way[runner.start(self._experiment(None))] = None
         end: End = "all"
         while True:
             while len(under_way) < workers:
@@ -182,24 +166,22 @@ class _Search:
                 if self._hopeless(choice):
                     end = "bound"
                     continue
-                label = f"{choice.config} for {self.chip.name}"
-                fn = self.programs.kernel(choice.config)
-                under_way[submit(fn, self.programs.arguments, self.chip, label)] = choice
+                under_way[runner.start(self._experiment(choice.config))] = choice
             if not under_way:
                 break
-            ended = wait(under_way, timeout=self.patience_s, return_when=FIRST_COMPLETED).done
+            ended = first_ended(under_way, self.patience_s)
             if not ended:
                 raise StalledError(
                     f"none of {len(under_way)} trials has ended in {self.patience_s / 60:.0f} minutes, though each is "
                     f"stopped after {self.patience_s / _PATIENCE / 60:.0f}: are there workers left? What had ended is "
                     f"kept in {self.store.file}; the same command goes on"
                 )
-            for future in ended:
-                choice = under_way.pop(future)
-                trial, lasting = _trial(future, choice)
+            for running in ended:
+                choice, outcome = under_way.pop(running), running.outcome()
+                trial = _trial(outcome, choice)
                 self.compiled += choice is not None
                 self.found[trial.config] = trial
-                if lasting:
+                if outcome.lasting:
                     self.store.keep(self.subject, trial)
                 self._teach(ranking, trial)
                 self.watcher.tried(trial, self._best())
@@ -221,6 +203,11 @@ class _Search:
             seconds=time.monotonic() - begun,
             end=end,
         )
+
+    def _experiment(self, config: KernelConfig | None) -> Experiment:
+        fn = self.programs.xla() if config is None else self.programs.kernel(config)
+        label = "XLA" if config is None else f"{config} for {self.chip.name}"
+        return Experiment(fn=fn, args=self.programs.arguments, chip=self.chip, label=label)
 
     def _next(self, ranking: Ranking, under_way: Sequence[KernelConfig]) -> Choice | None:
         while self.first:
@@ -277,39 +264,23 @@ class _Search:
             ranking.learn(trial.config, trial.simulated_us)
 
 
-def _trial(future: Future[Measurement], choice: Choice | None) -> tuple[Trial, bool]:
-    """What came of it, and whether that would come of it again: a lost worker or too slow a machine is not kept."""
-    config = choice.config if choice is not None else None
-    modelled_us = choice.modelled.time_us if choice is not None else None
-    try:
-        measurement = future.result()
-    except CompilerRefusal as error:
-        return Trial(config=config, status="refused", modelled_us=modelled_us, reason=_text(str(error))), True
-    except CompilerMissing:
-        raise
-    except Exception as error:  # noqa: BLE001 -- JAX's as it traces, Dask's: one trial's failure ends no search
-        reason = _text(f"{type(error).__name__}: {error}")
-        # What the machine could not bear now, it or another one may bear later.
-        scarce = isinstance(error, (CompilerTimeout, CompilerOutOfMemory))
-        lasting = isinstance(error, (CompilerError, SimulationError)) and not scarce
-        return Trial(config=config, status="failed", modelled_us=modelled_us, reason=reason), lasting
-    run = measurement.run
-    assert run is not None
+def _trial(outcome: Outcome, choice: Choice | None) -> Trial:
+    """What came of a configuration, or of XLA's program."""
     trial = Trial(
-        config=config,
-        status="ok",
-        modelled_us=modelled_us,
-        simulated_us=measurement.time_us,
-        prefetch_us=run.prefetch_us,
-        stalls=dict(run.stalls),
-        vmem_bytes=run.vmem_bytes,
-        hbm_bytes=run.hbm_read_bytes + run.hbm_written_bytes,
-        bundles=run.bundles,
-        compile_s=measurement.compile_s,
+        config=choice.config if choice is not None else None,
+        status=outcome.status,
+        modelled_us=choice.modelled.time_us if choice is not None else None,
+        reason=outcome.reason,
     )
-    return trial, True
-
-
-def _text(said: str) -> str:
-    """What a compiler said, where bytes that are no UTF-8 have become halves of surrogate pairs."""
-    return said.encode(errors="replace").decode()
+    if outcome.run is None:
+        return trial
+    return dataclasses.replace(
+        trial,
+        simulated_us=outcome.time_us,
+        prefetch_us=outcome.run.prefetch_us,
+        stalls=dict(outcome.run.stalls),
+        vmem_bytes=outcome.run.vmem_bytes,
+        hbm_bytes=outcome.hbm_bytes,
+        bundles=outcome.run.bundles,
+        compile_s=outcome.compile_s,
+    )

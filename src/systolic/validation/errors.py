@@ -52,36 +52,26 @@ ProgramOf = Callable[[PublishedRow], PublishedProgram]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedRow:
+class ComparedRow(PublishedRow):
     """A published time and the predicted one; where there is none, or the row is not counted, the reason.
 
-    `in_view`: the row's program, or products like it, were in view when constants of the chip's model were chosen, so
-    that its error says little about others.
+    Attributes:
+      predicted_us: None where there is none.
+      provenance: of the predicted time.
+      dispatch_us: taken off the published time before the error is formed.
+      in_view: whether the row's program, or products like it, were in view when constants of the chip's model were
+        chosen, so that its error says little about others.
+      program: the same text for the same program.
     """
 
-    chip: str
-    op: str
-    m: int
-    k: int
-    n: int
-    dtype_lhs: str
-    dtype_rhs: str
-    dtype_out: str
-    tile_m: int | None
-    tile_k: int | None
-    tile_n: int | None
-    timing: str
-    published_us: float
     predicted_us: float | None
-    provenance: str | None  # of the predicted time
+    provenance: str | None
     error: float | None
-    dispatch_us: float  # taken off the published time before the error is formed
+    dispatch_us: float
     counted: bool
     in_view: bool
     reason: str
-    program: str  # the same text: the same program
-    source: str
-    line: int
+    program: str
 
     @property
     def dtypes(self) -> str:
@@ -151,19 +141,7 @@ def compared(
     if not reason and row.timing not in TIMINGS:
         reason = f"timing {row.timing!r} is not known; known are {' and '.join(TIMINGS)}"
     return ComparedRow(
-        chip=program.chip if isinstance(program, PublishedProgram) else row.chip,
-        op=row.op,
-        m=row.m,
-        k=row.k,
-        n=row.n,
-        dtype_lhs=row.dtype_lhs,
-        dtype_rhs=row.dtype_rhs,
-        dtype_out=row.dtype_out,
-        tile_m=row.tile_m,
-        tile_k=row.tile_k,
-        tile_n=row.tile_n,
-        timing=row.timing,
-        published_us=row.published_us,
+        **{**asdict(row), "chip": program.chip if isinstance(program, PublishedProgram) else row.chip},
         predicted_us=time_us,
         provenance=None if time_us is None else "simulated",
         error=None if time_us is None or left_us is None else time_us / left_us - 1,
@@ -172,8 +150,6 @@ def compared(
         in_view=_in_view(row) or str(program) in fitted_on,
         reason=reason,
         program=str(program) if isinstance(program, PublishedProgram) else "",
-        source=row.source,
-        line=row.line,
     )
 
 

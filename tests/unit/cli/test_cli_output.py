@@ -16,8 +16,9 @@ from explanations import a_run
 from rich.console import Console
 
 from systolic.cli import main
-from systolic.cli.output import console, note, printable, table
+from systolic.cli.output import console, note, printable, show_table
 from systolic.report import RatePoint, rates_plot, save_png
+from systolic.report.columns import numeric, textual
 from systolic.report.whole_file import whole_file
 
 FULL = Path("/dev/full")
@@ -130,7 +131,7 @@ def test_errors_and_notes_hold_no_control_characters(capfd: pytest.CaptureFixtur
 
 
 def test_tables_show_cells_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    console().print(table(("name", f"a {ESCAPES}"), [(ESCAPES, "1")], left=("name",)))
+    show_table(console(), (textual("name", str), numeric(f"a {ESCAPES}", len)), [ESCAPES])
     console().print(ESCAPES, markup=False)
     out = capsys.readouterr().out
     assert out.count(SHOWN) == 3

@@ -99,7 +99,7 @@ GONE = object()
         ((*TRIAL, "vmem_bytes"), -1, "vmem_bytes=-1 is below 0"),
         ((*TRIAL, "stalls"), {"copy": -0.5}, "one is below 0"),
         ((*TRIAL, "stalls"), [["copy", 0.5]], "is not an object"),
-        ((*TRIAL, "status"), "[/bold]", r"status: '\[/bold\]' is none of ok, refused, failed"),
+        ((*TRIAL, "status"), "[/bold]", r"status: '\[/bold\]' is none of ok, unsupported"),
         ((*TRIAL, "status"), "failed", "that failed has a time"),
         ((*TRIAL, "reason"), "\ud800", "is no Unicode text"),
         ((*TRIAL, "reason"), None, "is not a text"),
@@ -234,7 +234,7 @@ def test_what_a_compiler_said_is_shown_as_it_is(tmp_path: Path, capsys: pytest.C
         seconds=1.0,
         end="all",
     )
-    _show([result])
+    _show([result], store.file)
     shown = capsys.readouterr().out
     assert "f32[/bold] \\x1b[2J is too large" in shown
     assert "\x1b" not in shown

@@ -12,6 +12,8 @@ import pytest
 
 import systolic.cli.calibrate
 import systolic.cli.validate
+import systolic.experiments.runner
+import systolic.validation.predictions
 from systolic.chips import Chip, chip
 from systolic.cli import main
 from systolic.compiler import CompilerMissing, CompilerRefusal
@@ -64,7 +66,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
             raise DeadlockError("waits for a copy")
         return time_us(known, m, k, n)
 
-    def submit_simulation(_pool: object, fn: object, args: Any, known: Chip, *, label: str) -> Future[Measurement]:
+    def submit_simulation(_pool: object, fn: object, args: Any, known: Chip, **_: object) -> Future[Measurement]:
         def measurement() -> Measurement:
             return Measurement(chip=known.name, provenance="simulated", time_us=answered(fn, args, known))
 
@@ -86,10 +88,10 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         return outcome(compiled)
 
     monkeypatch.setattr(systolic.cli.validate, "check_available", lambda: None)
-    monkeypatch.setattr(systolic.cli.validate, "submit_simulation", submit_simulation)
+    monkeypatch.setattr(systolic.experiments.runner, "submit_simulation", submit_simulation)
     monkeypatch.setattr(systolic.cli.calibrate, "check_available", lambda: None)
-    monkeypatch.setattr(systolic.cli.calibrate, "submit_compilation", submit_compilation)
-    monkeypatch.setattr(systolic.cli.calibrate, "prepare_program", lambda args, _chip: Prepared(args))
+    monkeypatch.setattr(systolic.validation.predictions, "submit_compilation", submit_compilation)
+    monkeypatch.setattr(systolic.validation.predictions, "prepare_program", lambda args, _chip: Prepared(args))
 
 
 def line(**changes: object) -> str:

@@ -1,14 +1,16 @@
 """What lessons say of several chips at once."""
 
 from systolic.chips import chip
-from systolic.lessons import Results, Shown
+from systolic.lessons import PartResult, Results
 
 CHIPS = [chip("v5e"), chip("v6e")]
 
 
 def results(*bytes_: tuple[str, str, int | None]) -> Results:
     return Results(
-        tuple(Shown(part=part, chip=name, status="ok", time_us=2.0, hbm_bytes=count) for part, name, count in bytes_)
+        tuple(
+            PartResult(part=part, chip=name, status="ok", time_us=2.0, hbm_bytes=count) for part, name, count in bytes_
+        )
     )
 
 

@@ -92,9 +92,9 @@ def test_a_refusal_keeps_its_bytes_and_what_there_is_to_beat() -> None:
 @pytest.mark.parametrize(
     ("failure", "status", "said"),
     [
-        (CompilerTimeout(label="v3 2048", limit_s=5.0), "refused", "5"),
-        (CompilerCrash(label="v3", exit_code=None, signal_name="SIGABRT", stderr_tail=""), "refused", "SIGABRT"),
-        (SimulationError("line 7: not understood: foo"), "ok", "not simulated: line 7"),
+        (CompilerTimeout(label="v3 2048", limit_s=5.0), "timed out", "5"),
+        (CompilerCrash(label="v3", exit_code=None, signal_name="SIGABRT", stderr_tail=""), "crashed", "SIGABRT"),
+        (SimulationError("line 7: not understood: foo"), "not simulated", "line 7"),
     ],
 )
 def test_a_failure_is_a_row(failure: Exception, status: str, said: str) -> None:
@@ -167,6 +167,19 @@ def test_a_sweep_in_which_all_are_refused() -> None:
     assert "no room" in row.reason
 
 
+class Telling:
+    """Writes down what it is told."""
+
+    def __init__(self, order: list[str]) -> None:
+        self.order = order
+
+    def planned(self, jobs: int) -> None:
+        self.order.append(f"planned {jobs}")
+
+    def done(self, label: str) -> None:
+        self.order.append(f"done {label}")
+
+
 def test_progress_is_told_before_anything_is_sent() -> None:
     order: list[str] = []
     pool = AnsweringPool(lambda label: order.append(f"sent {label}") or 1.0)
@@ -174,8 +187,7 @@ def test_progress_is_told_before_anything_is_sent() -> None:
     run_ladder(
         request,
         pool,  # pyright: ignore[reportArgumentType]
-        planned=lambda jobs: order.append(f"planned {jobs}"),
-        done=lambda label: order.append(f"done {label}"),
+        Telling(order),
     )
     assert order[0] == "planned 5"
     assert sum(entry.startswith("done") for entry in order) == 5

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
-from systolic.timing import Measurement, Provenance
+from systolic.status import Status
+from systolic.timing import Provenance
 
-Status = Literal["ok", "illegal", "refused", "wrong"]
 NOT_CHECKED = "not checked at this size"
+# Properties of a row that stand in a result beside its fields.
+_DERIVED = ("tflops", "percent_of_peak", "xla_tflops", "ratio_to_xla")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class SweptTiles:
     """Tiles that a sweep tried: their time, or why they have none."""
 
     tile_m: int
@@ -27,8 +30,7 @@ class Trial:
 class LadderRow:
     """What became of one rung at one size. None where there is nothing to say.
 
-    `status`: `ok`; `illegal`, a rule forbids it; `refused`, the compiler does; `wrong`, the result is.
-    `ratio_to_xla` is XLA's time over this one: above 1, this one is faster.
+    `illegal`: a rule forbids it; `refused`: the compiler does; `wrong`: the result is.
     """
 
     rung: str
@@ -45,13 +47,9 @@ class LadderRow:
     reason: str = ""
     time_us: float | None = None
     provenance: Provenance | None = None
-    tflops: float | None = None
-    percent_of_peak: float | None = None
     peak_tflops: float | None = None
     xla_time_us: float | None = None
     xla_prefetch_us: float | None = None
-    xla_tflops: float | None = None
-    ratio_to_xla: float | None = None
     stall_share: float | None = None
     hbm_bytes: int | None = None
     least_hbm_bytes: int | None = None
@@ -64,12 +62,36 @@ class LadderRow:
     compile_s: float | None = None
     jax: str | None = None
     libtpu: str | None = None
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[SweptTiles, ...] = ()
 
+    @property
+    def tflops(self) -> float | None:
+        """10¹² operations a second."""
+        return self._rate(self.time_us)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """XLA's own product of one size, or why there is none."""
+    @property
+    def xla_tflops(self) -> float | None:
+        """XLA's rate."""
+        return self._rate(self.xla_time_us)
 
-    measurement: Measurement | None
-    reason: str = ""
+    @property
+    def percent_of_peak(self) -> float | None:
+        """The rate, of the peak of the operands' dtype."""
+        return 100 * self.tflops / self.peak_tflops if self.tflops and self.peak_tflops else None
+
+    @property
+    def ratio_to_xla(self) -> float | None:
+        """XLA's time over this one: above 1, this one is faster."""
+        return self.xla_time_us / self.time_us if self.xla_time_us and self.time_us else None
+
+    @property
+    def untimed(self) -> bool:
+        """Whether it should have a time, and has none."""
+        return self.time_us is None and self.status in ("ok", "not simulated")
+
+    def record(self) -> dict[str, Any]:
+        """Fields and what follows from them, as a result holds them."""
+        return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
+
+    def _rate(self, time_us: float | None) -> float | None:
+        return 2 * self.m * self.k * self.n / time_us / 1e6 if time_us else None

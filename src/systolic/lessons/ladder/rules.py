@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 import math
 
-from systolic.schedule import Tiles, TilesError, Violation, alignment_violations, size_violations
+from systolic.chips import Chip
+from systolic.schedule import LANES, MIB, Tiles, TilesError, Violation, alignment_violations, size_violations
 from systolic.spec import MatmulSpec, accumulator_dtype
 
 
@@ -48,7 +49,7 @@ def whole_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
     if not found and tiles != whole:
         limit = "v1 has no grid and takes the matrices whole"
         found = [Violation(rule="tile-is-whole", value=f"tiles {tiles} of {whole}", limit=limit, fix="")]
-    fix = f"v1 takes {whole} only; climb to v3 for tiles"
+    fix = f"v1 takes {whole} only; go on to v3 for tiles"
     return [*operand_rules(spec), *(dataclasses.replace(violation, fix=fix) for violation in found)]
 
 
@@ -93,3 +94,13 @@ def band_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
     usable = [str(splits) for splits in range(1, min(both, 64) + 1) if both % splits == 0 and works(splits)]
     fix = f"for {spec.m}×{spec.k}×{spec.n} use N={' or '.join(usable)}"
     return [*operand_rules(spec), *(dataclasses.replace(violation, fix=fix) for violation in found)]
+
+
+def no_candidates(size: int, chip: Chip) -> Violation:
+    """What is wrong where a sweep has nothing to try."""
+    return Violation(
+        rule="sweep",
+        value=f"no tiles cut {size} evenly, are aligned and fit",
+        limit=f"a side is a multiple of 128 that divides {size}, and there are {chip.scoped_vmem_bytes / MIB:.0f} MiB",
+        fix=f"pad to {-(-size // LANES) * LANES}",
+    )

@@ -13,7 +13,7 @@ import numpy as np
 
 from systolic.chips import Chip
 from systolic.lessons.ladder.rules import band_rules, bands, block_rules, whole_rules
-from systolic.schedule import MIB, IllegalTilesError, Tiles, Violation, VmemBuffer, dtype_violations, matmul_buffers
+from systolic.schedule import MIB, IllegalTilesError, Tiles, Violation, VmemBuffer, dtype_violations
 from systolic.spec import MatmulSpec, SpecError
 
 if TYPE_CHECKING:
@@ -104,11 +104,15 @@ class Rung:
 
     def buffers(self, spec: MatmulSpec, tiles: Tiles) -> tuple[VmemBuffer, ...]:
         """The VMEM buffers that the launcher asks for."""
-        found = matmul_buffers(spec, tiles, pipelined=self.operand_buffers > 1, accumulator=self.accumulator)
-        return tuple(
-            replace(buffer, copies=self.operand_buffers) if buffer.name in ("lhs", "rhs") else buffer
-            for buffer in found
-        )
+        m, k, n, buffers = tiles.tile_m, tiles.tile_k, tiles.tile_n, self.operand_buffers
+        found = [
+            VmemBuffer(name="lhs", shape=(m, k), dtype=spec.dtype_lhs, copies=buffers),
+            VmemBuffer(name="rhs", shape=(k, n), dtype=spec.dtype_rhs, copies=buffers),
+            VmemBuffer(name="out", shape=(m, n), dtype=spec.dtype_out, copies=min(buffers, 2)),
+        ]
+        if self.accumulator:
+            found.append(VmemBuffer(name="acc", shape=(m, n), dtype=spec.dtype_accumulator, copies=1))
+        return tuple(found)
 
     def output_roundings(self, spec: MatmulSpec, tiles: Tiles) -> int:
         """How often the running sum is rounded to the output's dtype: a number that the error tolerance needs."""

@@ -1,0 +1,7 @@
+"""One way to run many compilations and simulations, and one record of how each ended."""
+
+from systolic.experiments.experiment import Experiment
+from systolic.experiments.outcome import Outcome
+from systolic.experiments.runner import QUIET, Progress, Runner, Running, Submit, first_ended
+
+__all__ = ["QUIET", "Experiment", "Outcome", "Progress", "Runner", "Running", "Submit", "first_ended"]

@@ -1,0 +1,31 @@
+"""What to compile for a chip, and to simulate on its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from systolic.chips import Chip
+from systolic.compiler import NamedFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One function on one chip.
+
+    Attributes:
+      fn: a JAX function; what is static is bound with `functools.partial`.
+      args: arrays or `jax.ShapeDtypeStruct`s; the contents of small arrays are known to the simulation.
+      chip: for which it is compiled and on whose model it runs.
+      label: names it in errors and in progress.
+      spans: of the timeline to keep, of each kind, from its beginning and from its end.
+      cached: whether a program that was compiled before is used, and this one kept.
+    """
+
+    fn: Callable[..., Any] | NamedFunction
+    args: Sequence[Any]
+    chip: Chip
+    label: str
+    spans: int = 0
+    cached: bool = True

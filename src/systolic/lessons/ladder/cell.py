@@ -1,0 +1,135 @@
+"""One rung at one size: which tiles are tried, or what keeps them from being tried."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from systolic.bench.comparison import abstract_operands, xla_matmul
+from systolic.chips import Chip
+from systolic.experiments import Experiment
+from systolic.lessons.ladder.candidates import candidates
+from systolic.lessons.ladder.rules import no_candidates
+from systolic.lessons.ladder.rungs import Rung, clipped
+from systolic.schedule import MIB, Tiles, Violation, total_bytes
+from systolic.spec import MatmulSpec
+
+# Above this size interpreting a product on a CPU takes longer than anyone waits.
+LARGEST_CHECKED = 1024
+
+# A step of more elements than this takes the compiler minutes, because the whole of it is unrolled. Where its buffers
+# alone are over the limit the answer is known: the compiler has never been seen to need less than the buffers.
+_LONG_STEP = 2048 * 2048 * 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to run: rungs × square sizes on one chip.
+
+    Attributes:
+      tiles: for the rungs that take tiles.
+      splits: for v2.
+      sweep_trials: how many tiles to try for the rungs that sweep; None: no sweep.
+      checked: whether results are compared with float64.
+    """
+
+    rungs: tuple[Rung, ...]
+    chip: Chip
+    dtype: str
+    sizes: tuple[int, ...]
+    tiles: Tiles | None = None
+    splits: int = 4
+    sweep_trials: int | None = None
+    checked: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One rung at one size: what is tried, or what keeps it from being tried.
+
+    Attributes:
+      tiles: those that are asked for, or the rung's own.
+      tried: tiles to compile; several in a sweep, none where something keeps them from it.
+      swept: whether the fastest of several tiles is looked for.
+      violations: rules that are broken.
+      foregone: the refusal of a step that is too long to ask about.
+    """
+
+    request: Request
+    rung: Rung
+    spec: MatmulSpec
+    tiles: Tiles
+    tried: tuple[Tiles, ...] = ()
+    swept: bool = False
+    violations: tuple[Violation, ...] = ()
+    foregone: str = ""
+
+    @classmethod
+    def of(cls, request: Request, rung: Rung, size: int) -> Cell:
+        """What is known without compiling."""
+        spec = MatmulSpec.of(size, size, size, request.dtype)
+        tiles = rung.default_tiles(spec, request.splits)
+        if request.tiles is not None and rung.takes_tiles:
+            tiles = request.tiles
+        cell = cls(request=request, rung=rung, spec=spec, tiles=tiles)
+        multiplied = request.dtype in request.chip.dtypes
+        if request.sweep_trials is not None and rung.sweeps and request.tiles is None and multiplied:
+            found = _to_sweep(cell, request.sweep_trials)
+            violations = () if found else (no_candidates(size, request.chip),)
+            return replace(cell, swept=bool(found), tried=found, violations=violations)
+        if violations := rung.violations(spec, tiles, request.chip):
+            return replace(cell, violations=tuple(violations))
+        foregone = _foregone(cell)
+        return replace(cell, foregone=foregone, tried=() if foregone else (tiles,))
+
+    @property
+    def size(self) -> int:
+        """Of the square matrices."""
+        return self.spec.m
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the result is compared with float64."""
+        return self.request.checked and bool(self.tried) and self.size <= LARGEST_CHECKED
+
+    @property
+    def vmem_limit_bytes(self) -> int:
+        """What the kernel may take."""
+        return self.rung.vmem_limit_bytes or self.request.chip.scoped_vmem_bytes
+
+    def multiply(self, tiles: Tiles, **options: object) -> Callable[..., object]:
+        """The rung as a function of its operands alone."""
+        return functools.partial(self.rung.multiply, tiles=tiles, dtype_out=self.spec.dtype_out, **options)
+
+    def experiment(self, tiles: Tiles) -> Experiment:
+        """The rung with these tiles."""
+        label = f"{self.rung.name} {self.size}" + (f" {tiles}" if self.swept else "")
+        args = abstract_operands(self.spec)
+        return Experiment(fn=self.multiply(tiles), args=args, chip=self.request.chip, label=label)
+
+    def xla(self) -> Experiment:
+        """The same product by XLA."""
+        fn, args = xla_matmul(self.spec), abstract_operands(self.spec)
+        return Experiment(fn=fn, args=args, chip=self.request.chip, label=f"xla {self.size}")
+
+
+def _to_sweep(cell: Cell, trials: int) -> tuple[Tiles, ...]:
+    """The `trials` candidates with the best modelled times, and the rung's usual tiles where they are legal."""
+    ranked = candidates(cell.rung, cell.spec, cell.request.chip)
+    usual = clipped(cell.tiles, cell.spec)
+    chosen = ranked[:trials]
+    if usual in ranked and usual not in chosen:
+        chosen[-1:] = [usual]
+    return tuple(chosen)
+
+
+def _foregone(cell: Cell) -> str:
+    needed = total_bytes(cell.rung.buffers(cell.spec, cell.tiles))
+    step = cell.tiles.tile_m * cell.tiles.tile_k * cell.tiles.tile_n
+    if step <= _LONG_STEP or needed <= cell.vmem_limit_bytes:
+        return ""
+    return (
+        f"VMEM: the buffers alone need {needed / MIB:.2f} MiB of {cell.vmem_limit_bytes / MIB:.2f} MiB; "
+        "not sent to the compiler, which takes minutes to say so of a step this long"
+    )

@@ -1,0 +1,100 @@
+"""Simulated times of published programs, and what can be simulated again and again with other constants."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+
+from systolic.bugs import runs_user_code
+from systolic.chips import Chip
+from systolic.compiler import CompiledProgram, ProgramCache, WorkerPool, submit_compilation
+from systolic.experiments import QUIET, Experiment, Outcome, Progress, Runner
+from systolic.simulator import PreparedProgram, SimulationError
+from systolic.timing import prepare_program, target_of
+from systolic.validation.calibration import Sample
+from systolic.validation.errors import ComparedRow, PublishedProgram
+
+Programs = Sequence[PublishedProgram | str]  # the program of each row, or why it has none
+
+
+def simulated_us(runner: Runner, programs: Programs, chips: Mapping[str, Chip]) -> dict[PublishedProgram, float | str]:
+    """The simulated µs of each distinct program, or why there are none."""
+    distinct = _distinct(programs)
+    experiments = [
+        Experiment(fn=each.function, args=each.arguments, chip=chips[each.chip], label=str(each)) for each in distinct
+    ]
+    return {
+        program: outcome.reason if outcome.time_us is None else outcome.time_us
+        for program, outcome in zip(distinct, runner.run(experiments), strict=True)
+    }
+
+
+def prepared(
+    pool: WorkerPool, programs: Programs, chip: Chip, progress: Progress = QUIET
+) -> dict[PublishedProgram, PreparedProgram | str]:
+    """Each distinct program, compiled and read, ready to run again and again; or why not."""
+    distinct = _distinct(programs)
+    progress.planned(len(distinct))
+
+    jobs = {
+        program: submit_compilation(
+            pool, program.function, program.arguments, target_of(chip), cache=ProgramCache(), label=str(program)
+        )
+        for program in distinct
+    }
+    found: dict[PublishedProgram, PreparedProgram | str] = {}
+    for program, job in jobs.items():
+        try:
+            found[program] = prepare_program(_compiled(job), chip)
+        except Exception as error:  # noqa: BLE001 -- whatever a program raises as it is traced is its reason
+            found[program] = Outcome.failed(str(program), error).reason
+        progress.done(str(program))
+    return found
+
+
+@runs_user_code
+def _compiled(job: Future[CompiledProgram]) -> CompiledProgram:
+    return job.result()
+
+
+def predicted_us(
+    ready: Mapping[PublishedProgram, PreparedProgram | str], chip: Chip
+) -> tuple[dict[PublishedProgram, float | str], dict[str, float]]:
+    """Simulated µs with this chip's constants, or why there are none; and the seconds that each simulation took."""
+    found: dict[PublishedProgram, float | str] = {}
+    seconds: dict[str, float] = {}
+    for program, its in ready.items():
+        started = time.perf_counter()
+        try:
+            found[program] = its if isinstance(its, str) else its.run(chip).time_us
+        except SimulationError as error:
+            found[program] = Outcome.failed(str(program), error).reason
+        seconds[str(program)] = time.perf_counter() - started
+    return found, seconds
+
+
+def samples(
+    rows: Sequence[ComparedRow], programs: Programs, ready: Mapping[PublishedProgram, PreparedProgram | str]
+) -> list[Sample]:
+    """The programs behind the counted rows, each with the device times of all its rows."""
+    times: dict[PublishedProgram, list[float]] = {}
+    for row, program in zip(rows, programs, strict=True):
+        if row.counted and isinstance(program, PublishedProgram):
+            times.setdefault(program, []).append(row.published_us - row.dispatch_us)
+    found = []
+    for program, device_us in times.items():
+        its = ready[program]
+        assert not isinstance(its, str)  # its rows would not be counted
+        predict_us = functools.partial(_simulated_us, its)
+        found.append(Sample(name=str(program), device_us=tuple(device_us), predict_us=predict_us))
+    return found
+
+
+def _simulated_us(ready: PreparedProgram, chip: Chip) -> float:
+    return ready.run(chip).time_us
+
+
+def _distinct(programs: Programs) -> list[PublishedProgram]:
+    return list(dict.fromkeys(program for program in programs if isinstance(program, PublishedProgram)))
