@@ -23,7 +23,7 @@ from systolic.chips import Chip
 from systolic.cli.options import chip_option
 from systolic.cost import blocked_time, configs, vmem_limit
 from systolic.schedule import KernelConfig
-from systolic.spec import MatmulSpec
+from systolic.spec import MatmulSpec, Operands
 
 # The model's constants are fitted to the first; the second were not looked at for that.
 _FITTED = (
@@ -50,17 +50,15 @@ _AMONG = 200
 def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Any:
     """The kernel alone with this configuration."""
     from systolic.kernels.auto_pipeline import auto_pipeline_matmul
+    from systolic.kernels.functions import Functions
     from systolic.kernels.manual_dma import manual_dma_matmul
-    from systolic.kernels.step import Functions
 
     manual = config.pipeline == "manual"
     kernel = manual_dma_matmul if manual else functools.partial(auto_pipeline_matmul, chip=chip)
     outs = kernel(
-        lhs,
-        rhs,
-        (),
+        Operands(lhs, rhs),
         spec=spec,
-        functions=Functions(epilogue=lambda total: (total,)),
+        functions=Functions(),
         config=config,
         vmem_limit_bytes=vmem_limit(spec, config, chip),
     )

@@ -20,7 +20,7 @@ from systolic.spec import LARGEST_SIZE, SpecError
 from systolic.untrusted import UntrustedError, shown, structured
 
 _NAMES = re.compile(r"[\w<>., -]{0,200}")  # of functions, with commas
-_OF_DTYPES = ("dtype", "more_outputs")  # in names of a spec's fields
+_OF_DTYPES = ("dtype", "kept_sum")  # in names of a spec's fields
 
 
 class Spec(Protocol):

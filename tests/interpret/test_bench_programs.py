@@ -10,17 +10,23 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from systolic.bench.cases import Case, Stack
-from systolic.bench.programs import Operands, arguments, ours, xla
-from systolic.bench.suites import OPERAND_STACKS, STACKS, suite
+from systolic.bench.cases import Case, fused_spec
+from systolic.bench.programs import arguments, ours, xla
+from systolic.bench.suites import OPERAND_STACKS, STACKS, Fused, suite
+from systolic.spec import Operands
 
 STACKS_BY_NAME = dict(STACKS + OPERAND_STACKS)
 FLOAT32_UNIT = 2.0**-24
 
 
-def case_of(stack: Stack, dtype: str, m: int = 24, k: int = 256, n: int = 384) -> Case:
+def case_of(stack: Fused, dtype: str, m: int = 24, k: int = 256, n: int = 384) -> Case:
     precision = "highest" if dtype == "float32" else "default"
-    return Case(suite="", group="", name="small", m=m, k=k, n=n, dtype=dtype, precision=precision, stack=stack)
+    return Case(suite="", group="", name="small", spec=stack(m, k, n, dtype, precision))
+
+
+def prologues(case: Case) -> list[str]:
+    """The names of the operands' functions."""
+    return [one.name if one else "" for one in (case.spec.lhs_prologue, case.spec.rhs_prologue)]
 
 
 def filled(case: Case) -> Operands:
@@ -32,9 +38,9 @@ def filled(case: Case) -> Operands:
         return random.standard_normal(shape.shape, np.float32).astype(shape.dtype)
 
     made = jax.tree.map(array, arguments(case))
-    if case.stack.lhs_fn == "mask":
+    if prologues(case)[0] == "mask":
         made = made._replace(lhs_args=(random.integers(0, 2, (case.m, case.k)).astype("int8"),))
-    if case.stack.rhs_fn:  # an int8 weight stands for numbers of about one
+    if prologues(case)[1]:  # an int8 weight stands for numbers of about one
         made = made._replace(rhs_args=(made.rhs_args[0] / np.float32(64),))
     return made
 
@@ -42,14 +48,15 @@ def filled(case: Case) -> Operands:
 def multiplied(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
     """Both matrices in the dtype that is multiplied, as float64."""
     lhs, rhs = np.asarray(operands.lhs), np.asarray(operands.rhs)
-    if case.stack.lhs_fn == "mask":
+    lhs_fn, rhs_fn = prologues(case)
+    if lhs_fn == "mask":
         lhs = np.where(operands.lhs_args[0] != 0, lhs, np.zeros_like(lhs))
-    if case.stack.lhs_fn == "norm":
+    if lhs_fn == "norm":
         lhs = lhs.astype(np.float32) * operands.lhs_args[0] * operands.lhs_args[1]
-    if case.stack.rhs_fn:
+    if rhs_fn:
         rhs = rhs.astype(np.float32) * operands.rhs_args[0]
     lhs, rhs = (array.astype(case.dtype).astype(np.float64) for array in (lhs, rhs))
-    return lhs.T if case.stack.transpose_lhs else lhs, rhs.T if case.stack.transpose_rhs else rhs
+    return lhs.T if case.spec.transpose_lhs else lhs, rhs.T if case.spec.transpose_rhs else rhs
 
 
 def activated(name: str, value: np.ndarray) -> np.ndarray:
@@ -68,15 +75,15 @@ def wanted(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
     error = 1.2 * (case.k + 8) * FLOAT32_UNIT * (np.abs(lhs) @ np.abs(rhs) + 1)
     if operands.bias is not None:
         value = value + np.asarray(operands.bias, np.float64)
-    value = activated(case.stack.activation, value)
+    value = activated(case.spec.epilogue.activation, value)
     if operands.residual is not None:
         value = value + np.asarray(operands.residual, np.float64)
-    if operands.out_scale is not None:
-        scale = np.asarray(operands.out_scale, np.float64)
+    if operands.scale is not None:
+        scale = np.asarray(operands.scale, np.float64)
         value, error = value * scale, error * np.abs(scale)
-    if case.dtype_out == "int32":
+    if case.spec.dtype_out == "int32":
         return value, np.zeros_like(value)
-    unit = float(ml_dtypes.finfo(case.dtype_out).eps) / 2
+    unit = float(ml_dtypes.finfo(case.spec.dtype_out).eps) / 2
     return value, error + unit * (np.abs(value) + error)
 
 
@@ -84,7 +91,7 @@ def check(program: Any, case: Case, operands: Operands) -> None:
     result = np.asarray(jax.jit(program)(operands))
     value, error = wanted(case, operands)
     assert result.shape == (case.m, case.n)
-    assert result.dtype.name == case.dtype_out
+    assert result.dtype.name == case.spec.dtype_out
     excess = np.abs(result.astype(np.float64) - value) - error
     assert np.all(excess <= 0), f"{np.max(excess)} above the tolerance"
 
@@ -114,15 +121,16 @@ def test_narrow_dtypes(name: str, dtype: str) -> None:
 
 def test_ragged_sizes() -> None:
     for large in suite("edges")[-2:]:
-        case = dataclasses.replace(large, m=large.m % 64 + 1, k=large.k % 300 + 1, n=large.n % 200 + 1)
+        small = dataclasses.replace(large.spec, m=large.m % 64 + 1, k=large.k % 300 + 1, n=large.n % 200 + 1)
+        case = dataclasses.replace(large, spec=small)
         operands = filled(case)
         for program in (xla(case), ours(case, "v5e", "xla"), ours(case, "v5e", "interpret")):
             check(program, case, operands)
 
 
 def test_a_forgotten_bias_is_noticed() -> None:
-    case = case_of(Stack(bias=True), "bfloat16")
+    case = case_of(STACKS_BY_NAME["bias"], "bfloat16")
     operands = filled(case)
-    plain = xla(case_of(Stack(), "bfloat16"))
+    plain = xla(case_of(fused_spec, "bfloat16"))
     with pytest.raises(AssertionError, match="above the tolerance"):
         check(plain, case, operands)

@@ -13,18 +13,18 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels import manual_dma
+from systolic.kernels.functions import Functions
 from systolic.kernels.manual_dma import manual_dma_matmul
-from systolic.kernels.step import Functions
 from systolic.schedule import KernelConfig, Tiles, can_run_manually
-from systolic.spec import Extra, Fusion, MatmulSpec, OperandFn, Side
+from systolic.spec import PLAIN, Epilogue, FusedOperand, MatmulSpec, Operands, Prologue
 
 Fn = Callable[..., Any]
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 M, K, N = 384, 512, 384
 
 
-def identity(total: Any) -> tuple[Any]:
-    return (total,)
+def described(array: np.ndarray) -> FusedOperand:
+    return FusedOperand(rows=array.shape[0] > 1, columns=array.shape[1] > 1, dtype="float32")
 
 
 def config(tiles: tuple[int, int, int], subtiles: tuple[int, int], **rest: Any) -> KernelConfig:
@@ -43,16 +43,20 @@ def check(
     *,
     dtype: str = "float32",
     transposes: tuple[bool, bool] = (False, False),
-    extras: Sequence[tuple[Extra, np.ndarray]] = (),
-    epilogue: Callable[..., Any] = identity,
-    epilogue_ops: int = 0,
-    more_outputs: tuple[str, ...] = (),
+    args: tuple[Sequence[np.ndarray], Sequence[np.ndarray]] = ((), ()),
+    epilogue: Epilogue = PLAIN,
+    around: dict[str, np.ndarray] | None = None,
     expected: Callable[[np.ndarray], Sequence[np.ndarray]] = lambda total: [total],
     fns: tuple[Fn | None, Fn | None] = (None, None),
     multiplied: Callable[[np.ndarray, np.ndarray], np.ndarray] = np.matmul,
     interpret: pltpu.InterpretParams = CAREFUL,
 ) -> None:
     """Runs the kernel on seeded normal operands and compares every output with float64."""
+    around = around or {}
+
+    def prologue(fn: Fn | None, arrays: Sequence[np.ndarray]) -> Prologue | None:
+        return Prologue(dtype=dtype, operands=tuple(map(described, arrays))) if fn is not None else None
+
     random = np.random.default_rng(0)
     lhs = random.standard_normal((M, K)).astype(np.float32).astype(dtype)
     rhs = random.standard_normal((K, N)).astype(np.float32).astype(dtype)
@@ -65,30 +69,31 @@ def check(
         dtype_out="float32",
         transpose_lhs=transposes[0],
         transpose_rhs=transposes[1],
-        fusion=Fusion(
-            extras=tuple(extra for extra, _ in extras),
-            epilogue_ops=epilogue_ops,
-            more_outputs=more_outputs,
-            lhs_fn=OperandFn(dtype=dtype) if fns[0] else None,
-            rhs_fn=OperandFn(dtype=dtype) if fns[1] else None,
-        ),
+        lhs_prologue=prologue(fns[0], args[0]),
+        rhs_prologue=prologue(fns[1], args[1]),
+        epilogue=dataclasses.replace(epilogue, **{name: described(array) for name, array in around.items()}),
     )
     assert can_run_manually(spec, how.tiles)
-    given = [lhs.T if transposes[0] else lhs, rhs.T if transposes[1] else rhs, *(array for _, array in extras)]
+    operands = Operands(
+        lhs=lhs.T if transposes[0] else lhs,
+        rhs=rhs.T if transposes[1] else rhs,
+        lhs_args=tuple(args[0]),
+        rhs_args=tuple(args[1]),
+        **around,
+    )
+    activation = jax.nn.relu if epilogue.activation else None
     outs = jax.jit(
-        lambda lhs, rhs, *beside: manual_dma_matmul(
-            lhs,
-            rhs,
-            beside,
+        lambda operands: manual_dma_matmul(
+            operands,
             spec=spec,
-            functions=Functions(epilogue=epilogue, lhs_fn=fns[0], rhs_fn=fns[1]),
+            functions=Functions(lhs=fns[0], rhs=fns[1], activation=activation),
             config=how,
             vmem_limit_bytes=2**24,
             interpret=interpret,
         )
-    )(*map(jnp.asarray, given))
+    )(operands.map(jnp.asarray))
     wanted = expected(multiplied(lhs.astype(np.float64), rhs.astype(np.float64)))
-    assert len(outs) == len(wanted) == 1 + len(more_outputs)
+    assert len(outs) == len(wanted) == len(spec.dtypes_out)
     for out, exact in zip(outs, wanted, strict=True):
         # Sums of 512 products of deviation √512 in float32: 1e-3 is ten times what they are off by, and a hundredth of
         # what one lost product makes.
@@ -131,10 +136,6 @@ def test_pieces_of_operands_that_are_stored_transposed(transposes: tuple[bool, b
     check(config((128, 256, 128), (128, 128), fill_chunks=2, num_stages=3), transposes=transposes, dtype="bfloat16")
 
 
-def beside(rows: bool, columns: bool) -> Extra:
-    return Extra(beside="out", rows=rows, columns=columns, dtype="float32")
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -145,28 +146,28 @@ def beside(rows: bool, columns: bool) -> Extra:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("epilogue_ops", [1, 5])
+@pytest.mark.parametrize("op_count", [1, 5])
 @pytest.mark.parametrize("small", [0, 1024])
-def test_arrays_beside_the_output_and_two_outputs(
-    how: KernelConfig, epilogue_ops: int, small: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("scale", ["column", "element"])
+def test_epilogue_operands_and_two_outputs(
+    how: KernelConfig,
+    op_count: int,
+    small: int,
+    scale: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """A row, a column and a matrix by blocks, an element; both ways of finishing a sum, and of small arrays."""
     monkeypatch.setattr(manual_dma, "SMALL_ELEMENTS", small)
     random = np.random.default_rng(1)
     row, column = random.standard_normal((1, N), np.float32), random.standard_normal((M, 1), np.float32)
-    matrix, one = random.standard_normal((M, N), np.float32), np.full((1, 1), 0.5, np.float32)
+    matrix = random.standard_normal((M, N), np.float32)
+    factor = column if scale == "column" else np.full((1, 1), 0.5, np.float32)
     check(
         how,
-        extras=[
-            (beside(False, True), row),
-            (beside(True, True), matrix),
-            (beside(True, False), column),
-            (beside(False, False), one),
-        ],
-        epilogue=lambda total, r, m, c, o: (jnp.maximum(total + r, 0) * o + m * c, total + r),
-        epilogue_ops=epilogue_ops,
-        more_outputs=("float32",),
-        expected=lambda total: [np.maximum(total + row, 0) * 0.5 + matrix * column, total + row],
+        epilogue=Epilogue(activation="relu", op_count=op_count, kept_sum="float32"),
+        around={"bias": row, "residual": matrix, "scale": factor},
+        expected=lambda total: [(np.maximum(total + row, 0) + matrix) * factor, total + row],
     )
     assert "race" not in capfd.readouterr().out.lower()
 
@@ -186,11 +187,6 @@ def test_functions_of_operands_on_the_way(
         "scale": random.standard_normal((K, 1), np.float32),
         "columns": random.standard_normal((1, N), np.float32),
     }
-    sides: dict[str, Side] = {"mask": "lhs", "rows": "lhs", "along_k": "lhs", "scale": "rhs", "columns": "rhs"}
-    extras = [
-        (Extra(beside=sides[name], rows=array.shape[0] > 1, columns=array.shape[1] > 1, dtype="float32"), array)
-        for name, array in arrays.items()
-    ]
 
     def of_lhs(block: Any, mask: Any, rows: Any, along_k: Any) -> Any:
         return block * mask * rows + along_k
@@ -200,7 +196,10 @@ def test_functions_of_operands_on_the_way(
 
     check(
         how,
-        extras=extras,
+        args=(
+            [arrays[name] for name in ("mask", "rows", "along_k")],
+            [arrays[name] for name in ("scale", "columns")],
+        ),
         fns=(of_lhs, of_rhs),
         multiplied=lambda lhs, rhs: (
             of_lhs(lhs, arrays["mask"], arrays["rows"], arrays["along_k"])
@@ -217,6 +216,6 @@ def test_what_it_does_not_take() -> None:
     assert not can_run_manually(MatmulSpec.of(M, K, N + 1, "float32"), even)
     assert not can_run_manually(MatmulSpec.of(M, K + 8, N, "float32"), even)
     assert not can_run_manually(dataclasses.replace(spec, batch=2), even)
-    cheap, dear = (Fusion(lhs_fn=OperandFn(dtype="bfloat16", ops=ops)) for ops in (2, 40))
-    assert can_run_manually(dataclasses.replace(spec, fusion=cheap), even)
-    assert not can_run_manually(dataclasses.replace(spec, fusion=dear), even)
+    cheap, expensive = (Prologue(dtype="bfloat16", op_count=count) for count in (2, 40))
+    assert can_run_manually(dataclasses.replace(spec, lhs_prologue=cheap), even)
+    assert not can_run_manually(dataclasses.replace(spec, lhs_prologue=expensive), even)

@@ -19,12 +19,12 @@ import systolic
 from systolic.chips import chip
 from systolic.cost import blocked_violations
 from systolic.kernels.auto_pipeline import auto_pipeline_matmul
-from systolic.kernels.step import Functions
-from systolic.ops.epilogue import ACTIVATIONS, epilogue_of
-from systolic.ops.matmul.product import Product, Where, spec_of
+from systolic.kernels.functions import Functions
+from systolic.ops.epilogue import ACTIVATIONS
+from systolic.ops.matmul.product import Backend, Product, spec_of
 from systolic.schedule import KernelConfig, Tiles
 from systolic.schedule.legality import alignment
-from systolic.spec import PrecisionName
+from systolic.spec import Operands, PrecisionName
 
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", num_cores_or_threads=1)
 # Operands, result, a chip that multiplies them.
@@ -63,42 +63,40 @@ def check(call: Call, implementation: Any = CAREFUL, **keywords: Any) -> None:
 
 def blocked(call: Call, config: KernelConfig, name: str, precision: PrecisionName = "default") -> jax.Array:
     """The kernel itself, with a configuration that the planner need not choose."""
-    given = {key: call.keywords[key] for key in ("bias", "residual", "out_scale") if key in call.keywords}
-    activation = call.keywords.get("activation")
-    dtype_out = np.dtype(call.keywords["preferred_element_type"]).name
-    args = {side: call.keywords.get(f"{side}_args", ()) for side in ("lhs", "rhs")}
+    keywords = call.keywords
+    activation = keywords.get("activation")
     product = Product(
-        where=Where(implementation=CAREFUL, chip=chip(name), tiles=None),
+        backend=Backend(implementation=CAREFUL, chip=chip(name), tiles=None),
         precision=precision,
-        dtypes_out=(dtype_out,),
-        epilogue=epilogue_of(
-            bias="bias" in given,
+        dtype_out=np.dtype(keywords["preferred_element_type"]).name,
+        functions=Functions(
+            lhs=keywords.get("lhs_fn"),
+            rhs=keywords.get("rhs_fn"),
             activation=ACTIVATIONS[activation] if activation else None,
-            residual="residual" in given,
-            scale="out_scale" in given,
-            dtype_out=dtype_out,
-            keep_sum=False,
         ),
-        transpose_lhs=call.keywords.get("transpose_lhs", False),
-        transpose_rhs=call.keywords.get("transpose_rhs", False),
-        lhs_fn=call.keywords.get("lhs_fn"),
-        rhs_fn=call.keywords.get("rhs_fn"),
-        beside=(*("lhs" for _ in args["lhs"]), *("rhs" for _ in args["rhs"]), *("out" for _ in given)),
+        transpose_lhs=keywords.get("transpose_lhs", False),
+        transpose_rhs=keywords.get("transpose_rhs", False),
+        activation=activation or "",
     )
-    extras = [np.atleast_2d(array) for array in (*args["lhs"], *args["rhs"], *given.values())]
-    arrays = [jnp.asarray(array) for array in (call.lhs, call.rhs, *extras)]
-    arrays = [array.reshape(*(1,) * (arrays[0].ndim - array.ndim), *array.shape) for array in arrays]
-    spec = spec_of(product, arrays)
+    around = {"bias": "bias", "residual": "residual", "scale": "out_scale"}
+    given = Operands(
+        lhs=call.lhs,
+        rhs=call.rhs,
+        lhs_args=tuple(keywords.get("lhs_args", ())),
+        rhs_args=tuple(keywords.get("rhs_args", ())),
+        **{name: keywords[key] for name, key in around.items() if key in keywords},
+    )
+    matrices = given.map(lambda array: jnp.asarray(np.atleast_2d(array)))
+    operands = matrices.map(lambda one: one.reshape(*(1,) * (matrices.lhs.ndim - one.ndim), *one.shape))
+    spec = spec_of(product, operands)
     assert not blocked_violations(spec, config, chip(name))
 
     @jax.jit
-    def run(*arrays: jax.Array) -> jax.Array:
+    def run(operands: Operands) -> jax.Array:
         (out,) = auto_pipeline_matmul(
-            arrays[0],
-            arrays[1],
-            arrays[2:],
+            operands,
             spec=spec,
-            functions=Functions(epilogue=product.epilogue, lhs_fn=product.lhs_fn, rhs_fn=product.rhs_fn),
+            functions=product.functions,
             config=config,
             chip=chip(name),
             vmem_limit_bytes=chip(name).scoped_vmem_bytes,
@@ -106,7 +104,7 @@ def blocked(call: Call, config: KernelConfig, name: str, precision: PrecisionNam
         )
         return out
 
-    return run(*arrays)
+    return run(operands)
 
 
 @st.composite

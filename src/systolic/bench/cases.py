@@ -1,4 +1,4 @@
-"""One product of a suite: sizes, dtype and what is fused into it. Pure data; `bench.programs` makes programs of it."""
+"""One product of a suite: its spec and its name. Pure data; `bench.programs` makes programs of it."""
 
 from __future__ import annotations
 
@@ -6,72 +6,46 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.spec import PrecisionName, accumulator_dtype
+from systolic.spec import Epilogue, FusedOperand, MatmulSpec, PrecisionName, Prologue, accumulator_dtype
 
 LhsFn = Literal["", "cast", "mask", "norm"]
 RhsFn = Literal["", "dequantise"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """What happens around the product, with names as `systolic.matmul` has them."""
-
-    bias: bool = False  # [n]
-    activation: str = ""
-    residual: bool = False  # [m, n]
-    out_scale: bool = False  # [n] float32
-    transpose_lhs: bool = False
-    transpose_rhs: bool = False
-    lhs_fn: LhsFn = ""  # cast from another float; mask by [m, k] int8; scales of rows and columns, as after a norm
-    rhs_fn: RhsFn = ""  # int8 weight times a float32 scale for each column
-    dtype_out: str = ""  # "": see `Case.dtype_out`
-
-    @property
-    def has_epilogue(self) -> bool:
-        """Whether more happens to the sum than a cast."""
-        return self.bias or bool(self.activation) or self.residual or self.out_scale
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`lhs[m, k] @ rhs[k, n]` with a stack around it. `dtype` is what is multiplied."""
+    """A product with what is fused into it. The operations of its functions are not counted."""
 
     suite: str
     group: str
     name: str
-    m: int
-    k: int
-    n: int
-    dtype: str
-    precision: PrecisionName = "default"
-    stack: Stack = Stack()
+    spec: MatmulSpec
     beside_even: bool = False  # to be compared with the next larger sizes that tiles divide
 
     @property
-    def dtype_lhs(self) -> str:
-        """As stored: a cast comes from the other float."""
-        if self.stack.lhs_fn == "cast":
-            return "bfloat16" if self.dtype == "float32" else "float32"
-        return self.dtype
+    def m(self) -> int:
+        """Rows of the result."""
+        return self.spec.m
 
     @property
-    def dtype_rhs(self) -> str:
-        """As stored."""
-        return "int8" if self.stack.rhs_fn == "dequantise" else self.dtype
+    def k(self) -> int:
+        """What is summed over."""
+        return self.spec.k
 
     @property
-    def dtype_beside(self) -> str:
-        """Of a bias and a residual: what a network of this dtype keeps its activations in."""
-        return "float32" if self.dtype == "float32" else "bfloat16"
+    def n(self) -> int:
+        """Columns of the result."""
+        return self.spec.n
 
     @property
-    def dtype_out(self) -> str:
-        """The operands' own; int32 of integers; bfloat16 where that would lose too much, or a stack leaves integers."""
-        if self.stack.dtype_out:
-            return self.stack.dtype_out
-        if accumulator_dtype(self.dtype) == "int32":
-            return "bfloat16" if self.stack.has_epilogue else "int32"
-        return self.dtype_beside
+    def dtype(self) -> str:
+        """What is multiplied."""
+        return self.spec.dtype_multiplied
+
+    @property
+    def precision(self) -> PrecisionName:
+        """Of float32."""
+        return self.spec.precision
 
     def program(self) -> Case:
         """The case without its names: two cases with the same program are equal then."""
@@ -80,7 +54,76 @@ class Case:
     def even(self) -> Case:
         """The case at the next larger sizes that tiles divide: multiples of 512; below that, powers of two."""
         m, k, n = _even(self.m), _even(self.k), _even(self.n)
-        return dataclasses.replace(self, name=sizes(m, k, n), m=m, k=k, n=n)
+        return dataclasses.replace(self, name=sizes(m, k, n), spec=dataclasses.replace(self.spec, m=m, k=k, n=n))
+
+
+def fused_spec(
+    m: int,
+    k: int,
+    n: int,
+    dtype: str,
+    precision: PrecisionName = "default",
+    *,
+    bias: bool = False,
+    activation: str = "",
+    residual: bool = False,
+    scale: bool = False,
+    transpose_lhs: bool = False,
+    transpose_rhs: bool = False,
+    lhs_fn: LhsFn = "",
+    rhs_fn: RhsFn = "",
+    dtype_out: str = "",
+) -> MatmulSpec:
+    """`lhs[m, k] @ rhs[k, n]` as a network has it, with functions that `bench.programs` knows by their names.
+
+    Args:
+      dtype: what is multiplied.
+      bias: [n], in the dtype in which a network of this dtype keeps its activations.
+      residual: [m, n], in the same.
+      scale: [n] float32.
+      lhs_fn: a cast from another float; a mask [m, k] of int8; scales of rows and columns, as after a norm.
+      rhs_fn: an int8 weight times a float32 scale for each column.
+      dtype_out: "": the operands' own; int32 of integers; bfloat16 where that would lose too much, or where integers
+        are not all that comes of the sum.
+    """
+    kept = "float32" if dtype == "float32" else "bfloat16"
+    row = FusedOperand(rows=False, columns=n > 1, dtype=kept)
+    float_row = dataclasses.replace(row, dtype="float32")
+    dtype_lhs = {"float32": "bfloat16"}.get(dtype, "float32") if lhs_fn == "cast" else dtype
+    read: dict[str, tuple[FusedOperand, ...]] = {
+        "mask": (FusedOperand(rows=m > 1, columns=k > 1, dtype="int8"),),
+        "norm": (
+            FusedOperand(rows=m > 1, columns=False, dtype="float32"),
+            FusedOperand(rows=False, columns=k > 1, dtype="float32"),
+        ),
+        "dequantise": (float_row,),
+    }
+
+    def prologue(name: str) -> Prologue | None:
+        return Prologue(name=name, dtype=dtype, operands=read.get(name, ())) if name else None
+
+    epilogue = Epilogue(
+        bias=row if bias else None,
+        activation=activation,
+        residual=FusedOperand(rows=m > 1, columns=n > 1, dtype=kept) if residual else None,
+        scale=float_row if scale else None,
+    )
+    # Of integers a network keeps the sum itself, or what it makes of it in bfloat16, which is what it keeps of others.
+    usual_out = "int32" if epilogue.is_identity and accumulator_dtype(dtype) == "int32" else kept
+    return MatmulSpec(
+        m=m,
+        k=k,
+        n=n,
+        dtype_lhs=dtype_lhs,
+        dtype_rhs="int8" if rhs_fn == "dequantise" else dtype,
+        dtype_out=dtype_out or usual_out,
+        transpose_lhs=transpose_lhs,
+        transpose_rhs=transpose_rhs,
+        precision=precision,
+        lhs_prologue=prologue(lhs_fn),
+        rhs_prologue=prologue(rhs_fn),
+        epilogue=epilogue,
+    )
 
 
 def sizes(m: int, k: int, n: int) -> str:

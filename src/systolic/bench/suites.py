@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from systolic.bench.cases import Case, Stack, sizes
-from systolic.spec import PrecisionName
+from systolic.bench.cases import Case, fused_spec, sizes
+from systolic.spec import MatmulSpec, PrecisionName
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 
@@ -41,30 +42,34 @@ WEIGHTS: tuple[tuple[str, int, int], ...] = (
 PREFILL = (2048, 4096, 8192, 16384)
 DECODE = (1, 8, 16, 64, 128, 256)
 
-_BIAS_GELU = Stack(bias=True, activation="gelu")
-STACKS: tuple[tuple[str, Stack], ...] = (
-    ("bias", Stack(bias=True)),
-    ("relu", Stack(activation="relu")),
-    ("gelu", Stack(activation="gelu")),
-    ("silu", Stack(activation="silu")),
-    ("bias gelu", _BIAS_GELU),
-    ("residual", Stack(residual=True)),
-    ("bias residual", Stack(bias=True, residual=True)),
-    ("bias gelu residual", Stack(bias=True, activation="gelu", residual=True)),
-    ("bias gelu scale", Stack(bias=True, activation="gelu", out_scale=True)),
-    ("scale to bfloat16", Stack(out_scale=True, dtype_out="bfloat16")),
-    ("lhs transposed", Stack(transpose_lhs=True)),
-    ("rhs transposed", Stack(transpose_rhs=True)),
-    ("both transposed", Stack(transpose_lhs=True, transpose_rhs=True)),
-    ("rhs transposed bias silu", Stack(transpose_rhs=True, bias=True, activation="silu")),
+# Each makes a spec of sizes, a dtype and a precision.
+Fused = Callable[..., MatmulSpec]
+STACKS: tuple[tuple[str, Fused], ...] = (
+    ("bias", partial(fused_spec, bias=True)),
+    ("relu", partial(fused_spec, activation="relu")),
+    ("gelu", partial(fused_spec, activation="gelu")),
+    ("silu", partial(fused_spec, activation="silu")),
+    ("bias gelu", partial(fused_spec, bias=True, activation="gelu")),
+    ("residual", partial(fused_spec, residual=True)),
+    ("bias residual", partial(fused_spec, bias=True, residual=True)),
+    ("bias gelu residual", partial(fused_spec, bias=True, activation="gelu", residual=True)),
+    ("bias gelu scale", partial(fused_spec, bias=True, activation="gelu", scale=True)),
+    ("scale to bfloat16", partial(fused_spec, scale=True, dtype_out="bfloat16")),
+    ("lhs transposed", partial(fused_spec, transpose_lhs=True)),
+    ("rhs transposed", partial(fused_spec, transpose_rhs=True)),
+    ("both transposed", partial(fused_spec, transpose_lhs=True, transpose_rhs=True)),
+    ("rhs transposed bias silu", partial(fused_spec, transpose_rhs=True, bias=True, activation="silu")),
 )
 # A function of an operand as it is read: for floats, because what it makes has to be the dtype that is multiplied.
-OPERAND_STACKS: tuple[tuple[str, Stack], ...] = (
-    ("lhs cast", Stack(lhs_fn="cast")),
-    ("lhs mask", Stack(lhs_fn="mask")),
-    ("lhs norm", Stack(lhs_fn="norm")),
-    ("int8 weight", Stack(rhs_fn="dequantise")),
-    ("lhs cast int8 weight bias gelu", Stack(lhs_fn="cast", rhs_fn="dequantise", bias=True, activation="gelu")),
+OPERAND_STACKS: tuple[tuple[str, Fused], ...] = (
+    ("lhs cast", partial(fused_spec, lhs_fn="cast")),
+    ("lhs mask", partial(fused_spec, lhs_fn="mask")),
+    ("lhs norm", partial(fused_spec, lhs_fn="norm")),
+    ("int8 weight", partial(fused_spec, rhs_fn="dequantise")),
+    (
+        "lhs cast int8 weight bias gelu",
+        partial(fused_spec, lhs_fn="cast", rhs_fn="dequantise", bias=True, activation="gelu"),
+    ),
 )
 FUSED_SIZES = ((4096, 4096, 4096), (2048, 4096, 14336), (16, 4096, 14336))
 
@@ -109,31 +114,13 @@ def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "defaul
 
 def _square(dtype: str, precision: PrecisionName) -> Iterator[Case]:
     for size in SQUARES:
-        yield Case(
-            suite="square",
-            group="square",
-            name=f"{size}³",
-            m=size,
-            k=size,
-            n=size,
-            dtype=dtype,
-            precision=precision,
-        )
+        yield Case(suite="square", group="square", name=f"{size}³", spec=fused_spec(size, size, size, dtype, precision))
 
 
 def _llm(dtype: str, precision: PrecisionName) -> Iterator[Case]:
     for group, rows in (("prefill", PREFILL), ("decode", DECODE)):
         for weight, m, k, n in _covering(rows):
-            yield Case(
-                suite="llm",
-                group=group,
-                name=f"{weight} {m}",
-                m=m,
-                k=k,
-                n=n,
-                dtype=dtype,
-                precision=precision,
-            )
+            yield Case(suite="llm", group=group, name=f"{weight} {m}", spec=fused_spec(m, k, n, dtype, precision))
 
 
 def _covering(rows: Sequence[int]) -> Iterator[tuple[str, int, int, int]]:
@@ -153,15 +140,7 @@ def _fused(dtype: str, precision: PrecisionName) -> Iterator[Case]:
     for m, k, n in FUSED_SIZES:
         for name, stack in stacks:
             yield Case(
-                suite="fused",
-                group="fused",
-                name=f"{name} {sizes(m, k, n)}",
-                m=m,
-                k=k,
-                n=n,
-                dtype=dtype,
-                precision=precision,
-                stack=stack,
+                suite="fused", group="fused", name=f"{name} {sizes(m, k, n)}", spec=stack(m, k, n, dtype, precision)
             )
 
 
@@ -171,11 +150,7 @@ def _edges(dtype: str, precision: PrecisionName) -> Iterator[Case]:
             suite="edges",
             group="edges",
             name=sizes(m, k, n),
-            m=m,
-            k=k,
-            n=n,
-            dtype=dtype,
-            precision=precision,
+            spec=fused_spec(m, k, n, dtype, precision),
             beside_even=True,
         )
 

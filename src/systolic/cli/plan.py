@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-from systolic.bench.cases import Stack
 from systolic.chips import Chip
 from systolic.cli.options import TileSizes, chip_option, output_options
 from systolic.cli.output import check_target, give, versions
@@ -18,7 +17,7 @@ from systolic.op import Spec, record_of
 from systolic.ops import Plan, planner_in_use
 from systolic.ops import plan as planned
 from systolic.schedule import MIB, Tiles
-from systolic.spec import PrecisionName
+from systolic.spec import MatmulSpec, PrecisionName
 from systolic.store import StoreError, Subject
 
 
@@ -36,7 +35,7 @@ def plan(
     chips: tuple[Chip, ...],
     dtype: str,
     precision: PrecisionName,
-    stack: Stack,
+    stack: Callable[..., MatmulSpec],
     batch: int,
     tiles: Tiles | None,
     json_file: str | None,

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import click
 
-from systolic.bench.cases import Case, Stack, sizes
+from systolic.bench.cases import Case, fused_spec, sizes
 from systolic.bench.suites import SUITES, UnknownSuiteError, suite
 from systolic.cli.options import whole_number
 from systolic.op import read_spec
@@ -105,7 +105,7 @@ def dtype_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def stack_options(command: Callable[..., int]) -> Callable[..., int]:
-    """What is fused into a product, as `stack` and `batch`."""
+    """What is fused into a product, as `stack`, which makes its spec of the rest, and `batch`."""
 
     @click.option("--out", "dtype_out", type=click.Choice((*DTYPES, "int32")), help="Of the result, if not the usual.")
     @click.option("--transpose-lhs", is_flag=True, help="lhs is stored as [k, m].")
@@ -127,7 +127,8 @@ def stack_options(command: Callable[..., int]) -> Callable[..., int]:
         residual: bool,
         **rest: Any,
     ) -> int:
-        stack = Stack(
+        stack = functools.partial(
+            fused_spec,
             bias=bias,
             activation=activation,
             residual=residual,
@@ -140,10 +141,11 @@ def stack_options(command: Callable[..., int]) -> Callable[..., int]:
     return wrapped
 
 
-def described(product: tuple[int, int, int], dtype: str, precision: PrecisionName, stack: Stack) -> Case:
+def described(
+    product: tuple[int, int, int], dtype: str, precision: PrecisionName, stack: Callable[..., MatmulSpec]
+) -> Case:
     """The product as a case of no suite."""
-    m, k, n = product
-    return Case(suite="", group="", name=sizes(m, k, n), m=m, k=k, n=n, dtype=dtype, precision=precision, stack=stack)
+    return Case(suite="", group="", name=sizes(*product), spec=stack(*product, dtype, precision))
 
 
 def cases_of(suites: Sequence[str], dtype: str, precision: PrecisionName, only: str) -> list[Case]:
@@ -169,5 +171,5 @@ def spec_of(case: Case, batch: int = 1) -> MatmulSpec:
     from systolic.bench.programs import spec_of as of_case
     from systolic.ops.epilogue import activation_of
 
-    activation_of(case.stack.activation or None, in_kernel=True)
+    activation_of(case.spec.epilogue.activation or None, in_kernel=True)
     return dataclasses.replace(of_case(case), batch=batch, batch_lhs=batch, batch_rhs=batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from contextlib import nullcontext
@@ -11,7 +12,7 @@ from typing import Any
 
 import click
 
-from systolic.bench.cases import Case, Stack
+from systolic.bench.cases import Case
 from systolic.chips import Chip
 from systolic.cli.options import FiniteFloat, Workers, chip_option, output_options, worker_options
 from systolic.cli.output import (
@@ -39,7 +40,7 @@ from systolic.cli.tls_options import certificates_of, tls_options
 from systolic.compiler import check_available
 from systolic.op import Spec, op_of, record_of
 from systolic.report.columns import Column, numeric, textual
-from systolic.spec import PrecisionName
+from systolic.spec import MatmulSpec, PrecisionName
 from systolic.store import Trial, TrialStore
 from systolic.tuning import COMPILE_LIMIT_S, TuningResult, Watcher, cluster
 from systolic.tuning import tune as searched
@@ -108,7 +109,7 @@ def tune(
     chips: tuple[Chip, ...],
     dtype: str,
     precision: PrecisionName,
-    stack: Stack,
+    stack: functools.partial[MatmulSpec],
     batch: int,
     time_budget: float,
     trials: int,
@@ -190,17 +191,17 @@ def _cases(
     only: str,
     dtype: str,
     precision: PrecisionName,
-    stack: Stack,
+    stack: functools.partial[MatmulSpec],
     batch: int,
 ) -> list[Case]:
     if product is not None:
         return [described(product, dtype, precision, stack)]
-    if stack != Stack() or batch > 1:
+    if any(stack.keywords.values()) or batch > 1:
         raise click.UsageError("a suite says itself what is fused: leave --bias, --activation, … and --batch out")
     assert suites is not None
     cases = cases_of(suites, dtype, precision, only)
     # A function of an operand is not part of a product's description: the fused suite's are left to bench.
-    kept = [case for case in cases if not case.stack.lhs_fn and not case.stack.rhs_fn]
+    kept = [case for case in cases if case.spec.lhs_prologue is None and case.spec.rhs_prologue is None]
     if not kept:
         raise click.UsageError(f"tune cannot build the products that --only {only} names: operands have functions")
     return kept

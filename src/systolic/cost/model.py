@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from systolic.chips import Chip
+from systolic.schedule.blocks import SIDES, block_shape
 from systolic.schedule.config import (
-    SIDES,
     KernelConfig,
-    block_shape,
     has_last_step,
     is_made,
     is_split,
@@ -22,7 +22,7 @@ from systolic.schedule.config import (
 )
 from systolic.schedule.copies import Copies, blocked_traffic
 from systolic.schedule.tiles import Tiles
-from systolic.spec import MatmulSpec, Side
+from systolic.spec import MatmulSpec
 
 _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled with
@@ -75,7 +75,7 @@ def bundles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
         both = config.subtile_m + config.subtile_n
         straight += _EMULATED_BUNDLES * both * config.tiles.tile_k / _VECTOR_ELEMENTS
     # The epilogue fills slots beside the products of its slice; only what is too much for them is code of its own.
-    epilogue = registers * spec.fusion.epilogue_ops / _VECTOR_SLOTS
+    epilogue = registers * spec.epilogue.op_count / _VECTOR_SLOTS
     finishing = max(straight, epilogue) + 0.2 * min(straight, epilogue)
     if config.fill_chunks > 1:
         part = row_chunk(spec, config) / config.subtile_m * epilogue
@@ -113,7 +113,7 @@ def blocked_time(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Modelled
     # There are two blocks of the output: one is stored while the other is made.
     run_s = max(run_s, (compute_s + copies.store_s + copies.latency_s) / 2)
     # Where the operand that stays is exchanged, all of its block arrives within the steps by which copies are ahead.
-    outs = 1 + len(spec.fusion.more_outputs)
+    outs = len(spec.dtypes_out)
     exchanges = max(0.0, (grid_m if config.grid_order == "m" else grid_n) * spec.batch / cores - 1)
     ahead_s = (config.num_stages - 1) * step_s
     exchanged_s = max(0.0, copies.first_s + copies.latency_s - ahead_s) if grid_k == 1 else 0.0
@@ -181,13 +181,13 @@ def _made(spec: MatmulSpec, config: KernelConfig) -> tuple[float, float]:
     return registers, cycles
 
 
-def _made_ops(spec: MatmulSpec, side: Side) -> float:
+def _made_ops(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> float:
     """Vector operations an element to make what is multiplied of what is stored."""
-    fn = spec.fusion.lhs_fn if side == "lhs" else spec.fusion.rhs_fn
-    ops = _CAST_OPS if fn is None else fn.ops
-    for extra in spec.fusion.extras:
-        if extra.beside == side and extra.rows:
-            ops += _MATRIX_OPS if extra.columns else _COLUMN_OPS
+    prologue = spec.prologue(side)
+    ops = _CAST_OPS if prologue is None else prologue.op_count
+    for operand in prologue.operands if prologue is not None else ():
+        if operand.rows:
+            ops += _MATRIX_OPS if operand.columns else _COLUMN_OPS
     return ops + (_SPLIT_OPS if is_split(spec) else 0)
 
 
@@ -205,4 +205,4 @@ def _vector_cycles(spec: MatmulSpec, tiles: Tiles) -> float:
     grid_k = tiles.grid(spec)[2]
     # Most of an epilogue runs beside products.
     registers = tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
-    return cycles + _EPILOGUE_SHARE * registers * spec.fusion.epilogue_ops / _VECTOR_SLOTS / grid_k
+    return cycles + _EPILOGUE_SHARE * registers * spec.epilogue.op_count / _VECTOR_SLOTS / grid_k

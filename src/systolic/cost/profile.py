@@ -95,9 +95,8 @@ class Kind:
     @classmethod
     def of(cls, spec: MatmulSpec, chip: Chip) -> Kind | None:
         """The kind of a product; None where none is profiled: what is fused, turned or stacked costs more."""
-        fusion = spec.fusion
-        beside = fusion.extras or fusion.more_outputs or fusion.lhs_fn is not None or fusion.rhs_fn is not None
-        if beside or spec.transpose_lhs or spec.transpose_rhs or spec.batch > 1:
+        fused = len(spec.operands.present()) > 2 or len(spec.dtypes_out) > 1 or spec.lhs_prologue or spec.rhs_prologue
+        if fused or spec.transpose_lhs or spec.transpose_rhs or spec.batch > 1:
             return None
         return cls(
             chip=chip.name,
@@ -105,7 +104,7 @@ class Kind:
             dtype_rhs=spec.dtype_rhs,
             dtype_out=spec.dtype_out,
             precision=spec.precision,
-            epilogue=fusion.epilogue,
+            epilogue=spec.epilogue.activation,
         )
 
 

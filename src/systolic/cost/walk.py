@@ -13,7 +13,8 @@ from typing import NamedTuple
 from systolic.chips import Chip
 from systolic.cost.model import ModelledTime, bundles
 from systolic.cost.profile import StepCost
-from systolic.schedule.config import SIDES, KernelConfig, block_shape, dimensions
+from systolic.schedule.blocks import SIDES, block_shape, dimensions
+from systolic.schedule.config import KernelConfig
 from systolic.schedule.copies import strided_runs
 from systolic.spec import MatmulSpec, dtype_bytes
 

@@ -12,10 +12,9 @@ In VMEM: `num_stages` blocks of an operand that changes in every step, two of on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -23,28 +22,28 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.auto_pipeline import SMALL_ELEMENTS, from_hbm
+from systolic.kernels.functions import Functions
+from systolic.kernels.launch import SMALL_ELEMENTS, from_hbm, launch, scratch_shapes
 from systolic.kernels.operands import Operand, multiply
-from systolic.kernels.step import Functions, step
-from systolic.kernels.streams import Order, Output, Stream
-from systolic.kernels.subtiles import Slice, loop, quotient
-from systolic.schedule import (
-    Dimension,
-    KernelConfig,
-    block_shape,
-    blocked_traffic,
-    dimensions,
-    extra_block,
-    is_resident,
-    scratch_buffers,
-)
-from systolic.spec import MatmulSpec
+from systolic.kernels.step import step
+from systolic.kernels.streams import GridSchedule, OutputStream, Stream
+from systolic.kernels.subtiles import Subtile, loop, quotient
+from systolic.schedule import Block, KernelConfig, Scratch, operand_blocks
+from systolic.spec import MatmulSpec, Operands
+
+
+class Buffers(NamedTuple):
+    """What the kernel allocates: shapes to be asked for, or refs. None for operands that stay in VMEM as a whole."""
+
+    blocks: Operands
+    sems: Operands
+    outs: tuple[tuple[Any, Any], ...]  # blocks and semaphores of each output
+    fill_sem: Any  # [2, fill_chunks], of the first blocks of lhs and rhs
+    scratch: Scratch
 
 
 def manual_dma_matmul(
-    lhs: Shaped[Array, "rows columns"],
-    rhs: Shaped[Array, "rows columns"],
-    extras: Sequence[Shaped[Array, "rows columns"]],
+    operands: Operands,
     *,
     spec: MatmulSpec,
     functions: Functions,
@@ -52,212 +51,221 @@ def manual_dma_matmul(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Shaped[Array, "m n"], ...]:
-    """All outputs of the product, the first as `spec.dtype_out`.
+    """All outputs of the product, with the dtypes `spec.dtypes_out`.
 
     Args:
-      lhs, rhs, extras: as `auto_pipeline_matmul` takes them, without a batch.
+      operands: arrays [rows, columns].
       config: with the manual pipeline, of tiles for which `schedule.can_run_manually`.
     """
-    arrays = [lhs, rhs, *extras]
-    arrays = [array if interpret else from_hbm(array) for array in arrays]
+    arrays = operands if interpret else operands.map(from_hbm)
     tiles = config.tiles
-    shapes = [block_shape(spec, tiles, "lhs"), block_shape(spec, tiles, "rhs")]
-    along: list[tuple[Dimension | None, Dimension | None]] = [dimensions(spec, "lhs"), dimensions(spec, "rhs")]
-    resident = [False, False]
-    for extra in spec.fusion.extras:
-        rows, columns = dimensions(spec, extra.beside)
-        shapes.append(extra_block(spec, tiles, extra))
-        # A row stays as a whole. It is copied beside the first blocks and not ahead of them, as the call would do it.
-        whole = is_resident(spec, tiles, extra)
-        along.append((rows if extra.rows and not whole else None, columns if extra.columns and not whole else None))
-        resident.append(whole and arrays[len(resident)].size <= SMALL_ELEMENTS)
-    dtypes_out = (spec.dtype_out, *spec.fusion.more_outputs)
-    order = Order.of(spec, config)
-    moving = [number for number, stays in enumerate(resident) if not stays]
-    periods = {number: order.period(along[number]) for number in moving}
-    buffers = {number: config.num_stages if periods[number] == 1 else 2 for number in moving}
-    scratch = [pltpu.VMEM(b.shape, jnp.dtype(b.dtype)) for b in scratch_buffers(spec, config)]
+    schedule = GridSchedule.of(spec, config)
 
-    def kernel(*refs: Any) -> None:
-        given = iter(refs)
-        inputs = [next(given) for _ in arrays]
-        outs_hbm = [next(given) for _ in dtypes_out]
-        blocks = {number: next(given) for number in moving}
-        sems = {number: next(given) for number in moving}
-        outs = [Output(hbm, next(given), next(given), tiles.tile_m, tiles.tile_n) for hbm in outs_hbm]
-        first_sem = next(given)
-        rest = list(given)
-        streams = {
-            number: Stream(
-                hbm=inputs[number],
-                vmem=blocks[number],
-                sem=sems[number],
-                shape=shapes[number],
-                along=along[number],
-                period=periods[number],
-                buffers=buffers[number],
+    # A row is copied beside the first blocks and not ahead of them, as the call would do it.
+    def moving(block: Block, array: Array) -> Block | None:
+        return None if block.resident and array.size <= SMALL_ELEMENTS else block
+
+    def num_stages(block: Block) -> int:
+        return config.num_stages if schedule.reuse_distance(block) == 1 else 2
+
+    def of_moving(fn: Any) -> Operands:
+        return blocks.map(lambda block: None if block is None else fn(block))
+
+    blocks = operand_blocks(spec, tiles).map(moving, arrays)
+    buffers = Buffers(
+        blocks=of_moving(lambda block: pltpu.VMEM((num_stages(block), *block.shape), jnp.dtype(block.dtype))),
+        sems=of_moving(lambda block: pltpu.SemaphoreType.DMA((num_stages(block),))),
+        outs=tuple(
+            (pltpu.VMEM((2, tiles.tile_m, tiles.tile_n), jnp.dtype(dtype)), pltpu.SemaphoreType.DMA((2,)))
+            for dtype in spec.dtypes_out
+        ),
+        fill_sem=pltpu.SemaphoreType.DMA((2, config.fill_chunks)),
+        scratch=scratch_shapes(spec, config),
+    )
+
+    def kernel(refs: Operands, outs_hbm: tuple[Any, ...], its: Buffers) -> None:
+        def stream(ref: Any, block: Block | None, vmem: Any, sem: Any) -> Stream | None:
+            if block is None:
+                return None
+            distance = schedule.reuse_distance(block)
+            return Stream(
+                hbm=ref, vmem=vmem, sem=sem, block=block, reuse_distance=distance, num_stages=num_stages(block)
             )
-            for number in moving
-        }
-        _run(inputs, streams, outs, first_sem, rest, order, spec, functions, config)
 
-    cost = pl.CostEstimate(
-        flops=spec.flops * spec.passes,
-        transcendentals=functions.transcendentals,
-        bytes_accessed=blocked_traffic(spec, config).hbm_bytes,
-    )
-    run = pl.pallas_call(
-        kernel,
-        in_specs=[pl.BlockSpec(memory_space=pltpu.VMEM if stays else pltpu.HBM) for stays in resident],
-        out_specs=[pl.BlockSpec(memory_space=pltpu.HBM) for _ in dtypes_out],
-        out_shape=[shape_with_mesh_axes((spec.m, spec.n), dtype, arrays) for dtype in dtypes_out],
-        scratch_shapes=[
-            *(pltpu.VMEM((buffers[number], *shapes[number]), arrays[number].dtype) for number in moving),
-            *(pltpu.SemaphoreType.DMA((buffers[number],)) for number in moving),
-            *(
-                kind
-                for dtype in dtypes_out
-                for kind in (
-                    pltpu.VMEM((2, tiles.tile_m, tiles.tile_n), jnp.dtype(dtype)),
-                    pltpu.SemaphoreType.DMA((2,)),
-                )
+        _Kernel(
+            refs=refs,
+            streams=refs.map(stream, blocks, its.blocks, its.sems),
+            outs=tuple(
+                OutputStream(hbm, *own, tiles.tile_m, tiles.tile_n) for hbm, own in zip(outs_hbm, its.outs, strict=True)
             ),
-            pltpu.SemaphoreType.DMA((2, config.fill_chunks)),
-            *scratch,
-        ],
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
-        cost_estimate=cost,
-        interpret=interpret,
-        name=f"systolic_matmul_{spec.dtype_lhs}_{spec.m}_{spec.k}_{spec.n}",
-    )
-    with jax.named_scope("systolic.matmul"):
-        return tuple(run(*arrays))
-
-
-def _run(
-    inputs: Sequence[Any],
-    streams: dict[int, Stream],
-    outs: Sequence[Output],
-    first_sem: Any,
-    scratch: Sequence[Any],
-    order: Order,
-    spec: MatmulSpec,
-    functions: Functions,
-    config: KernelConfig,
-) -> None:
-    grid_k, total, fill_chunks = order.counts["k"], order.steps, config.fill_chunks
-    operands = (streams[0], streams[1])
-    beside = {number: extra.beside for number, extra in enumerate(spec.fusion.extras, start=2)}
-    early = [stream for number, stream in streams.items() if beside.get(number) in ("lhs", "rhs")]
-    # What stands beside the output is first needed behind the products of all pieces.
-    late = [stream for number, stream in streams.items() if beside.get(number) == "out"]
-
-    all_of_it = Slice(row=0, column=0, n_rows=config.tiles.tile_m, n_columns=config.tiles.tile_n)
-
-    def copies(piece: Slice, run: Any) -> list[Any]:
-        place = order.place(run * grid_k)
-        return [out.copy(piece, run, place) for out in outs]
-
-    def wait_for(run: Any) -> None:
-        for copy in copies(all_of_it, run):
-            copy.wait()
-
-    for stream in early:
-        stream.copy(0, order).start()
-    for number in range(fill_chunks):
-        for side, stream in enumerate(operands):
-            stream.piece(number, fill_chunks, first_sem.at[side, number]).start()
-    for stream in late:
-        stream.copy(0, order).start()
-    for stream in streams.values():
-        if stream.period == 1:
-            for ahead in range(1, min(stream.buffers - 1, total)):
-                stream.copy(ahead, order).start()
-
-    def fetch_ahead(number: Any) -> None:
-        # What the next steps need goes first: copies end in the order in which they were started.
-        for stream in sorted(streams.values(), key=lambda stream: stream.period):
-            if stream.period == 1:
-                later = number + stream.buffers - 1
-                pl.when(later < total)(stream.copy(later, order).start)
-            elif stream.period < total:
-                later = number + stream.period
-                pl.when((number % stream.period == 0) & (later < total))(stream.copy(later, order).start)
-
-    def work(number: Any) -> None:
-        place = order.place(number)
-        run = quotient(number, grid_k)
-        refs = [streams[at].block(number) if at in streams else ref for at, ref in enumerate(inputs)]
-        outputs = [out.vmem.at[run % 2] for out in outs]
-        # An output's buffer is used again two runs later.
-        if order.runs > 2:
-            pl.when((place.kk == 0) & (run >= 2))(lambda: wait_for(run - 2))
-        is_last = number == total - 1
-
-        def finished(piece: Slice) -> None:
-            @pl.when(is_last)
-            def _store() -> None:
-                for copy in copies(piece, order.runs - 1):
-                    copy.start()
-
-        step(
-            place,
-            *refs,
-            *outputs,
-            *scratch,
+            fill_sem=its.fill_sem,
+            scratch=its.scratch,
+            schedule=schedule,
             spec=spec,
             functions=functions,
             config=config,
-            finished=finished,
-            first=first if fill_chunks > 1 else None,
+        ).run()
+
+    every = arrays.present()
+    return launch(
+        kernel,
+        arrays,
+        spec=spec,
+        config=config,
+        interpret=interpret,
+        in_specs=arrays.map(
+            lambda _, block: pl.BlockSpec(memory_space=pltpu.VMEM if block is None else pltpu.HBM), blocks
+        ),
+        out_specs=tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in spec.dtypes_out),
+        out_shape=tuple(shape_with_mesh_axes((spec.m, spec.n), dtype, every) for dtype in spec.dtypes_out),
+        scratch_shapes=(buffers,),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Kernel:
+    """All steps of a product, with their copies."""
+
+    refs: Operands
+    streams: Operands  # a `Stream` for each operand that moves
+    outs: tuple[OutputStream, ...]
+    fill_sem: Any
+    scratch: Scratch
+    schedule: GridSchedule
+    spec: MatmulSpec
+    functions: Functions
+    config: KernelConfig
+
+    @property
+    def factors(self) -> tuple[Stream, Stream]:
+        """What is multiplied, whose first blocks arrive in chunks."""
+        return self.streams.lhs, self.streams.rhs
+
+    @property
+    def late(self) -> list[Stream]:
+        """Epilogue operands, which are first needed after all chunks have been multiplied."""
+        return self.streams.of_output.present()
+
+    def run(self) -> None:
+        """Starts the first copies, takes all steps, and waits for the last output."""
+        schedule, config = self.schedule, self.config
+        self._begin()
+        lax.fori_loop(0, schedule.steps, self._step, None)
+        if schedule.output_tiles > 1:
+            self._wait_for(schedule.output_tiles - 2)
+
+        def wait_for_subtile(number: Any) -> None:
+            for copy in self._stores(Subtile.number(number, config), schedule.output_tiles - 1):
+                copy.wait()
+
+        loop(config.subtiles, wait_for_subtile)
+
+    def _begin(self) -> None:
+        every = self.streams.present()
+        late, fill_chunks = self.late, self.config.fill_chunks
+        for stream in every:
+            if stream not in self.factors and stream not in late:
+                stream.copy(0, self.schedule).start()
+        for number in range(fill_chunks):
+            for side, stream in enumerate(self.factors):
+                stream.fill_chunk(number, fill_chunks, self.fill_sem.at[side, number]).start()
+        for stream in late:
+            stream.copy(0, self.schedule).start()
+        for stream in every:
+            if stream.reuse_distance == 1:
+                for ahead in range(1, min(stream.num_stages - 1, self.schedule.steps)):
+                    stream.copy(ahead, self.schedule).start()
+
+    def _step(self, number: Any, carry: None) -> None:
+        fill_chunks = self.config.fill_chunks
+        self._fetch_ahead(number)
+        for stream in self.streams.present():
+            # In the first step these are waited for where they are needed.
+            later = stream in self.factors or (fill_chunks > 1 and stream in self.late)
+            first_too = number > 0 if later else True
+            pl.when((number % stream.reuse_distance == 0) & first_too)(stream.copy(number, self.schedule).wait)
+        if fill_chunks == 1:
+            for side, stream in enumerate(self.factors):
+                pl.when(number == 0)(stream.fill_chunk(0, 1, self.fill_sem.at[side, 0]).wait)
+        self._compute(number)
+        return carry
+
+    def _fetch_ahead(self, number: Any) -> None:
+        total = self.schedule.steps
+        # What the next steps need goes first: copies end in the order in which they were started.
+        for stream in sorted(self.streams.present(), key=lambda stream: stream.reuse_distance):
+            if stream.reuse_distance == 1:
+                later = number + stream.num_stages - 1
+                pl.when(later < total)(stream.copy(later, self.schedule).start)
+            elif stream.reuse_distance < total:
+                later = number + stream.reuse_distance
+                due = (number % stream.reuse_distance == 0) & (later < total)
+                pl.when(due)(stream.copy(later, self.schedule).start)
+
+    def _compute(self, number: Any) -> None:
+        schedule, config = self.schedule, self.config
+        grid_k, tiles = schedule.counts["k"], config.tiles
+        index = schedule.index(number)
+        tile = quotient(number, grid_k)
+        refs = self.refs.map(lambda ref, stream: ref if stream is None else stream.ref(number), self.streams)
+        outs = tuple(out.vmem.at[tile % 2] for out in self.outs)
+        # An output's buffer is used again two output tiles later.
+        if schedule.output_tiles > 2:
+            pl.when((index.kk == 0) & (tile >= 2))(lambda: self._wait_for(tile - 2))
+        is_last = number == schedule.steps - 1
+
+        def stored(subtile: Subtile) -> None:
+            @pl.when(is_last)
+            def _store() -> None:
+                for copy in self._stores(subtile, schedule.output_tiles - 1):
+                    copy.start()
+
+        step(
+            index,
+            refs,
+            outs,
+            self.scratch,
+            spec=self.spec,
+            functions=self.functions,
+            config=config,
+            stored=stored,
+            first=self._first if config.fill_chunks > 1 else None,
         )
 
-        @pl.when((place.kk == grid_k - 1) & jnp.logical_not(is_last))
+        @pl.when((index.kk == grid_k - 1) & jnp.logical_not(is_last))
         def _store_all() -> None:
-            for copy in copies(all_of_it, run):
+            for copy in self._stores(Subtile.whole(tiles), tile):
                 copy.start()
 
-    def first(lhs: Operand, rhs: Operand, acc_vmem: Any) -> None:
-        """The sum of the first step, piece by piece."""
+    def _first(self, lhs: Operand, rhs: Operand, acc_vmem: Any) -> None:
+        """The sum of the first step, chunk by chunk."""
+        fill_chunks = self.config.fill_chunks
 
         def add(number: Any) -> None:
-            for side, stream in enumerate(operands):
-                stream.piece(number, fill_chunks, first_sem.at[side, number]).wait()
+            for side, stream in enumerate(self.factors):
+                stream.fill_chunk(number, fill_chunks, self.fill_sem.at[side, number]).wait()
             part_lhs, part_rhs = (
                 operand.part(*stream.along_k(number, fill_chunks))
-                for operand, stream in zip((lhs, rhs), operands, strict=True)
+                for operand, stream in zip((lhs, rhs), self.factors, strict=True)
             )
 
             def one(at: Any) -> None:
-                piece = Slice.number(at, config)
-                found = multiply(part_lhs, part_rhs, piece, spec)
-                so_far = acc_vmem[piece.rows, piece.columns]
-                acc_vmem[piece.rows, piece.columns] = jnp.where(number == 0, jnp.zeros_like(found), so_far) + found
+                subtile = Subtile.number(at, self.config)
+                found = multiply(part_lhs, part_rhs, subtile, self.spec)
+                so_far = acc_vmem[subtile.rows, subtile.columns]
+                acc_vmem[subtile.rows, subtile.columns] = jnp.where(number == 0, jnp.zeros_like(found), so_far) + found
 
-            loop(config.subtiles, one)
+            loop(self.config.subtiles, one)
 
         loop(fill_chunks, add)
-        for stream in late:
-            stream.copy(0, order).wait()
+        for stream in self.late:
+            stream.copy(0, self.schedule).wait()
 
-    def one_step(number: Any, carry: None) -> None:
-        fetch_ahead(number)
-        for stream in streams.values():
-            waited = stream in operands or (fill_chunks > 1 and stream in late)  # in the first step, where it is needed
-            first_too = number > 0 if waited else True
-            pl.when((number % stream.period == 0) & first_too)(stream.copy(number, order).wait)
-        if fill_chunks == 1:
-            for side, stream in enumerate(operands):
-                pl.when(number == 0)(stream.piece(0, 1, first_sem.at[side, 0]).wait)
-        work(number)
-        return carry
+    def _stores(self, part: Subtile, tile: Any) -> list[Any]:
+        index = self.schedule.index(tile * self.schedule.counts["k"])
+        return [out.copy(part, tile, index) for out in self.outs]
 
-    lax.fori_loop(0, total, one_step, None)
-    if order.runs > 1:
-        wait_for(order.runs - 2)
-
-    def wait_for_slice(number: Any) -> None:
-        for copy in copies(Slice.number(number, config), order.runs - 1):
+    def _wait_for(self, tile: Any) -> None:
+        for copy in self._stores(Subtile.whole(self.config.tiles), tile):
             copy.wait()
-
-    loop(config.subtiles, wait_for_slice)

@@ -1,13 +1,13 @@
 """An operand of one step: multiplied as it is stored, made on the way, or rewritten in VMEM ahead of the products.
 
-What is made on the way (a cast, a function, the halves of a float32) is computed for each slice anew, from the part of
-the block that the slice multiplies: the vector unit does it while the matrix units work. Rewriting the block first
-takes its time alone, and pays where a function is dear.
+What is made on the way (a cast, a function, the halves of a float32) is computed for each subtile anew, from the part
+of the block that the subtile multiplies: the vector unit does it while the matrix units work. Rewriting the block first
+does not overlap with the products, so it pays only for expensive functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,15 +16,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from systolic.kernels.subtiles import Slice, loop, times
+from systolic.kernels.functions import Fn
+from systolic.kernels.subtiles import Subtile, loop, times
 from systolic.schedule import LANES, KernelConfig, is_made, is_split, is_staged, sublane_multiple
-from systolic.spec import Extra, MatmulSpec
+from systolic.spec import FusedOperand, MatmulSpec, Operands
 
 _STAGED_ROWS = 256  # of an operand that are rewritten at once
 # The largest bfloat16 below 2^120. A low part that is rounded to 2^120 would make float32's largest number infinite.
 _LARGEST_LOW = 2.0**120 - 2.0**112
-
-Fn = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +31,15 @@ class Operand:
     """A block of an operand in VMEM, as the matrix units shall have it."""
 
     refs: tuple[Any, ...]  # one; or of a staged float32 its high and its low half
-    make: Callable[..., tuple[Array, ...]] | None = None  # of the block and of the blocks beside it
-    beside: tuple[tuple[Extra, Any], ...] = ()
+    make: Callable[..., tuple[Array, ...]] | None = None  # of the block and of the blocks that its function reads
+    args: tuple[tuple[FusedOperand, Any], ...] = ()  # these, with their refs
 
     def values(self, rows: Any, columns: Any) -> tuple[Array, ...]:
         """What to multiply of these rows and columns: one array, or its high and its low half."""
         blocks = tuple(ref[rows, columns] for ref in self.refs)
         if self.make is None:
             return blocks
-        read = [ref[_within(extra, rows, columns)] for extra, ref in self.beside]
+        read = [ref[part_of(facts, rows, columns)] for facts, ref in self.args]
         return self.make(*blocks, *read)
 
     def part(self, rows: Any, columns: Any) -> Operand:
@@ -48,28 +47,38 @@ class Operand:
         return replace(
             self,
             refs=tuple(ref.at[rows, columns] for ref in self.refs),
-            beside=tuple((extra, ref.at[_within(extra, rows, columns)]) for extra, ref in self.beside),
+            args=tuple((facts, ref.at[part_of(facts, rows, columns)]) for facts, ref in self.args),
         )
+
+
+def part_of(facts: FusedOperand, rows: Any, columns: Any) -> tuple[Any, Any]:
+    """What of a fused operand's block belongs to these rows and columns of what it applies to."""
+    return (rows if facts.rows else slice(None)), (columns if facts.columns else slice(None))
 
 
 def ready(
     side: Literal["lhs", "rhs"],
-    ref: Any,
-    beside: Sequence[tuple[Extra, Any]],
+    refs: Operands,
     fn: Fn | None,
-    scratch: list[Any],
+    scratch: tuple[Any, ...],
     kk: Any,
     spec: MatmulSpec,
     config: KernelConfig,
 ) -> Operand:
-    """An operand of the step, zero past the end of k; takes its scratch, where it is staged, from the list."""
+    """An operand of the step, zero past the end of k.
+
+    Args:
+      scratch: where it is rewritten, if it is staged.
+    """
     transposed = spec.transpose_lhs if side == "lhs" else spec.transpose_rhs
     axis_k = (1 if side == "lhs" else 0) ^ transposed
+    ref = refs.lhs if side == "lhs" else refs.rhs
     operand = Operand(refs=(ref,))
     if is_made(spec, side):
         make = split if is_split(spec) else _cast_to(spec.dtype_multiplied)
-        made = Operand(refs=(ref,), make=make if fn is None else lambda *read: make(fn(*read)), beside=tuple(beside))
-        operand = _staged(made, scratch, spec) if is_staged(spec, config.tiles, side) else made
+        args = tuple(zip(spec.operands.args(side), refs.args(side), strict=True))
+        made = Operand(refs=(ref,), make=make if fn is None else lambda *read: make(fn(*read)), args=args)
+        operand = _staged(made, scratch) if is_staged(spec, config.tiles, side) else made
     used = spec.k % config.tiles.tile_k
     if used:
 
@@ -81,30 +90,29 @@ def ready(
     return operand
 
 
-def _staged(made: Operand, scratch: list[Any], spec: MatmulSpec) -> Operand:
-    refs = tuple(scratch.pop(0) for _ in range(2 if is_split(spec) else 1))
+def _staged(made: Operand, refs: tuple[Any, ...]) -> Operand:
     rows = refs[0].shape[0]
 
-    def strip(at: Any) -> None:
+    def rewrite(at: Any) -> None:
         for ref, value in zip(refs, made.values(at, slice(None)), strict=True):
             ref[at, :] = value
 
     with jax.named_scope("stage"):
         if rows >= _STAGED_ROWS:
-            loop(rows // _STAGED_ROWS, lambda number: strip(pl.ds(times(number, _STAGED_ROWS), _STAGED_ROWS)))
+            loop(rows // _STAGED_ROWS, lambda number: rewrite(pl.ds(times(number, _STAGED_ROWS), _STAGED_ROWS)))
         if rows % _STAGED_ROWS:
-            strip(pl.ds(rows // _STAGED_ROWS * _STAGED_ROWS, rows % _STAGED_ROWS))
+            rewrite(pl.ds(rows // _STAGED_ROWS * _STAGED_ROWS, rows % _STAGED_ROWS))
     return Operand(refs=refs)
 
 
-def multiply(lhs: Operand, rhs: Operand, piece: Slice, spec: MatmulSpec) -> Array:
-    """The product of a slice in the accumulator's dtype; of two parts each, three products, the small ones first."""
+def multiply(lhs: Operand, rhs: Operand, subtile: Subtile, spec: MatmulSpec) -> Array:
+    """The product of a subtile in the accumulator's dtype; of two parts each, three products, the small ones first."""
     dimensions = (((0 if spec.transpose_lhs else 1,), (1 if spec.transpose_rhs else 0,)), ((), ()))
     exact = spec.precision == "highest" and spec.dtype_multiplied == "float32"
 
-    # All of k, and the rows or columns of the slice.
-    of_lhs = lhs.values(*((slice(None), piece.rows) if spec.transpose_lhs else (piece.rows, slice(None))))
-    of_rhs = rhs.values(*((piece.columns, slice(None)) if spec.transpose_rhs else (slice(None), piece.columns)))
+    # All of k, and the rows or columns of the subtile.
+    of_lhs = lhs.values(*((slice(None), subtile.rows) if spec.transpose_lhs else (subtile.rows, slice(None))))
+    of_rhs = rhs.values(*((subtile.columns, slice(None)) if spec.transpose_rhs else (slice(None), subtile.columns)))
 
     def dot(left: Array, right: Array) -> Array:
         return lax.dot_general(
@@ -121,10 +129,6 @@ def multiply(lhs: Operand, rhs: Operand, piece: Slice, spec: MatmulSpec) -> Arra
     small = dot(lhs_low, rhs_high) + dot(lhs_high, rhs_low)
     # An infinite element has no low part: it makes NaN of the small products, ∞ − ∞ and ∞ · 0. The high ones are right.
     return jnp.where(small == small, small, 0.0) + dot(lhs_high, rhs_high)
-
-
-def _within(extra: Extra, rows: Any, columns: Any) -> tuple[Any, Any]:
-    return (rows if extra.rows else slice(None)), (columns if extra.columns else slice(None))
 
 
 def split(block: Array) -> tuple[Array, Array]:

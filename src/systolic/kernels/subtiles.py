@@ -1,4 +1,4 @@
-"""The slices of a step: which rows and columns, and the loop over them."""
+"""The subtiles of a step: which rows and columns, and the loop over them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from systolic.schedule import KernelConfig
+from systolic.schedule import KernelConfig, Tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class Subtile:
     """Rows and columns of the output tile, from `row` and `column` on."""
 
     row: Any
@@ -24,8 +24,8 @@ class Slice:
     n_columns: int
 
     @classmethod
-    def number(cls, number: Any, config: KernelConfig) -> Slice:
-        """The slice of that number, counted along the rows of slices."""
+    def number(cls, number: Any, config: KernelConfig) -> Subtile:
+        """The subtile of that number, counted along the rows of subtiles."""
         across = config.tiles.tile_n // config.subtile_n
         row, column = (number, 0) if across == 1 else (quotient(number, across), number % across)
         if config.tiles.tile_m == config.subtile_m:
@@ -37,6 +37,11 @@ class Slice:
             n_columns=config.subtile_n,
         )
 
+    @classmethod
+    def whole(cls, tiles: Tiles) -> Subtile:
+        """All of a tile."""
+        return cls(row=0, column=0, n_rows=tiles.tile_m, n_columns=tiles.tile_n)
+
     @property
     def rows(self) -> Any:
         """To index a ref with."""
@@ -47,14 +52,14 @@ class Slice:
         """To index a ref with."""
         return pl.ds(self.column, self.n_columns)
 
-    def strips(self, rows: int, body: Callable[[Slice], None]) -> None:
+    def row_chunks(self, rows: int, body: Callable[[Subtile], None]) -> None:
         """`body` for every so many of its rows, which they divide."""
 
-        def strip(number: Any) -> None:
+        def chunk(number: Any) -> None:
             row = self.row + times(number, rows)
             body(replace(self, row=row if isinstance(row, int) else pl.multiple_of(row, rows), n_rows=rows))
 
-        loop(self.n_rows // rows, strip)
+        loop(self.n_rows // rows, chunk)
 
     def moved(self, row: Any, column: Any) -> tuple[Any, Any]:
         """Its rows and columns in a matrix whose tile begins at `row`, `column`."""

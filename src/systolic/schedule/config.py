@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+from systolic.schedule.blocks import SIDES, block_shape, operand_blocks
 from systolic.schedule.buffers import VmemBuffer
 from systolic.schedule.tiles import Tiles, TilesError
-from systolic.spec import Extra, MatmulSpec, Side, dtype_bytes
+from systolic.spec import MatmulSpec, dtype_bytes
 
 Pipeline = Literal["auto", "emit", "manual"]
 GridOrder = Literal["m", "n"]
-Dimension = Literal["m", "k", "n"]
-
-SIDES: tuple[Literal["lhs"], Literal["rhs"]] = ("lhs", "rhs")
-
 
 # The name and the numbers of stages of each pipeline.
 _KERNELS: dict[Pipeline, str] = {"auto": "auto pipeline", "emit": "emit_pipeline", "manual": "manual DMA"}
@@ -80,43 +78,6 @@ class KernelConfig:
         return ", ".join(parts)
 
 
-def block_shape(spec: MatmulSpec, tiles: Tiles, side: Side) -> tuple[int, int]:
-    """Rows and columns of one block of an operand, as it is stored, or of the output."""
-    if side == "lhs":
-        return (tiles.tile_k, tiles.tile_m) if spec.transpose_lhs else (tiles.tile_m, tiles.tile_k)
-    if side == "rhs":
-        return (tiles.tile_n, tiles.tile_k) if spec.transpose_rhs else (tiles.tile_k, tiles.tile_n)
-    return tiles.tile_m, tiles.tile_n
-
-
-def dimensions(spec: MatmulSpec, side: Side) -> tuple[Dimension, Dimension]:
-    """Along what the rows and the columns of an operand lie, as it is stored, or of the output."""
-    if side == "lhs":
-        return ("k", "m") if spec.transpose_lhs else ("m", "k")
-    if side == "rhs":
-        return ("n", "k") if spec.transpose_rhs else ("k", "n")
-    return "m", "n"
-
-
-def is_resident(spec: MatmulSpec, tiles: Tiles, extra: Extra) -> bool:
-    """Whether an extra array stays in VMEM as a whole: a row, which costs a step more to copy by blocks than it saves.
-
-    Only where blocks cut it evenly: nothing may be read past its end.
-    """
-    if extra.rows:
-        return False
-    dimension = dimensions(spec, extra.beside)[1]
-    return not extra.columns or getattr(spec, dimension) % getattr(tiles, f"tile_{dimension}") == 0
-
-
-def extra_block(spec: MatmulSpec, tiles: Tiles, extra: Extra) -> tuple[int, int]:
-    """Rows and columns of one block of an extra array."""
-    if is_resident(spec, tiles, extra):
-        return 1, getattr(spec, dimensions(spec, extra.beside)[1]) if extra.columns else 1
-    rows, columns = block_shape(spec, tiles, extra.beside)
-    return (rows if extra.rows else 1), (columns if extra.columns else 1)
-
-
 # Vector operations an element up to which a function of an operand is computed for each subtile anew: beside products
 # they take no time, while rewriting the block first takes some two cycles a register.
 _CHEAP_OPERAND_OPS = 12
@@ -124,9 +85,7 @@ _CHEAP_OPERAND_OPS = 12
 
 def is_made(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> bool:
     """Whether something else is multiplied than what is stored: an operand has a function, or is cast or split."""
-    dtype = spec.dtype_lhs if side == "lhs" else spec.dtype_rhs
-    fn = spec.fusion.lhs_fn if side == "lhs" else spec.fusion.rhs_fn
-    return fn is not None or is_split(spec) or dtype != spec.dtype_multiplied
+    return spec.prologue(side) is not None or is_split(spec) or spec.dtype(side) != spec.dtype_multiplied
 
 
 def is_staged(spec: MatmulSpec, tiles: Tiles, side: Literal["lhs", "rhs"]) -> bool:
@@ -135,8 +94,8 @@ def is_staged(spec: MatmulSpec, tiles: Tiles, side: Literal["lhs", "rhs"]) -> bo
     Staging is used when the function is expensive, or when the last block extends past k and what the function makes of
     its padding must be overwritten with zeros.
     """
-    fn = spec.fusion.lhs_fn if side == "lhs" else spec.fusion.rhs_fn
-    return fn is not None and (fn.ops > _CHEAP_OPERAND_OPS or spec.k % tiles.tile_k > 0)
+    prologue = spec.prologue(side)
+    return prologue is not None and (prologue.op_count > _CHEAP_OPERAND_OPS or spec.k % tiles.tile_k > 0)
 
 
 def is_split(spec: MatmulSpec) -> bool:
@@ -174,7 +133,7 @@ _CHEAP_EPILOGUE_OPS = 1
 
 def has_last_step(spec: MatmulSpec, tiles: Tiles) -> bool:
     """Whether the last step over k has code of its own, because an epilogue in every step would cost too much."""
-    return spec.k > tiles.tile_k and spec.fusion.epilogue_ops > _CHEAP_EPILOGUE_OPS
+    return spec.k > tiles.tile_k and spec.epilogue.op_count > _CHEAP_EPILOGUE_OPS
 
 
 _CHUNK_ROWS = 128
@@ -185,37 +144,55 @@ def row_chunk(spec: MatmulSpec, config: KernelConfig) -> int:
 
     No product hides that epilogue: an expensive one takes as long for chunks of rows as for a subtile, in less code.
     """
-    expensive = spec.fusion.epilogue_ops > _CHEAP_EPILOGUE_OPS
+    expensive = spec.epilogue.op_count > _CHEAP_EPILOGUE_OPS
     return _CHUNK_ROWS if expensive and config.subtile_m % _CHUNK_ROWS == 0 else config.subtile_m
 
 
 def blocked_buffers(spec: MatmulSpec, config: KernelConfig) -> tuple[VmemBuffer, ...]:
     """VMEM of a kernel: what its pipeline allocates for blocks, and its scratch by name."""
-    tiles, copies = config.tiles, config.num_stages
+    scratch = scratch_buffers(spec, config)
+    acc = () if scratch.acc is None else (scratch.acc,)
+    return (*_pipeline_buffers(spec, config.tiles, config.num_stages), *acc, *scratch.lhs, *scratch.rhs)
+
+
+@functools.lru_cache(maxsize=1024)
+def _pipeline_buffers(spec: MatmulSpec, tiles: Tiles, num_stages: int) -> tuple[VmemBuffer, ...]:
+    lhs, rhs, *fused = operand_blocks(spec, tiles).present()
     found = [
-        VmemBuffer(name="lhs", shape=block_shape(spec, tiles, "lhs"), dtype=spec.dtype_lhs, copies=copies),
-        VmemBuffer(name="rhs", shape=block_shape(spec, tiles, "rhs"), dtype=spec.dtype_rhs, copies=copies),
+        VmemBuffer(name=name, shape=block.shape, dtype=block.dtype, copies=num_stages)
+        for name, block in (("lhs", lhs), ("rhs", rhs))
     ]
-    for number, extra in enumerate(spec.fusion.extras):
-        shape = extra_block(spec, tiles, extra)
+    for number, block in enumerate(fused):
         # A row takes the eight of a register, a column its 128 lanes.
-        padded = (-(-shape[0] // 8) * 8, -(-shape[1] // 128) * 128)
-        found.append(VmemBuffer(name=f"extra {number}", shape=padded, dtype=extra.dtype, copies=copies))
-    for dtype in (spec.dtype_out, *spec.fusion.more_outputs):
-        found.append(VmemBuffer(name="out", shape=(tiles.tile_m, tiles.tile_n), dtype=dtype, copies=2))
-    return (*found, *scratch_buffers(spec, config))
+        shape = -(-block.shape[0] // 8) * 8, -(-block.shape[1] // 128) * 128
+        found.append(VmemBuffer(name=f"fused {number}", shape=shape, dtype=block.dtype, copies=num_stages))
+    outs = (
+        VmemBuffer(name="out", shape=(tiles.tile_m, tiles.tile_n), dtype=dtype, copies=2) for dtype in spec.dtypes_out
+    )
+    return (*found, *outs)
 
 
-def scratch_buffers(spec: MatmulSpec, config: KernelConfig) -> tuple[VmemBuffer, ...]:
-    """The part of `blocked_buffers` that the kernel asks for itself, in the order in which it takes it."""
-    found = []
+class Scratch(NamedTuple):
+    """What a kernel asks for besides its pipeline's blocks: buffers, or their refs."""
+
+    acc: Any  # the sum over k; None where one step makes all of it
+    lhs: tuple[Any, ...]  # an operand that is staged, of a split one both halves; () where it is not
+    rhs: tuple[Any, ...]
+
+
+def scratch_buffers(spec: MatmulSpec, config: KernelConfig) -> Scratch:
+    """The part of `blocked_buffers` that is scratch."""
+    tiles = config.tiles
+
+    def staged(side: Literal["lhs", "rhs"]) -> tuple[VmemBuffer, ...]:
+        if not is_staged(spec, tiles, side):
+            return ()
+        parts = ("high", "low") if is_split(spec) else ("staged",)
+        dtype = "bfloat16" if is_split(spec) else spec.dtype_multiplied
+        shape = block_shape(spec, tiles, side)
+        return tuple(VmemBuffer(name=f"{side} {part}", shape=shape, dtype=dtype, copies=1) for part in parts)
+
+    acc = None
     if has_accumulator(spec, config):
-        shape = (config.tiles.tile_m, config.tiles.tile_n)
-        found.append(VmemBuffer(name="acc", shape=shape, dtype=spec.dtype_accumulator, copies=1))
-    for side in SIDES:
-        if is_staged(spec, config.tiles, side):
-            shape = block_shape(spec, config.tiles, side)
-            dtype = "bfloat16" if is_split(spec) else spec.dtype_multiplied
-            parts = ("high", "low") if is_split(spec) else ("staged",)
-            found += [VmemBuffer(name=f"{side} {part}", shape=shape, dtype=dtype, copies=1) for part in parts]
-    return tuple(found)
+        acc = VmemBuffer(name="acc", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype_accumulator, copies=1)
+    return Scratch(acc=acc, lhs=staged("lhs"), rhs=staged("rhs"))

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from systolic.chips import Chip
-from systolic.schedule.config import SIDES, KernelConfig, block_shape, dimensions, extra_block, is_resident
+from systolic.schedule.blocks import Block, operand_blocks
+from systolic.schedule.config import KernelConfig
 from systolic.spec import MatmulSpec, dtype_bytes
 
 
@@ -16,40 +17,36 @@ class Traffic:
 
     lhs_bytes: int
     rhs_bytes: int
-    extra_bytes: int
+    fused_bytes: int
     out_bytes: int
 
     @property
     def hbm_bytes(self) -> int:
         """All together, read and written."""
-        return self.lhs_bytes + self.rhs_bytes + self.extra_bytes + self.out_bytes
+        return self.lhs_bytes + self.rhs_bytes + self.fused_bytes + self.out_bytes
 
 
 def blocked_traffic(spec: MatmulSpec, config: KernelConfig) -> Traffic:
     """Bytes that the pipeline copies: a block is fetched when its index differs from the step before. Outputs once."""
-    tiles = config.tiles
-    grid_m, grid_n, grid_k = tiles.grid(spec)
-    counts: dict[str, int] = {"m": grid_m, "n": grid_n, "k": grid_k}
+    grid_m, grid_n, grid_k = config.tiles.grid(spec)
+    counts = {"m": grid_m, "n": grid_n, "k": grid_k}
 
     def moved(along: set[str], matrix_bytes: int, matrices: int) -> int:
         blocks = math.prod(counts[dimension] for dimension in along)
         return _fetches(spec, config, along, matrices) * matrix_bytes // blocks
 
-    extra = 0
-    for one in spec.fusion.extras:
-        rows, columns = extra_block(spec, tiles, one)
-        block_bytes = rows * columns * dtype_bytes(one.dtype)
-        if is_resident(spec, tiles, one):
-            extra += block_bytes
-            continue
-        names = dimensions(spec, one.beside)
-        along: set[str] = {name for name, there in zip(names, (one.rows, one.columns), strict=True) if there}
-        of_each = {"lhs": spec.batch_lhs, "rhs": spec.batch_rhs, "out": spec.batch}[one.beside]
-        extra += block_bytes * _fetches(spec, config, along, of_each if one.rows and one.columns else 1)
+    def moved_of_fused(block: Block) -> int:
+        if block.resident:
+            return block.bytes
+        along: set[str] = {name for name in block.along if name is not None}
+        matrices = spec.matrices(block.applies_to) if len(along) == 2 else 1
+        return block.bytes * _fetches(spec, config, along, matrices)
+
+    _, _, *fused = operand_blocks(spec, config.tiles).present()
     return Traffic(
         lhs_bytes=moved({"m", "k"}, spec.lhs_bytes // spec.batch_lhs, spec.batch_lhs),
         rhs_bytes=moved({"k", "n"}, spec.rhs_bytes // spec.batch_rhs, spec.batch_rhs),
-        extra_bytes=extra,
+        fused_bytes=sum(map(moved_of_fused, fused)),
         out_bytes=spec.out_bytes,
     )
 
@@ -87,14 +84,13 @@ class Copies:
         bytes_per_s = machine.hbm_bytes_per_s / cores
         run_s = machine.hbm_run_cycles / machine.clock_hz
         traffic = blocked_traffic(spec, config)
-        beside = (math.prod(extra_block(spec, tiles, one)) * dtype_bytes(one.dtype) for one in spec.fusion.extras)
-        count, total_s, first_s = 1 / grid_k, traffic.extra_bytes / bytes_per_s, sum(beside) / bytes_per_s
-        for side, total_bytes in zip(SIDES, (traffic.lhs_bytes, traffic.rhs_bytes), strict=True):
-            rows, columns = block_shape(spec, tiles, side)
-            along = dimensions(spec, side)[1]
+        lhs, rhs, *fused = operand_blocks(spec, tiles).present()
+        count, total_s = 1 / grid_k, traffic.fused_bytes / bytes_per_s
+        first_s = sum(block.bytes for block in fused) / bytes_per_s
+        for block, total_bytes in ((lhs, traffic.lhs_bytes), (rhs, traffic.rhs_bytes)):
+            rows, columns = block.shape
+            along, dtype, block_bytes = block.along[1], block.dtype, block.bytes
             width = getattr(spec, along)
-            dtype = spec.dtype_lhs if side == "lhs" else spec.dtype_rhs
-            block_bytes = rows * columns * dtype_bytes(dtype)
             block_s = block_bytes / bytes_per_s + strided_runs(rows, columns, width, dtype) * run_s
             blocks = total_bytes / block_bytes
             # The first block comes in chunks along k, which cut its rows apart where those lie along k.

@@ -108,7 +108,7 @@ def size_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
 def alignment(spec: MatmulSpec) -> dict[str, int]:
     """Of what a tile along m, k and n is a multiple, unless it is the whole dimension: registers, as stored."""
     lhs_rows, rhs_rows = sublane_multiple(spec.dtype_lhs), sublane_multiple(spec.dtype_rhs)
-    out_rows = max(sublane_multiple(dtype) for dtype in (spec.dtype_out, *spec.fusion.more_outputs))
+    out_rows = max(map(sublane_multiple, spec.dtypes_out))
     return {
         "m": max(LANES if spec.transpose_lhs else lhs_rows, out_rows),
         "k": max(lhs_rows if spec.transpose_lhs else LANES, LANES if spec.transpose_rhs else rhs_rows),

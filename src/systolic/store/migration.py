@@ -17,12 +17,16 @@ from systolic.untrusted import UntrustedError, read_json
 
 Row = Sequence[Any]  # of SQLite, whose texts are bytes
 
+_SIDES = ("lhs", "rhs", "out")
+_FUSION_FIELDS = 6
 _CONFIG_NAMES = {"slice_m": "subtile_m", "slice_n": "subtile_n", "buffers": "num_stages", "outer": "grid_order"}
 
 
 def subject_of_schema_1(record: Any) -> Any:
     """A subject's JSON as it is now."""
     found = _renamed(record, {"problem": "spec"})
+    if isinstance(found, dict) and isinstance(found.get("spec"), dict):
+        found["spec"] = _spec(found["spec"])
     return {"op": "matmul", **found} if isinstance(found, dict) else found
 
 
@@ -32,6 +36,34 @@ def trial_of_schema_1(record: Any) -> Any:
     if isinstance(found, dict) and isinstance(found.get("config"), dict):
         found["config"] = _config(found["config"])
     return found
+
+
+def _spec(problem: dict[str, Any]) -> dict[str, Any]:
+    """Arrays beside a product were in one list, each with its side, and the epilogue's names in one text."""
+    found = dict(problem)
+    fusion = found.get("fusion")
+    if not isinstance(fusion, dict):
+        return found
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        extras = {side: [_fused(one) for one in fusion["extras"] if one["beside"] == side] for side in _SIDES}
+        for side in ("lhs", "rhs"):
+            fn, operands = fusion[f"{side}_fn"], extras[side]
+            found[f"{side}_prologue"] = fn and {**_renamed(fn, {"ops": "op_count"}), "name": "", "operands": operands}
+        words = [word for word in fusion["epilogue"].split(", ") if word]
+        named = {"residual": None, "scale": None, "bias": None, "activation": "", "primal": None, "kept_sum": None}
+        for word in words:
+            if word in ("bias", "residual", "scale"):
+                named[word] = extras["out"].pop(0)
+            else:
+                named["activation"] = word
+        found["epilogue"] = {**named, "op_count": fusion["epilogue_ops"], "transcendentals": 0}
+        if not extras["out"] and not fusion["more_outputs"] and len(fusion) == _FUSION_FIELDS:
+            del found["fusion"]
+    return found
+
+
+def _fused(extra: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in extra.items() if name != "beside"}
 
 
 def _config(blocking: dict[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def measure(fn: Callable[..., Any], args: Sequence[Any], chip: Chip, *, repeats:
     """Compiles `fn(*args)` for the attached device, and runs it; the median of its times on the device.
 
     Args:
-      args: arrays, or `jax.ShapeDtypeStruct`s, in place of which random numbers are used.
+      args: arrays, or `jax.ShapeDtypeStruct`s, in place of which random numbers are used; or pytrees of them.
       repeats: calls after two that are not counted.
 
     Raises:
@@ -51,7 +51,8 @@ def measure(fn: Callable[..., Any], args: Sequence[Any], chip: Chip, *, repeats:
     import jax
 
     device = device_of(chip)
-    arrays = [jax.device_put(_contents(one, number), device) for number, one in enumerate(args)]
+    leaves, structure = jax.tree.flatten(list(args))
+    arrays = structure.unflatten(jax.device_put(_contents(one, number), device) for number, one in enumerate(leaves))
     run = jax.jit(fn).lower(*arrays).compile()
     for _ in range(_WARM_UP):
         jax.block_until_ready(run(*arrays))

@@ -63,7 +63,7 @@ def tune(
     """The fastest configuration of a product on a chip that is not there, by simulated time.
 
     Args:
-      spec: of any op; of a product with what is fused named in `fusion.epilogue`.
+      spec: of any op; of a product with an activation that systolic has a name for.
       chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
       trials: to compile at the most, those counted that the store has already.
       time_budget_s: seconds after which no trial is begun.

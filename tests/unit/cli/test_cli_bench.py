@@ -292,7 +292,7 @@ def test_a_plan_as_json(run: Run) -> None:
     assert (spec["batch"], spec["batch_lhs"], spec["batch_rhs"]) == (3, 3, 3)
     assert (spec["transpose_lhs"], spec["transpose_rhs"]) == (False, True)
     assert spec["dtype_out"] == "float32"
-    assert spec["fusion"]["epilogue"] == "residual"
+    assert spec["epilogue"]["residual"] == {"rows": True, "columns": True, "dtype": "bfloat16"}
     assert row["provenance"] == "modelled"
     assert row["time_us"] >= row["mxu_us"]
     assert row["vmem_bytes"] <= row["vmem_limit_bytes"]

@@ -32,7 +32,7 @@ from systolic.schedule import GridOrder, IllegalTilesError, KernelConfig, Tiles
 from systolic.simulator import SimulatedRun
 from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.records import CoreRun
-from systolic.spec import Extra, Fusion, MatmulSpec
+from systolic.spec import Epilogue, FusedOperand, MatmulSpec
 from systolic.store import Subject, Trial, TrialStore
 from systolic.tuning.profiling import step_cost, without_copies
 from systolic.untrusted import UntrustedError
@@ -82,11 +82,11 @@ def test_profiles_of_another_schema_are_refused() -> None:
 def test_what_is_fused_or_turned_has_no_profiles() -> None:
     v6e = chip("v6e")
     assert Kind.of(SQUARE, v6e) is not None
-    bias = Fusion(extras=(Extra(beside="out", dtype="float32", rows=False, columns=True),), epilogue="bias")
+    bias = Epilogue(bias=FusedOperand(dtype="float32", rows=False, columns=True))
     for other in (
         dataclasses.replace(SQUARE, transpose_rhs=True),
         dataclasses.replace(SQUARE, batch=2, batch_lhs=2),
-        dataclasses.replace(SQUARE, fusion=bias),
+        dataclasses.replace(SQUARE, epilogue=bias),
     ):
         assert Kind.of(other, v6e) is None
         assert profiled_choices(other, v6e).choices == []
@@ -185,7 +185,7 @@ def test_a_winner_in_the_store_comes_first(tmp_path: Path) -> None:
         tiles = Tiles(tile_m=512, tile_k=512, tile_n=512)
         config = KernelConfig(tiles=tiles, subtile_m=512, subtile_n=512, pipeline="manual")
         # As `tune` finds it, which counts the cast of the output among the epilogue's operations.
-        tuned = dataclasses.replace(before.computed, fusion=Fusion(epilogue_ops=1))
+        tuned = dataclasses.replace(before.computed, epilogue=Epilogue(op_count=1))
         subject = Subject.here(tuned, "v6e")
         store.keep(subject, Trial(config=config, status="ok", simulated_us=323.4))
         store.keep(subject, Trial(config=None, status="ok", simulated_us=1.0))  # XLA's is no kernel

@@ -10,7 +10,7 @@ import pytest
 
 from systolic.ops import plan
 from systolic.ops.matmul.orientation import Orientation, stored_by_columns
-from systolic.spec import Extra, Fusion, MatmulSpec, OperandFn
+from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Operands, Prologue
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,8 @@ def test_the_turned_product_is_the_same(sizes: tuple[int, int, int], transposes:
         MatmulSpec.of(m, k, n, "float32"),
         transpose_lhs=transposes[0],
         transpose_rhs=transposes[1],
-        fusion=Fusion(
-            extras=(
-                Extra(beside="out", rows=False, columns=True, dtype="float32"),
-                Extra(beside="lhs", rows=True, columns=False, dtype="float32"),
-            ),
-            lhs_fn=OperandFn(dtype="bfloat16"),
-        ),
+        lhs_prologue=Prologue(dtype="bfloat16", operands=(FusedOperand(rows=True, columns=False, dtype="float32"),)),
+        epilogue=Epilogue(bias=FusedOperand(rows=False, columns=True, dtype="float32")),
     )
     how = Orientation.of(spec)
     computed = how.spec(spec)
@@ -61,19 +56,23 @@ def test_the_turned_product_is_the_same(sizes: tuple[int, int, int], transposes:
         return (lhs.T if spec.transpose_lhs else lhs) @ (rhs.T if spec.transpose_rhs else rhs)
 
     expected = product(lhs * column, rhs, spec) + row
-    arrays = how.arrays([lhs, rhs, row, column], [extra.beside for extra in spec.fusion.extras])
-    sides = [extra.beside for extra in computed.fusion.extras]
-    operands = {"lhs": arrays[0], "rhs": arrays[1]}
-    operands[sides[1]] = operands[sides[1]] * arrays[3]
-    found = product(operands["lhs"], operands["rhs"], computed) + arrays[2]
+    arrays = how.operands(Operands(lhs, rhs, lhs_args=(column,), bias=row), np.transpose)
+    (scaled,) = (*arrays.lhs_args, *arrays.rhs_args)
+    factors = (arrays.lhs, arrays.rhs * scaled) if how.swap else (arrays.lhs * scaled, arrays.rhs)
+    found = product(*factors, computed) + arrays.bias
     assert (computed.m, computed.n) == ((n, m) if how.swap else (m, n))
     np.testing.assert_array_equal(found.T if how.swap else found, expected)
     # What the kernel reads lies by rows.
-    assert not stored_by_columns(*arrays[0].shape)
-    assert not stored_by_columns(*arrays[1].shape)
+    assert not stored_by_columns(*arrays.lhs.shape)
+    assert not stored_by_columns(*arrays.rhs.shape)
     assert not stored_by_columns(computed.m, computed.n)
-    # The function goes with its operand.
-    assert (computed.fusion.rhs_fn if how.swap else computed.fusion.lhs_fn) == OperandFn(dtype="bfloat16")
+    # The function goes with its operand, and the spec says how what is fused lies.
+    assert (computed.rhs_prologue if how.swap else computed.lhs_prologue) is not None
+    assert (computed.lhs_prologue if how.swap else computed.rhs_prologue) is None
+    facts = computed.operands._replace(lhs=None, rhs=None)
+    assert facts.map(lambda one: (one.rows, one.columns)) == arrays._replace(lhs=None, rhs=None).map(
+        lambda one: (one.shape[0] > 1, one.shape[1] > 1)
+    )
 
 
 def test_a_plan_says_so() -> None:

@@ -16,7 +16,7 @@ from systolic.chips import UnknownChipError, UnsupportedDtypeError, chip
 from systolic.cost import blocked_violations, configs
 from systolic.cost.choose import MOST_BUNDLES
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, blocked_buffers, blocked_traffic, total_bytes
-from systolic.spec import Extra, Fusion, MatmulSpec, OperandFn
+from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Prologue
 
 CHIPS = ["v4", "v5e", "v5p", "v6e", "v7x"]
 SIZES = [1, 2, 7, 8, 16, 64, 100, 127, 128, 129, 256, 300, 512, 999, 1000, 1024, 2048, 4096, 5120, 7919, 14336, 16384]
@@ -30,21 +30,18 @@ def drawn(number: int) -> MatmulSpec:
     dtype_lhs = choose.choice(DTYPES)
     dtype_rhs = dtype_lhs if choose.random() < 0.7 else choose.choice(["bfloat16", "int8"])
     batch = choose.choice([1, 1, 1, 3, 16])
-    beside = [
-        Extra(beside="out", rows=False, columns=True, dtype="float32"),
-        Extra(beside="out", rows=m > 1, columns=True, dtype="bfloat16"),
-        Extra(beside="rhs", rows=False, columns=True, dtype="float32"),
-        Extra(beside="lhs", rows=m > 1, columns=False, dtype="float32"),
-    ]
-    extras = tuple(one for one in beside if choose.random() < 0.3)
-    sides = {one.beside for one in extras}
-    made = OperandFn(dtype="bfloat16", ops=choose.choice([1, 4, 20]))
-    fusion = Fusion(
-        extras=extras,
-        lhs_fn=made if "lhs" in sides else None,
-        rhs_fn=made if "rhs" in sides else None,
-        epilogue_ops=choose.choice([0, 1, 1, 20, 60]),
-        more_outputs=choose.choice([(), (), (), ("bfloat16",)]),
+    row = FusedOperand(rows=False, columns=True, dtype="float32")
+    matrix = FusedOperand(rows=m > 1, columns=True, dtype="bfloat16")
+    column = FusedOperand(rows=m > 1, columns=False, dtype="float32")
+    bias, residual, scales_rhs, scales_lhs = (
+        one if choose.random() < 0.3 else None for one in (row, matrix, row, column)
+    )
+    made = Prologue(dtype="bfloat16", op_count=choose.choice([1, 4, 20]))
+    epilogue = Epilogue(
+        bias=bias,
+        residual=residual,
+        op_count=choose.choice([0, 1, 1, 20, 60]),
+        kept_sum=choose.choice([None, None, None, "bfloat16"]),
     )
     return MatmulSpec(
         m=m,
@@ -59,7 +56,9 @@ def drawn(number: int) -> MatmulSpec:
         transpose_lhs=choose.random() < 0.4,
         transpose_rhs=choose.random() < 0.4,
         precision=choose.choice(["default", "high", "highest"]),
-        fusion=fusion,
+        lhs_prologue=dataclasses.replace(made, operands=(scales_lhs,)) if scales_lhs else None,
+        rhs_prologue=dataclasses.replace(made, operands=(scales_rhs,)) if scales_rhs else None,
+        epilogue=epilogue,
     )
 
 
@@ -254,13 +253,13 @@ def test_batches_count() -> None:
 
 def test_what_is_fused_counts() -> None:
     plain = MatmulSpec.of(2048, 2048, 2048, "bfloat16")
-    residual = Extra(beside="out", rows=True, columns=True, dtype="float32")
-    fused = dataclasses.replace(plain, fusion=Fusion(extras=(residual,), epilogue="residual", epilogue_ops=1))
+    residual = FusedOperand(rows=True, columns=True, dtype="float32")
+    fused = dataclasses.replace(plain, epilogue=Epilogue(residual=residual, op_count=1))
     first, second = (systolic.plan(spec, "v5e") for spec in (plain, fused))
     assert second.hbm_bytes - blocked_traffic(plain, second.config).hbm_bytes == 4 * 2048 * 2048
     assert second.time_us > first.time_us
     names = [buffer.name for buffer in blocked_buffers(second.computed, second.config)]
-    assert "extra 0" in names
+    assert "fused 0" in names
 
 
 def test_a_chip_of_your_own() -> None:
@@ -323,22 +322,20 @@ def test_traffic_is_that_of_going_through_all_steps(number: int) -> None:
     grid = {name: choose.choice([1, 2, 3]) for name in ("batch", "m", "n", "k")}
     tiles = Tiles(tile_m=128, tile_k=256, tile_n=384)
     shared = choose.choice([True, False])
-    extras = [
-        Extra(beside="out", rows=True, columns=True, dtype="float32"),
-        Extra(beside="out", rows=True, columns=False, dtype="float32"),
-        Extra(beside="lhs", rows=True, columns=False, dtype="float32"),
-    ]
-    extra = choose.choice(extras)
+    matrix, column = (FusedOperand(rows=True, columns=columns, dtype="float32") for columns in (True, False))
+    of_lhs = choose.choice([False, False, True])
+    fused = column if of_lhs else choose.choice([matrix, column])
     spec = MatmulSpec(
         m=128 * grid["m"], k=256 * grid["k"], n=384 * grid["n"], dtype_lhs="bfloat16", dtype_rhs="bfloat16",
         dtype_out="bfloat16", batch=grid["batch"], batch_lhs=grid["batch"], batch_rhs=1 if shared else grid["batch"],
-        fusion=Fusion(extras=(extra,)),
+        lhs_prologue=Prologue(dtype="bfloat16", operands=(fused,)) if of_lhs else None,
+        epilogue=Epilogue(residual=None if of_lhs else fused),
     )  # fmt: skip
     grid_order = choose.choice(["m", "n"])
     config = KernelConfig(tiles=tiles, subtile_m=128, subtile_n=384, grid_order=grid_order)  # type: ignore[arg-type]
     loops = ["batch", grid_order, "n" if grid_order == "m" else "m", "k"]
     along = {"lhs": ["batch", "m", "k"], "rhs": ["k", "n"] if shared else ["batch", "k", "n"]}
-    along["extra"] = (["batch", "m", "n"] if extra.columns else ["m"]) if extra.beside == "out" else ["m"]
+    along["fused"] = ["batch", "m", "n"] if fused.columns else ["m"]
     fetched, before = dict.fromkeys(along, 0), dict.fromkeys(along, None)
     for step in itertools.product(*(range(grid[name]) for name in loops)):
         at = dict(zip(loops, step, strict=True))
@@ -349,4 +346,4 @@ def test_traffic_is_that_of_going_through_all_steps(number: int) -> None:
     found = blocked_traffic(spec, config)
     assert found.lhs_bytes == fetched["lhs"] * 128 * 256 * 2
     assert found.rhs_bytes == fetched["rhs"] * 256 * 384 * 2
-    assert found.extra_bytes == fetched["extra"] * 128 * (384 if extra.columns else 1) * 4
+    assert found.fused_bytes == fetched["fused"] * 128 * (384 if fused.columns else 1) * 4

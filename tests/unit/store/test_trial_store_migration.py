@@ -6,6 +6,7 @@ import hashlib
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from systolic.cli import main
 from systolic.schedule import KernelConfig, Tiles
-from systolic.spec import MatmulSpec
+from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Prologue
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore
 
 # The tables as 0.3.0 made them.
@@ -186,6 +187,37 @@ def test_a_row_that_was_damaged_is_named_and_the_others_are_migrated(old: TrialS
         with pytest.warns(StoreWarning, match="left out of .* trial 1: "):
             assert configs(act()) == [one for one in MIGRATED if one not in (MIGRATED[1], MIGRATED[3])]
     assert version(old) == 2
+
+
+def test_what_was_fused_is_found_again(old: TrialStore) -> None:
+    def extra(beside: str, rows: bool, columns: bool, dtype: str) -> dict[str, Any]:
+        return {"beside": beside, "rows": rows, "columns": columns, "dtype": dtype}
+
+    fusion = {
+        "extras": [
+            extra("rhs", False, True, "float32"),
+            extra("out", False, True, "bfloat16"),
+            extra("out", True, True, "bfloat16"),
+        ],
+        "lhs_fn": None,
+        "rhs_fn": {"dtype": "bfloat16", "ops": 2},
+        "epilogue": "bias, gelu, residual",
+        "epilogue_ops": 0,
+        "more_outputs": [],
+    }
+    subject = {**SUBJECT, "problem": {**PROBLEM, "dtype_rhs": "int8", "fusion": fusion}}
+    whole, row = (FusedOperand(rows=rows, columns=True, dtype="bfloat16") for rows in (True, False))
+    scale = replace(row, dtype="float32")
+    spec = replace(
+        HERE.spec,
+        dtype_rhs="int8",
+        rhs_prologue=Prologue(dtype="bfloat16", op_count=2, operands=(scale,)),
+        epilogue=Epilogue(bias=row, activation="gelu", residual=whole),
+    )
+    with closing(sqlite3.connect(old.file)) as connection, connection:
+        key = hashlib.sha256(text(subject).encode()).hexdigest()[:32]
+        connection.execute("INSERT INTO subjects VALUES (?, ?, ?, ?)", (key, "v6e", "1x512x1024x2048", text(subject)))
+    assert old.subjects() == sorted([HERE, replace(HERE, spec=spec)], key=Subject.as_json)
 
 
 def test_a_damaged_old_store_is_salvaged(old: TrialStore) -> None:

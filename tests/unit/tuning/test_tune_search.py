@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +21,7 @@ from systolic.ops.matmul.programs import MatmulPrograms
 from systolic.ops.matmul.xla import by_xla
 from systolic.schedule import KernelConfig
 from systolic.simulator import SimulatedRun
-from systolic.spec import Extra, Fusion, MatmulSpec, OperandFn, SpecError
+from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Prologue, SpecError
 from systolic.store import Trial, TrialStore
 from systolic.timing import Measurement
 from systolic.tuning import Ranking, StalledError, TuningResult, Watcher, tune
@@ -39,8 +40,8 @@ class Machine:
 
     def __call__(self, experiment: Experiment) -> Future[Measurement]:
         fn: Any = experiment.fn
-        where = fn.args[1].where
-        config = None if fn.args[0] is by_xla else cast(KernelConfig, where.tiles)
+        backend = fn.args[1].backend
+        config = None if fn.args[0] is by_xla else cast(KernelConfig, backend.tiles)
         self.asked.append(config)
         future: Future[Measurement] = Future()
         error = self.raises.get(len(self.asked))
@@ -158,23 +159,20 @@ def test_nothing_is_tried_that_cannot_be_faster(tmp_path: Path) -> None:
 def test_what_cannot_be_tuned_says_so(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedDtypeError, match="v4 has no"):
         tune(MatmulSpec.of(512, 512, 512, "int8"), "v4", submit=Machine())
-    made = Fusion(lhs_fn=OperandFn(dtype="bfloat16"))
+    made = replace(PROBLEM, lhs_prologue=Prologue(dtype="bfloat16"))
     with pytest.raises(SpecError, match="operand's function"):
-        MatmulPrograms.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": made}), V6E)
-    unknown = Fusion(epilogue="my_activation", epilogue_ops=3)
+        MatmulPrograms.of(made, V6E)
+    unknown = replace(PROBLEM, epilogue=Epilogue(activation="my_activation", op_count=3))
     with pytest.raises(SpecError, match="relu"):
-        MatmulPrograms.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": unknown}), V6E)
-    out_of_order = Fusion(extras=(Extra(beside="lhs", rows=True, columns=True, dtype="int8"),))
-    with pytest.raises(SpecError, match="in this order"):
-        MatmulPrograms.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": out_of_order}), V6E)
-    too_short = Extra(beside="out", rows=True, columns=False, dtype="float32")
-    with pytest.raises(SpecError, match="cannot be built from its description: batch_lhs would be 1 and not 2"):
-        MatmulPrograms.of(MatmulSpec(**{**as_arguments(PROBLEM), "batch_lhs": 2}), V6E)
-    column = Fusion(epilogue="bias", extras=(too_short,))
-    assert MatmulPrograms.of(MatmulSpec(**{**as_arguments(PROBLEM), "fusion": column}), V6E).arguments[2].shape == (
-        1024,
-        1,
-    )
+        MatmulPrograms.of(unknown, V6E)
+    matrix, column = (FusedOperand(rows=True, columns=columns, dtype="float32") for columns in (True, False))
+    for of_a_gradient in (Epilogue(primal=matrix), Epilogue(activation="relu", kept_sum="float32")):
+        with pytest.raises(SpecError, match="gradient"):
+            MatmulPrograms.of(replace(PROBLEM, epilogue=of_a_gradient), V6E)
+    with pytest.raises(SpecError, match="cannot be built from its spec: batch_lhs would be 1 and not 2"):
+        MatmulPrograms.of(replace(PROBLEM, batch_lhs=2), V6E)
+    (operands,) = MatmulPrograms.of(replace(PROBLEM, epilogue=Epilogue(bias=column)), V6E).arguments
+    assert operands.bias.shape == (1024, 1)
 
 
 def as_arguments(spec: MatmulSpec) -> dict[str, Any]:
@@ -182,15 +180,16 @@ def as_arguments(spec: MatmulSpec) -> dict[str, Any]:
 
 
 def test_a_product_with_everything_around_it_is_built() -> None:
-    extras = (
-        Extra(beside="out", rows=False, columns=True, dtype="bfloat16"),
-        Extra(beside="out", rows=True, columns=True, dtype="bfloat16"),
+    row, matrix = (FusedOperand(rows=rows, columns=True, dtype="bfloat16") for rows in (False, True))
+    spec = replace(
+        MatmulSpec.of(256, 128, 384, "bfloat16"),
+        transpose_rhs=True,
+        epilogue=Epilogue(bias=row, activation="gelu", residual=matrix),
     )
-    plain = {**as_arguments(MatmulSpec.of(256, 128, 384, "bfloat16")), "transpose_rhs": True}
-    fusion = Fusion(extras=extras, epilogue="bias, gelu, residual")
-    programs = MatmulPrograms.of(MatmulSpec(**{**plain, "fusion": fusion}), V6E)
-    assert [one.shape for one in programs.arguments] == [(256, 128), (384, 128), (1, 384), (256, 384)]
-    assert programs.computed.fusion.epilogue_ops > 10
+    programs = MatmulPrograms.of(spec, V6E)
+    (operands,) = programs.arguments
+    assert [one.shape for one in operands.present()] == [(256, 128), (384, 128), (1, 384), (256, 384)]
+    assert programs.computed.epilogue.op_count > 10
 
 
 def test_a_batch_is_folded_into_rows_as_matmul_does() -> None:
@@ -259,7 +258,7 @@ def test_the_best_by_simulation_are_measured_once_and_a_failure_ends_nothing(
     asked: list[Any] = []
 
     def measured(fn: Any, arguments: Any, its: Chip) -> Measurement:
-        asked.append(fn.args[1].where.tiles if fn.args[0] is not by_xla else None)
+        asked.append(fn.args[1].backend.tiles if fn.args[0] is not by_xla else None)
         if len(asked) == 1:
             raise RuntimeError("RESOURCE_EXHAUSTED")
         return Measurement(chip=its.name, provenance="measured", time_us=100.0 + len(asked))

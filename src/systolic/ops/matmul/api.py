@@ -79,27 +79,19 @@ def matmul(
     """
     import jax
 
-    from systolic.ops.matmul.arguments import canonical
+    from systolic.ops.matmul.arguments import Given, backend_of, canonical
     from systolic.ops.matmul.jvp import multiply
 
     call = canonical(
-        lhs,
-        rhs,
+        Given(name="lhs", value=lhs, transposed=transpose_lhs, fn=lhs_fn, args=lhs_args),
+        Given(name="rhs", value=rhs, transposed=transpose_rhs, fn=rhs_fn, args=rhs_args),
         bias=bias,
-        activation=activation,
         residual=residual,
         out_scale=out_scale,
-        transpose_lhs=transpose_lhs,
-        transpose_rhs=transpose_rhs,
-        lhs_fn=lhs_fn,
-        lhs_args=lhs_args,
-        rhs_fn=rhs_fn,
-        rhs_args=rhs_args,
+        activation=activation,
         precision=precision,
         preferred_element_type=preferred_element_type,
-        implementation=implementation,
-        chip=chip,
-        tiles=tiles,
+        backend=backend_of(implementation, chip, tiles),
     )
     with jax.named_scope("systolic"):
-        return multiply(call.formula, call.operands).reshape(call.shape).astype(call.dtype)
+        return multiply(call.product, call.operands).reshape(call.shape).astype(call.dtype)

@@ -13,15 +13,15 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
+from systolic.kernels.functions import Functions
 from systolic.ops.dtypes import beside, given_dtype, multiplied_dtype, operand, result_dtype
 from systolic.ops.epilogue import activation_of
 from systolic.ops.functions.elementwise import elementwise
-from systolic.ops.matmul.jvp import Formula, Operands
-from systolic.ops.matmul.product import Implementation, Where
+from systolic.ops.matmul.product import Backend, Implementation, Product
 from systolic.ops.shapes import broadcast_shapes
 from systolic.ops.target import target_chip
 from systolic.schedule import KernelConfig, Tiles
-from systolic.spec import PrecisionName, SpecError
+from systolic.spec import Operands, PrecisionName, Side, SpecError
 
 Fn = Callable[..., Any]
 _IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")
@@ -40,99 +40,121 @@ _PRECISIONS: dict[Any, PrecisionName] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Given:
+    """An operand as a caller gave it, with its function and what that reads."""
+
+    name: Side
+    value: Any
+    transposed: bool
+    fn: Fn | None
+    args: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Factor:
+    """A checked operand: its matrices, its function, and the dtypes that are given to the function and multiplied."""
+
+    matrices: Array  # [*batch, rows, columns]
+    args: tuple[Array, ...]
+    fn: Fn | None
+    dtype_given: str
+    dtype_multiplied: str
+    is_vector: bool
+    said: str
+
+    @classmethod
+    def of(cls, given: Given, *, in_kernel: bool) -> _Factor:
+        name = given.name
+        stored = given_dtype(given.value, name)
+        array = operand(given.value, name)
+        args = _arguments(given.args, f"{name}_args")
+        said = f"{name}{list(array.shape)}{' transposed' if given.transposed else ''}"
+        is_vector = array.ndim == 1
+        if is_vector:
+            array = array[None] if name == "lhs" else array[:, None]
+        fn, dtype = _function(given.fn, f"{name}_fn", array, args, in_kernel)
+        return cls(
+            matrices=array,
+            args=args,
+            fn=fn,
+            dtype_given=stored if fn is None else dtype,
+            dtype_multiplied=dtype,
+            is_vector=is_vector,
+            said=said,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
     """A call in canonical form, and the shape and dtype that its caller expects."""
 
-    formula: Formula
+    product: Product
     operands: Operands
     shape: tuple[int, ...]
     dtype: str
 
 
 def canonical(
-    lhs: Any,
-    rhs: Any,
+    left: Given,
+    right: Given,
     *,
     bias: Any,
-    activation: str | Callable[..., Any] | None,
     residual: Any,
     out_scale: Any,
-    transpose_lhs: bool,
-    transpose_rhs: bool,
-    lhs_fn: Callable[..., Any] | None,
-    lhs_args: Sequence[Any],
-    rhs_fn: Callable[..., Any] | None,
-    rhs_args: Sequence[Any],
+    activation: str | Fn | None,
     precision: Any,
     preferred_element_type: Any,
-    implementation: Implementation,
-    chip: str | Chip | None,
-    tiles: Tiles | KernelConfig | tuple[int, int, int] | None,
+    backend: Backend,
 ) -> Call:
     """Checks everything, makes matrices of vectors and gives all arrays the same number of dimensions.
 
     Raises:
       SpecError: shapes or dtypes that do not go together, functions that are not elementwise.
-      UnknownChipError: no such chip.
     """
-    where = _where(implementation, chip, tiles)
-    stored = given_dtype(lhs, "lhs"), given_dtype(rhs, "rhs")
-    lhs, rhs = operand(lhs, "lhs"), operand(rhs, "rhs")
-    lhs_args, rhs_args = _arguments(lhs_args, "lhs_args"), _arguments(rhs_args, "rhs_args")
-    row, column = lhs.ndim == 1, rhs.ndim == 1
-    given = f"lhs{list(lhs.shape)}{_marked(transpose_lhs)}", f"rhs{list(rhs.shape)}{_marked(transpose_rhs)}"
-    if (row and transpose_lhs) or (column and transpose_rhs):
-        raise SpecError(f"a vector has no transpose: {', '.join(given)}; leave it out")
-    lhs = lhs[None] if row else lhs
-    rhs = rhs[:, None] if column else rhs
-    m, k = lhs.shape[-2:][:: -1 if transpose_lhs else 1]
-    inner, n = rhs.shape[-2:][:: -1 if transpose_rhs else 1]
+    in_kernel = backend.implementation != "xla" and bool(backend.chip)
+    lhs, rhs = (_Factor.of(given, in_kernel=in_kernel) for given in (left, right))
+    if (lhs.is_vector and left.transposed) or (rhs.is_vector and right.transposed):
+        raise SpecError(f"a vector has no transpose: {lhs.said}, {rhs.said}; leave it out")
+    m, k = lhs.matrices.shape[-2:][:: -1 if left.transposed else 1]
+    inner, n = rhs.matrices.shape[-2:][:: -1 if right.transposed else 1]
     if k != inner:
         raise SpecError(
-            f"{given[0]} has k={k}, {given[1]} has k={inner}: the inner sizes have to agree; "
+            f"{lhs.said} has k={k}, {rhs.said} has k={inner}: the inner sizes have to agree; "
             "check transpose_lhs and transpose_rhs"
         )
     try:
-        batch = broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
+        batch = broadcast_shapes(lhs.matrices.shape[:-2], rhs.matrices.shape[:-2])
     except ValueError as error:
         raise SpecError(
-            f"batch dimensions of {given[0]} and {given[1]} do not broadcast: each pair has to be equal, "
+            f"batch dimensions of {lhs.said} and {rhs.said} do not broadcast: each pair has to be equal, "
             "or one of them 1"
         ) from error
+    row, column = lhs.is_vector, rhs.is_vector
     shape = (*batch, *(() if row else (m,)), *(() if column else (n,)))
-    in_kernel = where.implementation != "xla" and bool(where.chip)
-    lhs_fn, dtype_lhs = _function(lhs_fn, "lhs_fn", lhs, lhs_args, in_kernel)
-    rhs_fn, dtype_rhs = _function(rhs_fn, "rhs_fn", rhs, rhs_args, in_kernel)
-    unmade = stored[0] if lhs_fn is None else dtype_lhs, stored[1] if rhs_fn is None else dtype_rhs
-    dtype_out = result_dtype((dtype_lhs, dtype_rhs), unmade, preferred_element_type)
+    dtypes_given = lhs.dtype_given, rhs.dtype_given
+    dtype_out = result_dtype((lhs.dtype_multiplied, rhs.dtype_multiplied), dtypes_given, preferred_element_type)
     name, function = activation_of(activation, in_kernel=in_kernel)
     rank = len(batch)
     operands = Operands(
-        lhs=_ranked(lhs, rank),
-        rhs=_ranked(rhs, rank),
+        lhs=_ranked(lhs.matrices, rank),
+        rhs=_ranked(rhs.matrices, rank),
+        lhs_args=tuple(_argument(arg, f"lhs_args[{i}]", lhs.matrices, rank) for i, arg in enumerate(lhs.args)),
+        rhs_args=tuple(_argument(arg, f"rhs_args[{i}]", rhs.matrices, rank) for i, arg in enumerate(rhs.args)),
         bias=_beside(bias, "bias", (n,), rank, row=False, column=column, out=shape),
         residual=_beside(residual, "residual", shape, rank, row=row, column=column, out=shape),
         scale=_beside(out_scale, "out_scale", shape, rank, row=row, column=column, out=shape),
-        lhs_args=tuple(_argument(arg, f"lhs_args[{i}]", lhs, rank) for i, arg in enumerate(lhs_args)),
-        rhs_args=tuple(_argument(arg, f"rhs_args[{i}]", rhs, rank) for i, arg in enumerate(rhs_args)),
     )
-    formula = Formula(
-        where=where,
+    product = Product(
+        backend=backend,
         precision=_precision(precision),
         dtype_out="float32" if dtype_out == "float16" else dtype_out,
-        transpose_lhs=transpose_lhs,
-        transpose_rhs=transpose_rhs,
-        lhs_fn=lhs_fn,
-        rhs_fn=rhs_fn,
-        activation=function,
-        activation_name=name,
+        transpose_lhs=left.transposed,
+        transpose_rhs=right.transposed,
+        functions=Functions(lhs=lhs.fn, rhs=rhs.fn, activation=function),
+        activation=name,
     )
-    return Call(formula=formula, operands=operands, shape=shape, dtype=dtype_out)
-
-
-def _marked(transposed: bool) -> str:
-    return " transposed" if transposed else ""
+    return Call(product=product, operands=operands, shape=shape, dtype=dtype_out)
 
 
 def _function(fn: Fn | None, what: str, array: Array, args: Sequence[Array], in_kernel: bool) -> tuple[Fn | None, str]:
@@ -203,7 +225,13 @@ def _precision(precision: Any) -> PrecisionName:
         raise SpecError(f"precision={precision!r} is not known; use default, high or highest") from error
 
 
-def _where(implementation: Implementation, chip: str | Chip | None, tiles: Any) -> Where:
+def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: Any) -> Backend:
+    """What computes a call.
+
+    Raises:
+      SpecError: an implementation or a chip that is none, tiles that are no three numbers.
+      UnknownChipError: no such chip.
+    """
     if implementation not in _IMPLEMENTATIONS and not isinstance(implementation, pltpu.InterpretParams):
         raise SpecError(f"implementation={implementation!r} is not known; use pallas, xla or interpret, or None")
     if chip is not None and not isinstance(chip, (str, Chip)):
@@ -219,4 +247,4 @@ def _where(implementation: Implementation, chip: str | Chip | None, tiles: Any) 
         except (TypeError, ValueError) as error:
             raise SpecError(f"tiles={tiles!r}; use three whole numbers: (tile_m, tile_k, tile_n)") from error
         tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
-    return Where(implementation=implementation, chip=known, tiles=tiles)
+    return Backend(implementation=implementation, chip=known, tiles=tiles)

@@ -13,11 +13,11 @@ from jax.custom_batching import custom_vmap
 
 from systolic.ops.linear import floating, linear, perturbed
 from systolic.ops.matmul.pallas import by_pallas
-from systolic.ops.matmul.product import Product, Where
+from systolic.ops.matmul.product import Backend, Product
 from systolic.ops.matmul.xla import by_xla
 from systolic.ops.shapes import is_symbolic
 from systolic.ops.target import without_kernel
-from systolic.spec import SpecError
+from systolic.spec import Operands, SpecError
 
 Fn = Callable[..., Any]
 
@@ -28,21 +28,20 @@ _NO_CHIP = (
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def compute(product: Product, *arrays: Array) -> tuple[Array, ...]:
-    """All outputs, each [*batch, m, n]; differentiable in both modes, any number of times, by XLA.
-
-    Args:
-      arrays: lhs, rhs and the extras, as `product.py` describes them.
-    """
-    return _batched(product, *arrays)
+def compute(product: Product, operands: Operands) -> tuple[Array, ...]:
+    """All outputs, each [*batch, m, n]; differentiable in both modes, any number of times, by XLA."""
+    return _batched(product, operands)
 
 
 @functools.partial(compute.defjvp, symbolic_zeros=True)
 def _compute_tangent(
-    product: Product, arrays: tuple[Array, ...], tangents: tuple[Any, ...]
+    product: Product, primals: tuple[Operands], tangents: tuple[Operands]
 ) -> tuple[tuple[Array, ...], tuple[Any, ...]]:
-    outs = compute(product, *arrays)
-    return outs, linear(_Tangent(product=product), arrays, perturbed(tangents), outs)
+    outs = compute(product, *primals)
+    leaves, structure = jax.tree.flatten(primals[0])
+    return outs, linear(
+        _Tangent(product=product, structure=structure), leaves, perturbed(jax.tree.leaves(tangents[0])), outs
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +49,7 @@ class _Tangent:
     """The derivative of a product. `matmul` has one of its own, so this is only that of a derivative."""
 
     product: Product
+    structure: Any  # of its operands
 
     @property
     def effects(self) -> frozenset[Any]:
@@ -72,46 +72,47 @@ class _Tangent:
         def fn(*some: Array) -> tuple[Array, ...]:
             given = iter(some)
             all_of_them = [old if one is None else next(given) for old, one in zip(arrays, wanted, strict=True)]
-            return floating(by_xla(self.product, *all_of_them))
+            return floating(by_xla(self.product, self.structure.unflatten(all_of_them)))
 
         return fn, tuple(array for array, one in zip(arrays, wanted, strict=True) if one is not None)
 
 
-def _batched(product: Product, *arrays: Array) -> tuple[Array, ...]:
+def _batched(product: Product, operands: Operands) -> tuple[Array, ...]:
     @custom_vmap
-    def call(*arrays: Array) -> tuple[Array, ...]:
-        return _dispatched(product, arrays)
+    def call(operands: Operands) -> tuple[Array, ...]:
+        return _dispatched(product, operands)
 
     @call.def_vmap
-    def _(_size: int, mapped: Sequence[bool], *arrays: Array) -> tuple[tuple[Array, ...], tuple[bool, ...]]:
+    def _(_size: int, mapped: Sequence[Operands], operands: Operands) -> tuple[tuple[Array, ...], Any]:
         # One more batch dimension, of length 1 for arrays that are the same for all.
-        wider = [array if is_mapped else array[None] for array, is_mapped in zip(arrays, mapped, strict=True)]
-        return _batched(product, *wider), (True,) * len(product.dtypes_out)
+        wider = operands.map(lambda array, is_mapped: array if is_mapped else array[None], mapped[0])
+        outs = _batched(product, wider)
+        return outs, (True,) * len(outs)
 
-    return call(*arrays)
+    return call(operands)
 
 
-def _dispatched(product: Product, arrays: Sequence[Array]) -> tuple[Array, ...]:
-    where = product.where
-    if where.implementation == "xla" or any(0 in array.shape for array in arrays):
-        return by_xla(product, *arrays)
-    if is_symbolic(arrays):
-        return by_xla(product, _unplanned(where, arrays), *arrays[1:])
-    if where.chip is None:
-        return by_xla(product, without_kernel(arrays[0], _NO_CHIP), *arrays[1:])
-    if where.implementation is None:
+def _dispatched(product: Product, operands: Operands) -> tuple[Array, ...]:
+    backend = product.backend
+    if backend.implementation == "xla" or any(0 in array.shape for array in operands.present()):
+        return by_xla(product, operands)
+    if is_symbolic(operands):
+        return by_xla(product, operands._replace(lhs=_unplanned(backend, operands)))
+    if backend.chip is None:
+        return by_xla(product, operands._replace(lhs=without_kernel(operands.lhs, _NO_CHIP)))
+    if backend.implementation is None:
         # Decided when the program is lowered: the same traced function may run on a CPU.
         return lax.platform_dependent(
-            *arrays, tpu=functools.partial(by_pallas, product), default=functools.partial(by_xla, product)
+            operands, tpu=functools.partial(by_pallas, product), default=functools.partial(by_xla, product)
         )
-    return by_pallas(product, *arrays)
+    return by_pallas(product, operands)
 
 
-def _unplanned(where: Where, arrays: Sequence[Array]) -> Array:
-    shapes = " and ".join(f"[{', '.join(map(str, array.shape))}]" for array in arrays[:2])
-    if where.implementation is not None:
+def _unplanned(backend: Backend, operands: Operands) -> Array:
+    shapes = " and ".join(f"[{', '.join(map(str, array.shape))}]" for array in (operands.lhs, operands.rhs))
+    if backend.implementation is not None:
         raise SpecError(
-            f"implementation={where.implementation!r} with operands of {shapes}: tiles are chosen for sizes that are "
+            f"implementation={backend.implementation!r} with operands of {shapes}: tiles are chosen for sizes that are "
             "numbers. Leave it out, and XLA multiplies, or export once for each size"
         )
-    return without_kernel(arrays[0], f"tiles are chosen for sizes that are numbers, and operands are {shapes}")
+    return without_kernel(operands.lhs, f"tiles are chosen for sizes that are numbers, and operands are {shapes}")

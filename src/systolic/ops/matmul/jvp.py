@@ -20,60 +20,44 @@ from jax import Array
 
 from systolic.compat import varying_alike
 from systolic.ops.linear import linear, perturbed
-from systolic.ops.matmul.formula import Fn, Formula, Operands, evaluated, output_shape
+from systolic.ops.matmul.compute import compute
+from systolic.ops.matmul.product import Fn, Product, kept_dtype, output_shape
 from systolic.ops.matmul.vjp import operand_cotangents
 from systolic.ops.shapes import fold, is_symbolic
-from systolic.spec import Side
+from systolic.spec import Operands
 
 _OPERANDS: tuple[Literal["lhs", "rhs"], ...] = ("lhs", "rhs")
 
 
-def multiply(formula: Formula, operands: Operands) -> Array:
+def multiply(product: Product, operands: Operands) -> Array:
     """The result, [*batch, m, n]; differentiable with regard to every array."""
-    operands, batch = _folded(formula, operands)
+    operands, batch = _folded(product, operands)
     leaves, structure = jax.tree.flatten(operands)
     # Under `shard_map` a gradient varies over every axis over which any operand does. What makes all of them vary is
     # differentiable: the gradient of an operand that is the same everywhere is summed there.
-    out = cast(Array, _multiply(formula, jax.tree.unflatten(structure, varying_alike(leaves))))
+    out = cast(Array, _multiply(product, jax.tree.unflatten(structure, varying_alike(leaves))))
     return out if batch is None else out.reshape(*batch, -1, out.shape[-1])
 
 
-def _folded(formula: Formula, operands: Operands) -> tuple[Operands, tuple[int, ...] | None]:
+def _folded(product: Product, operands: Operands) -> tuple[Operands, tuple[int, ...] | None]:
     """A batch that shares rhs as one matrix, so that the gradient of rhs is one product too, and not a sum of many."""
-    around = [array for array in (operands.bias, operands.residual, operands.scale) if array is not None]
-    arrays = [operands.lhs, operands.rhs, *operands.lhs_args, *operands.rhs_args, *around]
-    if is_symbolic(arrays) or any(0 in array.shape for array in arrays):
+    if is_symbolic(operands) or any(0 in array.shape for array in operands.present()):
         return operands, None
-    sides: dict[Side, int] = {"lhs": len(operands.lhs_args), "rhs": len(operands.rhs_args), "out": len(around)}
-    flat, batch = fold(formula.transpose_lhs, [side for side, count in sides.items() for _ in range(count)], arrays)
-    if batch is None:
-        return operands, None
-    given = iter(flat)
-    return (
-        Operands(
-            lhs=next(given),
-            rhs=next(given),
-            lhs_args=tuple(next(given) for _ in operands.lhs_args),
-            rhs_args=tuple(next(given) for _ in operands.rhs_args),
-            bias=None if operands.bias is None else next(given),
-            residual=None if operands.residual is None else next(given),
-            scale=None if operands.scale is None else next(given),
-        ),
-        batch,
-    )
+    return fold(product.transpose_lhs, operands)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _multiply(formula: Formula, operands: Operands) -> Array:
-    return evaluated(formula, operands, keep_sum=False)[0]
+def _multiply(product: Product, operands: Operands) -> Array:
+    return compute(product, operands)[0]
 
 
 @functools.partial(_multiply.defjvp, symbolic_zeros=True)
-def _with_tangent(formula: Formula, primals: tuple[Operands], tangents: tuple[Operands]) -> tuple[Array, Any]:
+def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Operands]) -> tuple[Array, Any]:
     (operands,) = primals
     leaves, structure = jax.tree.flatten(operands)
-    out, *kept = evaluated(formula, operands, keep_sum=formula.activation is not None or operands.scale is not None)
-    tangent = _Tangent(formula=formula, structure=structure)
+    keeps = product.functions.activation is not None or operands.scale is not None
+    out, *kept = compute(replace(product, kept_sum=kept_dtype(operands)) if keeps else product, operands)
+    tangent = _Tangent(product=product, structure=structure)
     return out, linear(tangent, [*leaves, *kept], perturbed(jax.tree.leaves(tangents[0])), [out])[0]
 
 
@@ -81,41 +65,41 @@ def _with_tangent(formula: Formula, primals: tuple[Operands], tangents: tuple[Op
 class _Tangent:
     """The derivative of `_multiply`, as `ops.linear` takes it. Its residuals are the operands and, if it is kept, z."""
 
-    formula: Formula
+    product: Product
     structure: Any  # of `Operands`
 
     @property
     def effects(self) -> frozenset[Any]:
-        return self.formula.where.effects
+        return self.product.backend.effects
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         operands, z = self._unpacked(residuals)
-        return [_output_tangent(self.formula, operands, z, self.structure.unflatten(arguments))]
+        return [_output_tangent(self.product, operands, z, self.structure.unflatten(arguments))]
 
     def transpose(
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
         operands, z = self._unpacked(residuals)
         wanted = self.structure.unflatten([argument is not None for argument in arguments])
-        return self.structure.flatten_up_to(operand_cotangents(self.formula, operands, z, wanted, *cotangents))
+        return self.structure.flatten_up_to(operand_cotangents(self.product, operands, z, wanted, *cotangents))
 
     def _unpacked(self, residuals: Sequence[Array]) -> tuple[Operands, Array | None]:
         count = self.structure.num_leaves
         return self.structure.unflatten(residuals[:count]), next(iter(residuals[count:]), None)
 
 
-def _output_tangent(formula: Formula, operands: Operands, z: Array | None, tangents: Operands) -> Array:
+def _output_tangent(product: Product, operands: Operands, z: Array | None, tangents: Operands) -> Array:
     """The tangent of the output, from those of the operands, which are None where they are zero."""
-    dvalue = _sum_tangent(formula, operands, tangents)
+    dvalue = _sum_tangent(product, operands, tangents)
     if tangents.bias is not None:
         dvalue = _added(dvalue, tangents.bias.astype(jnp.float32))
     value = None if z is None else z.astype(jnp.float32)
-    if formula.activation is not None:
+    if product.functions.activation is not None:
         assert value is not None
         if dvalue is None:
-            value = formula.activation(value)
+            value = product.functions.activation(value)
         else:
-            value, dvalue = jax.jvp(formula.activation, (value,), (jnp.broadcast_to(dvalue, value.shape),))
+            value, dvalue = jax.jvp(product.functions.activation, (value,), (jnp.broadcast_to(dvalue, value.shape),))
     if tangents.residual is not None:
         dvalue = _added(dvalue, tangents.residual.astype(jnp.float32))
     dout = dvalue
@@ -127,34 +111,28 @@ def _output_tangent(formula: Formula, operands: Operands, z: Array | None, tange
             value = value + operands.residual.astype(jnp.float32)
         dout = _added(dout, value * tangents.scale.astype(jnp.float32))
     assert dout is not None
-    return jnp.broadcast_to(dout, output_shape(formula, operands)).astype(formula.dtype_out)
+    return jnp.broadcast_to(dout, output_shape(product, operands)).astype(product.dtype_out)
 
 
-def _sum_tangent(formula: Formula, operands: Operands, tangents: Operands) -> Array | None:
+def _sum_tangent(product: Product, operands: Operands, tangents: Operands) -> Array | None:
     """dlhs @ rhs + lhs @ drhs in float32: a product for each operand that changes, the second added to the first."""
     total = None
     for side in _OPERANDS:
-        change = _operand_tangent(side, formula, operands, tangents)
+        change = _operand_tangent(side, product, operands, tangents)
         if change is None:
             continue
-        one = replace(
-            formula,
-            where=replace(formula.where, tiles=None),
-            dtype_out="float32",
-            activation=None,
-            activation_name="",
-            **{f"{side}_fn": None},
-        )
+        functions = replace(product.functions, activation=None, **{side: None})
+        one = product.anew(dtype_out="float32", activation="", functions=functions)
         alone = {side: change, f"{side}_args": (), "bias": None, "residual": total, "scale": None}
-        (total,) = evaluated(one, operands._replace(**alone), keep_sum=False)
+        (total,) = compute(one, operands._replace(**alone))
     return total
 
 
 def _operand_tangent(
-    side: Literal["lhs", "rhs"], formula: Formula, operands: Operands, tangents: Operands
+    side: Literal["lhs", "rhs"], product: Product, operands: Operands, tangents: Operands
 ) -> Array | None:
     """The tangent of what is multiplied: of an operand, or of what its function makes of it."""
-    fn: Fn | None = getattr(formula, f"{side}_fn")
+    fn: Fn | None = getattr(product.functions, side)
     arrays, changes = ([getattr(each, side), *getattr(each, f"{side}_args")] for each in (operands, tangents))
     moving = [number for number, change in enumerate(changes) if change is not None]
     if fn is None or not moving:

@@ -8,14 +8,13 @@ transpose it is in place already: `.mT` then costs nothing, and the kernel trans
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from systolic.schedule import IllegalTilesError, Tiles, Violation
-from systolic.spec import MatmulSpec, Side
+from systolic.spec import FusedOperand, MatmulSpec, Operands
 
-_SWAPPED: dict[Side, Side] = {"lhs": "rhs", "rhs": "lhs", "out": "out"}
 _CALLERS = {"m": "n", "n": "m", "lhs": "rhs", "rhs": "lhs"}
 
 
@@ -42,8 +41,7 @@ class Orientation:
 
     def spec(self, spec: MatmulSpec) -> MatmulSpec:
         """The product that the kernel computes."""
-        fusion = spec.fusion
-        extras = [replace(extra, beside=_SWAPPED[extra.beside]) for extra in fusion.extras]
+        fused = self.operands(spec.operands, FusedOperand.turned)
         if self.swap:
             spec = replace(
                 spec,
@@ -53,29 +51,26 @@ class Orientation:
                 dtype_rhs=spec.dtype_lhs,
                 transpose_lhs=not spec.transpose_rhs,
                 transpose_rhs=not spec.transpose_lhs,
-                fusion=replace(fusion, extras=tuple(extras), lhs_fn=fusion.rhs_fn, rhs_fn=fusion.lhs_fn),
+                lhs_prologue=spec.rhs_prologue,
+                rhs_prologue=spec.lhs_prologue,
             )
-        turned = tuple(
-            replace(extra, rows=extra.columns, columns=extra.rows) if self._turns(extra.beside) else extra
-            for extra in spec.fusion.extras
-        )
+        lhs, rhs = spec.lhs_prologue, spec.rhs_prologue
         return replace(
             spec,
             transpose_lhs=spec.transpose_lhs != self.lhs,
             transpose_rhs=spec.transpose_rhs != self.rhs,
-            fusion=replace(spec.fusion, extras=turned),
+            lhs_prologue=replace(lhs, operands=fused.lhs_args) if lhs else None,
+            rhs_prologue=replace(rhs, operands=fused.rhs_args) if rhs else None,
+            epilogue=replace(
+                spec.epilogue, bias=fused.bias, residual=fused.residual, scale=fused.scale, primal=fused.primal
+            ),
         )
 
-    def arrays(self, arrays: Sequence[Any], beside: Sequence[Side]) -> list[Any]:
-        """lhs, rhs and the extras of the kernel's product, from those of the caller's, which stand beside `beside`."""
-        lhs, rhs, *extras = arrays
-        sides: tuple[Side, ...] = tuple(_SWAPPED[side] if self.swap else side for side in beside)
-        if self.swap:
-            lhs, rhs = rhs, lhs
-        turned = [
-            extra.swapaxes(-1, -2) if self._turns(side) else extra for side, extra in zip(sides, extras, strict=True)
-        ]
-        return [lhs.swapaxes(-1, -2) if self.lhs else lhs, rhs.swapaxes(-1, -2) if self.rhs else rhs, *turned]
+    def operands(self, operands: Operands, turn: Callable[[Any], Any]) -> Operands:
+        """Those of the kernel's product; `turn` makes the transpose of one."""
+        operands = operands.swapped() if self.swap else operands
+        turns = {"lhs": self.lhs, "rhs": self.rhs, "out": self.swap}
+        return operands.map(lambda one, side: turn(one) if turns[side] else one, operands.sides)
 
     def tiles(self, tiles: Tiles | None) -> Tiles | None:
         """Tiles of the kernel's product."""
@@ -105,9 +100,6 @@ class Orientation:
                 for one in error.violations
             ],
         )
-
-    def _turns(self, side: Side) -> bool:
-        return {"lhs": self.lhs, "rhs": self.rhs, "out": self.swap}[side]
 
     def __str__(self) -> str:
         turned = [name for name, is_turned in (("lhs", self.lhs), ("rhs", self.rhs)) if is_turned]

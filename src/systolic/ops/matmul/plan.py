@@ -49,12 +49,12 @@ class MatmulOp:
         return (
             f"{batch}{spec.m} × {spec.k} × {spec.n} (m k n)",
             f"{spec.dtype_lhs} × {spec.dtype_rhs} → {spec.dtype_out}",
-            ", ".join(filter(None, (spec.fusion.epilogue, turned))),
+            ", ".join(filter(None, (str(spec.epilogue), turned))),
         )
 
     def described(self, spec: MatmulSpec) -> MatmulSpec:
         """Without how many operations the epilogue takes."""
-        return replace(spec, fusion=replace(spec.fusion, epilogue_ops=0))
+        return replace(spec, epilogue=replace(spec.epilogue, op_count=0, transcendentals=0))
 
     def computed(self, spec: MatmulSpec) -> MatmulSpec:
         """The product turned as its matrices are stored."""

@@ -1,15 +1,17 @@
-"""One product with everything that is fused into it: the record, and how the planner takes it.
+"""One product with everything that is fused into it: all that is static about it, and its spec for some operands.
 
-All arrays of a product have the same number of dimensions: those of the batch, each as long as the batch's or 1, then
-two of a matrix, or of a row, a column, or one element beside it.
+    sum = f(lhs) @ g(rhs)          z = sum + bias          out = (activation(z) + residual) · scale
+
+All operands of a product have the same number of dimensions: those of the batch, each as long as the batch's or 1, then
+two of a matrix, or of a row, a column, or one element.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -18,17 +20,19 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import Chip
 from systolic.compat import interpreted_effects
-from systolic.ops.epilogue import Work, operand_fn, work_of
+from systolic.kernels.functions import Functions, finished
+from systolic.ops.epilogue import Work, work_of
+from systolic.ops.shapes import broadcast_shapes
 from systolic.schedule import KernelConfig, Tiles
-from systolic.spec import Extra, Fusion, MatmulSpec, PrecisionName, Side
+from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Operands, PrecisionName, Prologue, Side
 
 Implementation = Literal["pallas", "xla", "interpret"] | pltpu.InterpretParams | None
 Fn = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """By what a product is computed."""
+class Backend:
+    """What computes a product."""
 
     implementation: Implementation  # None: Pallas where the program runs on a TPU, else XLA
     chip: Chip | None  # whose tiles; None where no TPU is in sight and nobody asked for one
@@ -49,73 +53,104 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """outs = epilogue(lhs_fn(lhs) @ rhs_fn(rhs)): all that is static about it."""
+    """All that is static about a product but the shapes of its operands; it can be hashed."""
 
-    where: Where
+    backend: Backend
     precision: PrecisionName
-    dtypes_out: tuple[str, ...]
-    epilogue: Fn  # of the sum and the extras beside the output, one result for each of `dtypes_out`
-    epilogue_name: str = ""
+    dtype_out: str
+    functions: Functions
     transpose_lhs: bool = False
     transpose_rhs: bool = False
-    lhs_fn: Fn | None = None  # of lhs and the extras beside it
-    rhs_fn: Fn | None = None
-    beside: tuple[Side, ...] = ()  # for each extra
+    activation: str = ""  # its name
+    kept_sum: str | None = None  # dtype of a second output, z; None: there is none
+    counts_cast: bool = True  # whether the cast to `dtype_out` is one of the epilogue's operations
+
+    def anew(self, **changes: Any) -> Product:
+        """Another product by the same backend, whose tiles were given for this one and do not count."""
+        return replace(self, backend=replace(self.backend, tiles=None), **changes)
 
 
-def spec_of(product: Product, arrays: Sequence[Any]) -> MatmulSpec:
+def spec_of(product: Product, operands: Operands) -> MatmulSpec:
     """Sizes and dtypes of a product of these arrays, or shapes, as the planner takes them."""
-    lhs, rhs, *extras = arrays
+    lhs, rhs = operands.lhs, operands.rhs
     m, k = lhs.shape[-2:][:: -1 if product.transpose_lhs else 1]
     n = rhs.shape[-2 if product.transpose_rhs else -1]
-    batch = math.prod(max(sizes) for sizes in zip(*(array.shape[:-2] for array in arrays), strict=True))
-    found = []
-    for side, extra in zip(product.beside, extras, strict=True):
+    batch = math.prod(max(sizes) for sizes in zip(*(array.shape[:-2] for array in operands.present()), strict=True))
+
+    def fused(array: Any, side: Side) -> FusedOperand:
         rows, columns = {"lhs": lhs.shape[-2:], "rhs": rhs.shape[-2:], "out": (m, n)}[side]
-        found.append(
-            Extra(
-                beside=side,
-                rows=extra.shape[-2] == rows and rows > 1,
-                columns=extra.shape[-1] == columns and columns > 1,
-                dtype=extra.dtype.name,
-            )
+        return FusedOperand(
+            rows=array.shape[-2] == rows and rows > 1,
+            columns=array.shape[-1] == columns and columns > 1,
+            dtype=array.dtype.name,
         )
-    by_side = extras_by_side(product, arrays)
-    fusion = Fusion(
-        extras=tuple(found),
-        lhs_fn=operand_fn(product.lhs_fn, lhs, by_side["lhs"]),
-        rhs_fn=operand_fn(product.rhs_fn, rhs, by_side["rhs"]),
-        epilogue=product.epilogue_name,
-        epilogue_ops=epilogue_work(product).ops,
-        more_outputs=product.dtypes_out[1:],
-    )
+
+    facts = operands.map(fused, operands.sides)
+    work = epilogue_work(product, operands.of_output.map(lambda _: True))
     return MatmulSpec(
         m=max(m, 1),
         k=max(k, 1),
         n=max(n, 1),
         dtype_lhs=lhs.dtype.name,
         dtype_rhs=rhs.dtype.name,
-        dtype_out=product.dtypes_out[0],
+        dtype_out=product.dtype_out,
         batch=max(batch, 1),
         batch_lhs=max(math.prod(lhs.shape[:-2]), 1),
         batch_rhs=max(math.prod(rhs.shape[:-2]), 1),
         transpose_lhs=product.transpose_lhs,
         transpose_rhs=product.transpose_rhs,
         precision=product.precision,
-        fusion=fusion,
+        lhs_prologue=_prologue(product.functions.lhs, (lhs, *operands.lhs_args), facts.lhs_args),
+        rhs_prologue=_prologue(product.functions.rhs, (rhs, *operands.rhs_args), facts.rhs_args),
+        epilogue=Epilogue(
+            bias=facts.bias,
+            activation=product.activation,
+            residual=facts.residual,
+            scale=facts.scale,
+            primal=facts.primal,
+            kept_sum=product.kept_sum,
+            op_count=work.op_count,
+            transcendentals=work.transcendentals,
+        ),
     )
 
 
-def extras_by_side(product: Product, arrays: Sequence[Any]) -> dict[Side, list[Any]]:
-    """The extras of a product's arrays, by what they stand beside."""
-    found: dict[Side, list[Any]] = {"lhs": [], "rhs": [], "out": []}
-    for side, extra in zip(product.beside, arrays[2:], strict=True):
-        found[side].append(extra)
-    return found
+def _prologue(fn: Fn | None, arrays: tuple[Any, ...], args: tuple[FusedOperand, ...]) -> Prologue | None:
+    if fn is None:
+        return None
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+    return Prologue(
+        name=getattr(fn, "__name__", type(fn).__name__),
+        dtype=jax.eval_shape(fn, *shapes).dtype.name,
+        op_count=work_of(fn, *shapes).op_count,
+        operands=args,
+    )
 
 
 @functools.lru_cache(maxsize=1024)
-def epilogue_work(product: Product) -> Work:
-    """What the epilogue costs an element."""
+def epilogue_work(product: Product, given: Operands) -> Work:
+    """What the epilogue of a product with these operands costs an element."""
     tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)
-    return work_of(product.epilogue, tile, *(tile for side in product.beside if side == "out"))
+    fact = FusedOperand(rows=True, columns=True, dtype="float32")
+    facts = {name: fact for name, there in given._asdict().items() if there}
+    epilogue = Epilogue(**facts, activation=product.activation, kept_sum=product.kept_sum)
+    if epilogue.is_identity and not product.counts_cast:
+        return Work(op_count=0, transcendentals=0)
+
+    def finish(total: Any, *arrays: Any) -> Any:
+        operands = Operands(**dict(zip(facts, arrays, strict=True)))
+        return finished(total, operands, epilogue, product.functions, product.dtype_out)
+
+    return work_of(finish, tile, *(tile for _ in facts))
+
+
+def kept_dtype(operands: Operands) -> str:
+    """The dtype in which the sum is kept for the backward pass: the operands', as a network keeps its activations."""
+    return "float32" if "float32" in (operands.lhs.dtype.name, operands.rhs.dtype.name) else "bfloat16"
+
+
+def output_shape(product: Product, operands: Operands) -> tuple[int, ...]:
+    """[*batch, m, n]."""
+    lhs, rhs = operands.lhs.shape, operands.rhs.shape
+    batch = broadcast_shapes(*(array.shape[:-2] for array in operands.present()))
+    return *batch, lhs[-1 if product.transpose_lhs else -2], rhs[-2 if product.transpose_rhs else -1]

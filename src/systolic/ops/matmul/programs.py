@@ -12,16 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from systolic.chips import Chip
-from systolic.ops.epilogue import ACTIVATIONS, epilogue_of
+from systolic.kernels.functions import Functions
+from systolic.ops.epilogue import ACTIVATIONS
 from systolic.ops.matmul.orientation import Orientation
 from systolic.ops.matmul.pallas import by_pallas
-from systolic.ops.matmul.product import Product, Where, spec_of
+from systolic.ops.matmul.product import Backend, Product, epilogue_work, spec_of
 from systolic.ops.matmul.xla import by_xla
 from systolic.ops.shapes import fold
 from systolic.schedule import KernelConfig
-from systolic.spec import MatmulSpec, SpecError
-
-_AROUND = ("bias", "residual", "scale")  # words of `Fusion.epilogue` besides an activation's name
+from systolic.spec import FusedOperand, MatmulSpec, Operands, SpecError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,105 +30,91 @@ class MatmulPrograms:
     Attributes:
       computed: what the kernel computes, whose configurations are searched: with a batch folded into the rows, and
         operands turned, as `systolic.matmul` does it.
-      arguments: shapes and dtypes of lhs, rhs and what stands beside them.
+      operands: their shapes and dtypes.
     """
 
     computed: MatmulSpec
-    arguments: tuple[jax.ShapeDtypeStruct, ...]
+    operands: Operands
     product: Product
 
     @classmethod
     def of(cls, spec: MatmulSpec, chip: Chip) -> MatmulPrograms:
-        """From the names in `problem.fusion.epilogue`.
+        """Built from the names in the spec.
 
         Raises:
-          SpecError: the epilogue is not one of `systolic.matmul`'s with an activation that has a name, or an operand
-            has a function, which a description does not hold.
+          SpecError: an activation without a name of systolic's; an operand with a function, which a spec names and does
+            not hold; or a product of a gradient.
         """
         product = _product(spec, chip)
+        spec = counted(spec, product)
         arguments = _arguments(spec)
         described = spec_of(product, arguments)
-        # How many operations an epilogue takes is counted, whatever the description says.
-        counted = dataclasses.replace(spec.fusion, epilogue_ops=described.fusion.epilogue_ops)
-        spec = dataclasses.replace(spec, fusion=counted)
         if described != spec:
-            raise SpecError(f"this product cannot be built from its description: {_difference(spec, described)}")
-        folded, _ = jax.eval_shape(lambda *arrays: fold(product.transpose_lhs, product.beside, arrays), *arguments)
+            raise SpecError(f"this product cannot be built from its spec: {_difference(spec, described)}")
+        folded, _ = jax.eval_shape(lambda operands: fold(product.transpose_lhs, operands), arguments)
         planned = spec_of(product, folded)
-        return cls(computed=Orientation.of(planned).spec(planned), arguments=arguments, product=product)
+        return cls(computed=Orientation.of(planned).spec(planned), operands=arguments, product=product)
+
+    @property
+    def arguments(self) -> tuple[Operands]:
+        """Shapes and dtypes of what the programs take."""
+        return (self.operands,)
 
     def kernel(self, config: KernelConfig) -> Callable[..., Any]:
         """The Pallas kernel with this configuration."""
-        where = Where(implementation="pallas", chip=self.product.where.chip, tiles=config)
-        return functools.partial(_first, by_pallas, dataclasses.replace(self.product, where=where))
+        backend = dataclasses.replace(self.product.backend, tiles=config)
+        return functools.partial(_first, by_pallas, dataclasses.replace(self.product, backend=backend))
 
     def xla(self) -> Callable[..., Any]:
         """The same by XLA."""
         return functools.partial(_first, by_xla, self.product)
 
 
-def _first(run: Callable[..., tuple[Any, ...]], product: Product, *arrays: Any) -> Any:
-    return run(product, *arrays)[0]
+def _first(run: Callable[..., tuple[Any, ...]], product: Product, operands: Operands) -> Any:
+    return run(product, operands)[0]
 
 
 def _product(spec: MatmulSpec, chip: Chip) -> Product:
-    fusion = spec.fusion
-    words = [word for word in fusion.epilogue.split(", ") if word]
-    names = [word for word in words if word not in _AROUND]
-    unknown = [word for word in names if word not in ACTIVATIONS]
-    if unknown or len(names) > 1:
-        known = ", ".join(ACTIVATIONS)
-        raise SpecError(f"epilogue {fusion.epilogue!r}: tune can build one activation of {known}")
-    if fusion.lhs_fn is not None or fusion.rhs_fn is not None:
-        raise SpecError("an operand's function is not part of a product's description; tune without it")
-    order = [word for word in ("bias", *names, "residual", "scale") if word in words]
-    if words != order or [one.beside for one in fusion.extras] != ["out"] * (len(words) - len(names)):
-        raise SpecError(
-            f"epilogue {fusion.epilogue!r} with {len(fusion.extras)} arrays beside the product: tune can build a bias, "
-            "an activation, a residual and a scale, in this order, with an array for each but the activation"
-        )
-    if fusion.more_outputs:
-        raise SpecError("a product with more than one output cannot be built from its description")
-    bias, residual, scale = (word in words for word in _AROUND)
+    name = spec.epilogue.activation
+    if name and name not in ACTIVATIONS:
+        raise SpecError(f"activation {name!r} has no program here; known are {', '.join(ACTIVATIONS)}")
+    if spec.lhs_prologue is not None or spec.rhs_prologue is not None:
+        raise SpecError("an operand's function is not part of a product's spec, which only names it; tune without it")
+    if spec.epilogue.primal is not None or spec.epilogue.kept_sum is not None:
+        raise SpecError("a product of a gradient is not built from its spec; tune the product itself")
     return Product(
-        where=Where(implementation="pallas", chip=chip, tiles=None),
+        backend=Backend(implementation="pallas", chip=chip, tiles=None),
         precision=spec.precision,
-        dtypes_out=(spec.dtype_out,),
-        epilogue=_epilogue(bias, names[0] if names else "", residual, scale, spec.dtype_out),
-        epilogue_name=fusion.epilogue,
+        dtype_out=spec.dtype_out,
         transpose_lhs=spec.transpose_lhs,
         transpose_rhs=spec.transpose_rhs,
-        beside=tuple(extra.beside for extra in fusion.extras),
+        functions=Functions(activation=ACTIVATIONS[name] if name else None),
+        activation=name,
     )
 
 
-@functools.cache
-def _epilogue(bias: bool, activation: str, residual: bool, scale: bool, dtype_out: str) -> Callable[..., Any]:
-    return epilogue_of(
-        bias=bias,
-        activation=ACTIVATIONS[activation] if activation else None,
-        residual=residual,
-        scale=scale,
-        dtype_out=dtype_out,
-        keep_sum=False,
-    )
+def counted(spec: MatmulSpec, product: Product) -> MatmulSpec:
+    """The spec with the operations of its epilogue as they are counted of the program, whatever it says."""
+    work = epilogue_work(product, spec.operands.of_output.map(lambda _: True))
+    epilogue = dataclasses.replace(spec.epilogue, op_count=work.op_count, transcendentals=work.transcendentals)
+    return dataclasses.replace(spec, epilogue=epilogue)
 
 
-def _arguments(spec: MatmulSpec) -> tuple[jax.ShapeDtypeStruct, ...]:
+def _arguments(spec: MatmulSpec) -> Operands:
     m, k, n = spec.m, spec.k, spec.n
 
     def array(matrices: int, rows: int, columns: int, dtype: str) -> jax.ShapeDtypeStruct:
         lead = (matrices,) if spec.batch > 1 else ()
         return jax.ShapeDtypeStruct((*lead, rows, columns), jnp.dtype(dtype))
 
-    found = [
-        array(spec.batch_lhs, *((k, m) if spec.transpose_lhs else (m, k)), spec.dtype_lhs),
-        array(spec.batch_rhs, *((n, k) if spec.transpose_rhs else (k, n)), spec.dtype_rhs),
-    ]
-    for extra in spec.fusion.extras:
-        rows, columns = m if extra.rows else 1, n if extra.columns else 1
-        found.append(array(spec.batch if extra.rows and extra.columns else 1, rows, columns, extra.dtype))
-    return tuple(found)
+    def fused(operand: FusedOperand) -> jax.ShapeDtypeStruct:
+        rows, columns = m if operand.rows else 1, n if operand.columns else 1
+        return array(spec.batch if operand.rows and operand.columns else 1, rows, columns, operand.dtype)
+
+    return spec.operands.of_output.map(fused)._replace(
+        lhs=array(spec.batch_lhs, *((k, m) if spec.transpose_lhs else (m, k)), spec.dtype_lhs),
+        rhs=array(spec.batch_rhs, *((n, k) if spec.transpose_rhs else (k, n)), spec.dtype_rhs),
+    )
 
 
 def _difference(asked: MatmulSpec, made: MatmulSpec) -> str:

@@ -3,32 +3,31 @@
     dz = activation'(z) · scale · dout       dlhs = lhs_fn'(dz @ rhs_fn(rhs)ᵀ)       drhs = rhs_fn'(lhs_fn(lhs)ᵀ @ dz)
 
 Transposes are index maps. A cheap activation's derivative is computed inside both products, from blocks of dout and z;
-a dear one once, ahead of them, because each product would compute it again for every block of the other operand.
+an expensive one once, ahead of them, because each product would compute it again for every block of the other operand.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from systolic.kernels.functions import Functions
 from systolic.ops.epilogue import work_of
 from systolic.ops.matmul.compute import compute
-from systolic.ops.matmul.formula import Fn, Formula, Operands, kept_dtype
-from systolic.ops.matmul.product import Product
+from systolic.ops.matmul.product import Fn, Product, kept_dtype
 from systolic.ops.shapes import broadcast_shapes
-from systolic.spec import MatmulSpec, Side
+from systolic.spec import MatmulSpec, Operands, Side
 
 # Vector operations an element up to which the activation's derivative is computed inside the products.
 _CHEAP_DERIVATIVE_OPS = 6
 
 
 def operand_cotangents(
-    formula: Formula, operands: Operands, z: Array | None, wanted: Operands, dout: Array
+    product: Product, operands: Operands, z: Array | None, wanted: Operands, dout: Array
 ) -> Operands:
     """The cotangents of the operands that are wanted, None of the others.
 
@@ -39,17 +38,17 @@ def operand_cotangents(
     """
     wide = dout.astype(jnp.float32)
     scaled = wide if operands.scale is None else wide * operands.scale.astype(jnp.float32)
-    dz, source, fn = _derivative(formula, operands, z, dout, scaled)
+    dz, source, fn = _derivative(product, operands, z, dout, scaled)
     dscale = None
     if wanted.scale:
         assert z is not None
         before = z.astype(jnp.float32)
-        before = before if formula.activation is None else formula.activation(before)
+        before = before if product.functions.activation is None else product.functions.activation(before)
         if operands.residual is not None:
             before = before + operands.residual.astype(jnp.float32)
         dscale = wide * before
-    dlhs, dlhs_args = _operand_cotangents("lhs", formula, operands, wanted, source, fn)
-    drhs, drhs_args = _operand_cotangents("rhs", formula, operands, wanted, source, fn)
+    dlhs, dlhs_args = _operand_cotangents("lhs", product, operands, wanted, source, fn)
+    drhs, drhs_args = _operand_cotangents("rhs", product, operands, wanted, source, fn)
     return Operands(
         lhs=dlhs,
         rhs=drhs,
@@ -62,17 +61,17 @@ def operand_cotangents(
 
 
 def _derivative(
-    formula: Formula, operands: Operands, z: Array | None, dout: Array, scaled: Array
+    product: Product, operands: Operands, z: Array | None, dout: Array, scaled: Array
 ) -> tuple[Array, tuple[Array, ...], Fn | None]:
     """dz in float32; and from which arrays, by which function, the products get it as an operand."""
     multiplied = MatmulSpec.of(1, 1, 1, kept_dtype(operands)).dtype_multiplied
-    if formula.activation is None:
+    if product.functions.activation is None:
         if operands.scale is None:
             source = dout if jnp.issubdtype(dout.dtype, jnp.floating) else scaled
             return scaled, (source.astype(multiplied),), None
         return scaled, (scaled.astype(multiplied),), None
     assert z is not None
-    activation = formula.activation
+    activation = product.functions.activation
     dz = jax.vjp(activation, z.astype(jnp.float32))[1](scaled)[0]
     if operands.scale is None and _derivative_ops(activation) <= _CHEAP_DERIVATIVE_OPS:
         return dz, (dout, z), _derivative_fn(activation, multiplied)
@@ -90,53 +89,47 @@ def _derivative_fn(activation: Fn, dtype: str) -> Fn:
 @functools.lru_cache(maxsize=256)
 def _derivative_ops(activation: Fn) -> int:
     tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)
-    return work_of(_derivative_fn(activation, "float32"), tile, tile).ops
+    return work_of(_derivative_fn(activation, "float32"), tile, tile).op_count
 
 
 def _operand_cotangents(
-    side: Side, formula: Formula, operands: Operands, wanted: Operands, source: tuple[Array, ...], fn: Fn | None
+    side: Side, product: Product, operands: Operands, wanted: Operands, source: tuple[Array, ...], fn: Fn | None
 ) -> tuple[Any, tuple[Any, ...]]:
     """The cotangent of lhs or rhs, stored like it, and of its function's arguments; None where it is not wanted."""
     is_lhs = side == "lhs"
-    array, args = (operands.lhs, operands.lhs_args) if is_lhs else (operands.rhs, operands.rhs_args)
-    other, other_args = (operands.rhs, operands.rhs_args) if is_lhs else (operands.lhs, operands.lhs_args)
-    own_fn, other_fn = (formula.lhs_fn, formula.rhs_fn) if is_lhs else (formula.rhs_fn, formula.lhs_fn)
-    transposed = formula.transpose_lhs if is_lhs else formula.transpose_rhs
-    other_transposed = formula.transpose_rhs if is_lhs else formula.transpose_lhs
+    # Seen from lhs: its own array and function, and those of the other operand.
+    own, functions = (operands, product.functions) if is_lhs else (operands.swapped(), product.functions.swapped())
+    array, args, own_fn = own.lhs, own.lhs_args, functions.lhs
+    transposed, other_transposed = (product.transpose_lhs, product.transpose_rhs)[:: 1 if is_lhs else -1]
     own_wanted, args_wanted = (wanted.lhs, wanted.lhs_args) if is_lhs else (wanted.rhs, wanted.rhs_args)
     if not own_wanted and not any(args_wanted):
         return None, tuple(None for _ in args)
     # dz stands on the left in the gradient of lhs, and on the right in that of rhs; stored transposed, the other way.
     dz_left = is_lhs != transposed
     # As stored, dz is [m, n]; on the left it is wanted as [m, n] for lhs and [n, m] for rhs, and so on.
-    dz_transposed = not is_lhs if dz_left else is_lhs
-    others_transposed = (not other_transposed) if not transposed else other_transposed
-    first = (source[0], other) if dz_left else (other, source[0])
-    fns = (fn, other_fn) if dz_left else (other_fn, fn)
-    transposes = (dz_transposed, others_transposed) if dz_left else (others_transposed, dz_transposed)
-    dz_side: Side = "lhs" if dz_left else "rhs"
-    other_side: Side = "rhs" if dz_left else "lhs"
-    beside: list[Side] = [*(dz_side for _ in source[1:]), *(other_side for _ in other_args)]
-    extras = [*source[1:], *other_args]
-    reduced = broadcast_shapes(*(one.shape[:-2] for one in first)) != array.shape[:-2]
+    transposes = (is_lhs != dz_left, other_transposed == transposed)
+    reduced = broadcast_shapes(source[0].shape[:-2], own.rhs.shape[:-2]) != array.shape[:-2]
     fused = own_fn is not None and not args and not reduced
-    if fused:
-        beside.append("out")
-        extras.append(array)
     whole = own_fn is None or fused
-    product = Product(
-        where=replace(formula.where, tiles=None),  # they were given for the forward product, which has another shape
-        precision=formula.precision,
-        dtypes_out=(array.dtype.name if whole and not reduced else "float32",),
-        epilogue=_input_derivative(own_fn, array.dtype.name) if fused else _identity,
-        epilogue_name=f"derivative of {side}_fn" if fused else "",
+    factors = Operands(
+        lhs=source[0],
+        rhs=own.rhs,
+        lhs_args=source[1:],
+        rhs_args=own.rhs_args,
+        primal=array if fused else None,
+    )
+    its_functions = Functions(lhs=fn, rhs=functions.rhs, primal=own_fn if fused else None)
+    if not dz_left:
+        factors, its_functions, transposes = factors.swapped(), its_functions.swapped(), transposes[::-1]
+    gradient = product.anew(
+        dtype_out=array.dtype.name if whole and not reduced else "float32",
         transpose_lhs=transposes[0],
         transpose_rhs=transposes[1],
-        lhs_fn=fns[0],
-        rhs_fn=fns[1],
-        beside=tuple(beside),
+        functions=its_functions,
+        activation="",
+        counts_cast=False,
     )
-    (found,) = compute(product, *first, *extras)
+    (found,) = compute(gradient, factors)
     if whole:
         return _summed(found, array), ()
     assert own_fn is not None
@@ -149,19 +142,6 @@ def _through(fn: Fn, cotangent: Array, array: Array, args: tuple[Array, ...]) ->
     """A cotangent taken back through the function of an operand, over whole arrays."""
     value, back = jax.vjp(fn, array, *args)
     return back(_summed_to(cotangent, value.shape).astype(value.dtype))
-
-
-@functools.lru_cache(maxsize=256)
-def _input_derivative(fn: Fn, dtype: str) -> Fn:
-    def derivative(total: Array, block: Array) -> tuple[Array]:
-        value, back = jax.vjp(fn, block)
-        return (back(total.astype(value.dtype))[0].astype(dtype),)
-
-    return derivative
-
-
-def _identity(total: Array) -> tuple[Array]:
-    return (total,)
 
 
 def _summed(wide: Array | None, like: Array | None) -> Any:

@@ -1,80 +1,25 @@
-"""What is multiplied: shapes, dtypes and the arithmetic that follows from them. Pure data; says nothing about how."""
+"""One matrix product with what is fused into it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-import ml_dtypes  # noqa: F401  registers bfloat16 and the float8 types with NumPy
-import numpy as np
+from systolic.spec.dtypes import SpecError, accumulator_dtype, dtype_bytes
+from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
 
 LARGEST_SIZE = 2**31 - 1
-
-
-class SpecError(ValueError):
-    """A product that cannot be: a size below one or past what a TPU counts, an unknown dtype."""
 
 
 class NoKernelWarning(UserWarning):
     """A program for a TPU holds XLA's product in place of systolic's kernel; the message says why, and what helps."""
 
 
-def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element of `dtype`, a NumPy or ml_dtypes name such as `"bfloat16"`.
-
-    Raises:
-      SpecError: no dtype of that name.
-    """
-    try:
-        return np.dtype(dtype).itemsize
-    except TypeError as error:
-        raise SpecError(f"dtype {dtype!r} is not known; use a name such as float32, bfloat16 or int8") from error
-
-
-def accumulator_dtype(dtype: str) -> str:
-    """The dtype in which the matrix unit sums products of `dtype`: int32 for integers, else float32."""
-    return "int32" if dtype.startswith(("int", "uint")) else "float32"
-
-
-Side = Literal["lhs", "rhs", "out"]
 PrecisionName = Literal["default", "high", "highest"]
 
 # Passes of the matrix unit over bfloat16 parts of float32 operands. One part each; two parts each without the product
 # of the small ones; three parts each, as the TPU compiler does it for Precision.HIGHEST.
 PASSES: dict[PrecisionName, int] = {"default": 1, "high": 3, "highest": 6}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extra:
-    """An array that is read beside an operand or the output: a bias, a residual, scales, a mask.
-
-    It has the shape of what it stands beside, or one row, or one column, or one element.
-    """
-
-    beside: Side
-    rows: bool  # as many as the matrix; False: one
-    columns: bool
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperandFn:
-    """An elementwise function of an operand, applied before it is multiplied."""
-
-    dtype: str  # that it makes
-    ops: int = 1  # vector operations an element, at a guess
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fusion:
-    """What is done to operands on the way in and to the sum on the way out, in the same kernel."""
-
-    extras: tuple[Extra, ...] = ()
-    lhs_fn: OperandFn | None = None
-    rhs_fn: OperandFn | None = None
-    epilogue: str = ""  # in words, "bias, gelu"; empty: the sum is only cast
-    epilogue_ops: int = 0  # vector operations an element, at a guess
-    more_outputs: tuple[str, ...] = ()  # dtypes of further outputs of the shape [m, n]
 
 
 def _require_countable(name: str, size: int) -> None:
@@ -102,7 +47,9 @@ class MatmulSpec:
     transpose_lhs: bool = False  # lhs is stored as [k, m]
     transpose_rhs: bool = False  # rhs is stored as [n, k]
     precision: PrecisionName = "default"
-    fusion: Fusion = Fusion()
+    lhs_prologue: Prologue | None = None
+    rhs_prologue: Prologue | None = None
+    epilogue: Epilogue = PLAIN
 
     def __post_init__(self) -> None:
         for name in ("m", "k", "n"):
@@ -114,7 +61,7 @@ class MatmulSpec:
             if getattr(self, name) < 1:
                 raise SpecError(f"{name}={getattr(self, name)}: there has to be at least one matrix")
             _require_countable(name, getattr(self, name))
-        for dtype in (self.dtype_lhs, self.dtype_rhs, self.dtype_out, *self.fusion.more_outputs):
+        for dtype in (self.dtype_lhs, self.dtype_rhs, *self.dtypes_out):
             dtype_bytes(dtype)
         if self.precision not in PASSES:
             raise SpecError(f"precision={self.precision!r} is not known; use {', '.join(PASSES)}")
@@ -132,11 +79,36 @@ class MatmulSpec:
         kinds = {accumulator_dtype(dtype) for dtype in self._dtypes}
         return "int32" if kinds == {"int32"} else "float32"
 
+    def dtype(self, side: Literal["lhs", "rhs"]) -> str:
+        """The dtype in which an operand is stored."""
+        return self.dtype_lhs if side == "lhs" else self.dtype_rhs
+
+    def prologue(self, side: Literal["lhs", "rhs"]) -> Prologue | None:
+        """The function of an operand."""
+        return self.lhs_prologue if side == "lhs" else self.rhs_prologue
+
+    def matrices(self, side: Side) -> int:
+        """Different matrices among the batch's."""
+        return {"lhs": self.batch_lhs, "rhs": self.batch_rhs, "out": self.batch}[side]
+
+    @property
+    def dtypes_out(self) -> tuple[str, ...]:
+        """The dtypes of all outputs, each [m, n]."""
+        return (self.dtype_out, self.epilogue.kept_sum) if self.epilogue.kept_sum else (self.dtype_out,)
+
+    @property
+    def operands(self) -> Operands:
+        """Every array that is read."""
+        args = (one.operands if one else () for one in (self.lhs_prologue, self.rhs_prologue))
+        whole = (FusedOperand(rows=True, columns=True, dtype=dtype) for dtype in (self.dtype_lhs, self.dtype_rhs))
+        its = self.epilogue
+        return Operands(*whole, *args, bias=its.bias, residual=its.residual, scale=its.scale, primal=its.primal)
+
     @property
     def _dtypes(self) -> tuple[str, str]:
-        """Of both operands after their functions."""
-        lhs_fn, rhs_fn = self.fusion.lhs_fn, self.fusion.rhs_fn
-        return lhs_fn.dtype if lhs_fn else self.dtype_lhs, rhs_fn.dtype if rhs_fn else self.dtype_rhs
+        """The dtypes of both operands after their functions."""
+        lhs, rhs = self.lhs_prologue, self.rhs_prologue
+        return lhs.dtype if lhs else self.dtype_lhs, rhs.dtype if rhs else self.dtype_rhs
 
     @property
     def dtype_multiplied(self) -> str:
@@ -171,25 +143,26 @@ class MatmulSpec:
 
     @property
     def out_bytes(self) -> int:
-        """Bytes of the result, and of further outputs."""
-        width = sum(dtype_bytes(dtype) for dtype in (self.dtype_out, *self.fusion.more_outputs))
-        return self.batch * self.m * self.n * width
+        """Bytes of all outputs."""
+        return self.batch * self.m * self.n * sum(map(dtype_bytes, self.dtypes_out))
 
     @property
-    def extra_bytes(self) -> int:
-        """Bytes of what is read beside the operands and the output, each once."""
-        total = 0
-        for extra in self.fusion.extras:
-            rows, columns = {"lhs": (self.m, self.k), "rhs": (self.k, self.n), "out": (self.m, self.n)}[extra.beside]
-            matrices = {"lhs": self.batch_lhs, "rhs": self.batch_rhs, "out": self.batch}[extra.beside]
-            elements = (rows if extra.rows else 1) * (columns if extra.columns else 1)
-            total += (matrices if extra.rows and extra.columns else 1) * elements * dtype_bytes(extra.dtype)
-        return total
+    def fused_bytes(self) -> int:
+        """Bytes of what is read besides lhs and rhs, each once."""
+
+        def its_bytes(operand: FusedOperand, side: Side) -> int:
+            rows, columns = {"lhs": (self.m, self.k), "rhs": (self.k, self.n), "out": (self.m, self.n)}[side]
+            elements = (rows if operand.rows else 1) * (columns if operand.columns else 1)
+            matrices = self.matrices(side) if operand.rows and operand.columns else 1
+            return matrices * elements * dtype_bytes(operand.dtype)
+
+        _, _, *fused = self.operands.map(its_bytes, self.operands.sides).present()
+        return sum(fused)
 
     @property
     def least_hbm_bytes(self) -> int:
         """Bytes that have to cross HBM at the least: everything read once, the result written once."""
-        return self.lhs_bytes + self.rhs_bytes + self.extra_bytes + self.out_bytes
+        return self.lhs_bytes + self.rhs_bytes + self.fused_bytes + self.out_bytes
 
     @property
     def intensity_flops_per_byte(self) -> float:

@@ -1,0 +1,79 @@
+"""The functions that a product applies to its operands and to its sum, and the epilogue that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from systolic.spec import Epilogue, Operands
+
+Fn = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Functions:
+    """What the names in a spec stand for: elementwise functions that broadcast. None where the spec has no such name.
+
+    Attributes:
+      lhs, rhs: of an operand, and after it of the operands of its prologue.
+      activation: of the sum and the bias, in float32.
+      primal: of the operand `primal`, at which its derivative is taken.
+    """
+
+    lhs: Fn | None = None
+    rhs: Fn | None = None
+    activation: Fn | None = None
+    primal: Fn | None = None
+
+    def swapped(self) -> Functions:
+        """Those of the transposed product."""
+        return Functions(lhs=self.rhs, rhs=self.lhs, activation=self.activation, primal=self.primal)
+
+
+def finished(
+    total: Array, operands: Operands, epilogue: Epilogue, functions: Functions, dtype_out: str
+) -> tuple[Array, ...]:
+    """The sum as it is stored, and with `epilogue.kept_sum` also the sum and the bias, which the caller casts.
+
+    Everything but the sum of integers alone is computed in float32. A result that is an integer is rounded to the
+    nearest, ties to even, and saturates, whatever it is made of.
+
+    Args:
+      operands: those of the output; they broadcast to the sum.
+    """
+    if functions.primal is not None:
+        value, back = jax.vjp(functions.primal, operands.primal)
+        return (back(total.astype(value.dtype))[0].astype(dtype_out),)
+    value = total if epilogue.is_identity else total.astype(jnp.float32)
+    if operands.bias is not None:
+        value = value + operands.bias.astype(jnp.float32)
+    before = value
+    if functions.activation is not None:
+        value = functions.activation(value)
+    if operands.residual is not None:
+        value = value + operands.residual.astype(jnp.float32)
+    if operands.scale is not None:
+        value = value * operands.scale.astype(jnp.float32)
+    out = as_dtype(value, dtype_out)
+    return (out, before) if epilogue.kept_sum else (out,)
+
+
+def as_dtype(value: Array, dtype: str) -> Array:
+    """A cast. To integers it saturates; a float is rounded to the nearest, ties to even, and NaN is 0."""
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return value.astype(dtype)
+    limits = jnp.iinfo(dtype)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return jnp.clip(value, limits.min, limits.max).astype(dtype)
+    # Chips need not agree on what a float out of the integers' range becomes: none reaches that cast. The largest int32
+    # is no float32, so the largest float32 below 2^31 stands for it.
+    largest = np.nextafter(np.float32(limits.max + 1), np.float32(0)) if limits.bits > 24 else limits.max
+    number = jnp.where(value == value, jnp.round(value), 0.0)
+    whole = jnp.clip(number, limits.min, largest).astype(jnp.int32)
+    return jnp.where(number > largest, limits.max, whole).astype(dtype)

@@ -1,0 +1,62 @@
+"""What the launchers of all pipelines tell Pallas alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.schedule import KernelConfig, Scratch, blocked_traffic, scratch_buffers
+from systolic.spec import MatmulSpec, Operands
+
+SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
+
+
+def from_hbm(array: Array) -> Array:
+    """The array, to be read from HBM by blocks.
+
+    Left to itself XLA likes to copy a whole operand to VMEM ahead of the call, from where blocks move slower.
+    """
+    return array if array.size <= SMALL_ELEMENTS else pltpu.with_memory_space_constraint(array, pltpu.HBM)
+
+
+def scratch_shapes(spec: MatmulSpec, config: KernelConfig) -> Scratch:
+    """What a step works in, to be asked of Pallas."""
+    return jax.tree.map(lambda one: pltpu.VMEM(one.shape, jnp.dtype(one.dtype)), scratch_buffers(spec, config))
+
+
+def launch(
+    kernel: Callable[..., None],
+    operands: Operands,
+    *,
+    spec: MatmulSpec,
+    config: KernelConfig,
+    interpret: bool | pltpu.InterpretParams,
+    in_specs: Operands,
+    out_specs: tuple[pl.BlockSpec, ...],
+    out_shape: tuple[jax.ShapeDtypeStruct, ...],
+    **rest: Any,
+) -> tuple[Array, ...]:
+    """All outputs of a kernel, which is called with the refs of the operands, those of the outputs, and the scratch."""
+    cost = pl.CostEstimate(
+        flops=spec.flops * spec.passes,
+        transcendentals=spec.epilogue.transcendentals * spec.batch * spec.m * spec.n,
+        bytes_accessed=blocked_traffic(spec, config).hbm_bytes,
+    )
+    run = pl.pallas_call(
+        kernel,
+        in_specs=(in_specs,),
+        out_specs=(out_specs,),
+        out_shape=(out_shape,),
+        cost_estimate=cost,
+        interpret=interpret,
+        name=f"systolic_matmul_{spec.dtype_lhs}_{spec.m}_{spec.k}_{spec.n}",
+        **rest,
+    )
+    with jax.named_scope("systolic.matmul"):
+        return run(operands)[0]

@@ -1,0 +1,84 @@
+"""The blocks of arrays that a step works on: their shapes, and along which dimensions of the product they lie."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from systolic.schedule.tiles import Tiles
+from systolic.spec import FusedOperand, MatmulSpec, Operands, Side, dtype_bytes
+
+Dimension = Literal["m", "k", "n"]
+
+SIDES: tuple[Literal["lhs"], Literal["rhs"]] = ("lhs", "rhs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A block of one operand.
+
+    Attributes:
+      applies_to: an operand or the output; lhs and rhs apply to themselves.
+      shape: rows and columns, as the array is stored.
+      along: the dimension along its rows, and that along its columns; None where every step has all of the array.
+      resident: all of the array stays in VMEM. So does a row, which costs a step more to copy by blocks than it saves;
+        but only where blocks cut it evenly, because nothing may be read past its end.
+      cut: the dimension along which a step takes its part of a resident row.
+    """
+
+    applies_to: Side
+    shape: tuple[int, int]
+    along: tuple[Dimension | None, Dimension | None]
+    dtype: str
+    resident: bool = False
+    cut: Dimension | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * dtype_bytes(self.dtype)
+
+
+def block_shape(spec: MatmulSpec, tiles: Tiles, side: Side) -> tuple[int, int]:
+    """Rows and columns of one block of an operand, as it is stored, or of the output."""
+    rows, columns = dimensions(spec, side)
+    return getattr(tiles, f"tile_{rows}"), getattr(tiles, f"tile_{columns}")
+
+
+def dimensions(spec: MatmulSpec, side: Side) -> tuple[Dimension, Dimension]:
+    """Along what the rows and the columns of an operand lie, as it is stored, or of the output."""
+    if side == "lhs":
+        return ("k", "m") if spec.transpose_lhs else ("m", "k")
+    if side == "rhs":
+        return ("n", "k") if spec.transpose_rhs else ("k", "n")
+    return "m", "n"
+
+
+@functools.lru_cache(maxsize=1024)  # the planner asks for those of the same tiles again and again
+def operand_blocks(spec: MatmulSpec, tiles: Tiles) -> Operands:
+    """The `Block` of each operand."""
+
+    def block(operand: FusedOperand, side: Side) -> Block:
+        rows, columns = dimensions(spec, side)
+        whole = getattr(spec, columns) if operand.columns else 1
+        even = not operand.columns or whole % getattr(tiles, f"tile_{columns}") == 0
+        if not operand.rows and even:
+            return Block(
+                applies_to=side,
+                shape=(1, whole),
+                along=(None, None),
+                dtype=operand.dtype,
+                resident=True,
+                cut=columns if operand.columns else None,
+            )
+        its_rows, its_columns = block_shape(spec, tiles, side)
+        return Block(
+            applies_to=side,
+            shape=(its_rows if operand.rows else 1, its_columns if operand.columns else 1),
+            along=(rows if operand.rows else None, columns if operand.columns else None),
+            dtype=operand.dtype,
+        )
+
+    return spec.operands.map(block, spec.operands.sides)

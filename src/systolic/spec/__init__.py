@@ -1,0 +1,22 @@
+"""What is multiplied: shapes, dtypes, what is fused, and the arithmetic that follows. Pure data, nothing of how."""
+
+from systolic.spec.dtypes import SpecError, accumulator_dtype, dtype_bytes
+from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
+from systolic.spec.matmul import LARGEST_SIZE, PASSES, MatmulSpec, NoKernelWarning, PrecisionName
+
+__all__ = [
+    "LARGEST_SIZE",
+    "PASSES",
+    "PLAIN",
+    "Epilogue",
+    "FusedOperand",
+    "MatmulSpec",
+    "NoKernelWarning",
+    "Operands",
+    "PrecisionName",
+    "Prologue",
+    "Side",
+    "SpecError",
+    "accumulator_dtype",
+    "dtype_bytes",
+]

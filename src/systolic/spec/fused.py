@@ -1,0 +1,118 @@
+"""What is fused into a product: functions of its operands, what happens to the sum, and the arrays that these read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+Side = Literal["lhs", "rhs", "out"]
+
+
+class Operands(NamedTuple):
+    """One value for each operand of a product: an array, its shape, its block, or its ref in a kernel.
+
+    The order of the fields is that of a kernel's operands. What a product has not is None or ().
+    """
+
+    lhs: Any = None
+    rhs: Any = None
+    lhs_args: tuple[Any, ...] = ()  # read by the function of lhs
+    rhs_args: tuple[Any, ...] = ()
+    bias: Any = None
+    residual: Any = None
+    scale: Any = None
+    primal: Any = None  # of a gradient's product: where the derivative of an operand's function is taken
+
+    def map(self, fn: Callable[..., Any], *others: Operands) -> Operands:
+        """`fn` of each value that there is, and of those of `others` at its place."""
+        found: dict[str, Any] = {}
+        for name, value, *rest in zip(self._fields, self, *others, strict=True):
+            if isinstance(value, tuple) and name.endswith("_args"):
+                found[name] = tuple(fn(*each) for each in zip(value, *rest, strict=True))
+            elif value is not None:
+                found[name] = fn(value, *rest)
+        return Operands(**found)
+
+    @property
+    def sides(self) -> Operands:
+        """What each applies to."""
+        names = ("lhs", "rhs", ("lhs",) * len(self.lhs_args), ("rhs",) * len(self.rhs_args))
+        return Operands(*names, *("out" for _ in self[len(names) :]))
+
+    @property
+    def of_output(self) -> Operands:
+        """Those alone that apply to the output."""
+        return self._replace(lhs=None, rhs=None, lhs_args=(), rhs_args=())
+
+    def present(self) -> list[Any]:
+        """All that there are, in their order."""
+        every = (self.lhs, self.rhs, *self.lhs_args, *self.rhs_args, *self[4:])
+        return [value for value in every if value is not None]
+
+    def args(self, side: Side) -> tuple[Any, ...]:
+        """What the function of an operand reads."""
+        return self.lhs_args if side == "lhs" else self.rhs_args
+
+    def swapped(self) -> Operands:
+        """Those of the transposed product, rhsᵀ · lhsᵀ."""
+        return self._replace(lhs=self.rhs, rhs=self.lhs, lhs_args=self.rhs_args, rhs_args=self.lhs_args)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedOperand:
+    """An array with the shape of the matrix that it applies to, or one row, one column or one element of it."""
+
+    rows: bool  # as many as the matrix; False: one
+    columns: bool
+    dtype: str
+
+    def turned(self) -> FusedOperand:
+        """Its transpose."""
+        return replace(self, rows=self.columns, columns=self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prologue:
+    """An elementwise function of an operand, applied before it is multiplied."""
+
+    dtype: str  # that it makes
+    name: str = ""
+    op_count: int = 1  # vector operations an element, at a guess
+    operands: tuple[FusedOperand, ...] = ()  # that it reads besides
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epilogue:
+    """What happens to the sum before it is stored: `(activation(sum + bias) + residual) · scale`, and a cast.
+
+    In a product of a gradient `primal` is the operand at which the derivative of its function is taken, and the sum is
+    multiplied by that.
+    """
+
+    bias: FusedOperand | None = None
+    activation: str = ""  # its name
+    residual: FusedOperand | None = None
+    scale: FusedOperand | None = None
+    primal: FusedOperand | None = None
+    kept_sum: str | None = None  # dtype of a second output, sum + bias, that the gradient needs; None: there is none
+    op_count: int = 0  # vector operations an element, at a guess
+    transcendentals: int = 0  # among these
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the sum is only cast."""
+        return not (self.activation or self.bias or self.residual or self.scale or self.primal)
+
+    def __str__(self) -> str:
+        parts = {
+            "bias": self.bias,
+            self.activation: self.activation,
+            "residual": self.residual,
+            "scale": self.scale,
+            "derivative": self.primal,
+        }
+        return ", ".join(name for name, part in parts.items() if part)
+
+
+PLAIN = Epilogue()  # the sum is only cast
