@@ -219,9 +219,7 @@ def savings_table(explanation: Explanation) -> ExplainedTable[Saving] | None:
         return None
     return _table(
         (
-            textual(
-                "finding", lambda saving: saving.title + (f" ({short_place(saving.where)})" if saving.where else "")
-            ),
+            textual("finding", _title),
             textual("why", lambda saving: saving.why),
             textual("change", lambda saving: saving.change, kind="code", optional=True),
             numeric("µs after", lambda saving: us(saving.time_us)),
