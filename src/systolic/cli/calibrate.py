@@ -28,9 +28,8 @@ from systolic.validation.calibration import (
     split,
 )
 from systolic.validation.calibration import calibrate as fit
-from systolic.validation.errors import ComparedRow, ErrorStatistics, PublishedProgram, compared, error_statistics
-from systolic.validation.predictions import predicted_us, prepared, samples
-from systolic.validation.published import PublishedRow
+from systolic.validation.errors import ComparedRow, ErrorStatistics, compared, error_statistics
+from systolic.validation.predictions import compared_rows, predicted_us, prepared, samples
 
 _HALVES = ("fit", "check")
 
@@ -90,7 +89,7 @@ def calibrate(
         with workers.pool() as pool:
             ready = prepared(pool, programs, chip, bar)
         before, seconds = predicted_us(ready, chip)
-        rows_before = _compared(published, programs, before, dispatch_us)
+        rows_before = compared_rows(published, programs, before, dispatch_us=dispatch_us)
         found_samples = samples(rows_before, programs, ready)
         fitting, _ = split(found_samples, chip)
         round_s = sum(seconds[sample.name] for sample in fitting)
@@ -105,7 +104,7 @@ def calibrate(
         found = fit(found_samples, chip, chosen, done=bar.done)
         fit_s = time.perf_counter() - started
         after, _ = predicted_us(ready, found.chip)
-    rows_after = _compared(published, programs, after, dispatch_us)
+    rows_after = compared_rows(published, programs, after, dispatch_us=dispatch_us)
     halves = [_half(row, found) for row in rows_after]
     statistics = {half: _statistics(half, halves, rows_before, rows_after) for half in _HALVES}
     records = (
@@ -131,18 +130,6 @@ def _constants(names: str, chip: Chip) -> tuple[str, ...]:
         if name not in known:
             raise click.UsageError(f"--fit: constant {name!r} is not known; known are {', '.join(known)}")
     return chosen
-
-
-def _compared(
-    published: Sequence[PublishedRow],
-    programs: Sequence[PublishedProgram | str],
-    predicted: Mapping[PublishedProgram, float | str],
-    dispatch_us: float,
-) -> list[ComparedRow]:
-    return [
-        compared(row, program, program if isinstance(program, str) else predicted[program], dispatch_us=dispatch_us)
-        for row, program in zip(published, programs, strict=True)
-    ]
 
 
 def _half(row: ComparedRow, found: Calibration) -> str | None:

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from systolic.compiler import versions
+from systolic.experiments import Progress as Told
 from systolic.report.columns import Column, Row
 from systolic.report.whole_file import whole_file
 from systolic.untrusted import printable
@@ -250,7 +251,7 @@ def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
     return made
 
 
-class Bar:
+class Bar(Told):
     """A progress bar whose length becomes known bit by bit; where no terminal shows it, one line for each bit."""
 
     def __init__(self, progress: Progress | None, *, quiet: bool) -> None:

@@ -29,8 +29,8 @@ from systolic.cli.published import PROGRAM, programs_of, published_options, reas
 from systolic.compiler import check_available
 from systolic.experiments import Runner
 from systolic.report.columns import Column, numeric, textual
-from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics, compared, statistics_by_chip
-from systolic.validation.predictions import simulated_us
+from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics, statistics_by_chip
+from systolic.validation.predictions import compared_rows, simulated_us
 
 _COLUMNS: tuple[Column[ComparedRow], ...] = (
     *PROGRAM,
@@ -109,16 +109,7 @@ def validate(
         programs = programs_of(published)
         predicted = simulated_us(Runner(pool, bar), programs, in_use)
     fitted_on = () if constants is None else constants.fitted_on
-    rows = [
-        compared(
-            row,
-            program,
-            program if isinstance(program, str) else predicted[program],
-            dispatch_us=dispatch_us,
-            fitted_on=fitted_on,
-        )
-        for row, program in zip(published, programs, strict=True)
-    ]
+    rows = compared_rows(published, programs, predicted, dispatch_us=dispatch_us, fitted_on=fitted_on)
     statistics = statistics_by_chip(rows)
     summary = {name: found.record() for name, found in statistics.items()}
     give(json_file, "validate", map(asdict, rows), summary, lambda: _show(rows, statistics, dispatch_us, constants))

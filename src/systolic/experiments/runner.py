@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Protocol
 
 from systolic.compiler import WorkerPool
 from systolic.experiments.experiment import Experiment
@@ -15,27 +14,17 @@ from systolic.timing import Measurement, submit_simulation
 Submit = Callable[[Experiment], Future[Measurement]]
 
 
-class Progress(Protocol):
-    """What is told while jobs run."""
+class Progress:
+    """Is told what runs; this one tells nobody."""
 
-    def planned(self, jobs: int, /) -> None:
+    def planned(self, jobs: int) -> None:
         """There are `jobs` more."""
-        ...
 
-    def done(self, label: str, /) -> None:
+    def done(self, label: str) -> None:
         """One of them has ended; called from any thread."""
-        ...
 
 
-class _Quiet:
-    def planned(self, jobs: int, /) -> None:
-        pass
-
-    def done(self, label: str, /) -> None:
-        pass
-
-
-QUIET = _Quiet()
+QUIET = Progress()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

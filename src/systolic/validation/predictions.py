@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 
 from systolic.bugs import runs_user_code
@@ -14,7 +14,8 @@ from systolic.experiments import QUIET, Experiment, Outcome, Progress, Runner
 from systolic.simulator import PreparedProgram, SimulationError
 from systolic.timing import prepare_program, target_of
 from systolic.validation.calibration import Sample
-from systolic.validation.errors import ComparedRow, PublishedProgram
+from systolic.validation.errors import ComparedRow, PublishedProgram, compared
+from systolic.validation.published import PublishedRow
 
 Programs = Sequence[PublishedProgram | str]  # the program of each row, or why it has none
 
@@ -73,6 +74,27 @@ def predicted_us(
             found[program] = Outcome.failed(str(program), error).reason
         seconds[str(program)] = time.perf_counter() - started
     return found, seconds
+
+
+def compared_rows(
+    published: Sequence[PublishedRow],
+    programs: Programs,
+    predicted: Mapping[PublishedProgram, float | str],
+    *,
+    dispatch_us: float,
+    fitted_on: Collection[str] = (),
+) -> list[ComparedRow]:
+    """The published rows with their errors; see `compared`."""
+    return [
+        compared(
+            row,
+            program,
+            program if isinstance(program, str) else predicted[program],
+            dispatch_us=dispatch_us,
+            fitted_on=fitted_on,
+        )
+        for row, program in zip(published, programs, strict=True)
+    ]
 
 
 def samples(

@@ -11,6 +11,7 @@ import pytest
 
 from systolic.chips import chip
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
+from systolic.experiments import Progress
 from systolic.lessons.ladder import RUNGS, v3_block
 from systolic.lessons.ladder.runner import Request, run_ladder
 from systolic.schedule import Tiles
@@ -167,7 +168,7 @@ def test_a_sweep_in_which_all_are_refused() -> None:
     assert "no room" in row.reason
 
 
-class Telling:
+class Telling(Progress):
     """Writes down what it is told."""
 
     def __init__(self, order: list[str]) -> None:
