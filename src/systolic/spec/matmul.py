@@ -99,10 +99,18 @@ class MatmulSpec:
     @property
     def operands(self) -> Operands:
         """Every array that is read."""
-        args = (one.operands if one else () for one in (self.lhs_prologue, self.rhs_prologue))
-        whole = (FusedOperand(rows=True, columns=True, dtype=dtype) for dtype in (self.dtype_lhs, self.dtype_rhs))
+        lhs, rhs = (one.operands if one else () for one in (self.lhs_prologue, self.rhs_prologue))
         its = self.epilogue
-        return Operands(*whole, *args, bias=its.bias, residual=its.residual, scale=its.scale, primal=its.primal)
+        return Operands(
+            lhs=FusedOperand(rows=True, columns=True, dtype=self.dtype_lhs),
+            rhs=FusedOperand(rows=True, columns=True, dtype=self.dtype_rhs),
+            lhs_args=lhs,
+            rhs_args=rhs,
+            bias=its.bias,
+            residual=its.residual,
+            scale=its.scale,
+            primal=its.primal,
+        )
 
     @property
     def _dtypes(self) -> tuple[str, str]:

@@ -132,7 +132,7 @@ def epilogue_work(product: Product, given: Operands) -> Work:
     """What the epilogue of a product with these operands costs an element."""
     tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)
     fact = FusedOperand(rows=True, columns=True, dtype="float32")
-    facts = {name: fact for name, there in given._asdict().items() if there}
+    facts: dict[str, Any] = {name: fact for name, there in given._asdict().items() if there}
     epilogue = Epilogue(**facts, activation=product.activation, kept_sum=product.kept_sum)
     if epilogue.is_identity and not product.counts_cast:
         return Work(op_count=0, transcendentals=0)
