@@ -142,13 +142,10 @@ def tune(
     certificates = certificates_of(scheduler, tls_ca, tls_cert, tls_key)
     if [product, spec, suites].count(None) != 2:
         raise click.UsageError("give one of M,K,N, such as 8192,4096,14336, --suite, and --spec")
-    if spec is not None:
-        specs = [("", spec)]
-    else:
-        cases = _cases(product, suites, only, dtype, precision, stack, batch)
-        specs = [(case.name, spec_of(case, batch)) for case in cases]
+    cases = _cases(product, suites, only, dtype, precision, stack, batch) if spec is None else []
     store = TrialStore.at(store_file)
     store.check_writable()  # before an hour of compiling, not after its first trial
+    specs = [("", spec)] if spec is not None else [(case.name, spec_of(case, batch)) for case in cases]
     check_available()
     if not measured:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
