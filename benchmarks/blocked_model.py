@@ -2,10 +2,10 @@
 
     python benchmarks/blocked_model.py [--chip v5e,v6e,v7x] [--problem 4096,4096,4096 …] [--samples 12] [--json FILE]
 
-For each product, blockings are drawn among the planner's best two hundred (seeded), compiled by the TPU compiler,
-simulated, and compared with `tiling.blocked_time`. It prints the error of the model, the rank correlation, and the
-regret: how much slower the planner's choice is than the fastest that was simulated. Operands have no contents: only
-shapes matter. All times are simulated or modelled, none is measured.
+For each product, configurations are drawn among the planner's best two hundred (seeded), compiled by the TPU compiler,
+simulated, and compared with the pipeline model over estimated steps. It prints the error of the model, the rank
+correlation, and the regret: how much slower the planner's choice is than the fastest that was simulated. Operands have
+no contents: only shapes matter. All times are simulated or modelled, none is measured.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import click
 
 from systolic.chips import Chip
 from systolic.cli.options import chip_option
-from systolic.cost import blocked_time, configs, vmem_limit
-from systolic.schedule import KernelConfig
+from systolic.cost import code_bundles, estimated_config, ranked_configs
+from systolic.schedule import KernelConfig, vmem_limit
 from systolic.spec import MatmulSpec, Operands
 
 # The model's constants are fitted to the first; the second were not looked at for that.
@@ -67,7 +67,7 @@ def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip:
 
 def sample(spec: MatmulSpec, chip: Chip, count: int) -> list[KernelConfig]:
     """The planner's choice, and configurations drawn among its best."""
-    found = [choice.config for choice in configs(spec, chip)[:_AMONG]]
+    found = [choice.config for choice in ranked_configs(spec, chip, count=_AMONG)[0]]
     drawn = random.Random(f"{spec}{chip.name}").sample(found[1:], min(count - 1, len(found) - 1))
     return [found[0], *drawn]
 
@@ -100,7 +100,7 @@ def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: i
                     job = submit_simulation(pool, fn, abstract_operands(spec), chip, label=str(config))
                     jobs.append((chip, spec, config, job))
         for chip, spec, config, job in jobs:
-            modelled = blocked_time(spec, config, chip)
+            modelled = estimated_config(spec, config, chip).modelled
             try:
                 found = job.result()
             except (CompilerError, SimulationError) as error:
@@ -121,7 +121,7 @@ def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: i
                     "simulated_us": found.time_us,
                     "modelled_us": modelled.time_us,
                     "bundles": found.run.bundles,
-                    "modelled_bundles": modelled.bundles,
+                    "modelled_bundles": code_bundles(spec, config, chip),
                 }
             )
     if json_file is not None:

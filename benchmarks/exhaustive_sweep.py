@@ -27,7 +27,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from systolic.chips import Chip, chip
-from systolic.cost import Choice, configs
+from systolic.cost import TimedConfig, estimated_config, ranked_configs
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import MatmulSpec
 
@@ -58,15 +58,15 @@ _COLUMNS: tuple[str, ...] = (
 )
 
 
-def of_each_tile(spec: MatmulSpec, its: Chip) -> list[Choice]:
+def of_each_tile(spec: MatmulSpec, its: Chip) -> list[TimedConfig]:
     """The best-modelled configuration of every tile, best first."""
-    found: dict[Tiles, Choice] = {}
-    for choice in configs(spec, its):
+    found: dict[Tiles, TimedConfig] = {}
+    for choice in ranked_configs(spec, its)[0]:
         found.setdefault(choice.config.tiles, choice)
     return list(found.values())
 
 
-def candidates(spec: MatmulSpec, its: Chip) -> list[Choice]:
+def candidates(spec: MatmulSpec, its: Chip) -> list[TimedConfig]:
     """Forty by the model and twenty by lot."""
     every = of_each_tile(spec, its)
     rest = every[_BEST:]
@@ -102,6 +102,12 @@ def _write(rows: list[dict[str, Any]]) -> None:
 def _fields(config: KernelConfig) -> dict[str, Any]:
     tiles = {name: getattr(config.tiles, name) for name in _FIELDS[:3]}
     return {**tiles, **{name: getattr(config, name) for name in _FIELDS[3:]}}
+
+
+def _config(row: dict[str, Any]) -> KernelConfig:
+    numbers = {field: int(row[field]) for field in _FIELDS if field not in ("pipeline", "grid_order")}
+    tiles = Tiles(**{field: numbers.pop(field) for field in _FIELDS[:3]})
+    return KernelConfig(tiles=tiles, pipeline=row["pipeline"], grid_order=row["grid_order"], **numbers)
 
 
 def _key(row: dict[str, Any]) -> tuple[str, ...]:
@@ -177,7 +183,10 @@ def model() -> None:
     """What the planner's arithmetic says of the sweep's rows."""
     for name in CHIPS:
         every = [row for row in _of(name) if row["simulated_us"]]
-        error = [float(row["modelled_us"]) / float(row["simulated_us"]) - 1 for row in every]
+        for row in every:
+            spec = MatmulSpec.of(int(row["m"]), int(row["k"]), int(row["n"]), "bfloat16")
+            row["modelled_us"] = estimated_config(spec, _config(row), chip(name)).modelled.time_us
+        error = [row["modelled_us"] / float(row["simulated_us"]) - 1 for row in every]
         click.echo(
             f"{name}: {len(every)} kernels, median error {statistics.median(map(abs, error)):.1%}, "
             f"Spearman {_spearman(every):.3f} over all, of each product "

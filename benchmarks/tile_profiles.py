@@ -25,7 +25,7 @@ import click
 from systolic import plan
 from systolic.chips import Chip, chip
 from systolic.cli.options import chip_option
-from systolic.cost import Choice, configs, profiled_choices
+from systolic.cost import TimedConfig, profiled_configs, ranked_configs
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import MatmulSpec
 from systolic.timing import Measurement
@@ -128,9 +128,9 @@ def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
             for m, k, n in shapes(count):
                 spec = MatmulSpec.of(m, k, n, dtype)
                 begun = time.thread_time()
-                profiled_choices(spec, its)
+                profiled_configs(spec, its)
                 seconds.append(time.thread_time() - begun)
-                choices = profiled_choices(spec, its, _BEST).choices
+                choices = profiled_configs(spec, its, _BEST).configs
                 if choices:
                     drawn = random.Random(f"{spec}{its.name}").choice(choices)
                     jobs.append((spec, drawn, submit(spec, its, drawn.config)))
@@ -187,10 +187,10 @@ def regret(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
 
 def _ten(spec: MatmulSpec, its: Chip) -> Sequence[KernelConfig]:
     """The best by profiles and the best by the model of other tiles, five each where there are so many."""
-    profiled: list[Choice] = profiled_choices(spec, its, _BEST // 2).choices
+    profiled: list[TimedConfig] = profiled_configs(spec, its, _BEST // 2).configs
     there = {choice.config.tiles for choice in profiled}
-    modelled: dict[Tiles, Choice] = {}
-    for choice in configs(spec, its):
+    modelled: dict[Tiles, TimedConfig] = {}
+    for choice in ranked_configs(spec, its)[0]:
         if choice.config.tiles not in there:
             modelled.setdefault(choice.config.tiles, choice)
     others = list(modelled.values())[: _BEST - len(profiled)]

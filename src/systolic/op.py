@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from systolic.chips import Chip
-from systolic.cost import Choice, MadeWith
+from systolic.cost import MadeWith, TimedConfig
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import LARGEST_SIZE, SpecError
 from systolic.untrusted import UntrustedError, shown, structured
@@ -51,7 +51,7 @@ class Spec(Protocol):
 class Candidates:
     """Legal configurations, best first, and how many were compared."""
 
-    choices: Sequence[Choice]
+    choices: Sequence[TimedConfig]
     considered: int
 
 
@@ -135,11 +135,11 @@ class Op(Protocol):
         """
         ...
 
-    def search(self, computed: Any, chip: Chip) -> tuple[list[Choice], list[Choice]]:
+    def search(self, computed: Any, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
         """What `tune` tries: the most promising, and every legal configuration, with times of one model."""
         ...
 
-    def judge(self, computed: Any, config: KernelConfig, chip: Chip) -> Choice:
+    def judge(self, computed: Any, config: KernelConfig, chip: Chip) -> TimedConfig:
         """A configuration from elsewhere, with the time of the model of `search`.
 
         Raises:

@@ -9,7 +9,7 @@ import pytest
 from systolic.chips import chip
 from systolic.cli.main import main
 from systolic.compiler import WorkerPool
-from systolic.cost import Kind, ProfiledTile, Profiles, profiled_choices, shipped_profiles
+from systolic.cost import Kind, ProfiledTile, Profiles, profiled_configs, shipped_profiles
 from systolic.experiments import Runner
 from systolic.ops.matmul.programs import MatmulPrograms
 from systolic.schedule import Tiles
@@ -43,7 +43,7 @@ def test_a_shipped_profile_can_be_made_again(name: str) -> None:
 @pytest.mark.parametrize("name", CHIPS)
 def test_the_time_of_a_shape_that_was_not_profiled(name: str) -> None:
     its, spec = chip(name), MatmulSpec.of(1024, 3072, 1536, "bfloat16")
-    choice = profiled_choices(spec, its).choices[0]
+    choice = profiled_configs(spec, its).configs[0]
     programs = MatmulPrograms.of(spec, its)
     fn = programs.kernel(choice.config)
     with WorkerPool(max_workers=1) as pool:

@@ -17,12 +17,11 @@ from matmul_reference import Call, values, wide
 
 import systolic
 from systolic.chips import chip
-from systolic.cost import blocked_violations
 from systolic.kernels.auto_pipeline import auto_pipeline_matmul
 from systolic.kernels.functions import Functions
 from systolic.ops.epilogue import ACTIVATIONS
 from systolic.ops.matmul.product import Backend, Product, spec_of
-from systolic.schedule import KernelConfig, Tiles
+from systolic.schedule import KernelConfig, Tiles, config_violations
 from systolic.schedule.legality import alignment
 from systolic.spec import Operands, PrecisionName
 
@@ -89,7 +88,7 @@ def blocked(call: Call, config: KernelConfig, name: str, precision: PrecisionNam
     matrices = given.map(lambda array: jnp.asarray(np.atleast_2d(array)))
     operands = matrices.map(lambda one: one.reshape(*(1,) * (matrices.lhs.ndim - one.ndim), *one.shape))
     spec = spec_of(product, operands)
-    assert not blocked_violations(spec, config, chip(name))
+    assert not config_violations(spec, config, chip(name))
 
     @jax.jit
     def run(operands: Operands) -> jax.Array:

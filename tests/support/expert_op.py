@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import Chip
-from systolic.cost import Choice, ModelledTime
+from systolic.cost import ModelledTime, TimedConfig
 from systolic.op import Candidates, Layout
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, Violation
 
@@ -69,12 +69,12 @@ class ExpertOp:
         choices = self.search(spec, chip)[1] if tiles is None else [self.judge(spec, tiles, chip)]
         return Candidates(choices=choices, considered=len(choices))
 
-    def search(self, computed: ExpertSpec, chip: Chip) -> tuple[list[Choice], list[Choice]]:
+    def search(self, computed: ExpertSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
         tiles = (Tiles(tile_m=tile_m, tile_k=computed.k, tile_n=256) for tile_m in (128, 256))
         found = [self.judge(computed, _config(one), chip) for one in tiles]
         return [], sorted(found, key=lambda choice: choice.modelled.time_us)
 
-    def judge(self, computed: ExpertSpec, config: KernelConfig, chip: Chip) -> Choice:
+    def judge(self, computed: ExpertSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
         tiles = config.tiles
         if computed.m % tiles.tile_m or computed.n % tiles.tile_n or tiles.tile_k != computed.k:
             broken = Violation(rule="tiles", value=str(tiles), limit="cut m and n evenly", fix="use 128 or 256")
@@ -82,11 +82,10 @@ class ExpertOp:
         copy_us = self.layout(computed, config, chip).hbm_bytes / chip.hbm_bytes_per_s * 1e6
         compute_us = computed.flops / chip.peak_ops_per_s(computed.dtype) * 1e6
         time_us = copy_us + compute_us
-        return Choice(
+        return TimedConfig(
             config=config,
-            modelled=ModelledTime(
-                time_us=time_us, compute_us=compute_us, copy_us=copy_us, ramp_us=0.0, bundles=float(tiles.tile_m)
-            ),
+            modelled=ModelledTime(time_us=time_us, compute_us=compute_us, copy_us=copy_us, ramp_us=0.0),
+            provenance="modelled",
         )
 
     def least_time_us(self, computed: ExpertSpec, config: KernelConfig, chip: Chip) -> float:

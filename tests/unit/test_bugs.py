@@ -16,8 +16,8 @@ from systolic.bugs import SystolicBug, is_own, raise_own, reports_bugs, runs_use
 from systolic.chips import chip
 from systolic.cli import main
 from systolic.compiler import WorkerPool, abstract_arguments
+from systolic.cost import roofline
 from systolic.ops.matmul import plan as planning
-from systolic.ops.planner import mxu_us
 from systolic.spec import MatmulSpec, SpecError
 
 PROBLEM = MatmulSpec.of(512, 512, 512, "bfloat16")
@@ -25,7 +25,7 @@ PROBLEM = MatmulSpec.of(512, 512, 512, "bfloat16")
 
 @pytest.fixture
 def broken_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(planning, "profiled_choices", None)
+    monkeypatch.setattr(planning, "profiled_configs", None)
     with systolic.use(store=None):
         yield
 
@@ -43,11 +43,11 @@ def raising(*_: Any) -> Any:
 
 
 def test_what_systolic_raises_is_its_own() -> None:
-    error = error_of(mxu_us, None, None)
+    error = error_of(roofline, None, None)
     assert isinstance(error, AttributeError)
     assert is_own(error)
     # Through JAX, as when JAX calls back.
-    assert is_own(error_of(jax.eval_shape, lambda: mxu_us(None, None)))  # type: ignore[arg-type]
+    assert is_own(error_of(jax.eval_shape, lambda: roofline(None, None)))  # type: ignore[arg-type]
 
 
 def test_what_the_user_raises_is_not() -> None:
@@ -101,7 +101,7 @@ def test_the_first_cause_counts() -> None:
         except Exception as error:
             raise RuntimeError("something else") from error
 
-    assert is_own(error_of(wrapped, mxu_us, None, None))
+    assert is_own(error_of(wrapped, roofline, None, None))
     assert not is_own(error_of(wrapped, raising))
 
 
@@ -126,13 +126,13 @@ def test_a_function_that_runs_the_users_is_not_blamed_for_jax() -> None:
 
 
 def test_a_bug_says_what_and_where_and_travels() -> None:
-    error = error_of(mxu_us, None, None)
+    error = error_of(roofline, None, None)
     with pytest.raises(SystolicBug) as caught:
         raise_own(error)
     bug = caught.value
     assert bug.__cause__ is error
-    assert "systolic/ops/planner.py:" in bug.summary
-    assert "in mxu_us" in bug.summary
+    assert "systolic/cost/roofline.py:" in bug.summary
+    assert "in roofline" in bug.summary
     assert "this is a bug of systolic" in str(bug)
     assert "systolic doctor" in str(bug)
     assert jax.__version__ in str(bug)
@@ -185,10 +185,10 @@ def test_the_help_names_the_exit_codes(capfd: pytest.CaptureFixture[str]) -> Non
 
 def test_a_task_of_a_worker_says_whose_mistake_it_was() -> None:
     with WorkerPool(max_workers=1) as pool:
-        with pytest.raises(SystolicBug, match=r"in mxu_us") as caught:
-            pool.submit(mxu_us, PROBLEM, None).result()  # type: ignore[arg-type]
+        with pytest.raises(SystolicBug, match=r"in roofline") as caught:
+            pool.submit(roofline, PROBLEM, None).result()  # type: ignore[arg-type]
         assert isinstance(caught.value.__cause__, AttributeError)
-        assert "mxu_us" in caught.value.details
+        assert "roofline" in caught.value.details
         for task, args in ((int, ("x",)), (raising, ())):
             error = error_of(pool.submit(task, *args).result)
             assert isinstance(error, (ValueError, KeyError))

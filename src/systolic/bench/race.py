@@ -10,6 +10,7 @@ from typing import Any, Literal
 from systolic.bench.cases import Case
 from systolic.bench.programs import arguments, ours, spec_of, xla
 from systolic.chips import Chip, UnsupportedDtypeError
+from systolic.cost import machine_roofline
 from systolic.experiments import Experiment, Outcome, Runner
 from systolic.ops import plan
 from systolic.schedule import TilesError
@@ -18,8 +19,6 @@ from systolic.status import Status
 
 Who = Literal["ours", "xla"]
 
-# What the listings, and so the machine models, call operand types.
-_LISTING_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "s8", "float8_e4m3fn": "f8", "float8_e5m2": "f8"}
 # Properties of a row that stand in a result beside its fields.
 _DERIVED = ("xla_repeated_us", "ratio", "ratio_alone", "ratio_with_prefetch", "over_even", "limit_us", "share")
 _DERIVED += ("share_of_model",)
@@ -218,30 +217,17 @@ def _expected(spec: MatmulSpec, chip: Chip) -> dict[str, Any]:
       UnsupportedDtypeError, SpecError, TilesError: there is no plan for it.
     """
     made = plan(spec, chip)
-    model_mxu_us, model_hbm_us = _model_limits_us(spec, chip)
+    of_model = machine_roofline(spec, chip)
     return {
         "mxu_us": made.mxu_us,
         "hbm_us": made.hbm_us,
-        "model_mxu_us": model_mxu_us,
-        "model_hbm_us": model_hbm_us,
+        "model_mxu_us": of_model.mxu_us,
+        "model_hbm_us": of_model.hbm_us,
         "kernel": made.config.kernel,
         "config": str(made.config),
         "modelled_us": made.time_us,
         "least_hbm_bytes": spec.least_hbm_bytes,
     }
-
-
-def _model_limits_us(spec: MatmulSpec, chip: Chip) -> tuple[float, float]:
-    """Of the matrix units and of HBM, at the clock and the bandwidth of the simulator's model."""
-    machine = chip.machine
-    dtype = chip.emulated_dtypes.get(spec.dtype_multiplied, spec.dtype_multiplied)
-    rows_per_cycle = machine.mxu_rows_per_cycle[_LISTING_TYPES[dtype]]
-    per_cycle = 2 * machine.mxu_count * machine.mxu_rows * machine.mxu_columns * rows_per_cycle
-    flops_per_s = per_cycle * machine.clock_hz * chip.cores_per_device
-    return (
-        spec.flops * spec.passes / flops_per_s * 1e6,
-        spec.least_hbm_bytes / machine.hbm_bytes_per_s * 1e6,
-    )
 
 
 def _over(time_us: float | None, other_us: float | None) -> float | None:

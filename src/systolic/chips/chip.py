@@ -46,7 +46,7 @@ class MachineModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEstimate:
-    """Constants by which `tiling.model` estimates how long a step of a kernel takes that was never simulated.
+    """Constants by which `cost.estimate` estimates how long a step of a kernel takes that was never simulated.
 
     Cycles are cycles of one core. A *subtile* is the part of the output tile that is multiplied at a time; a register
     is a vector register of 1024 words of 32 bits; a bundle is one instruction word of straight code.

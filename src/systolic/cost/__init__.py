@@ -1,29 +1,38 @@
 """How long a step takes, and the pipeline model over the steps: what ranks the ways to cut a product."""
 
-from systolic.cost.choose import THIN_ROWS, Choice, blocked_violations, chosen, configs, vmem_limit
-from systolic.cost.model import ModelledTime, blocked_time, least_time_us
+from systolic.cost.bound import least_time_us
+from systolic.cost.estimate import code_bundles, estimated_cost
+from systolic.cost.pipeline import ModelledTime, pipeline_time
 from systolic.cost.profile import Kind, MadeWith, Profile, ProfiledTile, Profiles, StepCost, shipped_profiles
-from systolic.cost.profiled import profiled_choice, profiled_choices
-from systolic.cost.walk import walked_time
+from systolic.cost.profiled import profiled_configs
+from systolic.cost.ranking import TimedConfig, estimated_config, ranked_configs, timed_config
+from systolic.cost.roofline import Roofline, machine_roofline, roofline
+from systolic.cost.search_space import MOST_BUNDLES, SKINNY_ROWS
+from systolic.cost.step_cost import CostProvenance, step_cost
 
 __all__ = [
-    "THIN_ROWS",
-    "Choice",
+    "MOST_BUNDLES",
+    "SKINNY_ROWS",
+    "CostProvenance",
     "Kind",
     "MadeWith",
     "ModelledTime",
     "Profile",
     "ProfiledTile",
     "Profiles",
+    "Roofline",
     "StepCost",
-    "blocked_time",
-    "blocked_violations",
-    "chosen",
-    "configs",
+    "TimedConfig",
+    "code_bundles",
+    "estimated_config",
+    "estimated_cost",
     "least_time_us",
-    "profiled_choice",
-    "profiled_choices",
+    "machine_roofline",
+    "pipeline_time",
+    "profiled_configs",
+    "ranked_configs",
+    "roofline",
     "shipped_profiles",
-    "vmem_limit",
-    "walked_time",
+    "step_cost",
+    "timed_config",
 ]

@@ -30,7 +30,7 @@ class StepCost:
       call: of the program around its steps.
       first: the first step of all, which adds up its products chunk by chunk where there are `fill_chunks`.
       step: any other.
-      end: any other at the end of a run over k, where the epilogue may be code of its own.
+      end: any other that ends an output tile, where the epilogue may be code of its own.
     """
 
     call: float
@@ -191,6 +191,20 @@ def shipped_profiles(kind: Kind) -> Profiles | None:
         return None
     found = Profiles.from_json(file.read_text(encoding="utf-8"))
     return found if found.kind == kind else None
+
+
+@functools.cache
+def shipped_costs(kind: Kind) -> dict[ProfiledTile, StepCost]:
+    """The costs of all tiles of a kind; also of those in fill chunks without them, whose first step is as any other."""
+    found: dict[ProfiledTile, StepCost] = {}
+    shipped = shipped_profiles(kind)
+    for one in shipped.profiles if shipped is not None else ():
+        found[one.tile] = one.cost
+        if one.tile.fill_chunks > 1:
+            first = one.cost.end if one.tile.whole_k else one.cost.step
+            whole = dataclasses.replace(one.tile, fill_chunks=1)
+            found.setdefault(whole, dataclasses.replace(one.cost, first=first))
+    return found
 
 
 def _file_name(kind: Kind) -> str:

@@ -1,7 +1,4 @@
-"""Profiled tiles of a product, ranked without a compiler: their pipelines are walked, the most promising first.
-
-A bound that arithmetic on whole arrays gives says where to stop: no tile that is left can be faster.
-"""
+"""Profiled tiles of a product, ranked without a compiler: what is known of all tiles of a kind lies in columns."""
 
 from __future__ import annotations
 
@@ -12,99 +9,47 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from systolic.chips import Chip
-from systolic.cost.choose import LONGEST_CODE, THIN_ROWS, Choice, can_use
-from systolic.cost.profile import Kind, Profile, ProfiledTile, StepCost, shipped_profiles
-from systolic.cost.walk import walked_time
+from systolic.cost.bound import least_us
+from systolic.cost.profile import Kind, Profile, StepCost, shipped_profiles
+from systolic.cost.ranking import Bounded, TimedConfig, best_first, timed_config
+from systolic.cost.search_space import LONGEST_CODE, SKINNY_ROWS
 from systolic.schedule.config import GridOrder, KernelConfig
+from systolic.schedule.grid import GridSchedule
+from systolic.schedule.legality import config_violations
 from systolic.spec import MatmulSpec, dtype_bytes
 
-_NO_MATTER = 0.001  # of the time: what could be faster by less is not looked at
 
-
-class ProfiledChoices(NamedTuple):
-    """Blockings of profiled tiles, best first, and of how many tiles and orders they are the best.
+class ProfiledConfigs(NamedTuple):
+    """Configurations of profiled tiles, best first, and of how many tiles and orders they are the best.
 
     `least_us` is what a tile would take that divides the sizes, multiplies as fast as any profiled one and wastes
     nothing at the ends; or the least HBM traffic.
     """
 
-    choices: list[Choice]
+    configs: list[TimedConfig]
     considered: int
     least_us: float
 
 
-def profiled_choices(spec: MatmulSpec, chip: Chip, count: int = 1) -> ProfiledChoices:
+def profiled_configs(spec: MatmulSpec, chip: Chip, count: int = 1) -> ProfiledConfigs:
     """The `count` fastest configurations of profiled tiles; fewer, or none, where no more divide the sizes.
 
     Times are within one or two per cent of simulated ones: `benchmarks/tile_profiles.py`.
     """
-    table = _table(Kind.of(spec, chip))
-    found: list[Choice] = []
-    promises = table.promising(spec, chip) if table is not None else []
-    for promise in promises:
-        if len(found) == count and promise.least_us >= found[-1].modelled.time_us * (1 - _NO_MATTER):
-            break
-        choice = _walked(spec, chip, promise.profile, promise.grid_order)
-        found += [choice] if choice is not None else []
-        found = sorted(found, key=lambda one: one.modelled.time_us)[:count]
+    kind = Kind.of(spec, chip)
+    table = _table(kind) if kind is not None else None
+    if table is None:
+        return ProfiledConfigs([], 0, 0.0)
+    promising = table.promising(spec, chip)
+    bounds = (bound for promise in promising for bound in _legal(spec, chip, promise))
+    found = best_first(spec, chip, bounds, count, "profiled")
     # Whether the first step had better come whole is asked of these only: it decides a few microseconds.
-    whole = [_whole(spec, chip, choice, table) for choice in found] if table is not None else []
-    found = [min(pair, key=lambda one: one.modelled.time_us) for pair in zip(found, whole, strict=True)]
-    least_us = table.least_us(spec, chip) if table is not None else 0.0
-    return ProfiledChoices(sorted(found, key=lambda one: one.modelled.time_us), len(promises), least_us)
-
-
-def profiled_choice(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Choice | None:
-    """A configuration with its profiled time, where its tile has a profile."""
-    table = _table(Kind.of(spec, chip))
-    if table is None or any(getattr(spec, one) % getattr(config.tiles, f"tile_{one}") for one in "mkn"):
-        return None
-    cost = table.costs.get(ProfiledTile.of(spec, config))
-    if cost is None:
-        return None
-    return Choice(config=config, modelled=walked_time(spec, config, chip, cost), provenance="profiled")
-
-
-def _walked(spec: MatmulSpec, chip: Chip, profile: Profile, grid_order: GridOrder) -> Choice | None:
-    """The tile with three stages, or where that is too much two; None where it breaks rules."""
-    tile = profile.tile
-    sides = {"tiles": tile.tiles, "subtile_m": tile.subtile_m, "subtile_n": tile.subtile_n}
-    for num_stages in (3, 2) if tile.pipeline == "manual" else (2,):
-        config = KernelConfig(
-            **sides, pipeline=tile.pipeline, num_stages=num_stages, grid_order=grid_order, fill_chunks=tile.fill_chunks
-        )
-        if can_use(spec, config, chip):
-            time = walked_time(spec, config, chip, profile.cost)
-            return Choice(config=config, modelled=time, provenance="profiled")
-    return None
-
-
-def _whole(spec: MatmulSpec, chip: Chip, choice: Choice, table: _Table) -> Choice:
-    """The same with its first step in one chunk, where it has several."""
-    if choice.config.fill_chunks == 1:
-        return choice
-    config = dataclasses.replace(choice.config, fill_chunks=1)
-    cost = table.costs[ProfiledTile.of(spec, config)]
-    return Choice(config=config, modelled=walked_time(spec, config, chip, cost), provenance="profiled")
-
-
-def _in_chunks(profile: Profile) -> Iterator[tuple[int, StepCost]]:
-    """The first step in as many chunks as it is profiled with, and whole, as any other step."""
-    tile, cost = profile.tile, profile.cost
-    yield tile.fill_chunks, cost
-    if tile.fill_chunks > 1:
-        yield 1, dataclasses.replace(cost, first=cost.end if tile.whole_k else cost.step)
-
-
-@functools.cache
-def _table(kind: Kind | None) -> _Table | None:
-    profiles = shipped_profiles(kind) if kind is not None else None
-    if profiles is None:
-        return None
-    return _Table.of(tuple(one for one in profiles.profiles if one.bundles <= LONGEST_CODE))
+    found = [min((one, _whole(spec, chip, one)), key=lambda each: each.modelled.time_us) for one in found]
+    found.sort(key=lambda one: one.modelled.time_us)
+    return ProfiledConfigs(found, len(promising), table.least_us(spec, chip))
 
 
 class _Promise(NamedTuple):
@@ -115,16 +60,47 @@ class _Promise(NamedTuple):
     grid_order: GridOrder
 
 
+def _legal(spec: MatmulSpec, chip: Chip, promise: _Promise) -> Iterator[Bounded]:
+    """The tile with three stages, or where that is too much two; nothing where it breaks rules."""
+    tile = promise.profile.tile
+    for num_stages in (3, 2) if tile.pipeline == "manual" else (2,):
+        config = KernelConfig(
+            tiles=tile.tiles,
+            subtile_m=tile.subtile_m,
+            subtile_n=tile.subtile_n,
+            pipeline=tile.pipeline,
+            num_stages=num_stages,
+            grid_order=promise.grid_order,
+            fill_chunks=tile.fill_chunks,
+        )
+        if not config_violations(spec, config, chip):
+            yield Bounded(promise.least_us, config, promise.profile.cost, 0.0)
+            return
+
+
+def _whole(spec: MatmulSpec, chip: Chip, one: TimedConfig) -> TimedConfig:
+    """The same with its first step in one chunk."""
+    if one.config.fill_chunks == 1:
+        return one
+    return timed_config(spec, dataclasses.replace(one.config, fill_chunks=1), chip)
+
+
+@functools.cache
+def _table(kind: Kind) -> _Table | None:
+    shipped = shipped_profiles(kind)
+    if shipped is None:
+        return None
+    return _Table.of(tuple(one for one in shipped.profiles if one.bundles <= LONGEST_CODE))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
     """Profiles of a kind, and what the bound needs of them in columns."""
 
     profiles: tuple[Profile, ...]
-    costs: dict[ProfiledTile, StepCost]
     m: Int[np.ndarray, " tiles"]
     k: Int[np.ndarray, " tiles"]
     n: Int[np.ndarray, " tiles"]
-    whole_k: Bool[np.ndarray, " tiles"]
     fill_chunks: Int[np.ndarray, " tiles"]
     first: Float[np.ndarray, " tiles"]
     step: Float[np.ndarray, " tiles"]
@@ -133,18 +109,11 @@ class _Table:
     @classmethod
     def of(cls, profiles: tuple[Profile, ...]) -> _Table:
         """In the order of the profiles."""
-        costs = {
-            dataclasses.replace(one.tile, fill_chunks=fill_chunks): cost
-            for one in profiles
-            for fill_chunks, cost in _in_chunks(one)
-        }
         return cls(
             profiles=profiles,
-            costs=costs,
             m=np.array([one.tile.tiles.tile_m for one in profiles]),
             k=np.array([one.tile.tiles.tile_k for one in profiles]),
             n=np.array([one.tile.tiles.tile_n for one in profiles]),
-            whole_k=np.array([one.tile.whole_k for one in profiles], bool),
             fill_chunks=np.array([one.tile.fill_chunks for one in profiles]),
             first=np.array([one.cost.first for one in profiles]),
             step=np.array([one.cost.step for one in profiles]),
@@ -152,7 +121,7 @@ class _Table:
         )
 
     def least_us(self, spec: MatmulSpec, chip: Chip) -> float:
-        """See `ProfiledChoices`."""
+        """See `ProfiledConfigs`."""
         machine = chip.machine
         each = float(np.min(self.end / (self.m * self.k * self.n)))
         compute_s = each * spec.m * spec.k * spec.n / chip.cores_per_device / machine.clock_hz
@@ -160,33 +129,31 @@ class _Table:
 
     def promising(self, spec: MatmulSpec, chip: Chip) -> list[_Promise]:
         """Tiles that divide the sizes, in both orders, the least bound first."""
-        machine = chip.machine
         fits = (spec.m % self.m == 0) & (spec.k % self.k == 0) & (spec.n % self.n == 0)
-        if spec.m <= THIN_ROWS:  # more than one row of blocks would read all of rhs again
+        fits &= np.array([one.tile.whole_k for one in self.profiles]) == (self.k == spec.k)
+        if spec.m <= SKINNY_ROWS:  # more than one row of blocks would read all of rhs again
             fits &= self.m == spec.m
-        (at,) = np.nonzero(fits & (self.whole_k == (self.k == spec.k)))
+        (at,) = np.nonzero(fits)
         tile_m, tile_k, tile_n = self.m[at], self.k[at], self.n[at]
-        grid_m, grid_k, grid_n = spec.m // tile_m, spec.k // tile_k, spec.n // tile_n
-        runs = -(-grid_m * grid_n // chip.cores_per_device)
-        cycles = runs * ((grid_k - 1) * self.step[at] + self.end[at])
-        cycles -= np.maximum(0.0, np.where(grid_k > 1, self.step[at], self.end[at]) - self.first[at])
-        # Nothing is multiplied before a piece of either block is there, nor stored before it is multiplied.
+        grid_m, grid_n, grid_k = spec.m // tile_m, spec.n // tile_n, spec.k // tile_k
+        tiles = -(-grid_m * grid_n // chip.cores_per_device)
+        # A first step that comes whole costs as much as any other.
+        first = np.minimum(self.first[at], np.where(grid_k > 1, self.step[at], self.end[at]))
+        cost = StepCost(call=0.0, first=first, step=self.step[at], end=self.end[at])  # type: ignore[arg-type]
         lhs_bytes, rhs_bytes = dtype_bytes(spec.dtype_lhs), dtype_bytes(spec.dtype_rhs)
-        first_s = tile_k * (tile_m * lhs_bytes + tile_n * rhs_bytes) / self.fill_chunks[at] / machine.hbm_bytes_per_s
-        ends_s = 2 * machine.dma_latency_cycles / machine.clock_hz
+        bytes_per_s = chip.machine.hbm_bytes_per_s
+        first_s = tile_k * (tile_m * lhs_bytes + tile_n * rhs_bytes) / self.fill_chunks[at] / bytes_per_s
         found = []
         orders: tuple[GridOrder, ...] = ("m", "n")
         for grid_order in orders:
-            inner, outermost = (grid_n, grid_m) if grid_order == "m" else (grid_m, grid_n)
-            kept = np.where(grid_k > 1, inner, 1)
-            streamed = np.where((grid_k > 1) | (inner > 1), outermost, 1)
-            lhs_reads, rhs_reads = (kept, streamed) if grid_order == "m" else (streamed, kept)
-            moved = lhs_reads * spec.lhs_bytes + rhs_reads * spec.rhs_bytes + spec.out_bytes
-            copies_s = moved / machine.hbm_bytes_per_s
-            least_us = (np.maximum(cycles / machine.clock_hz + first_s, copies_s) + ends_s) * 1e6
+            schedule = GridSchedule.over(grid_order, m=grid_m, n=grid_n, k=grid_k)
+            moved = spec.out_bytes
+            moved += schedule.fetches(("m", "k")) * tile_m * tile_k * lhs_bytes
+            moved += schedule.fetches(("k", "n")) * tile_k * tile_n * rhs_bytes
+            bounds = least_us(tiles, grid_k, cost, first_s, moved / bytes_per_s, chip)
             # In the other order nothing changes where there is one row or one column of blocks.
             differs = np.ones(len(at), bool) if grid_order == "m" else (grid_m > 1) & (grid_n > 1)
             found += [
-                _Promise(float(least_us[row]), self.profiles[at[row]], grid_order) for row in np.nonzero(differs)[0]
+                _Promise(float(bounds[row]), self.profiles[at[row]], grid_order) for row in np.nonzero(differs)[0]
             ]
         return sorted(found, key=lambda one: one.least_us)

@@ -23,8 +23,9 @@ from systolic.analysis import (
     vmem_estimate,
 )
 from systolic.checking import Finding, static_findings
-from systolic.chips import Chip, UnsupportedDtypeError
+from systolic.chips import Chip
 from systolic.compiler import NamedFunction, traced_jaxpr
+from systolic.cost import Roofline
 from systolic.explaining.accumulator import summed_over
 from systolic.explaining.explanation import OperandTraffic
 from systolic.explaining.parameters import TileParameter, tile_parameters
@@ -192,13 +193,13 @@ def _product_dtype(calls: Sequence[CallOnGrid]) -> str | None:
 
 
 def _modelled_s(call: CallAnalysis, flops: float | None, dtype: str, chip: Chip) -> float:
-    try:
-        peak = chip.peak_ops_per_s(dtype)
-    except UnsupportedDtypeError:
-        peak = chip.peak_ops_per_s("bfloat16")
-    steps = math.prod(call.grid or (1,))
-    copying = (call.moved_bytes or 0) / chip.machine.hbm_bytes_per_s
-    return max((flops or 0.0) / peak, copying) + steps * _STEP_S
+    limits = Roofline(
+        flops=flops or 0.0,
+        hbm_bytes=call.moved_bytes or 0,
+        peak_flops_per_s=chip.peak_ops_per_s(dtype if dtype in chip.dtypes else "bfloat16"),
+        hbm_bytes_per_s=chip.machine.hbm_bytes_per_s,
+    )
+    return limits.least_us * 1e-6 + math.prod(call.grid or (1,)) * _STEP_S
 
 
 def _call_analysis(each: CallOnGrid, chip: Chip) -> CallAnalysis:

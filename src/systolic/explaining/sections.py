@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from systolic.chips import Chip, UnsupportedDtypeError
+from systolic.chips import Chip
 from systolic.explaining.bottleneck import main_op
 from systolic.explaining.explanation import OperandTraffic, Region, Roofline, VmemKind, VmemMap, VmemPart
 from systolic.explaining.function_analysis import FunctionAnalysis
@@ -100,13 +100,10 @@ def regions(run: SimulatedRun) -> tuple[Region, ...]:
 
 def roofline(chip: Chip, dtype: str) -> Roofline:
     """States the limits of one device for products of `dtype`; bfloat16's where the chip does not multiply it."""
-    try:
-        peak = chip.peak_ops_per_s(dtype)
-    except UnsupportedDtypeError:
-        dtype, peak = "bfloat16", chip.peak_ops_per_s("bfloat16")
+    dtype = dtype if dtype in chip.dtypes else "bfloat16"
     return Roofline(
         dtype=dtype,
-        peak_flops_per_s=peak,
+        peak_flops_per_s=chip.peak_ops_per_s(dtype),
         hbm_bytes_per_s=chip.hbm_bytes_per_s,
         simulated_hbm_bytes_per_s=chip.machine.hbm_bytes_per_s,
     )

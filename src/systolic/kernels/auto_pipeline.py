@@ -30,7 +30,7 @@ from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.functions import Functions
 from systolic.kernels.interpreted import as_stored, shape_as_stored, tracing_for
 from systolic.kernels.launch import from_hbm, launch, scratch_shapes
-from systolic.kernels.step import TileIndex, step
+from systolic.kernels.step import index_in_grid, step
 from systolic.schedule import Block, Dimension, KernelConfig, operand_blocks
 from systolic.spec import MatmulSpec, Operands
 
@@ -89,7 +89,7 @@ def auto_pipeline_matmul(
         out_shape = tuple(shape_as_stored(*each, every) for each in zip(out_shape, out_specs, strict=True))
 
     def body(refs: Operands, outs: tuple[Any, ...], scratch: Any) -> None:
-        index = TileIndex.of_grid(len(grid) - 1, config)
+        index = index_in_grid(len(grid) - 1, config)
         step(index, refs, outs, scratch, spec=spec, functions=functions, config=config)
 
     rest: dict[str, Any] = {"scratch_shapes": (scratch_shapes(spec, config),)}

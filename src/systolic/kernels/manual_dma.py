@@ -26,9 +26,9 @@ from systolic.kernels.functions import Functions
 from systolic.kernels.launch import SMALL_ELEMENTS, from_hbm, launch, scratch_shapes
 from systolic.kernels.operands import Operand, multiply
 from systolic.kernels.step import step
-from systolic.kernels.streams import GridSchedule, OutputStream, Stream
+from systolic.kernels.streams import OutputStream, Stream
 from systolic.kernels.subtiles import Subtile, loop, quotient
-from systolic.schedule import Block, KernelConfig, Scratch, operand_blocks
+from systolic.schedule import Block, GridSchedule, KernelConfig, Scratch, operand_blocks
 from systolic.spec import MatmulSpec, Operands
 
 
@@ -66,7 +66,7 @@ def manual_dma_matmul(
         return None if block.resident and array.size <= SMALL_ELEMENTS else block
 
     def num_stages(block: Block) -> int:
-        return config.num_stages if schedule.reuse_distance(block) == 1 else 2
+        return config.num_stages if schedule.reuse_steps(block.along) == 1 else 2
 
     def of_moving(fn: Any) -> Operands:
         return blocks.map(lambda block: None if block is None else fn(block))
@@ -87,7 +87,7 @@ def manual_dma_matmul(
         def stream(ref: Any, block: Block | None, vmem: Any, sem: Any) -> Stream | None:
             if block is None:
                 return None
-            distance = schedule.reuse_distance(block)
+            distance = schedule.reuse_steps(block.along)
             return Stream(
                 hbm=ref, vmem=vmem, sem=sem, block=block, reuse_distance=distance, num_stages=num_stages(block)
             )
@@ -205,8 +205,8 @@ class _Kernel:
 
     def _compute(self, number: Any) -> None:
         schedule, config = self.schedule, self.config
-        grid_k, tiles = schedule.counts["k"], config.tiles
-        index = schedule.index(number)
+        grid_k, tiles = schedule.steps_k, config.tiles
+        index = schedule.tile_index(number, quotient)
         tile = quotient(number, grid_k)
         refs = self.refs.map(lambda ref, stream: ref if stream is None else stream.ref(number), self.streams)
         outs = tuple(out.vmem.at[tile % 2] for out in self.outs)
@@ -263,7 +263,7 @@ class _Kernel:
             stream.copy(0, self.schedule).wait()
 
     def _stores(self, part: Subtile, tile: Any) -> list[Any]:
-        index = self.schedule.index(tile * self.schedule.counts["k"])
+        index = self.schedule.tile_index(tile * self.schedule.steps_k, quotient)
         return [out.copy(part, tile, index) for out in self.outs]
 
     def _wait_for(self, tile: Any) -> None:

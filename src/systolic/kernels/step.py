@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,27 +13,14 @@ from jax.experimental import pallas as pl
 from systolic.kernels.functions import Functions, finished
 from systolic.kernels.operands import Operand, multiply, part_of, ready
 from systolic.kernels.subtiles import Subtile, loop
-from systolic.schedule import Block, KernelConfig, Scratch, Tiles, has_last_step, operand_blocks, row_chunk
+from systolic.schedule import Block, KernelConfig, Scratch, TileIndex, Tiles, has_last_step, operand_blocks, row_chunk
 from systolic.spec import MatmulSpec, Operands
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TileIndex:
-    """Which blocks a step works on: rows and columns of blocks of the output, and blocks along k."""
-
-    i: Any
-    j: Any
-    kk: Any
-
-    @classmethod
-    def of_grid(cls, axis_k: int, config: KernelConfig) -> TileIndex:
-        """That of a pipeline's step whose last axis is `axis_k`."""
-        i, j = (pl.program_id(axis_k - 2), pl.program_id(axis_k - 1))[:: 1 if config.grid_order == "m" else -1]
-        return cls(i=i, j=j, kk=pl.program_id(axis_k))
-
-    def along(self, dimension: str | None) -> Any:
-        """The number of the block along a dimension; 0 where all of an array is one block."""
-        return {"m": self.i, "n": self.j, "k": self.kk, None: 0}[dimension]
+def index_in_grid(axis_k: int, config: KernelConfig) -> TileIndex:
+    """The tiles of a pipeline's step whose last axis is `axis_k`."""
+    i, j = (pl.program_id(axis_k - 2), pl.program_id(axis_k - 1))[:: 1 if config.grid_order == "m" else -1]
+    return TileIndex(i=i, j=j, kk=pl.program_id(axis_k))
 
 
 def step(

@@ -1,61 +1,15 @@
-"""What manual DMA moves: its steps in order, operands that come by blocks, outputs that leave by subtiles."""
+"""What manual DMA moves: operands that come by blocks, outputs that leave by subtiles."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.kernels.step import TileIndex
 from systolic.kernels.subtiles import Subtile, quotient, times
-from systolic.schedule import Block, Dimension, KernelConfig
-from systolic.spec import MatmulSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridSchedule:
-    """The order of steps: one dimension of the output changes last, then the other, then k."""
-
-    grid_order: Dimension
-    inner: Dimension
-    counts: dict[Dimension, int]
-
-    @classmethod
-    def of(cls, spec: MatmulSpec, config: KernelConfig) -> GridSchedule:
-        """The order that a configuration says."""
-        grid_m, grid_n, grid_k = config.tiles.grid(spec)
-        inner: Dimension = "n" if config.grid_order == "m" else "m"
-        return cls(grid_order=config.grid_order, inner=inner, counts={"m": grid_m, "n": grid_n, "k": grid_k})
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole product."""
-        return math.prod(self.counts.values())
-
-    @property
-    def output_tiles(self) -> int:
-        """Blocks of the output."""
-        return self.counts["m"] * self.counts["n"]
-
-    def reuse_distance(self, block: Block) -> int:
-        """Steps for which a block stays."""
-        changing = {dimension for dimension in block.along if dimension is not None and self.counts[dimension] > 1}
-        if "k" in changing:
-            return 1
-        if self.inner in changing:
-            return self.counts["k"]
-        return self.counts["k"] * self.counts[self.inner] if self.grid_order in changing else self.steps
-
-    def index(self, number: Any) -> TileIndex:
-        """The tiles of a step; along a dimension of one block it is known while the kernel is traced."""
-        tile, kk = quotient(number, self.counts["k"]), number % self.counts["k"]
-        at: dict[Dimension, Any] = {"k": kk}
-        at |= {self.grid_order: quotient(tile, self.counts[self.inner]), self.inner: tile % self.counts[self.inner]}
-        known = {dimension: 0 if self.counts[dimension] == 1 else where for dimension, where in at.items()}
-        return TileIndex(i=known["m"], j=known["n"], kk=known["k"])
+from systolic.schedule import Block, GridSchedule, TileIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,7 +33,7 @@ class Stream:
 
     def copy(self, number: Any, schedule: GridSchedule) -> Any:
         """The copy of a step's block."""
-        index = schedule.index(number)
+        index = schedule.tile_index(number, quotient)
         rows, columns = (
             pl.ds(times(index.along(dimension), size), size)
             for dimension, size in zip(self.block.along, self.block.shape, strict=True)

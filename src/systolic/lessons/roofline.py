@@ -19,50 +19,11 @@ here is for one device as JAX shows it. No JAX is needed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from systolic.chips import CHIPS, V5E, Chip
+from systolic.cost import roofline
 from systolic.lessons.lesson import Lesson
 from systolic.spec import MatmulSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """A product on a chip, by arithmetic alone."""
-
-    flops: int
-    least_hbm_bytes: int
-    intensity_flops_per_byte: float
-    ridge_flops_per_byte: float
-    compute_us: float
-    copy_us: float
-
-    @property
-    def bound(self) -> str:
-        """`"memory"` or `"compute"`, whichever takes longer."""
-        return "memory" if self.intensity_flops_per_byte < self.ridge_flops_per_byte else "compute"
-
-    @property
-    def least_us(self) -> float:
-        """The time that no kernel can beat: arithmetic and copies, each at its peak, entirely overlapped."""
-        return max(self.compute_us, self.copy_us)
-
-
-def roofline(spec: MatmulSpec, chip: Chip) -> Roofline:
-    """The roofline of `problem` on one device of `chip`, from published peaks.
-
-    Raises:
-      UnsupportedDtypeError: a dot does not take the dtype on this chip.
-    """
-    peak_flops_per_s = chip.peak_ops_per_s(spec.dtype_lhs)
-    return Roofline(
-        flops=spec.flops,
-        least_hbm_bytes=spec.least_hbm_bytes,
-        intensity_flops_per_byte=spec.intensity_flops_per_byte,
-        ridge_flops_per_byte=peak_flops_per_s / chip.hbm_bytes_per_s,
-        compute_us=spec.flops / peak_flops_per_s * 1e6,
-        copy_us=spec.least_hbm_bytes / chip.hbm_bytes_per_s * 1e6,
-    )
 
 
 def least_compute_bound_size(dtype: str, chip: Chip) -> int:
@@ -91,10 +52,10 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
                     "k": 1024,
                     "n": 1024,
                     "flops": line.flops,
-                    "least_hbm_bytes": line.least_hbm_bytes,
+                    "least_hbm_bytes": line.hbm_bytes,
                     "intensity_flops_per_byte": line.intensity_flops_per_byte,
                     "ridge_flops_per_byte": line.ridge_flops_per_byte,
-                    "bound": line.bound,
+                    "bound": line.limit,
                     "least_us": line.least_us,
                     "least_compute_bound_size": least_compute_bound_size(dtype, chip),
                 }
@@ -102,13 +63,13 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
     full, half = (roofline(MatmulSpec.of(1024, 1024, 1024, dtype), V5E) for dtype in ("float32", "bfloat16"))
     return Lesson(
         lines=(
-            f"1024³ is {full.flops:,} flops; in float32 at least {full.least_hbm_bytes:,} bytes cross HBM.",
+            f"1024³ is {full.flops:,} flops; in float32 at least {full.hbm_bytes:,} bytes cross HBM.",
             f"A v5e computes {full.ridge_flops_per_byte:.1f} flops in the time of one byte: its ridge.",
-            f"float32 offers {full.intensity_flops_per_byte:.1f} flops a byte: {full.bound}-bound on a v5e.",
-            f"bfloat16 offers {half.intensity_flops_per_byte:.1f}, same flops and half the bytes: {half.bound}-bound.",
+            f"float32 offers {full.intensity_flops_per_byte:.1f} flops a byte: {full.limit}-bound on a v5e.",
+            f"bfloat16 offers {half.intensity_flops_per_byte:.1f}, same flops and half the bytes: {half.limit}-bound.",
             "Modelled from published peaks, for one device as JAX shows it; no kernel was compiled or run.",
         ),
         rows=tuple(rows),
         # The seed's two findings; should a chip's numbers be changed, this is where it shows.
-        ok=full.bound == "memory" and half.bound == "compute",
+        ok=full.limit == "memory" and half.limit == "compute",
     )

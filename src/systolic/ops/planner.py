@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from systolic.bugs import reports_bugs, warn_user
 from systolic.chips import CHIPS, Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
-from systolic.cost import MadeWith, ModelledTime
+from systolic.cost import MadeWith, ModelledTime, roofline
 from systolic.op import Spec, op_of
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore, store_file
@@ -110,6 +110,7 @@ class Planner:
             found = op.plan(spec, chip, tiles)
             best, considered = found.choices[0], found.considered
             time_us, provenance = best.modelled.time_us, best.provenance
+        limits = roofline(spec, chip)
         layout = op.layout(computed, best.config, chip)
         how = "tiles as given" if tiles is not None else _FOUND[provenance].format(considered=considered)
         remarks = [
@@ -128,8 +129,8 @@ class Planner:
             time_us=time_us,
             provenance=provenance,
             modelled=best.modelled,
-            mxu_us=mxu_us(spec, chip),
-            hbm_us=spec.least_hbm_bytes / chip.hbm_bytes_per_s * 1e6,
+            mxu_us=limits.mxu_us,
+            hbm_us=limits.hbm_us,
             hbm_bytes=layout.hbm_bytes,
             vmem_bytes=layout.vmem_bytes,
             vmem_limit_bytes=layout.vmem_limit_bytes,
@@ -165,11 +166,6 @@ def check_dtype(spec: Spec, chip: Chip) -> None:
         raise UnsupportedDtypeError(
             f"{chip.name} has no matrix multiplication of {spec.dtype_multiplied}; it takes {', '.join(chip.dtypes)}"
         )
-
-
-def mxu_us(spec: Spec, chip: Chip) -> float:
-    """Microseconds at the chip's published peak, all passes counted."""
-    return spec.flops * spec.passes / chip.peak_ops_per_s(spec.dtype_multiplied) * 1e6
 
 
 def _remarks(spec: Spec, chip: Chip) -> list[str]:

@@ -1,13 +1,11 @@
 """How the work is cut: tiles, the rules they obey, the buffers they need and the traffic they cause."""
 
 from systolic.schedule.blocks import Block, Dimension, block_shape, dimensions, operand_blocks
-from systolic.schedule.buffers import VmemBuffer, total_bytes
+from systolic.schedule.buffers import Scratch, VmemBuffer, blocked_buffers, scratch_buffers, total_bytes
 from systolic.schedule.config import (
     GridOrder,
     KernelConfig,
     Pipeline,
-    Scratch,
-    blocked_buffers,
     can_run_manually,
     has_accumulator,
     has_last_step,
@@ -15,21 +13,24 @@ from systolic.schedule.config import (
     is_split,
     is_staged,
     row_chunk,
-    scratch_buffers,
 )
-from systolic.schedule.copies import Traffic, blocked_traffic
+from systolic.schedule.grid import GridSchedule, TileIndex
 from systolic.schedule.legality import (
     LANES,
     MIB,
     IllegalTilesError,
     Violation,
     alignment_violations,
+    config_violations,
     dtype_violations,
+    require_legal,
     size_violations,
     sublane_multiple,
+    vmem_limit,
     vmem_violations,
 )
 from systolic.schedule.tiles import Tiles, TilesError
+from systolic.schedule.traffic import Traffic, blocked_traffic
 
 __all__ = [
     "LANES",
@@ -37,10 +38,12 @@ __all__ = [
     "Block",
     "Dimension",
     "GridOrder",
+    "GridSchedule",
     "IllegalTilesError",
     "KernelConfig",
     "Pipeline",
     "Scratch",
+    "TileIndex",
     "Tiles",
     "TilesError",
     "Traffic",
@@ -51,6 +54,7 @@ __all__ = [
     "blocked_buffers",
     "blocked_traffic",
     "can_run_manually",
+    "config_violations",
     "dimensions",
     "dtype_violations",
     "has_accumulator",
@@ -59,10 +63,12 @@ __all__ = [
     "is_split",
     "is_staged",
     "operand_blocks",
+    "require_legal",
     "row_chunk",
     "scratch_buffers",
     "size_violations",
     "sublane_multiple",
     "total_bytes",
+    "vmem_limit",
     "vmem_violations",
 ]

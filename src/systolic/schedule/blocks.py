@@ -11,6 +11,7 @@ from systolic.schedule.tiles import Tiles
 from systolic.spec import FusedOperand, MatmulSpec, Operands, Side, dtype_bytes
 
 Dimension = Literal["m", "k", "n"]
+Loop = Literal["batch", "m", "n", "k"]
 
 SIDES: tuple[Literal["lhs"], Literal["rhs"]] = ("lhs", "rhs")
 
@@ -26,14 +27,23 @@ class Block:
       resident: all of the array stays in VMEM. So does a row, which costs a step more to copy by blocks than it saves;
         but only where blocks cut it evenly, because nothing may be read past its end.
       cut: the dimension along which a step takes its part of a resident row.
+      matrix: rows and columns of the whole array.
+      matrices: how many different ones the batch has.
     """
 
     applies_to: Side
     shape: tuple[int, int]
     along: tuple[Dimension | None, Dimension | None]
     dtype: str
+    matrix: tuple[int, int]
+    matrices: int
     resident: bool = False
     cut: Dimension | None = None
+
+    @property
+    def loops(self) -> tuple[Loop | None, ...]:
+        """Loops of the grid that may change the block."""
+        return (*self.along, "batch") if self.matrices > 1 else self.along
 
     @property
     def bytes(self) -> int:
@@ -63,6 +73,8 @@ def operand_blocks(spec: MatmulSpec, tiles: Tiles) -> Operands:
     def block(operand: FusedOperand, side: Side) -> Block:
         rows, columns = dimensions(spec, side)
         whole = getattr(spec, columns) if operand.columns else 1
+        matrix = (getattr(spec, rows) if operand.rows else 1, whole)
+        matrices = spec.matrices(side) if operand.rows and operand.columns else 1
         even = not operand.columns or whole % getattr(tiles, f"tile_{columns}") == 0
         if not operand.rows and even:
             return Block(
@@ -70,6 +82,8 @@ def operand_blocks(spec: MatmulSpec, tiles: Tiles) -> Operands:
                 shape=(1, whole),
                 along=(None, None),
                 dtype=operand.dtype,
+                matrix=matrix,
+                matrices=matrices,
                 resident=True,
                 cut=columns if operand.columns else None,
             )
@@ -79,6 +93,8 @@ def operand_blocks(spec: MatmulSpec, tiles: Tiles) -> Operands:
             shape=(its_rows if operand.rows else 1, its_columns if operand.columns else 1),
             along=(rows if operand.rows else None, columns if operand.columns else None),
             dtype=operand.dtype,
+            matrix=matrix,
+            matrices=matrices,
         )
 
     return spec.operands.map(block, spec.operands.sides)

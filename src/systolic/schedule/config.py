@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
-from systolic.schedule.blocks import SIDES, block_shape, operand_blocks
-from systolic.schedule.buffers import VmemBuffer
+from systolic.schedule.blocks import SIDES
 from systolic.schedule.tiles import Tiles, TilesError
-from systolic.spec import MatmulSpec, dtype_bytes
+from systolic.spec import MatmulSpec
 
 Pipeline = Literal["auto", "emit", "manual"]
 GridOrder = Literal["m", "n"]
@@ -103,19 +101,6 @@ def is_split(spec: MatmulSpec) -> bool:
     return spec.precision == "high" and spec.dtype_multiplied == "float32"
 
 
-def made_bytes(spec: MatmulSpec, config: KernelConfig) -> int:
-    """VMEM in which the compiler keeps what a subtile multiplies of operands that are made on the way.
-
-    Of a float32 in halves it also keeps the sums of two of the three products.
-    """
-    found = 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32") if is_split(spec) else 0
-    for side, across in zip(SIDES, (config.subtile_m, config.subtile_n), strict=True):
-        if is_made(spec, side) and not is_staged(spec, config.tiles, side):
-            halves = (2, "bfloat16") if is_split(spec) else (1, spec.dtype_multiplied)
-            found += across * config.tiles.tile_k * halves[0] * dtype_bytes(halves[1])
-    return found
-
-
 def can_run_manually(spec: MatmulSpec, tiles: Tiles) -> bool:
     """Whether `kernels.manual_dma` takes these tiles: one matrix, cut evenly, no operand rewritten first."""
     even = all(getattr(spec, letter) % getattr(tiles, f"tile_{letter}") == 0 for letter in "mkn")
@@ -146,53 +131,3 @@ def row_chunk(spec: MatmulSpec, config: KernelConfig) -> int:
     """
     expensive = spec.epilogue.op_count > _CHEAP_EPILOGUE_OPS
     return _CHUNK_ROWS if expensive and config.subtile_m % _CHUNK_ROWS == 0 else config.subtile_m
-
-
-def blocked_buffers(spec: MatmulSpec, config: KernelConfig) -> tuple[VmemBuffer, ...]:
-    """VMEM of a kernel: what its pipeline allocates for blocks, and its scratch by name."""
-    scratch = scratch_buffers(spec, config)
-    acc = () if scratch.acc is None else (scratch.acc,)
-    return (*_pipeline_buffers(spec, config.tiles, config.num_stages), *acc, *scratch.lhs, *scratch.rhs)
-
-
-@functools.lru_cache(maxsize=1024)
-def _pipeline_buffers(spec: MatmulSpec, tiles: Tiles, num_stages: int) -> tuple[VmemBuffer, ...]:
-    lhs, rhs, *fused = operand_blocks(spec, tiles).present()
-    found = [
-        VmemBuffer(name=name, shape=block.shape, dtype=block.dtype, copies=num_stages)
-        for name, block in (("lhs", lhs), ("rhs", rhs))
-    ]
-    for number, block in enumerate(fused):
-        # A row takes the eight of a register, a column its 128 lanes.
-        shape = -(-block.shape[0] // 8) * 8, -(-block.shape[1] // 128) * 128
-        found.append(VmemBuffer(name=f"fused {number}", shape=shape, dtype=block.dtype, copies=num_stages))
-    outs = (
-        VmemBuffer(name="out", shape=(tiles.tile_m, tiles.tile_n), dtype=dtype, copies=2) for dtype in spec.dtypes_out
-    )
-    return (*found, *outs)
-
-
-class Scratch(NamedTuple):
-    """What a kernel asks for besides its pipeline's blocks: buffers, or their refs."""
-
-    acc: Any  # the sum over k; None where one step makes all of it
-    lhs: tuple[Any, ...]  # an operand that is staged, of a split one both halves; () where it is not
-    rhs: tuple[Any, ...]
-
-
-def scratch_buffers(spec: MatmulSpec, config: KernelConfig) -> Scratch:
-    """The part of `blocked_buffers` that is scratch."""
-    tiles = config.tiles
-
-    def staged(side: Literal["lhs", "rhs"]) -> tuple[VmemBuffer, ...]:
-        if not is_staged(spec, tiles, side):
-            return ()
-        parts = ("high", "low") if is_split(spec) else ("staged",)
-        dtype = "bfloat16" if is_split(spec) else spec.dtype_multiplied
-        shape = block_shape(spec, tiles, side)
-        return tuple(VmemBuffer(name=f"{side} {part}", shape=shape, dtype=dtype, copies=1) for part in parts)
-
-    acc = None
-    if has_accumulator(spec, config):
-        acc = VmemBuffer(name="acc", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype_accumulator, copies=1)
-    return Scratch(acc=acc, lhs=staged("lhs"), rhs=staged("rhs"))

@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from systolic.chips import Chip
-from systolic.schedule.buffers import VmemBuffer, total_bytes
+from systolic.schedule.buffers import VmemBuffer, blocked_buffers, made_bytes, total_bytes
+from systolic.schedule.config import KernelConfig, can_run_manually
 from systolic.schedule.tiles import Tiles, TilesError
 from systolic.spec import MatmulSpec, dtype_bytes
 
 LANES = 128  # columns of a vector register
 MIB = 2**20
+# The compiler needs VMEM for itself. Seen: 16 → 18.5, 24 → 28.5, 28 → 35.1, 64 → 73 MiB; for the six passes of
+# float32 at highest precision, whose parts it keeps, 15.5 → 24.6.
+_COMPILER_SHARE = 0.26
+_COMPILER_SHARE_HIGHEST = 0.65
+_COMPILER_BYTES = 2 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +152,67 @@ def vmem_violations(buffers: Sequence[VmemBuffer], limit_bytes: int) -> list[Vio
             fix="use smaller tiles",
         )
     ]
+
+
+def tiles_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list[Violation]:
+    """Every rule that the tiles of a configuration break: dtype, alignment, VMEM. They need not divide the matrix."""
+    found = dtype_violations(MatmulSpec.of(1, 1, 1, spec.dtype_multiplied), chip)
+    for letter, multiple in alignment(spec).items():
+        size, tile = getattr(spec, letter), getattr(config.tiles, f"tile_{letter}")
+        if tile > size:
+            found.append(above_matrix(letter, tile, size, "a block larger than its matrix"))
+        elif tile != size and tile % multiple:
+            instead = min(size, -(-tile // multiple) * multiple)
+            found.append(misaligned(letter, tile, multiple, "blocks", instead))
+    return found + vmem_violations(blocked_buffers(spec, config), usable_vmem_bytes(spec, chip))
+
+
+def config_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list[Violation]:
+    """Every rule that a configuration breaks: those of its tiles, of its subtiles and of its pipeline."""
+    found = tiles_violations(spec, config, chip)
+    if not found and not fits_vmem(spec, config, chip):
+        value = f"{_vmem_bytes(spec, config):,} bytes with what a subtile makes of operands"
+        limit = f"of {usable_vmem_bytes(spec, chip):,}"
+        found.append(Violation(rule="VMEM", value=value, limit=limit, fix="use smaller subtiles"))
+    fix = 'use pipeline="auto"'
+    if chip.cores_per_device > 1 and config.pipeline != "auto":
+        found.append(Violation(rule="pipeline", value=str(config), limit="it would leave a core idle", fix=fix))
+    if config.pipeline == "manual" and not can_run_manually(spec, config.tiles):
+        limit = "manual DMA takes one product that its tiles divide"
+        found.append(Violation(rule="pipeline", value=str(config), limit=limit, fix=fix))
+    return found
+
+
+def require_legal(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> None:
+    """Raises unless a configuration obeys every rule.
+
+    Raises:
+      IllegalTilesError: the message has each rule that it breaks.
+    """
+    broken = config_violations(spec, config, chip)
+    if broken:
+        raise IllegalTilesError(str(config), broken)
+
+
+def fits_vmem(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> bool:
+    """Whether a kernel's buffers, and what its subtiles make of operands, leave the compiler enough of VMEM."""
+    return _vmem_bytes(spec, config) <= usable_vmem_bytes(spec, chip)
+
+
+def usable_vmem_bytes(spec: MatmulSpec, chip: Chip) -> int:
+    """Bytes that a kernel's buffers may take."""
+    return int(chip.vmem_bytes_per_core / (1 + _compiler_share(spec))) - _COMPILER_BYTES
+
+
+def vmem_limit(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> int:
+    """Bytes of VMEM to ask the compiler for: the buffers and its own need, at least what it gives by default."""
+    needed = _vmem_bytes(spec, config) * (1 + _compiler_share(spec)) + _COMPILER_BYTES
+    return min(max(int(needed), chip.scoped_vmem_bytes), chip.vmem_bytes_per_core)
+
+
+def _compiler_share(spec: MatmulSpec) -> float:
+    return _COMPILER_SHARE_HIGHEST if spec.passes > 3 else _COMPILER_SHARE
+
+
+def _vmem_bytes(spec: MatmulSpec, config: KernelConfig) -> int:
+    return total_bytes(blocked_buffers(spec, config)) + made_bytes(spec, config)

@@ -8,7 +8,7 @@ from systolic.spec import MatmulSpec
 
 
 class TilesError(ValueError):
-    """Tiles that are no tiles, or that break the rules of `tiling.legality`."""
+    """Tiles that are no tiles, or that break the rules of `schedule.legality`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

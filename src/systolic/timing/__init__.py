@@ -2,7 +2,6 @@
 
 from systolic.timing.measured import NoDeviceError, device_of, measure
 from systolic.timing.measurement import Measurement, Provenance
-from systolic.timing.modelled import roofline
 from systolic.timing.simulated import (
     prepare_program,
     simulate,
@@ -19,7 +18,6 @@ __all__ = [
     "device_of",
     "measure",
     "prepare_program",
-    "roofline",
     "simulate",
     "simulate_in_worker",
     "submit_simulation",

@@ -14,9 +14,9 @@ import numpy as np
 
 from systolic.chips import Chip
 from systolic.compiler import WorkerPool
-from systolic.cost import THIN_ROWS, Kind, Profile, ProfiledTile, Profiles, StepCost, chosen, configs
+from systolic.cost import SKINNY_ROWS, Kind, Profile, ProfiledTile, Profiles, StepCost, ranked_configs
 from systolic.experiments import QUIET, Experiment, Progress, Runner
-from systolic.schedule import IllegalTilesError, KernelConfig, Pipeline
+from systolic.schedule import IllegalTilesError, KernelConfig, Pipeline, require_legal
 from systolic.simulator import SimulatedRun
 from systolic.spec import MatmulSpec
 from systolic.store import Subject
@@ -101,7 +101,7 @@ def worth_profiling(dtype: str, chip: Chip, count: int, progress: Progress = QUI
     progress.planned(len(common))
     for spec in common:
         best: dict[ProfiledTile, float] = {}
-        for choice in configs(spec, chip):
+        for choice in ranked_configs(spec, chip)[0]:
             even = all(size % tile == 0 for size, tile in _cuts(spec, choice.config))
             if even and choice.config.pipeline == pipeline:
                 best.setdefault(_profiled(spec, choice.config), choice.modelled.time_us)
@@ -174,7 +174,7 @@ def profile_experiment(dtype: str, chip: Chip, tile: ProfiledTile) -> Experiment
     # 2 × 2 blocks of three steps on each core, or four of a product that has one row of blocks; or 12 of one step.
     steps_k = 1 if tile.whole_k else _STEPS_K
     blocks = _BLOCKS * _BLOCKS * (_STEPS_K if tile.whole_k else 1)
-    rows = 1 if tiles.tile_m <= THIN_ROWS else _BLOCKS * cores
+    rows = 1 if tiles.tile_m <= SKINNY_ROWS else _BLOCKS * cores
     columns = blocks * cores // rows
     spec = MatmulSpec.of(tiles.tile_m * rows, tiles.tile_k * steps_k, tiles.tile_n * columns, dtype)
     programs = MatmulPrograms.of(spec, chip)
@@ -185,7 +185,7 @@ def profile_experiment(dtype: str, chip: Chip, tile: ProfiledTile) -> Experiment
         pipeline=tile.pipeline,
         fill_chunks=tile.fill_chunks,
     )
-    chosen(programs.computed, config, chip)
+    require_legal(programs.computed, config, chip)
     return Experiment(
         fn=programs.kernel(config),
         args=programs.arguments,

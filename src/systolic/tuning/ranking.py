@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from systolic.cost import Choice
+from systolic.cost import TimedConfig
 from systolic.schedule import KernelConfig
 
 _REACH = 1.0  # in octaves of a tile's side: at this distance a trial counts e^-1/2 of one at none
@@ -39,7 +39,7 @@ class Ranking:
       choices: with their modelled times.
     """
 
-    def __init__(self, choices: Sequence[Choice]) -> None:
+    def __init__(self, choices: Sequence[TimedConfig]) -> None:
         self._choices = list(choices)
         self._number = {choice.config: number for number, choice in enumerate(self._choices)}
         self._features = np.array([features(choice.config) for choice in self._choices])
@@ -68,7 +68,7 @@ class Ranking:
         self._weights += weights
         self._errors += weights * np.log(time_us / self._modelled[number])
 
-    def next(self, under_way: Sequence[KernelConfig] = ()) -> Choice | None:
+    def next(self, under_way: Sequence[KernelConfig] = ()) -> TimedConfig | None:
         """The most promising that was not started; while others are under way, one that is not their like."""
         if not self._open.any():
             return None

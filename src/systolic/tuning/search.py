@@ -14,7 +14,7 @@ from systolic.bugs import reports_bugs
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.compiler import WALL_TIMES, WorkerPool
-from systolic.cost import Choice
+from systolic.cost import TimedConfig
 from systolic.experiments import Experiment, Outcome, Runner, Running, Submit, first_ended
 from systolic.op import Op, Programs, Spec, op_of
 from systolic.ops import Planner, planner_in_use
@@ -128,8 +128,8 @@ class _Search:
     programs: Programs
     planner: Planner
     chip: Chip
-    first: list[Choice]
-    choices: list[Choice]
+    first: list[TimedConfig]
+    choices: list[TimedConfig]
     store: TrialStore
     watcher: Watcher
     most: int | None
@@ -151,7 +151,7 @@ class _Search:
             self._teach(ranking, trial)
         planned = len(self.choices) if self.most is None else self.most
         self.watcher.planned(max(0, planned - self._tried()) + (against_xla and None not in self.found))
-        under_way: dict[Running, Choice | None] = {}
+        under_way: dict[Running, TimedConfig | None] = {}
         if against_xla and None not in self.found:
             under_way[runner.start(self._experiment(None))] = None
         end: End = "all"
@@ -209,7 +209,7 @@ class _Search:
         label = "XLA" if config is None else f"{config} for {self.chip.name}"
         return Experiment(fn=fn, args=self.programs.arguments, chip=self.chip, label=label)
 
-    def _next(self, ranking: Ranking, under_way: Sequence[KernelConfig]) -> Choice | None:
+    def _next(self, ranking: Ranking, under_way: Sequence[KernelConfig]) -> TimedConfig | None:
         while self.first:
             choice = self.first.pop(0)
             if choice.config not in self.found:
@@ -249,7 +249,7 @@ class _Search:
         timed = [one for config, one in self.found.items() if config is not None and one.simulated_us is not None]
         return min(timed, key=lambda one: one.simulated_us or 0.0, default=None)
 
-    def _hopeless(self, choice: Choice) -> bool:
+    def _hopeless(self, choice: TimedConfig) -> bool:
         best = self._best()
         if best is None or best.simulated_us is None:
             return False
@@ -264,7 +264,7 @@ class _Search:
             ranking.learn(trial.config, trial.simulated_us)
 
 
-def _trial(outcome: Outcome, choice: Choice | None) -> Trial:
+def _trial(outcome: Outcome, choice: TimedConfig | None) -> Trial:
     """What came of a configuration, or of XLA's program."""
     trial = Trial(
         config=choice.config if choice is not None else None,

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systolic.chips import CHIPS, V4, V5E
+from systolic.cost import roofline
 from systolic.lessons import LESSONS
 from systolic.lessons.kernels.block_matmul import block_matmul, lost_share, multiply_small
 from systolic.lessons.ladder import RUNGS, Rung
 from systolic.lessons.ladder.rules import bands
-from systolic.lessons.roofline import least_compute_bound_size, lesson, roofline
+from systolic.lessons.roofline import least_compute_bound_size, lesson
 from systolic.schedule import Tiles, TilesError, VmemBuffer, total_bytes
 from systolic.spec import MatmulSpec
 
@@ -67,22 +68,22 @@ def test_lost_share() -> None:
 def test_roofline_of_the_seed(dtype: str, bytes_: int, intensity: float, bound: str) -> None:
     line = roofline(MatmulSpec.of(1024, 1024, 1024, dtype), V5E)
     assert line.flops == 2147483648
-    assert line.least_hbm_bytes == bytes_
+    assert line.hbm_bytes == bytes_
     assert line.intensity_flops_per_byte == pytest.approx(intensity, abs=0.05)
     assert line.ridge_flops_per_byte == pytest.approx(240.5, abs=0.05)
-    assert line.bound == bound
+    assert line.limit == bound
     assert line.least_us == pytest.approx(max(2147483648 / 197e6, bytes_ / 819e3))
-    assert (line.copy_us > line.compute_us) == (bound == "memory")
+    assert (line.hbm_us > line.mxu_us) == (bound == "memory")
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
 def test_least_compute_bound_size(chip) -> None:
     for dtype in {"float32", "bfloat16", "int8"} & set(chip.dtypes):
         size = least_compute_bound_size(dtype, chip)
-        assert roofline(MatmulSpec.of(size, size, size, dtype), chip).bound == "compute"
+        assert roofline(MatmulSpec.of(size, size, size, dtype), chip).limit == "compute"
         if size > 128:
             below = size - 128
-            assert roofline(MatmulSpec.of(below, below, below, dtype), chip).bound == "memory"
+            assert roofline(MatmulSpec.of(below, below, below, dtype), chip).limit == "memory"
 
 
 def test_roofline_lesson() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from systolic.chips import Chip, UnsupportedDtypeError, chip
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
-from systolic.cost import chosen, configs, least_time_us
+from systolic.cost import estimated_config, least_time_us, ranked_configs
 from systolic.experiments import Experiment
 from systolic.ops.matmul.programs import MatmulPrograms
 from systolic.ops.matmul.xla import by_xla
@@ -52,7 +52,7 @@ class Machine:
         return future
 
     def time_us(self, config: KernelConfig, its: Chip = V6E) -> float:
-        return chosen(PROBLEM, config, its).modelled.time_us * self.factor(config)
+        return estimated_config(PROBLEM, config, its).modelled.time_us * self.factor(config)
 
     def measurement(self, config: KernelConfig | None, its: Chip) -> Measurement:
         run = SimpleNamespace(
@@ -110,9 +110,9 @@ def test_a_search_goes_on_where_one_stopped(tmp_path: Path) -> None:
 
 def test_what_the_model_misses_is_learned(tmp_path: Path) -> None:
     """The planner's favourite kind is a third slower than modelled: the search goes elsewhere, and finds the best."""
-    favourite = configs(PROBLEM, V6E)[0].config
+    favourite = ranked_configs(PROBLEM, V6E)[0][0].config
     machine = Machine(lambda one: 1.33 if one.tiles.tile_k == favourite.tiles.tile_k else 1.0)
-    best_us = min(machine.time_us(choice.config) for choice in configs(PROBLEM, V6E))
+    best_us = min(machine.time_us(choice.config) for choice in ranked_configs(PROBLEM, V6E)[0])
     result = searched(tmp_path, machine, trials=12)
     assert result.winner is not None
     assert result.winner.time_us is not None
@@ -146,11 +146,11 @@ def test_no_trial_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
 
 def test_nothing_is_tried_that_cannot_be_faster(tmp_path: Path) -> None:
     """A machine that is as fast as can be: once the best is known, no other has a lower bound below it."""
-    choices = configs(PROBLEM, V6E)
+    choices = ranked_configs(PROBLEM, V6E)[0]
     bounds = {one.config: least_time_us(PROBLEM, one.config, V6E) for one in choices}
     assert all(bounds[one.config] <= one.modelled.time_us for one in choices)
     least = min(bounds.values())
-    machine = Machine(lambda one: least / chosen(PROBLEM, one, V6E).modelled.time_us)
+    machine = Machine(lambda one: least / estimated_config(PROBLEM, one, V6E).modelled.time_us)
     result = searched(tmp_path, machine, exhaustive=True)
     assert result.end == "bound"
     assert result.compiled < 5 < result.considered
@@ -203,7 +203,7 @@ def test_a_batch_is_folded_into_rows_as_matmul_does() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_ranking_proposes_each_once_and_the_best_first(seed: int) -> None:
-    choices = configs(PROBLEM, V6E)[:300]
+    choices = ranked_configs(PROBLEM, V6E)[0][:300]
     ranking = Ranking(choices)
     assert np.allclose(ranking.predicted_us(), [one.modelled.time_us for one in choices])
     first = ranking.next()

@@ -7,19 +7,26 @@ from typing import TYPE_CHECKING
 
 from systolic.chips import Chip
 from systolic.cost import (
-    Choice,
     Kind,
-    chosen,
-    configs,
+    TimedConfig,
+    estimated_config,
     least_time_us,
-    profiled_choice,
-    profiled_choices,
+    profiled_configs,
+    ranked_configs,
     shipped_profiles,
-    vmem_limit,
+    timed_config,
 )
 from systolic.op import Candidates, Layout
 from systolic.ops.matmul.orientation import Orientation
-from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, blocked_buffers, blocked_traffic, total_bytes
+from systolic.schedule import (
+    IllegalTilesError,
+    KernelConfig,
+    Tiles,
+    blocked_buffers,
+    blocked_traffic,
+    total_bytes,
+    vmem_limit,
+)
 from systolic.spec import MatmulSpec
 
 if TYPE_CHECKING:
@@ -68,26 +75,25 @@ class MatmulOp:
             return _ranked(computed, chip)
         try:
             if isinstance(tiles, Tiles):
-                choices = configs(computed, chip, orientation.tiles(tiles))
-                return Candidates(choices=choices, considered=len(choices))
-            legal = chosen(computed, tiles, chip)
+                found, considered = ranked_configs(computed, chip, orientation.tiles(tiles), count=1)
+                return Candidates(choices=found, considered=considered)
+            return Candidates(choices=[timed_config(computed, tiles, chip)], considered=1)
         except IllegalTilesError as error:
             raise orientation.refusal(error, of_kernel=isinstance(tiles, KernelConfig)) from None
-        return Candidates(choices=[profiled_choice(computed, tiles, chip) or legal], considered=1)
 
-    def search(self, computed: MatmulSpec, chip: Chip) -> tuple[list[Choice], list[Choice]]:
+    def search(self, computed: MatmulSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
         """The best profiled tiles first, with the model's time like all others.
 
         The profile's own time would teach nothing of where the model is wrong.
         """
-        every = {choice.config: choice for choice in configs(computed, chip)}
-        found = [choice.config for choice in profiled_choices(computed, chip, _PROFILED_FIRST).choices]
-        first = [every.get(config) or chosen(computed, config, chip) for config in found]
-        return first, [*every.values(), *(choice for choice in first if choice.config not in every)]
+        every = {one.config: one for one in ranked_configs(computed, chip)[0]}
+        found = [one.config for one in profiled_configs(computed, chip, _PROFILED_FIRST).configs]
+        first = [every.get(config) or estimated_config(computed, config, chip) for config in found]
+        return first, [*every.values(), *(one for one in first if one.config not in every)]
 
-    def judge(self, computed: MatmulSpec, config: KernelConfig, chip: Chip) -> Choice:
+    def judge(self, computed: MatmulSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
         """A configuration from elsewhere, with the model's time."""
-        return chosen(computed, config, chip)
+        return estimated_config(computed, config, chip)
 
     def least_time_us(self, computed: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
         """Products or copies alone."""
@@ -122,14 +128,14 @@ class MatmulOp:
 
 
 def _ranked(spec: MatmulSpec, chip: Chip) -> Candidates:
-    """Profiled tiles, and where none of these is near the least time the model's too."""
-    profiled = profiled_choices(spec, chip)
-    best = profiled.choices[:1]
+    """Profiled tiles, and where none of these is near the least time the best by estimates too."""
+    profiled = profiled_configs(spec, chip)
+    best = profiled.configs
     near_us = profiled.least_us * _NEAR + min(_ENDS_US, profiled.least_us * _ENDS_SHARE)
     if best and best[0].modelled.time_us <= near_us:
-        return Candidates(choices=profiled.choices, considered=profiled.considered)
-    modelled = configs(spec, chip)
-    considered = len(modelled) + profiled.considered
+        return Candidates(choices=best, considered=profiled.considered)
+    modelled, considered = ranked_configs(spec, chip, count=1)
+    considered += profiled.considered
     if best and best[0].modelled.time_us * (1 - _DOUBT) <= modelled[0].modelled.time_us:
         return Candidates(choices=[*best, *modelled], considered=considered)
     return Candidates(choices=modelled, considered=considered)

@@ -1,0 +1,296 @@
+"""The pipeline model: how long a kernel takes whose steps' costs are known, followed step by step.
+
+The kernels of `systolic.kernels` start copies, wait for them and compute in an order that the grid decides
+(`schedule.GridSchedule`). Here the cost of a step is a number, and copies go through one pipe, in the order in which
+they are started. Output tiles that repeat the one before, and rows of tiles that do, are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from systolic.chips import Chip
+from systolic.cost.copies import CopyCycles, output_cycles, store_cycles
+from systolic.cost.profile import StepCost
+from systolic.schedule.blocks import operand_blocks
+from systolic.schedule.config import KernelConfig
+from systolic.schedule.grid import GridSchedule
+from systolic.spec import MatmulSpec
+
+_MANY_STEPS = 8  # over k, from which on it is asked in each step whether it repeats the one before
+_SAME_CYCLES = 0.01  # by which the state of a pipeline may differ and still repeat itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelledTime:
+    """A time by arithmetic and what it is made of, in microseconds."""
+
+    time_us: float
+    compute_us: float  # steps alone
+    copy_us: float  # copies alone
+    ramp_us: float  # until the first blocks are there, and from the last product to the end of its store
+
+    @property
+    def limit(self) -> str:
+        """The larger part, in words."""
+        return "the matrix units" if self.compute_us >= self.copy_us else "HBM"
+
+
+def pipeline_time(spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: StepCost) -> ModelledTime:
+    """The time on one device. On two cores, which share HBM and do alike, that of the one with more steps."""
+    pipeline = _Pipeline.of(spec, config, chip, cost)
+    pipeline.go()
+    us = 1e6 / chip.machine.clock_hz
+    return ModelledTime(
+        time_us=(pipeline.now + cost.call) * us,
+        compute_us=pipeline.busy * us,
+        copy_us=pipeline.copied * us,
+        ramp_us=(pipeline.begun + pipeline.now - pipeline.ended) * us,
+    )
+
+
+class _Mark(NamedTuple):
+    """Where a repetition of the pipeline may have begun."""
+
+    step: int
+    state: list[float]
+    time: float
+    copied: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Stream:
+    """An input that comes by blocks. `landed` is when the block of a step is there."""
+
+    reuse: int  # steps for which a block stays
+    ahead: int  # steps by which its copies are started early
+    cycles: float
+    chunk_cycles: float
+    in_chunks: bool  # the first one
+    late: bool  # it is first needed after all chunks have been multiplied
+    landed: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pipeline:
+    cost: StepCost
+    manual: bool
+    fill_chunks: int
+    subtiles: int
+    steps: int
+    steps_k: int
+    row: int  # steps until the outer dimension of the output goes on
+    streams: list[_Stream]  # in the order in which they are waited for
+    fetched: list[_Stream]  # in the order in which copies are started
+    outputs: int
+    store_cycles: float  # of a tile of every output
+    subtile_cycles: float  # of a subtile
+    issue_cycles: float
+    wait_cycles: float
+    latency: float
+    cores: int
+    now: float = 0.0
+    pipe: float = 0.0  # free from then on
+    busy: float = 0.0  # cycles of steps
+    copied: float = 0.0  # and of the pipe
+    begun: float = 0.0  # when the first product began
+    ended: float = 0.0  # and the last ended
+    stored: dict[int, float] = field(default_factory=dict)  # when the tile of that number is
+
+    @classmethod
+    def of(cls, spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: StepCost) -> _Pipeline:
+        machine, tiles, manual = chip.machine, config.tiles, config.pipeline == "manual"
+        schedule, cores = GridSchedule.of(spec, config).shared_by(chip.cores_per_device)
+        streams = []
+        for number, block in enumerate(operand_blocks(spec, tiles).present()):
+            cycles, reuse = CopyCycles.of(block, config, chip), schedule.reuse_steps(block.loops)
+            streams.append(
+                _Stream(
+                    reuse=reuse,
+                    # Pallas' pipelines start a copy so many steps before; this project's as soon as there is room.
+                    ahead=reuse if manual and reuse > 1 else config.num_stages - 1,
+                    cycles=cycles.block,
+                    chunk_cycles=cycles.chunk,
+                    in_chunks=config.fill_chunks > 1 and number < 2,
+                    late=manual and block.applies_to == "out",
+                )
+            )
+        return cls(
+            cost=cost,
+            manual=manual,
+            fill_chunks=config.fill_chunks,
+            subtiles=config.subtiles,
+            steps=schedule.steps,
+            steps_k=schedule.steps_k,
+            row=schedule.steps_inner,
+            streams=streams,
+            fetched=sorted(streams, key=lambda one: one.reuse) if manual else streams,
+            outputs=len(spec.dtypes_out),
+            store_cycles=store_cycles(spec, config, chip),
+            subtile_cycles=output_cycles(spec, config.subtile_m, config.subtile_n, chip),
+            issue_cycles=machine.dma_issue_cycles,
+            wait_cycles=machine.dma_wait_cycles,
+            latency=machine.dma_latency_cycles,
+            cores=cores,
+        )
+
+    def go(self) -> None:
+        """Goes through all steps."""
+        row, total, steps_k = self.row, self.steps, self.steps_k
+        # In the last rows nothing is fetched for later ones.
+        last_rows = row * -(-max((one.ahead for one in self.streams if one.reuse < total), default=1) // row)
+        self._begin()
+        step = 0
+        rows: _Mark | None = None
+        tiles: _Mark | None = None
+        steps: _Mark | None = None
+        while step < total:
+            if step % row == 0:
+                step, rows = self._leave_out(step, rows, row, min(total - last_rows, self._next_exchange(step)))
+                tiles = None
+            if step % steps_k == 0:
+                # The first tile of a row starts copies for the next row, and is like no other. The last two have other
+                # blocks ahead of them than those before.
+                if step % row:
+                    step, tiles = self._leave_out(step, tiles, steps_k, step - step % row + row - 2 * steps_k)
+                steps = None
+            elif steps_k > _MANY_STEPS:
+                # And so have the last steps of a tile.
+                step, steps = self._leave_out(step, steps, 1, step - step % steps_k + steps_k - 3)
+            self._step(step)
+            step += 1
+        self._end()
+
+    def _next_exchange(self, step: int) -> int:
+        """The beginning of a row up to which no block is fetched that stays for several rows."""
+        long = [one for one in self.streams if self.row < one.reuse < self.steps]
+        return min(
+            ((step // one.reuse + 1) * one.reuse - self.row * -(-one.ahead // self.row) for one in long),
+            default=self.steps,
+        )
+
+    def _begin(self) -> None:
+        """Starts the copies of the first steps."""
+        for stream in self.streams:
+            if not stream.in_chunks and not stream.late:
+                stream.landed[0] = self._start(stream.cycles)
+        for number in range(self.fill_chunks):
+            for stream in self.streams:
+                if stream.in_chunks:
+                    stream.landed[-1 - number] = self._start(stream.chunk_cycles)
+        for stream in self.streams:
+            if stream.late:
+                stream.landed[0] = self._start(stream.cycles)
+        for stream in self.streams:
+            for early in range(stream.reuse, min(stream.ahead, self.steps), stream.reuse):
+                stream.landed[early] = self._start(stream.cycles)
+
+    def _step(self, step: int) -> None:
+        tile, at_k = divmod(step, self.steps_k)
+        for stream in self.fetched:
+            later = step + stream.ahead
+            if later % stream.reuse == 0 and later < self.steps:
+                stream.landed[later] = self._start(stream.cycles)
+        is_end, is_last = at_k == self.steps_k - 1, step == self.steps - 1
+        cycles = self.cost.first if step == 0 else self.cost.end if is_end else self.cost.step
+        if step == 0 and self.fill_chunks > 1:
+            self._first_step(cycles)
+            cycles = 0.0
+        else:
+            for stream in self.streams:
+                if step % stream.reuse == 0:
+                    self._wait(stream.landed.pop(step))
+            self.begun = self.begun or self.now
+        if self.manual and at_k == 0 and tile >= 2:
+            self._wait(self.stored.pop(tile - 2), self.outputs)
+        if is_last and self.manual:
+            for _ in range(self.subtiles):
+                self._work(cycles / self.subtiles)
+                self.stored[tile] = self._start(self.subtile_cycles, self.outputs)
+            self.ended = self.now
+            return
+        self._work(cycles)
+        self.ended = self.now
+        if is_end:
+            self.stored[tile] = self._start(self.store_cycles, self.outputs)
+        if not self.manual and tile >= 1 and at_k == 0:
+            self._wait(self.stored.pop(tile - 1), self.outputs)
+
+    def _first_step(self, cycles: float) -> None:
+        """Multiplies each chunk when it is there."""
+        for stream in self.streams:
+            if not stream.in_chunks and not stream.late:
+                self._wait(stream.landed.pop(0))
+        for number in range(self.fill_chunks):
+            for stream in self.streams:
+                if stream.in_chunks:
+                    self._wait(stream.landed.pop(-1 - number))
+            self.begun = self.begun or self.now
+            self._work(cycles / self.fill_chunks)
+        for stream in self.streams:
+            if stream.late:
+                self._wait(stream.landed.pop(0))
+
+    def _end(self) -> None:
+        for tile, landed in sorted(self.stored.items()):
+            in_parts = self.manual and tile == self.steps // self.steps_k - 1
+            self._wait(landed, self.outputs * (self.subtiles if in_parts else 1))
+
+    def _work(self, cycles: float) -> None:
+        self.now += cycles
+        self.busy += cycles
+
+    def _start(self, cycles: float, copies: int = 1) -> float:
+        """Starts copies, which take so long together; returns when they have landed."""
+        self.now += copies * self.issue_cycles
+        if self.cores > 1:
+            # The other core does the same. Both begin at once, with its copies first: so it is ahead by the last of
+            # the first blocks.
+            ahead = self.streams[-1].cycles if self.begun else 0.0
+            self.pipe = max(self.pipe, self.now - ahead) + cycles * (self.cores - 1)
+        self.pipe = max(self.pipe, self.now) + cycles
+        self.copied += cycles * self.cores
+        return self.pipe + self.latency
+
+    def _wait(self, landed: float, copies: int = 1) -> None:
+        self.now = max(self.now, landed) + copies * self.wait_cycles
+
+    def _leave_out(self, step: int, before: _Mark | None, length: int, until: int) -> tuple[int, _Mark | None]:
+        """Leaves out repetitions of the steps since `before`, if they are one: of all that begin before `until`.
+
+        Returns the next step, and a mark where it is worth asking again.
+        """
+        left_out = (until - step) // length
+        if left_out < 1:
+            return step, None
+        state = self._state()
+        if before is None or not _same(state, before.state):
+            return step, _Mark(step, state, self.now, self.copied)
+        steps, cycles = left_out * length, left_out * (self.now - before.time)
+        tiles = steps // self.steps_k
+        self.now += cycles
+        self.pipe += cycles
+        self.copied += left_out * (self.copied - before.copied)
+        self.busy += tiles * self.cost.end + (steps - tiles) * self.cost.step
+        for stream in self.streams:
+            if stream.reuse <= length:  # else its next block is that of a step which is not left out
+                stream.landed = {at + steps: time + cycles for at, time in stream.landed.items()}
+        self.stored = {tile + tiles: time + cycles for tile, time in self.stored.items()}
+        return step + steps, None
+
+    def _state(self) -> list[float]:
+        """What decides how it goes on: how long the pipe and every copy under way still take."""
+        now = self.now
+        # The copies of another core may have begun before now, in a pipe that has been free for so long.
+        free_for = self.streams[-1].cycles if self.cores > 1 else 0.0
+        times = [max(-free_for, self.pipe - now)]
+        for landed in (self.stored, *(stream.landed for stream in self.streams)):
+            times += [time - now if time > now else 0.0 for time in landed.values()]
+        return times
+
+
+def _same(state: list[float], other: list[float]) -> bool:
+    return len(state) == len(other) and all(
+        abs(one - before) <= _SAME_CYCLES for one, before in zip(state, other, strict=True)
+    )

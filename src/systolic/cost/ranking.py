@@ -1,0 +1,101 @@
+"""The fastest configurations of a product by the pipeline model.
+
+Configurations are asked in the order of their bounds, and no more once no bound is left below the times that are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from systolic.chips import Chip
+from systolic.cost.bound import config_bound_us
+from systolic.cost.estimate import code_bundles, estimated_cost
+from systolic.cost.pipeline import ModelledTime, pipeline_time
+from systolic.cost.profile import StepCost
+from systolic.cost.search_space import search_space
+from systolic.cost.step_cost import CostProvenance, step_cost
+from systolic.schedule.config import KernelConfig
+from systolic.schedule.legality import require_legal
+from systolic.schedule.tiles import Tiles
+from systolic.spec import MatmulSpec
+
+_NO_MATTER = 0.001  # of the time: what could be faster by less is not looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedConfig:
+    """A configuration and its time by the pipeline model; `provenance` says where the costs of its steps are from."""
+
+    config: KernelConfig
+    modelled: ModelledTime
+    provenance: CostProvenance
+
+
+class Bounded(NamedTuple):
+    """A configuration, a time below which it cannot be, and what the time follows from."""
+
+    least_us: float
+    config: KernelConfig
+    cost: StepCost
+    bundles: float  # of code: of two configurations that are as fast, the shorter one is better
+
+
+def best_first(
+    spec: MatmulSpec, chip: Chip, bounds: Iterable[Bounded], count: int | None, provenance: CostProvenance
+) -> list[TimedConfig]:
+    """The `count` fastest of what comes with the least bound first, or all; best modelled time first."""
+    found: list[tuple[float, float, TimedConfig]] = []
+    for bound in bounds:
+        if count is not None and len(found) == count and bound.least_us >= found[-1][0] * (1 - _NO_MATTER):
+            break
+        modelled = pipeline_time(spec, bound.config, chip, bound.cost)
+        one = TimedConfig(config=bound.config, modelled=modelled, provenance=provenance)
+        found.append((modelled.time_us, bound.bundles, one))
+        if count is not None:
+            found = sorted(found, key=lambda each: each[:2])[:count]
+    return [one for _, _, one in sorted(found, key=lambda each: each[:2])]
+
+
+def ranked_configs(
+    spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None, *, count: int | None = None
+) -> tuple[list[TimedConfig], int]:
+    """The fastest of the search space by estimated costs, best first, and how many were compared.
+
+    Args:
+      tiles: configurations of these tiles only.
+      count: so many of the fastest; None: all, which takes a few seconds where there are twenty thousand.
+
+    Raises:
+      IllegalTilesError: `tiles` break rules; or nothing is legal, with the rules that the smallest tiles break.
+    """
+    bounds = []
+    for config in search_space(spec, chip, tiles):
+        cost = estimated_cost(spec, config, chip)
+        least_us = config_bound_us(spec, config, chip, cost)
+        bounds.append(Bounded(least_us, config, cost, code_bundles(spec, config, chip)))
+    bounds.sort(key=lambda bound: bound.least_us)
+    return best_first(spec, chip, bounds, count, "modelled"), len(bounds)
+
+
+def estimated_config(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+    """A configuration from elsewhere with its time by estimated costs, as `ranked_configs` gives it.
+
+    Raises:
+      IllegalTilesError: it breaks rules; the message has each of them.
+    """
+    require_legal(spec, config, chip)
+    modelled = pipeline_time(spec, config, chip, estimated_cost(spec, config, chip))
+    return TimedConfig(config=config, modelled=modelled, provenance="modelled")
+
+
+def timed_config(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+    """A configuration from elsewhere with its time by the best costs there are.
+
+    Raises:
+      IllegalTilesError: it breaks rules; the message has each of them.
+    """
+    require_legal(spec, config, chip)
+    cost, provenance = step_cost(spec, config, chip)
+    return TimedConfig(config=config, modelled=pipeline_time(spec, config, chip, cost), provenance=provenance)

@@ -1,0 +1,108 @@
+"""The roofline: the time of arithmetic at the chip's peak, and of the least traffic at its bandwidth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from systolic.chips import Chip
+
+# What the listings of the compiler, and so the machine models, call operand types. Others are converted to bfloat16.
+_LISTING_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "s8", "float8_e4m3fn": "f8", "float8_e5m2": "f8"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """An amount of arithmetic and of traffic on one device, as JAX shows it, each at its peak."""
+
+    flops: float
+    hbm_bytes: float
+    peak_flops_per_s: float
+    hbm_bytes_per_s: float
+
+    @property
+    def mxu_us(self) -> float:
+        """Microseconds of the matrix units."""
+        return self.flops / self.peak_flops_per_s * 1e6
+
+    @property
+    def hbm_us(self) -> float:
+        """Microseconds of the traffic."""
+        return self.hbm_bytes / self.hbm_bytes_per_s * 1e6
+
+    @property
+    def least_us(self) -> float:
+        """The time that no kernel can beat: arithmetic and copies entirely overlapped."""
+        return max(self.mxu_us, self.hbm_us)
+
+    @property
+    def limit(self) -> Literal["memory", "compute"]:
+        """Whichever takes longer."""
+        return "memory" if self.mxu_us < self.hbm_us else "compute"
+
+    @property
+    def intensity_flops_per_byte(self) -> float:
+        """Arithmetic for each byte over HBM."""
+        return self.flops / self.hbm_bytes
+
+    @property
+    def ridge_flops_per_byte(self) -> float:
+        """The intensity from which on the arithmetic takes longer."""
+        return self.peak_flops_per_s / self.hbm_bytes_per_s
+
+
+class Counted(Protocol):
+    """A description of a product whose arithmetic and traffic can be counted."""
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        ...
+
+    @property
+    def passes(self) -> int:
+        """How often the matrix unit goes over the operands."""
+        ...
+
+    @property
+    def dtype_multiplied(self) -> str:
+        """The dtype in which the matrix unit takes the operands."""
+        ...
+
+    @property
+    def least_hbm_bytes(self) -> int:
+        """Bytes that have to cross HBM at the least."""
+        ...
+
+
+def roofline(spec: Counted, chip: Chip) -> Roofline:
+    """A product at the chip's published peak, all passes counted, and at its published bandwidth.
+
+    Raises:
+      UnsupportedDtypeError: the chip does not multiply that dtype.
+    """
+    return Roofline(
+        flops=spec.flops * spec.passes,
+        hbm_bytes=spec.least_hbm_bytes,
+        peak_flops_per_s=chip.peak_ops_per_s(spec.dtype_multiplied),
+        hbm_bytes_per_s=chip.hbm_bytes_per_s,
+    )
+
+
+def machine_roofline(spec: Counted, chip: Chip) -> Roofline:
+    """The same at the clock and the bandwidth of the simulator's model of the chip."""
+    machine = chip.machine
+    rows_per_cycle = mxu_rows_per_cycle(spec.dtype_multiplied, chip)
+    flops_per_cycle = 2 * machine.mxu_count * machine.mxu_rows * machine.mxu_columns * rows_per_cycle
+    return Roofline(
+        flops=spec.flops * spec.passes,
+        hbm_bytes=spec.least_hbm_bytes,
+        peak_flops_per_s=flops_per_cycle * machine.clock_hz * chip.cores_per_device,
+        hbm_bytes_per_s=machine.hbm_bytes_per_s,
+    )
+
+
+def mxu_rows_per_cycle(dtype: str, chip: Chip) -> float:
+    """Rows of lhs that one matrix unit takes a cycle; those of bfloat16 where the dtype is converted first."""
+    rates = chip.machine.mxu_rows_per_cycle
+    return rates.get(_LISTING_TYPES.get(dtype, "bf16"), rates["bf16"])

@@ -1,0 +1,127 @@
+"""The configurations of a product that are worth a look: legal ones, whose code is not too long."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from systolic.chips import Chip
+from systolic.cost.estimate import code_bundles
+from systolic.schedule.buffers import blocked_buffers, total_bytes
+from systolic.schedule.config import GridOrder, KernelConfig, Pipeline, can_run_manually
+from systolic.schedule.legality import (
+    LANES,
+    IllegalTilesError,
+    Violation,
+    alignment,
+    fits_vmem,
+    tiles_violations,
+    usable_vmem_bytes,
+)
+from systolic.schedule.tiles import Tiles
+from systolic.spec import MatmulSpec
+
+# The longest code of a kernel, in bundles: it costs the user compile time and the chip its instruction fetch. Estimates
+# are up to 15 % off.
+LONGEST_CODE = 16_000
+MOST_BUNDLES = 14_000
+SKINNY_ROWS = 256  # up to which one row of tiles is all of lhs
+_SIDES = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
+_LONGEST_K = 8192
+_LONGEST_ROW = 32768
+
+
+def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> list[KernelConfig]:
+    """Every configuration worth a look; of these tiles only, where given.
+
+    Raises:
+      IllegalTilesError: `tiles` break rules; or nothing is legal, with the rules that the smallest tiles break.
+    """
+    found: list[KernelConfig] = []
+    last: Tiles | None = None
+    for last in [tiles] if tiles is not None else _tiles(spec):
+        found += _of_tiles(spec, last, chip)
+    assert last is not None
+    if tiles is None and found:
+        return found
+    whole = KernelConfig(tiles=last, subtile_m=last.tile_m, subtile_n=last.tile_n)
+    broken = tiles_violations(spec, whole, chip)
+    if not found and not broken:
+        broken = [
+            Violation(
+                rule="subtiles",
+                value=f"no subtile of tiles {last} leaves VMEM for operands that are made on the way",
+                limit=f"or each has code of more than {MOST_BUNDLES} bundles",
+                fix="use smaller tiles",
+            )
+        ]
+    if broken:
+        raise IllegalTilesError(f"tiles {last}", broken)
+    return found
+
+
+def _of_tiles(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> Iterator[KernelConfig]:
+    whole = KernelConfig(tiles=tiles, subtile_m=tiles.tile_m, subtile_n=tiles.tile_n)
+    # In the other order nothing changes where there is one row or one column of blocks.
+    orders: tuple[GridOrder, ...] = ("m", "n") if min(tiles.grid(spec)[:2]) > 1 else ("m",)
+    stages: tuple[tuple[Pipeline, int], ...] = (("auto", 2), ("emit", 3))
+    for own, num_stages in stages if chip.cores_per_device == 1 and tiles.steps(spec) > 2 else stages[:1]:
+        staged = replace(whole, pipeline=own, num_stages=num_stages)
+        # Without what depends on subtiles: no need to go through them where this alone is too much.
+        if total_bytes(blocked_buffers(spec, staged)) > usable_vmem_bytes(spec, chip):
+            continue
+        pipelines = [(own, 1), *(("manual", fill_chunks) for fill_chunks in _fill_chunks(spec, tiles, chip))]
+        for subtile_m, subtile_n in _subtiles(spec, tiles):
+            cut = replace(staged, subtile_m=subtile_m, subtile_n=subtile_n)
+            if code_bundles(spec, cut, chip) > MOST_BUNDLES:
+                continue
+            for (pipeline, fill_chunks), grid_order in itertools.product(pipelines, orders):
+                config = replace(cut, pipeline=pipeline, grid_order=grid_order, fill_chunks=fill_chunks)
+                if fits_vmem(spec, config, chip) and code_bundles(spec, config, chip) <= MOST_BUNDLES:
+                    yield config
+
+
+def _fill_chunks(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> list[int]:
+    """Numbers of chunks for manual DMA's first step; none for two cores, batches and edges, where it does not run."""
+    if chip.cores_per_device > 1 or not can_run_manually(spec, tiles):
+        return []
+    return [1, *(fill_chunks for fill_chunks in (2, 4, 8) if tiles.tile_k % (fill_chunks * 2 * LANES) == 0)]
+
+
+def _tiles(spec: MatmulSpec) -> Iterator[Tiles]:
+    multiples = alignment(spec)
+    skinny = spec.m <= SKINNY_ROWS
+    sides = {letter: _sides(getattr(spec, letter), multiples[letter], letter, skinny=skinny) for letter in "mkn"}
+    for tile_m, tile_k, tile_n in itertools.product(sides["m"], sides["k"], sides["n"]):
+        yield Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
+
+
+def _sides(size: int, multiple: int, letter: str, *, skinny: bool) -> list[int]:
+    """What cuts a size into nearly even parts of about the usual sides, and all of it where that is not too long.
+
+    14336 is cut by seven times a power of two; 4097 by four times 1040, hardly more than a quarter.
+    """
+    longest = _LONGEST_K if letter == "k" else _SIDES[-1]
+    step = max(multiple, LANES) if size % LANES == 0 else max(multiple, 16)
+    found = set()
+    for side in (*_SIDES, longest):
+        even = -(-size // -(-size // side))
+        found.add(-(-even // step) * step)
+    chosen = {side for side in found if 256 <= side <= longest and side < size}
+    # A skinny product streams whole rows of rhs: they lie in one piece.
+    if size <= longest or (letter == "n" and skinny and size <= _LONGEST_ROW):
+        chosen.add(size)
+    return sorted(chosen or {side for side in found if side < size} or {size})
+
+
+def _subtiles(spec: MatmulSpec, tiles: Tiles) -> Iterator[tuple[int, int]]:
+    """Subtiles that cut a tile evenly into whole registers; all of it is one."""
+    multiples = alignment(spec)
+    rows = _parts(tiles.tile_m, max(multiples["m"], 16), 128)
+    return itertools.product(rows, _parts(tiles.tile_n, LANES, 256))
+
+
+def _parts(side: int, multiple: int, least: int) -> list[int]:
+    cut = [side // parts for parts in (2, 4, 8, 16, 3, 5, 7) if side % parts == 0]
+    return [side, *[part for part in cut if part % multiple == 0 and part >= least][:4]]
