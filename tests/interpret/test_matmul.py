@@ -88,7 +88,8 @@ def blocked(call: Call, config: KernelConfig, name: str, precision: PrecisionNam
     matrices = given.map(lambda array: jnp.asarray(np.atleast_2d(array)))
     operands = matrices.map(lambda one: one.reshape(*(1,) * (matrices.lhs.ndim - one.ndim), *one.shape))
     spec = spec_of(product, operands)
-    assert not config_violations(spec, config, chip(name))
+    # One that leaves a core idle is slow, and right all the same.
+    assert {each.rule for each in config_violations(spec, config, chip(name))} <= {"pipeline"}
 
     @jax.jit
     def run(operands: Operands) -> jax.Array:
