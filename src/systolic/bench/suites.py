@@ -74,7 +74,7 @@ OPERAND_STACKS: tuple[tuple[str, Fused], ...] = (
 FUSED_SIZES = ((4096, 4096, 4096), (2048, 4096, 14336), (16, 4096, 14336))
 
 RAGGED_CUBES = (1000, 1023, 2047, 3000, 4000, 4097, 5000, 10007)
-# One ragged size at a time, all three, primes, a vocabulary, and thin products.
+# One ragged size at a time, all three, primes, a vocabulary, and skinny products.
 RAGGED = (
     (1000, 4096, 4096),
     (4096, 1000, 4096),

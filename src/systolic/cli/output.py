@@ -16,12 +16,13 @@ import click
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
 from systolic.compiler import versions
-from systolic.experiments import Progress as Told
+from systolic.experiments import Progress
 from systolic.report.columns import Column, Row
 from systolic.report.whole_file import whole_file
 from systolic.untrusted import printable
@@ -251,10 +252,10 @@ def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
     return made
 
 
-class Bar(Told):
+class Bar(Progress):
     """A progress bar whose length becomes known bit by bit; where no terminal shows it, one line for each bit."""
 
-    def __init__(self, progress: Progress | None, *, quiet: bool) -> None:
+    def __init__(self, progress: RichProgress | None, *, quiet: bool) -> None:
         self._progress = progress
         self._quiet = quiet
         self._jobs = 0
@@ -288,5 +289,5 @@ def progress_bar(*, quiet: bool) -> Iterator[Bar]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as progress:
         yield Bar(progress, quiet=quiet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import stat
@@ -236,3 +237,26 @@ def test_the_largest_sizes_are_planned(capfd: pytest.CaptureFixture[str]) -> Non
     size = str(2**31 - 1)
     assert main(["plan", ",".join([size] * 3), "--batch", size]) == 0
     assert "MB" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("width", "dropped"), [(80, []), (40, ["second figure"]), (20, ["first figure", "second figure"])]
+)
+def test_a_narrow_terminal_gets_fewer_columns_and_is_told_which(width: int, dropped: list[str]) -> None:
+    shown = io.StringIO()
+    columns = (
+        textual("name", lambda row: row),
+        numeric("first figure", lambda _: 1_234_567, droppable=True),
+        numeric("second figure", lambda _: 1_234_567, droppable=True),
+        numeric("needed", lambda _: 7),
+    )
+    show_table(Console(file=shown, width=width, force_terminal=True, color_system=None), columns, ["mine"])
+    heading, row, *told = shown.getvalue().splitlines()
+    assert [title for title in ("first figure", "second figure") if title not in heading] == dropped
+    assert row.split() == ["mine", *["1234567"] * (2 - len(dropped)), "7"]
+    assert all(title in " ".join(" ".join(told).split()) for title in dropped)
+    assert bool(told) == bool(dropped)
+    # Where nobody looks at it, nothing is left out.
+    whole = io.StringIO()
+    show_table(Console(file=whole, width=200), columns, ["mine"])
+    assert whole.getvalue().count("1234567") == 2
