@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
@@ -240,12 +241,21 @@ def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]
         out.print(f"not shown, for want of width: {', '.join(dropped)}; --json has all", markup=False)
 
 
+_LEAST_TEXT = 12  # characters, to which a column of text may be folded
+
+
 def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for one in columns:
         is_text = one.kind != "number"
+        longest = max((cell_len(_shown(one.text(row))) for row in rows), default=0)
         made.add_column(
-            Text(_shown(one.title)), justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold"
+            Text(_shown(one.title)),
+            justify="left" if is_text else "right",
+            no_wrap=not is_text,
+            overflow="fold",
+            # Text folds, but not to single letters; a number is whole or not there.
+            min_width=max(cell_len(one.title), min(longest, _LEAST_TEXT) if is_text else longest),
         )
     for row in rows:
         made.add_row(*(Text(_shown(one.text(row)), one.style(row) if one.style else "") for one in columns))

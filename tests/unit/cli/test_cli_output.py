@@ -245,7 +245,7 @@ def test_the_largest_sizes_are_planned(capfd: pytest.CaptureFixture[str]) -> Non
 def test_a_narrow_terminal_gets_fewer_columns_and_is_told_which(width: int, dropped: list[str]) -> None:
     shown = io.StringIO()
     columns = (
-        textual("name", lambda row: row),
+        textual("name", lambda row: str(row)),
         numeric("first figure", lambda _: 1_234_567, droppable=True),
         numeric("second figure", lambda _: 1_234_567, droppable=True),
         numeric("needed", lambda _: 7),
