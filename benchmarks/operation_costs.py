@@ -176,7 +176,7 @@ def faults(operations: Sequence[Operation], chip: Chip) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of one operation on one chip, for a register; what it needs besides is taken off.
+    """The cost of one operation on one chip, for a register; what it needs besides is taken off.
 
     `issued` are instructions by unit. Refused by the compiler: `cycles` is None, and there is a reason.
     """

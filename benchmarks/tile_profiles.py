@@ -120,7 +120,7 @@ def main() -> None:
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--count", default=60, show_default=True, help="Shapes of each chip.")
 def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
-    """Of each shape, one of the ten best profiled tiles, drawn by lot: its profiled against its simulated time."""
+    """Compares the profiled with the simulated time of one tile a shape, drawn by lot from the ten best profiled."""
     with _simulator() as submit:
         for its in chips:
             jobs = []

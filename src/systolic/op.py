@@ -16,35 +16,11 @@ import numpy as np
 from systolic.chips import Chip
 from systolic.cost import MadeWith, TimedConfig
 from systolic.schedule import KernelConfig, Tiles
-from systolic.spec import LARGEST_SIZE, SpecError
+from systolic.spec import LARGEST_SIZE, Spec, SpecError
 from systolic.untrusted import UntrustedError, shown, structured
 
 _NAMES = re.compile(r"[\w<>., -]{0,200}")  # of functions, with commas
 _OF_DTYPES = ("dtype", "kept_sum")  # in names of a spec's fields
-
-
-class Spec(Protocol):
-    """What is computed: a frozen dataclass of numbers, names and such dataclasses, which can be hashed."""
-
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions."""
-        ...
-
-    @property
-    def passes(self) -> int:
-        """How often the matrix unit goes over the operands."""
-        ...
-
-    @property
-    def dtype_multiplied(self) -> str:
-        """The dtype in which the matrix unit takes the operands."""
-        ...
-
-    @property
-    def least_hbm_bytes(self) -> int:
-        """Bytes that have to cross HBM at the least."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,7 +140,7 @@ def test_gradients_of_plain_products_with_edges(transpose_lhs: bool, transpose_r
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
 def test_gradients_are_finite_differences(activation: str) -> None:
-    """Of the formula in NumPy, in float64, along a random direction of each argument."""
+    """The derivative of the formula in NumPy, in float64, along a random direction of each argument."""
     random = np.random.default_rng(0)
     shapes = {"lhs": (9, 13), "rhs": (11, 13), "bias": (11,), "residual": (9, 11), "out_scale": (9, 1)}
     arrays = {name: values(random, shape, np.float32) for name, shape in shapes.items()}
@@ -236,7 +236,7 @@ def formula(lhs: jax.Array, rhs: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def grids(fn: Callable[..., Any], *args: Any) -> list[tuple[int, ...]]:
-    """Of every Pallas call in the jaxpr of a function."""
+    """The parameters of every Pallas call in the jaxpr of a function."""
     found: list[tuple[int, ...]] = []
 
     def visit(jaxpr: Any) -> None:

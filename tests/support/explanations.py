@@ -41,7 +41,7 @@ def a_run(name: str = "scratch_matmul") -> SimulatedRun:
 
 
 def an_explanation(run: SimulatedRun | None = None) -> Explanation:
-    """Of `scratch_matmul` beside XLA's product, with something in every part."""
+    """The explanation of `scratch_matmul` beside XLA's product, with something in every part."""
     run, xla, v6e = run or a_run(), a_run("xla_matmul"), chip("v6e")
     mine = _program("this kernel", "this", run)
     return Explanation(

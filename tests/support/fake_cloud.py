@@ -59,7 +59,7 @@ class FakeCloud:
 
     @property
     def home(self) -> Path:
-        """Of the machine's user."""
+        """The home folder of the machine's user."""
         return self.root / "home"
 
     def fail(self, **plan: list[str]) -> None:
@@ -112,7 +112,7 @@ class FakeCloud:
 
     @property
     def verbs(self) -> list[str]:
-        """Of each call of gcloud."""
+        """The arguments of each call of gcloud."""
         return [call[3] for call in self.calls]
 
     @property

@@ -111,7 +111,7 @@ def _standing(rows: Sequence[BenchRow]) -> Standing:
 
 
 def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
-    """Those of the group. bfloat16 has them all; other dtypes the mean, and what is asked of any kernel."""
+    """The bars of a group. bfloat16 has them all; other dtypes the mean, and what is asked of any kernel."""
     group, chip = rows[0].group, rows[0].chip
     bfloat16 = [row for row in rows if row.dtype == "bfloat16"]
 

@@ -44,7 +44,7 @@ class Case:
 
     @property
     def precision(self) -> PrecisionName:
-        """Of float32."""
+        """How products of float32 are computed."""
         return self.spec.precision
 
     def program(self) -> Case:

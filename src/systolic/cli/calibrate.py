@@ -141,7 +141,7 @@ def _half(row: ComparedRow, found: Calibration) -> str | None:
 def _statistics(
     half: str, halves: Sequence[str | None], before: Sequence[ComparedRow], after: Sequence[ComparedRow]
 ) -> tuple[ErrorStatistics, ErrorStatistics]:
-    """Of one half, with the shipped and with the fitted constants."""
+    """The errors of one half, with the shipped and with the fitted constants."""
 
     def of(rows: Sequence[ComparedRow]) -> ErrorStatistics:
         return error_statistics([row for row, its in zip(rows, halves, strict=True) if its == half])

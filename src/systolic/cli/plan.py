@@ -13,11 +13,11 @@ from systolic.cli.options import TileSizes, chip_option, output_options
 from systolic.cli.output import check_target, give, versions
 from systolic.cli.product import ProductSizes, described, dtype_options, spec_of, spec_option, stack_options
 from systolic.cost import MadeWith
-from systolic.op import Spec, record_of
+from systolic.op import record_of
 from systolic.ops import Plan, planner_in_use
 from systolic.ops import plan as planned
 from systolic.schedule import MIB, Tiles
-from systolic.spec import MatmulSpec, PrecisionName
+from systolic.spec import MatmulSpec, PrecisionName, Spec
 from systolic.store import StoreError, Subject
 
 
@@ -102,7 +102,7 @@ def _others(made_with: MadeWith) -> str:
 
 
 def _misses(made: Plan) -> list[str] | None:
-    """By what the nearest product in the store differs, where this one is not there."""
+    """What differs in the nearest product of the store, where this one is not there."""
     if made.provenance in ("measured", "simulated"):
         return None
     store = planner_in_use().store

@@ -118,7 +118,7 @@ def _calibrated(chips: tuple[Chip, ...], constants_file: Path) -> tuple[Chip, ..
 
 
 def _summary(answers: list[_Answer], names: list[str]) -> dict[str, Any]:
-    """Of each chip, how much faster the function is than the one that it is compared with."""
+    """How much faster the function is on each chip than the one that it is compared with."""
     ratios = {}
     if len(names) == 2:
         for mine, other in zip(answers[::2], answers[1::2], strict=True):

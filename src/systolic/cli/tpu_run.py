@@ -173,7 +173,7 @@ def _chip_of(parsed: Mapping[str, Any]) -> str:
 
 
 def _check_chip(parsed: Mapping[str, Any], accelerator_type: str) -> None:
-    """That a command that measures finds its chip there.
+    """Checks that a command that measures finds its chip there.
 
     Raises:
       MachineRequestError: it does not.
@@ -227,7 +227,7 @@ def _prepare(stay: Stay, made: Order | None, parsed: Mapping[str, Any]) -> None:
 
 
 def _check_free(where: Address) -> None:
-    """That no machine has the name: after a failure, --delete-after may delete only what was made here."""
+    """Checks that no machine has the name: after a failure, --delete-after may delete only what was made here."""
     try:
         gcloud.machine(where)
     except MachineNotFoundError:

@@ -38,9 +38,9 @@ from systolic.cli.product import (
 )
 from systolic.cli.tls_options import certificates_of, tls_options
 from systolic.compiler import check_available
-from systolic.op import Spec, op_of, record_of
+from systolic.op import op_of, record_of
 from systolic.report.columns import Column, numeric, textual
-from systolic.spec import MatmulSpec, PrecisionName
+from systolic.spec import MatmulSpec, PrecisionName, Spec
 from systolic.store import Trial, TrialStore
 from systolic.tuning import COMPILE_LIMIT_S, TuningResult, Watcher, cluster
 from systolic.tuning import tune as searched

@@ -141,7 +141,7 @@ class Profiles:
 
     @property
     def file_name(self) -> str:
-        """Of its file among the shipped ones."""
+        """The name of the shipped file that holds these profiles."""
         return _file_name(self.kind)
 
     def as_json(self) -> str:
@@ -184,7 +184,7 @@ class Profiles:
 
 @functools.cache
 def shipped_profiles(kind: Kind) -> Profiles | None:
-    """Those that come with the package; None where there are none of this kind."""
+    """The profiles of a kind that come with the package; None: there are none."""
     names = {file.name: file for file in (resources.files("systolic.cost") / "profiles").iterdir()}
     file = names.get(_file_name(kind))
     if file is None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from systolic.chips import Chip
+from systolic.spec import Spec
 
 # What the listings of the compiler, and so the machine models, call operand types. Others are converted to bfloat16.
 _LISTING_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "s8", "float8_e4m3fn": "f8", "float8_e5m2": "f8"}
@@ -51,31 +52,7 @@ class Roofline:
         return self.peak_flops_per_s / self.hbm_bytes_per_s
 
 
-class Counted(Protocol):
-    """A description of a product whose arithmetic and traffic can be counted."""
-
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions."""
-        ...
-
-    @property
-    def passes(self) -> int:
-        """How often the matrix unit goes over the operands."""
-        ...
-
-    @property
-    def dtype_multiplied(self) -> str:
-        """The dtype in which the matrix unit takes the operands."""
-        ...
-
-    @property
-    def least_hbm_bytes(self) -> int:
-        """Bytes that have to cross HBM at the least."""
-        ...
-
-
-def roofline(spec: Counted, chip: Chip) -> Roofline:
+def roofline(spec: Spec, chip: Chip) -> Roofline:
     """A product at the chip's published peak, all passes counted, and at its published bandwidth.
 
     Raises:
@@ -89,7 +66,7 @@ def roofline(spec: Counted, chip: Chip) -> Roofline:
     )
 
 
-def machine_roofline(spec: Counted, chip: Chip) -> Roofline:
+def machine_roofline(spec: Spec, chip: Chip) -> Roofline:
     """The same at the clock and the bandwidth of the simulator's model of the chip."""
     machine = chip.machine
     rows_per_cycle = mxu_rows_per_cycle(spec.dtype_multiplied, chip)

@@ -32,7 +32,7 @@ class Functions:
     primal: Fn | None = None
 
     def swapped(self) -> Functions:
-        """Those of the transposed product."""
+        """The functions of the transposed product: lhs and rhs change places."""
         return Functions(lhs=self.rhs, rhs=self.lhs, activation=self.activation, primal=self.primal)
 
 

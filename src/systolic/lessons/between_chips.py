@@ -79,7 +79,7 @@ class Collective:
 
     @property
     def function(self) -> ShardedFunction:
-        """Of whole arrays."""
+        """The kernel as a function of whole arrays, which are sharded over the ring."""
         spec = PartitionSpec(RING)
         return ShardedFunction(fn=self.kernel, mesh=ring_of, in_specs=(spec,), out_specs=spec)
 
@@ -89,7 +89,7 @@ class Collective:
         return jax.ShapeDtypeStruct((blocks * rows, columns), jnp.float32)
 
     def bytes_per_link(self, devices: int) -> int:
-        """That go over each link in one direction."""
+        """Bytes that go over each link in one direction."""
         return (devices - 1) * ROWS * COLUMNS * 4 // self.ways
 
 

@@ -23,7 +23,7 @@ class Lesson:
 
 
 def everywhere(chip: Chip) -> str:
-    """Of a part that every chip has what it needs for: no reason against any."""
+    """Has no reason against any chip: every one has what the part needs."""
     del chip
     return ""
 

@@ -41,7 +41,7 @@ MOVED_BYTES = 2 * ARGS[1].size * TABLE.shape[1] * 4 + ARGS[1].nbytes  # read and
 
 
 def subcores(chip: Chip) -> int:
-    """Of all SparseCores of a device, as JAX knows it; 0 where it has none."""
+    """Counts the subcores of all SparseCores of a device, as JAX knows it; 0 where it has none."""
     with traced_as_on(chip):
         cores = pltpu.get_tpu_info().sparse_core
     return cores.num_cores * cores.num_subcores if cores is not None else 0

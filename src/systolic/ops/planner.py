@@ -16,8 +16,9 @@ from systolic.bugs import reports_bugs, warn_user
 from systolic.chips import CHIPS, Chip, UnsupportedDtypeError
 from systolic.chips import chip as chip_named
 from systolic.cost import MadeWith, ModelledTime, roofline
-from systolic.op import Spec, op_of
+from systolic.op import op_of
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
+from systolic.spec import Spec
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore, store_file
 
 # Of this spec, on a device or compiled and simulated; or by arithmetic, from simulated steps of its tile or a model.

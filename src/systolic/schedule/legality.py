@@ -112,7 +112,7 @@ def size_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
 
 
 def alignment(spec: MatmulSpec) -> dict[str, int]:
-    """Of what a tile along m, k and n is a multiple, unless it is the whole dimension: registers, as stored."""
+    """The multiples that tiles along m, k and n have to be of, unless a tile is the whole dimension."""
     lhs_rows, rhs_rows = sublane_multiple(spec.dtype_lhs), sublane_multiple(spec.dtype_rhs)
     out_rows = max(map(sublane_multiple, spec.dtypes_out))
     return {

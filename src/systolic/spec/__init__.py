@@ -3,6 +3,7 @@
 from systolic.spec.dtypes import SpecError, accumulator_dtype, dtype_bytes
 from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
 from systolic.spec.matmul import LARGEST_SIZE, PASSES, MatmulSpec, NoKernelWarning, PrecisionName
+from systolic.spec.protocol import Spec
 
 __all__ = [
     "LARGEST_SIZE",
@@ -16,6 +17,7 @@ __all__ = [
     "PrecisionName",
     "Prologue",
     "Side",
+    "Spec",
     "SpecError",
     "accumulator_dtype",
     "dtype_bytes",

@@ -42,7 +42,7 @@ class Operands(NamedTuple):
 
     @property
     def of_output(self) -> Operands:
-        """Those alone that apply to the output."""
+        """Only the operands that apply to the output; the others are left out."""
         return self._replace(lhs=None, rhs=None, lhs_args=(), rhs_args=())
 
     def present(self) -> list[Any]:
@@ -55,7 +55,7 @@ class Operands(NamedTuple):
         return self.lhs_args if side == "lhs" else self.rhs_args
 
     def swapped(self) -> Operands:
-        """Those of the transposed product, rhsᵀ · lhsᵀ."""
+        """The operands of the transposed product, rhsᵀ · lhsᵀ."""
         return self._replace(lhs=self.rhs, rhs=self.lhs, lhs_args=self.rhs_args, rhs_args=self.lhs_args)
 
 

@@ -12,8 +12,9 @@ from importlib import metadata
 from typing import Any
 
 from systolic.kernels import KERNEL_VERSION
-from systolic.op import Spec, leaves, op_of
+from systolic.op import leaves, op_of
 from systolic.schedule import KernelConfig
+from systolic.spec import Spec
 from systolic.status import Status
 
 
@@ -54,7 +55,7 @@ class Subject:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     def differences(self, other: Subject) -> list[str]:
-        """By what they differ, in words; equal subjects by nothing."""
+        """Lists what differs, in words; nothing for equal subjects."""
         mine, others = leaves(dataclasses.asdict(self)), leaves(dataclasses.asdict(other))
         return [
             f"{name}: {others.get(name)} in place of {mine.get(name)}"
@@ -111,7 +112,7 @@ class Trial:
 
 
 def best_first(trials: Iterable[Trial]) -> list[Trial]:
-    """Those with a measured time, fastest first, then those with a simulated one, then the others."""
+    """Sorts trials: measured times first, then simulated ones, each fastest first, then the others."""
 
     def order(trial: Trial) -> tuple[bool, bool, float, str]:
         return trial.measured_us is None, trial.time_us is None, trial.time_us or 0.0, str(trial.config)

@@ -175,7 +175,7 @@ class TrialStore:
             return next(read_trials(connection.execute(query, (subject.key,)), subject, bad), None)
 
     def nearest(self, subject: Subject) -> tuple[Subject, list[str]] | None:
-        """Of a subject without trials: the one with trials that differs in least, and in what.
+        """Finds the subject with trials that differs least from one without, and what differs.
 
         As with `winner`, nothing in the file is set right; what cannot be read in it is left out, without a word.
 

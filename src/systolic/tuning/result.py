@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from systolic.chips import Chip
-from systolic.op import Spec
 from systolic.schedule import KernelConfig
+from systolic.spec import Spec
 from systolic.store import Trial
 
 End = Literal["trials", "time", "bound", "all"]

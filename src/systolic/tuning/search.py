@@ -16,10 +16,11 @@ from systolic.chips import chip as chip_named
 from systolic.compiler import WALL_TIMES, WorkerPool
 from systolic.cost import TimedConfig
 from systolic.experiments import Experiment, Outcome, Runner, Running, Submit, first_ended
-from systolic.op import Op, Programs, Spec, op_of
+from systolic.op import Op, Programs, op_of
 from systolic.ops import Planner, planner_in_use
 from systolic.ops.planner import check_dtype
 from systolic.schedule import KernelConfig
+from systolic.spec import Spec
 from systolic.store import Subject, Trial, TrialStore, best_first
 from systolic.timing import NoDeviceError, device_of, measure
 from systolic.tuning.ranking import Ranking

@@ -166,7 +166,7 @@ def _in_view(row: PublishedRow) -> bool:
 
 
 def error_statistics(rows: Sequence[ComparedRow]) -> ErrorStatistics:
-    """Of the counted rows among these."""
+    """The statistics of those rows that are counted."""
     counted = [row for row in rows if row.counted and row.error is not None and row.predicted_us is not None]
     errors = np.array([row.error for row in counted], float)
     sizes = np.abs(errors)

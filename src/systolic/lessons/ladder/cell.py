@@ -85,7 +85,7 @@ class Cell:
 
     @property
     def size(self) -> int:
-        """Of the square matrices."""
+        """Rows and columns of the square matrices."""
         return self.spec.m
 
     @property

@@ -67,7 +67,7 @@ class Orientation:
         )
 
     def operands(self, operands: Operands, turn: Callable[[Any], Any]) -> Operands:
-        """Those of the kernel's product; `turn` makes the transpose of one."""
+        """The operands as the kernel takes them; `turn` transposes one of them."""
         operands = operands.swapped() if self.swap else operands
         turns = {"lhs": self.lhs, "rhs": self.rhs, "out": self.swap}
         return operands.map(lambda one, side: turn(one) if turns[side] else one, operands.sides)
