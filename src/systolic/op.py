@@ -1,4 +1,4 @@
-"""What each op tells of itself, so that planner, store, tuner and command line work on any of them.
+"""What each op tells of itself, so that planner, store, tuner, bench and command line work on any of them.
 
 A kind of spec and what is known of it are one record here. `systolic.ops` has the table of those that come along.
 """
@@ -74,6 +74,23 @@ class Programs(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RacedPrograms:
+    """What `bench` compares. Programs can be pickled, for workers compile them.
+
+    Attributes:
+      spec: with what is counted of the programs.
+      arguments: a `jax.ShapeDtypeStruct` for each operand, as users have them.
+      ours: what a user calls, with the planner's configuration.
+      xla: what somebody would write in plain JAX who does not know it.
+    """
+
+    spec: Any
+    arguments: tuple[Any, ...]
+    ours: Callable[..., Any]
+    xla: Callable[..., Any]
+
+
 class Op(Protocol):
     """One kind of product.
 
@@ -139,7 +156,15 @@ class Op(Protocol):
         """What to compile.
 
         Raises:
-          SpecError: the description does not hold all of the program, such as a function of an operand.
+          SpecError: the description does not hold all of the program, such as a function that systolic has no name for.
+        """
+        ...
+
+    def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
+        """What to compare.
+
+        Raises:
+          SpecError: as `programs`.
         """
         ...
 

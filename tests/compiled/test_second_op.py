@@ -92,6 +92,22 @@ def test_it_is_tuned_kept_and_raced(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "4 experts" in capsys.readouterr().out
 
 
+def test_it_is_raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("SYSTOLIC_STORE", str(tmp_path / "trials.sqlite"))
+    described, saved = tmp_path / "spec.json", tmp_path / "raced.json"
+    described.write_text(json.dumps(op.record_of(SPEC)))
+    assert main(["bench", "--spec", str(described), "--chip", "v5e", "-q", "--json", str(saved)]) == 0
+    (row,) = json.loads(saved.read_text())["rows"]
+    assert (row["op"], row["status"], row["m"], row["precision"]) == ("expert", "ok", 512, None)
+    # Both products cross the matrix unit, and both weights of one expert cross HBM, in either program.
+    least_us = max(row["model_mxu_us"], row["model_hbm_us"])
+    assert least_us < min(row["ours_us"], row["xla_us"] + row["xla_prefetch_us"])
+    assert row["least_hbm_bytes"] == SPEC.least_hbm_bytes <= row["hbm_bytes"]
+    assert row["ratio"] == pytest.approx(row["xla_repeated_us"] / row["ours_us"])
+    assert main(["bench", "--from", str(saved)]) == 0
+    assert "4 experts" in capsys.readouterr().out
+
+
 def test_who_does_not_know_the_op_leaves_its_trials_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = TrialStore(tmp_path / "trials.sqlite")
     systolic.tune(SPEC, "v5e", store=store, against_xla=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 
 from systolic.bench.cases import Case, fused_spec
-from systolic.bench.programs import arguments, ours, xla
 from systolic.bench.suites import OPERAND_STACKS, STACKS, Fused, suite
+from systolic.chips import chip
+from systolic.ops.matmul.programs import raced
 from systolic.spec import Operands
 
 STACKS_BY_NAME = dict(STACKS + OPERAND_STACKS)
+V5E = chip("v5e")
 FLOAT32_UNIT = 2.0**-24
 
 
@@ -37,9 +40,9 @@ def filled(case: Case) -> Operands:
             return random.integers(-128, 128, shape.shape).astype("int8")
         return random.standard_normal(shape.shape, np.float32).astype(shape.dtype)
 
-    made = jax.tree.map(array, arguments(case))
+    made = jax.tree.map(array, *raced(case.spec, V5E).arguments)
     if prologues(case)[0] == "mask":
-        made = made._replace(lhs_args=(random.integers(0, 2, (case.m, case.k)).astype("int8"),))
+        made = made._replace(lhs_args=(random.integers(0, 2, (case.spec.m, case.spec.k)).astype("int8"),))
     if prologues(case)[1]:  # an int8 weight stands for numbers of about one
         made = made._replace(rhs_args=(made.rhs_args[0] / np.float32(64),))
     return made
@@ -55,7 +58,7 @@ def multiplied(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
         lhs = lhs.astype(np.float32) * operands.lhs_args[0] * operands.lhs_args[1]
     if rhs_fn:
         rhs = rhs.astype(np.float32) * operands.rhs_args[0]
-    lhs, rhs = (array.astype(case.dtype).astype(np.float64) for array in (lhs, rhs))
+    lhs, rhs = (array.astype(case.spec.dtype_multiplied).astype(np.float64) for array in (lhs, rhs))
     return lhs.T if case.spec.transpose_lhs else lhs, rhs.T if case.spec.transpose_rhs else rhs
 
 
@@ -72,7 +75,7 @@ def wanted(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
     lhs, rhs = multiplied(case, operands)
     value = lhs @ rhs
     # A sum of k products, each rounded: Higham's bound. No activation here is steeper than 1.2.
-    error = 1.2 * (case.k + 8) * FLOAT32_UNIT * (np.abs(lhs) @ np.abs(rhs) + 1)
+    error = 1.2 * (case.spec.k + 8) * FLOAT32_UNIT * (np.abs(lhs) @ np.abs(rhs) + 1)
     if operands.bias is not None:
         value = value + np.asarray(operands.bias, np.float64)
     value = activated(case.spec.epilogue.activation, value)
@@ -87,10 +90,16 @@ def wanted(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
     return value, error + unit * (np.abs(value) + error)
 
 
+def programs(case: Case, name: str) -> Iterator[Callable[..., jax.Array]]:
+    yield raced(case.spec, chip(name)).xla
+    for implementation in ("xla", "interpret"):
+        yield raced(case.spec, chip(name), implementation).ours
+
+
 def check(program: Any, case: Case, operands: Operands) -> None:
     result = np.asarray(jax.jit(program)(operands))
     value, error = wanted(case, operands)
-    assert result.shape == (case.m, case.n)
+    assert result.shape == (case.spec.m, case.spec.n)
     assert result.dtype.name == case.spec.dtype_out
     excess = np.abs(result.astype(np.float64) - value) - error
     assert np.all(excess <= 0), f"{np.max(excess)} above the tolerance"
@@ -106,7 +115,7 @@ def check(program: Any, case: Case, operands: Operands) -> None:
 def test_every_stack(name: str, dtype: str) -> None:
     case = case_of(STACKS_BY_NAME[name], dtype)
     operands = filled(case)
-    for program in (xla(case), ours(case, "v5e", "xla"), ours(case, "v5e", "interpret")):
+    for program in programs(case, "v5e"):
         check(program, case, operands)
 
 
@@ -115,22 +124,24 @@ def test_every_stack(name: str, dtype: str) -> None:
 def test_narrow_dtypes(name: str, dtype: str) -> None:
     case = case_of(STACKS_BY_NAME[name], dtype, m=32)
     operands = filled(case)
-    for program in (xla(case), ours(case, "v7x", "xla"), ours(case, "v7x", "interpret")):
+    for program in programs(case, "v7x"):
         check(program, case, operands)
 
 
 def test_ragged_sizes() -> None:
     for large in suite("edges")[-2:]:
-        small = dataclasses.replace(large.spec, m=large.m % 64 + 1, k=large.k % 300 + 1, n=large.n % 200 + 1)
+        small = dataclasses.replace(
+            large.spec, m=large.spec.m % 64 + 1, k=large.spec.k % 300 + 1, n=large.spec.n % 200 + 1
+        )
         case = dataclasses.replace(large, spec=small)
         operands = filled(case)
-        for program in (xla(case), ours(case, "v5e", "xla"), ours(case, "v5e", "interpret")):
+        for program in programs(case, "v5e"):
             check(program, case, operands)
 
 
 def test_a_forgotten_bias_is_noticed() -> None:
     case = case_of(STACKS_BY_NAME["bias"], "bfloat16")
     operands = filled(case)
-    plain = xla(case_of(fused_spec, "bfloat16"))
+    plain, *_ = programs(case_of(fused_spec, "bfloat16"), "v5e")
     with pytest.raises(AssertionError, match="above the tolerance"):
         check(plain, case, operands)

@@ -17,9 +17,10 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+import systolic
 from systolic.chips import Chip
 from systolic.cost import ModelledTime, TimedConfig
-from systolic.op import Candidates, Layout
+from systolic.op import Candidates, Layout, RacedPrograms
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, Violation
 
 
@@ -109,6 +110,10 @@ class ExpertOp:
 
     def programs(self, spec: ExpertSpec, chip: Chip) -> ExpertPrograms:
         return ExpertPrograms(computed=spec)
+
+    def raced(self, spec: ExpertSpec, chip: Chip) -> RacedPrograms:
+        programs, config = self.programs(spec, chip), systolic.plan(spec, chip).config
+        return RacedPrograms(spec=spec, arguments=programs.arguments, ours=programs.kernel(config), xla=programs.xla())
 
 
 def _config(tiles: Tiles) -> KernelConfig:

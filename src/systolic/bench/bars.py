@@ -120,9 +120,9 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
 
     if group == "square":
         yield from _mean_bar(rows, 1.00)
-        yield from _worst_bar([row for row in bfloat16 if row.m >= 2048], "× XLA from 2048³", ratio, least=0.95)
-        yield from _worst_bar([row for row in bfloat16 if row.m < 2048], "× XLA below 2048³", ratio, least=0.80)
-        large = [row for row in bfloat16 if row.m >= 4096]
+        yield from _worst_bar([row for row in bfloat16 if (row.m or 0) >= 2048], "× XLA from 2048³", ratio, least=0.95)
+        yield from _worst_bar([row for row in bfloat16 if (row.m or 0) < 2048], "× XLA below 2048³", ratio, least=0.80)
+        large = [row for row in bfloat16 if (row.m or 0) >= 4096]
         if chip in CHIPS:  # saved rows may be of a chip that is not known here
             share = CHIPS[chip].bars.least_share_of_limit
             yield from _worst_bar(large, "of the model's limit from 4096³", lambda row: row.share_of_model, least=share)

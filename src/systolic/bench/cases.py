@@ -1,10 +1,10 @@
-"""One product of a suite: its spec and its name. Pure data; `bench.programs` makes programs of it."""
+"""What is raced: specs with their names, and those of products as networks have them."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, PrecisionName, Prologue, accumulator_dtype
 
@@ -14,47 +14,13 @@ RhsFn = Literal["", "dequantise"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A product with what is fused into it. The operations of its functions are not counted."""
+    """The spec of any op, and its names."""
 
     suite: str
     group: str
     name: str
-    spec: MatmulSpec
-    beside_even: bool = False  # to be compared with the next larger sizes that tiles divide
-
-    @property
-    def m(self) -> int:
-        """Rows of the result."""
-        return self.spec.m
-
-    @property
-    def k(self) -> int:
-        """What is summed over."""
-        return self.spec.k
-
-    @property
-    def n(self) -> int:
-        """Columns of the result."""
-        return self.spec.n
-
-    @property
-    def dtype(self) -> str:
-        """What is multiplied."""
-        return self.spec.dtype_multiplied
-
-    @property
-    def precision(self) -> PrecisionName:
-        """How products of float32 are computed."""
-        return self.spec.precision
-
-    def program(self) -> Case:
-        """The case without its names: two cases with the same program are equal then."""
-        return dataclasses.replace(self, suite="", group="", name="", beside_even=False)
-
-    def even(self) -> Case:
-        """The case at the next larger sizes that tiles divide: multiples of 512; below that, powers of two."""
-        m, k, n = _even(self.m), _even(self.k), _even(self.n)
-        return dataclasses.replace(self, name=sizes(m, k, n), spec=dataclasses.replace(self.spec, m=m, k=k, n=n))
+    spec: Any
+    even: Any = None  # the spec at the next larger sizes that tiles divide, to be compared with
 
 
 def fused_spec(
@@ -74,7 +40,7 @@ def fused_spec(
     rhs_fn: RhsFn = "",
     dtype_out: str = "",
 ) -> MatmulSpec:
-    """`lhs[m, k] @ rhs[k, n]` as a network has it, with functions that `bench.programs` knows by their names.
+    """`lhs[m, k] @ rhs[k, n]` as a network has it, with functions that `ops.matmul.named` knows by their names.
 
     Args:
       dtype: what is multiplied.
@@ -129,6 +95,11 @@ def fused_spec(
 def sizes(m: int, k: int, n: int) -> str:
     """4096³, or 16·4096·14336 (m·k·n)."""
     return f"{m}³" if m == k == n else f"{m}·{k}·{n}"
+
+
+def even_spec(spec: MatmulSpec) -> MatmulSpec:
+    """The product at the next larger sizes that tiles divide: multiples of 512; below that, powers of two."""
+    return dataclasses.replace(spec, m=_even(spec.m), k=_even(spec.k), n=_even(spec.n))
 
 
 def _even(size: int) -> int:

@@ -1,4 +1,4 @@
-"""Races `systolic.matmul` against XLA: both programs of every case compiled by the same compiler and simulated."""
+"""Races what ops give to users against XLA: both programs of every case compiled by the same compiler and simulated."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from systolic.bench.cases import Case
-from systolic.bench.programs import arguments, ours, spec_of, xla
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.cost import machine_roofline
 from systolic.experiments import Experiment, Outcome, Runner
+from systolic.op import op_of
 from systolic.ops import plan
 from systolic.schedule import TilesError
-from systolic.spec import MatmulSpec, SpecError
+from systolic.spec import Spec, SpecError
 from systolic.status import Status
 
 Who = Literal["ours", "xla"]
@@ -23,6 +23,7 @@ Who = Literal["ours", "xla"]
 _DERIVED = ("xla_repeated_us", "ratio", "ratio_alone", "ratio_with_prefetch", "over_even", "limit_us", "share")
 _DERIVED += ("share_of_model",)
 _NOT_RUN = Outcome(label="")
+_UNPLANNED = (UnsupportedDtypeError, SpecError, TilesError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +38,13 @@ class BenchRow:
     group: str
     case: str
     chip: str
-    m: int
-    k: int
-    n: int
     dtype: str
-    precision: str
     status: Status  # of our program
+    op: str = "matmul"
+    m: int | None = None  # where the spec has such a size
+    k: int | None = None
+    n: int | None = None
+    precision: str | None = None  # of float32, where the spec says it
     reason: str = ""
     provenance: Literal["simulated"] = "simulated"
     ours_us: float | None = None
@@ -131,51 +133,54 @@ def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, agains
     """A row for every chip and case, in that order. What cannot be done is a row with its reason.
 
     Args:
-      cases: what to multiply.
+      cases: what to compute.
       chips: for which.
       runner: of both programs; programs that several cases share run once.
       against_xla: run XLA's programs too.
     """
-    wanted: dict[tuple[str, Who, Case], Experiment] = {}
+    wanted: dict[tuple[str, Who, Any], Experiment] = {}
     for chip in chips:
         for case in cases:
-            if case.dtype not in chip.dtypes:
-                continue
-            asked: list[tuple[Who, Case]] = [("ours", case)]
+            asked: list[tuple[Who, Any]] = [("ours", case.spec)]
             if against_xla:
-                asked.append(("xla", case))
-            if case.beside_even:
-                asked.append(("ours", case.even()))
-            for who, one in asked:
-                wanted.setdefault((chip.name, who, one.program()), _experiment(chip, who, one))
+                asked.append(("xla", case.spec))
+            if case.even is not None:
+                asked.append(("ours", case.even))
+            for who, spec in asked:
+                key = chip.name, who, spec
+                if key not in wanted and (experiment := _experiment(case.name, chip, who, spec)) is not None:
+                    wanted[key] = experiment
     outcomes = dict(zip(wanted, runner.run(wanted.values()), strict=True))
-
-    def outcome(case: Case, chip: Chip, who: Who) -> Outcome:
-        return outcomes.get((chip.name, who, case.program()), _NOT_RUN)
-
     return [
         _row(
             case,
             chip,
-            mine=outcome(case, chip, "ours"),
-            others=outcome(case, chip, "xla"),
-            even=outcome(case.even(), chip, "ours") if case.beside_even else _NOT_RUN,
+            mine=outcomes.get((chip.name, "ours", case.spec), _NOT_RUN),
+            others=outcomes.get((chip.name, "xla", case.spec), _NOT_RUN),
+            even=outcomes.get((chip.name, "ours", case.even), _NOT_RUN),
         )
         for chip in chips
         for case in cases
     ]
 
 
-def _experiment(chip: Chip, who: Who, case: Case) -> Experiment:
-    fn = ours(case, chip) if who == "ours" else xla(case)
-    return Experiment(fn=fn, args=(arguments(case),), chip=chip, label=f"{chip.name} {case.name} {who}")
+def _experiment(name: str, chip: Chip, who: Who, spec: Spec) -> Experiment | None:
+    """None: there is no program, and the plan in the case's row says why."""
+    if spec.dtype_multiplied not in chip.dtypes:
+        return None
+    try:
+        raced = op_of(spec).raced(spec, chip)
+    except _UNPLANNED:
+        return None
+    fn = raced.ours if who == "ours" else raced.xla
+    return Experiment(fn=fn, args=raced.arguments, chip=chip, label=f"{chip.name} {name} {who}")
 
 
 def _row(case: Case, chip: Chip, *, mine: Outcome, others: Outcome, even: Outcome) -> BenchRow:
     ended, expected = mine, {}
     try:
-        expected = _expected(spec_of(case), chip)
-    except (UnsupportedDtypeError, SpecError, TilesError) as error:
+        expected = _expected(op_of(case.spec).raced(case.spec, chip).spec, chip)
+    except _UNPLANNED as error:
         ended = Outcome.failed(case.name, error) if mine is _NOT_RUN else mine
     run = mine.run
     operations = [operation.cycles for operation in run.later_core.ops] if run is not None else []
@@ -184,11 +189,9 @@ def _row(case: Case, chip: Chip, *, mine: Outcome, others: Outcome, even: Outcom
         group=case.group,
         case=case.name,
         chip=chip.name,
-        m=case.m,
-        k=case.k,
-        n=case.n,
-        dtype=case.dtype,
-        precision=case.precision,
+        op=op_of(case.spec).name,
+        **{name: getattr(case.spec, name, None) for name in ("m", "k", "n", "precision")},
+        dtype=case.spec.dtype_multiplied,
         status=ended.status,
         reason=ended.reason,
         ours_us=mine.time_us,
@@ -210,7 +213,7 @@ def _why(outcome: Outcome) -> str:
     return f"{outcome.status}: {outcome.reason}" if outcome.reason else ""
 
 
-def _expected(spec: MatmulSpec, chip: Chip) -> dict[str, Any]:
+def _expected(spec: Spec, chip: Chip) -> dict[str, Any]:
     """What is known without compiling.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from systolic.bench.cases import Case, fused_spec, sizes
+from systolic.bench.cases import Case, even_spec, fused_spec, sizes
 from systolic.spec import MatmulSpec, PrecisionName
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
@@ -146,13 +146,8 @@ def _fused(dtype: str, precision: PrecisionName) -> Iterator[Case]:
 
 def _edges(dtype: str, precision: PrecisionName) -> Iterator[Case]:
     for m, k, n in (*((size, size, size) for size in RAGGED_CUBES), *RAGGED):
-        yield Case(
-            suite="edges",
-            group="edges",
-            name=sizes(m, k, n),
-            spec=fused_spec(m, k, n, dtype, precision),
-            beside_even=True,
-        )
+        spec = fused_spec(m, k, n, dtype, precision)
+        yield Case(suite="edges", group="edges", name=sizes(m, k, n), spec=spec, even=even_spec(spec))
 
 
 SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {

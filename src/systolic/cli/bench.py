@@ -17,11 +17,12 @@ from systolic.chips import Chip
 from systolic.cli.bench_table import show
 from systolic.cli.options import Workers, chip_option, output_options, worker_options
 from systolic.cli.output import check_target, give, progress_bar, versions
-from systolic.cli.product import SuiteNames, cases_of, dtype_options
+from systolic.cli.product import SuiteNames, cases_of, dtype_options, spec_option
 from systolic.cli.results import WrongFileError, read_document, wrong_kind
 from systolic.compiler import check_available
 from systolic.experiments import Runner
-from systolic.spec import PrecisionName
+from systolic.op import op_of
+from systolic.spec import PrecisionName, Spec
 
 if TYPE_CHECKING:
     from systolic.bench.race import BenchRow
@@ -32,10 +33,9 @@ if TYPE_CHECKING:
     "--suite",
     "suites",
     type=SuiteNames(),
-    default="square",
-    show_default=True,
-    help=f"One or several, with commas: {', '.join(SUITES)}.",
+    help=f"One or several, with commas: {', '.join(SUITES)}.  [default: square]",
 )
+@spec_option
 @chip_option()
 @dtype_options
 @click.option(
@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 @worker_options()
 @output_options
 def bench(
-    suites: tuple[str, ...],
+    suites: tuple[str, ...] | None,
+    spec: Spec | None,
     chips: tuple[Chip, ...],
     dtype: str,
     precision: PrecisionName,
@@ -69,7 +70,7 @@ def bench(
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Race systolic.matmul, with the planner's tiles, against XLA on suites of products.
+    """Race systolic.matmul, with the planner's tiles, against XLA on suites of products, or any op on one spec.
 
     Every time is `simulated`: both programs compiled by the same compiler in the same run and executed on the chip's
     model. square: 512³ to 16384³. llm: weights of Llama 3, DeepSeek-V3 and Gemma 2, prefill and decode. fused: what
@@ -90,11 +91,19 @@ def bench(
     if saved_file is not None:
         rows, found = _saved(saved_file)
     else:
-        rows = _raced(cases_of(suites, dtype, precision, only), chips, against, workers, quiet)
+        if suites is not None and spec is not None:
+            raise click.UsageError("give either --suite or --spec")
+        cases = cases_of(suites or ("square",), dtype, precision, only) if spec is None else [_case(spec)]
+        rows = _raced(cases, chips, against, workers, quiet)
     result = summary(rows)
     records = (row.record() for row in rows)
     give(json_file, "bench", records, dataclasses.asdict(result), lambda: show(rows, result, found))
     return 1 if result.timed < result.rows or (strict and result.missed) else 0
+
+
+def _case(spec: Spec) -> Case:
+    op = op_of(spec)
+    return Case(suite=op.name, group=op.name, name=op.words(spec)[0], spec=spec)
 
 
 def _raced(cases: Sequence[Case], chips: Sequence[Chip], against: str, workers: Workers, quiet: bool) -> list[BenchRow]:

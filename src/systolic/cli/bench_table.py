@@ -64,7 +64,7 @@ def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str,
 
 
 def _dtype(row: BenchRow) -> str:
-    return f"{row.dtype} at {row.precision}" if row.dtype == "float32" else row.dtype
+    return f"{row.dtype} at {row.precision}" if row.dtype == "float32" and row.precision else row.dtype
 
 
 def _verdict(summary: BenchSummary) -> str:

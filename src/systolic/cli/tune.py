@@ -196,12 +196,7 @@ def _cases(
     if any(stack.keywords.values()) or batch > 1:
         raise click.UsageError("a suite says itself what is fused: leave --bias, --activation, … and --batch out")
     assert suites is not None
-    cases = cases_of(suites, dtype, precision, only)
-    # A function of an operand is not part of a product's description: the fused suite's are left to bench.
-    kept = [case for case in cases if case.spec.lhs_prologue is None and case.spec.rhs_prologue is None]
-    if not kept:
-        raise click.UsageError(f"tune cannot build the products that --only {only} names: operands have functions")
-    return kept
+    return cases_of(suites, dtype, precision, only)
 
 
 def _record(result: TuningResult) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from collections import Counter
 import jax
 import pytest
 
-from systolic.bench.programs import arguments, ours, spec_of
 from systolic.bench.suites import (
     DECODE,
     FUSED_SIZES,
@@ -19,6 +18,8 @@ from systolic.bench.suites import (
     UnknownSuiteError,
     suite,
 )
+from systolic.chips import chip
+from systolic.op import op_of
 from systolic.ops import Planner, use
 from systolic.spec import MatmulSpec
 
@@ -28,17 +29,17 @@ from systolic.spec import MatmulSpec
 def test_no_case_comes_twice(name: str, dtype: str) -> None:
     cases = suite(name, dtype)
     assert len({case.name for case in cases}) == len(cases)
-    assert len({case.program() for case in cases}) == len(cases)
+    assert len({(case.spec, case.even) for case in cases}) == len(cases)
     assert {case.suite for case in cases} == {name}
-    assert {case.dtype for case in cases} == {dtype}
+    assert {case.spec.dtype_multiplied for case in cases} == {dtype}
 
 
 @pytest.mark.parametrize(("group", "rows"), [("prefill", PREFILL), ("decode", DECODE)])
 def test_llm_covers_every_weight_and_every_number_of_rows(group: str, rows: tuple[int, ...]) -> None:
     cases = [case for case in suite("llm") if case.group == group]
     assert len(cases) <= 36
-    assert {(case.k, case.n) for case in cases} == {(k, n) for _, k, n in WEIGHTS}
-    times = Counter(case.m for case in cases)
+    assert {(case.spec.k, case.spec.n) for case in cases} == {(k, n) for _, k, n in WEIGHTS}
+    times = Counter(case.spec.m for case in cases)
     assert set(times) == set(rows)
     assert max(times.values()) - min(times.values()) <= 2
 
@@ -46,7 +47,7 @@ def test_llm_covers_every_weight_and_every_number_of_rows(group: str, rows: tupl
 def test_every_stack_comes_with_every_size() -> None:
     cases = suite("fused")
     assert len(cases) == len(FUSED_SIZES) * len(STACKS + OPERAND_STACKS)
-    assert {case.spec for case in cases if case.m == 16} == {
+    assert {case.spec for case in cases if case.spec.m == 16} == {
         stack(*FUSED_SIZES[-1], "bfloat16") for _, stack in STACKS + OPERAND_STACKS
     }
     # What an operand's function makes has to be a float.
@@ -55,12 +56,10 @@ def test_every_stack_comes_with_every_size() -> None:
 
 def test_edges_are_compared_with_sizes_that_tiles_divide() -> None:
     for case in suite("edges"):
-        even = case.even()
-        assert case.beside_even
-        for size, larger in ((case.m, even.m), (case.k, even.k), (case.n, even.n)):
+        for size, larger in ((getattr(case.spec, name), getattr(case.even, name)) for name in "mkn"):
             assert size <= larger < size + 512
             assert larger % 512 == 0 or (larger < 512 and larger & (larger - 1) == 0)
-    ragged = {(case.m % 128 > 0, case.k % 128 > 0, case.n % 128 > 0) for case in suite("edges")}
+    ragged = {(case.spec.m % 128 > 0, case.spec.k % 128 > 0, case.spec.n % 128 > 0) for case in suite("edges")}
     assert {(True, False, False), (False, True, False), (False, False, True), (True, True, True)} <= ragged
 
 
@@ -96,6 +95,7 @@ def test_the_spec_of_a_case_is_what_matmul_plans(name: str, dtype: str, monkeypa
 
     monkeypatch.setattr(Planner, "_planned", caught)
     for case in suite(name, dtype):
+        raced = op_of(case.spec).raced(case.spec, chip("v5e"))
         with use(store=None), pytest.raises(PlannedError) as planned:
-            jax.eval_shape(ours(case, "v5e"), arguments(case))
-        assert planned.value.spec == spec_of(case), case.name
+            jax.eval_shape(raced.ours, *raced.arguments)
+        assert planned.value.spec == raced.spec, case.name

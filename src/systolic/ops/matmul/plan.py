@@ -16,7 +16,7 @@ from systolic.cost import (
     shipped_profiles,
     timed_config,
 )
-from systolic.op import Candidates, Layout
+from systolic.op import Candidates, Layout, RacedPrograms
 from systolic.ops.matmul.orientation import Orientation
 from systolic.schedule import (
     IllegalTilesError,
@@ -125,6 +125,12 @@ class MatmulOp:
         from systolic.ops.matmul.programs import MatmulPrograms  # needs JAX, which `import systolic` does not import
 
         return MatmulPrograms.of(spec, chip)
+
+    def raced(self, spec: MatmulSpec, chip: Chip) -> RacedPrograms:
+        """`systolic.matmul` itself, beside plain JAX."""
+        from systolic.ops.matmul.programs import raced  # likewise
+
+        return raced(spec, chip)
 
 
 def _ranked(spec: MatmulSpec, chip: Chip) -> Candidates:

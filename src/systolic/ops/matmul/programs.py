@@ -1,4 +1,8 @@
-"""The programs that `tune` compares: a product's kernel in any configuration, and XLA's, built from its spec."""
+"""The programs of a product that are built from its spec.
+
+`tune` compares its kernel in any configuration with XLA's; `bench` compares `systolic.matmul` with the plain JAX that
+somebody would write who does not know it.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array, lax
 
 from systolic.chips import Chip
-from systolic.kernels.functions import Functions
-from systolic.ops.epilogue import ACTIVATIONS
+from systolic.op import RacedPrograms
+from systolic.ops.matmul.api import matmul
+from systolic.ops.matmul.named import counted, functions_of, matrices, product_of
 from systolic.ops.matmul.orientation import Orientation
 from systolic.ops.matmul.pallas import by_pallas
-from systolic.ops.matmul.product import Backend, Product, epilogue_work, spec_of
+from systolic.ops.matmul.product import Backend, Implementation, Product, spec_of
 from systolic.ops.matmul.xla import by_xla
 from systolic.ops.shapes import fold
 from systolic.schedule import KernelConfig
-from systolic.spec import FusedOperand, MatmulSpec, Operands, SpecError
+from systolic.spec import MatmulSpec, Operands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +48,13 @@ class MatmulPrograms:
         """Built from the names in the spec.
 
         Raises:
-          SpecError: an activation without a name of systolic's; an operand with a function, which a spec names and does
-            not hold; or a product of a gradient.
+          SpecError: a function without a name of systolic's, or a product of a gradient.
         """
-        product = _product(spec, chip)
-        spec = counted(spec, product)
-        arguments = _arguments(spec)
-        described = spec_of(product, arguments)
-        if described != spec:
-            raise SpecError(f"this product cannot be built from its spec: {_difference(spec, described)}")
-        folded, _ = jax.eval_shape(lambda operands: fold(product.transpose_lhs, operands), arguments)
+        product = product_of(spec, Backend(implementation="pallas", chip=chip, tiles=None))
+        operands = matrices(counted(spec, product))
+        folded, _ = jax.eval_shape(lambda operands: fold(product.transpose_lhs, operands), operands)
         planned = spec_of(product, folded)
-        return cls(computed=Orientation.of(planned).spec(planned), operands=arguments, product=product)
+        return cls(computed=Orientation.of(planned).spec(planned), operands=operands, product=product)
 
     @property
     def arguments(self) -> tuple[Operands]:
@@ -74,49 +75,74 @@ def _first(run: Callable[..., tuple[Any, ...]], product: Product, operands: Oper
     return run(product, operands)[0]
 
 
-def _product(spec: MatmulSpec, chip: Chip) -> Product:
-    name = spec.epilogue.activation
-    if name and name not in ACTIVATIONS:
-        raise SpecError(f"activation {name!r} has no program here; known are {', '.join(ACTIVATIONS)}")
-    if spec.lhs_prologue is not None or spec.rhs_prologue is not None:
-        raise SpecError("an operand's function is not part of a product's spec, which only names it; tune without it")
-    if spec.epilogue.primal is not None or spec.epilogue.kept_sum is not None:
-        raise SpecError("a product of a gradient is not built from its spec; tune the product itself")
-    return Product(
-        backend=Backend(implementation="pallas", chip=chip, tiles=None),
-        precision=spec.precision,
-        dtype_out=spec.dtype_out,
+def raced(spec: MatmulSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
+    """What `bench` compares; ours takes the tiles of the planner that is in use where it is traced.
+
+    Raises:
+      SpecError: a function without a name of systolic's, or a product of a gradient.
+    """
+    known = counted(spec)
+    return RacedPrograms(
+        spec=known,
+        arguments=(_as_written(known),),
+        ours=functools.partial(_called, known, chip, implementation),
+        xla=functools.partial(_plain, known),
+    )
+
+
+def _as_written(spec: MatmulSpec) -> Operands:
+    """A row beside the output is a vector, as a network keeps its bias."""
+    whole = matrices(spec)
+
+    def vector(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return shape if shape.shape[-2] > 1 else jax.ShapeDtypeStruct(shape.shape[-1:], shape.dtype)
+
+    rows = whole.of_output.map(vector)
+    return whole._replace(bias=rows.bias, scale=rows.scale)
+
+
+def _called(spec: MatmulSpec, chip: Chip, implementation: Implementation, operands: Operands) -> Array:
+    functions = functions_of(spec)
+    return matmul(
+        operands.lhs,
+        operands.rhs,
+        bias=operands.bias,
+        activation=spec.epilogue.activation or None,
+        residual=operands.residual,
+        out_scale=operands.scale,
         transpose_lhs=spec.transpose_lhs,
         transpose_rhs=spec.transpose_rhs,
-        functions=Functions(activation=ACTIVATIONS[name] if name else None),
-        activation=name,
+        lhs_fn=functions.lhs,
+        lhs_args=operands.lhs_args,
+        rhs_fn=functions.rhs,
+        rhs_args=operands.rhs_args,
+        precision=spec.precision,
+        preferred_element_type=spec.dtype_out,
+        implementation=implementation,
+        chip=chip,
     )
 
 
-def counted(spec: MatmulSpec, product: Product) -> MatmulSpec:
-    """The spec with the operations of its epilogue as they are counted of the program, whatever it says."""
-    work = epilogue_work(product, spec.operands.of_output.map(lambda _: True))
-    epilogue = dataclasses.replace(spec.epilogue, op_count=work.op_count, transcendentals=work.transcendentals)
-    return dataclasses.replace(spec, epilogue=epilogue)
-
-
-def _arguments(spec: MatmulSpec) -> Operands:
-    m, k, n = spec.m, spec.k, spec.n
-
-    def array(matrices: int, rows: int, columns: int, dtype: str) -> jax.ShapeDtypeStruct:
-        lead = (matrices,) if spec.batch > 1 else ()
-        return jax.ShapeDtypeStruct((*lead, rows, columns), jnp.dtype(dtype))
-
-    def fused(operand: FusedOperand) -> jax.ShapeDtypeStruct:
-        rows, columns = m if operand.rows else 1, n if operand.columns else 1
-        return array(spec.batch if operand.rows and operand.columns else 1, rows, columns, operand.dtype)
-
-    return spec.operands.of_output.map(fused)._replace(
-        lhs=array(spec.batch_lhs, *((k, m) if spec.transpose_lhs else (m, k)), spec.dtype_lhs),
-        rhs=array(spec.batch_rhs, *((n, k) if spec.transpose_rhs else (k, n)), spec.dtype_rhs),
+def _plain(spec: MatmulSpec, operands: Operands) -> Array:
+    functions, plain = functions_of(spec), spec.epilogue.is_identity
+    lhs = functions.lhs(operands.lhs, *operands.lhs_args) if functions.lhs else operands.lhs
+    rhs = functions.rhs(operands.rhs, *operands.rhs_args) if functions.rhs else operands.rhs
+    accumulator = "int32" if spec.dtype_multiplied == "int8" else "float32"
+    out = jnp.matmul(
+        lhs.mT if spec.transpose_lhs else lhs,
+        rhs.mT if spec.transpose_rhs else rhs,
+        precision=lax.Precision[spec.precision.upper()],
+        preferred_element_type=jnp.dtype(spec.dtype_out if plain else accumulator),
     )
-
-
-def _difference(asked: MatmulSpec, made: MatmulSpec) -> str:
-    names = [name for name in MatmulSpec.__dataclass_fields__ if getattr(asked, name) != getattr(made, name)]
-    return "; ".join(f"{name} would be {getattr(made, name)} and not {getattr(asked, name)}" for name in names)
+    if plain:
+        return out
+    out = out.astype(jnp.float32)
+    if operands.bias is not None:
+        out = out + operands.bias.astype(jnp.float32)
+    if functions.activation is not None:
+        out = functions.activation(out)
+    if operands.residual is not None:
+        out = out + operands.residual.astype(jnp.float32)
+    if operands.scale is not None:
+        out = out * operands.scale
+    return out.astype(spec.dtype_out)

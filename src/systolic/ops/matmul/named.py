@@ -1,0 +1,135 @@
+"""The product that a spec describes, where its functions are ones that have a name here.
+
+A spec only names its functions. Those of operands are what networks do to them: a cast, a mask, the scales of rows and
+columns after a norm, the scale of an int8 weight.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from systolic.kernels.functions import Functions
+from systolic.ops.epilogue import ACTIVATIONS
+from systolic.ops.matmul.product import Backend, Product, spec_of
+from systolic.spec import FusedOperand, MatmulSpec, Operands, Prologue, Side, SpecError
+
+Fn = Callable[..., Array]
+
+
+def product_of(spec: MatmulSpec, backend: Backend) -> Product:
+    """The product with the functions that a spec names.
+
+    Raises:
+      SpecError: a function without a name of systolic's, or a product of a gradient.
+    """
+    if spec.epilogue.primal is not None or spec.epilogue.kept_sum is not None:
+        raise SpecError("a product of a gradient is not built from its spec; tune the product itself")
+    return Product(
+        backend=backend,
+        precision=spec.precision,
+        dtype_out=spec.dtype_out,
+        transpose_lhs=spec.transpose_lhs,
+        transpose_rhs=spec.transpose_rhs,
+        functions=functions_of(spec),
+        activation=spec.epilogue.activation,
+    )
+
+
+def functions_of(spec: MatmulSpec) -> Functions:
+    """What the names in a spec stand for.
+
+    Raises:
+      SpecError: a name that stands for nothing here.
+    """
+    name = spec.epilogue.activation
+    if name and name not in ACTIVATIONS:
+        raise SpecError(f"activation={name!r} is not known; use one of {', '.join(ACTIVATIONS)}")
+    return Functions(
+        lhs=_prologue(spec.lhs_prologue),
+        rhs=_prologue(spec.rhs_prologue),
+        activation=ACTIVATIONS[name] if name else None,
+    )
+
+
+@functools.cache
+def _prologue(described: Prologue | None) -> Fn | None:
+    if described is None:
+        return None
+    dtype = described.dtype
+
+    def cast(block: Array) -> Array:
+        return block.astype(dtype)
+
+    def mask(block: Array, mask: Array) -> Array:
+        return jnp.where(mask != 0, block, jnp.zeros_like(block))
+
+    def norm(block: Array, rows: Array, columns: Array) -> Array:
+        return (block.astype(jnp.float32) * rows * columns).astype(dtype)
+
+    def dequantise(block: Array, scale: Array) -> Array:
+        return (block.astype(jnp.float32) * scale).astype(dtype)
+
+    known: dict[str, Fn] = {fn.__name__: fn for fn in (cast, mask, norm, dequantise)}
+    if described.name not in known:
+        raise SpecError(
+            f"a spec only names an operand's function, and {described.name!r} is not known; known are "
+            f"{', '.join(known)}; leave it out"
+        )
+    return known[described.name]
+
+
+def matrices(spec: MatmulSpec) -> Operands:
+    """Shapes and dtypes of a spec's operands, as they are stored: all with the same number of dimensions."""
+    sizes = {"lhs": (spec.m, spec.k), "rhs": (spec.k, spec.n), "out": (spec.m, spec.n)}
+    turned = {"lhs": spec.transpose_lhs, "rhs": spec.transpose_rhs, "out": False}
+
+    def shape(operand: FusedOperand, side: Side) -> jax.ShapeDtypeStruct:
+        rows, columns = sizes[side][:: -1 if turned[side] else 1]
+        several = spec.matrices(side) if operand.rows and operand.columns else 1
+        lead = (several,) if spec.batch > 1 else ()
+        return jax.ShapeDtypeStruct(
+            (*lead, rows if operand.rows else 1, columns if operand.columns else 1), jnp.dtype(operand.dtype)
+        )
+
+    return spec.operands.map(shape, spec.operands.sides)
+
+
+@functools.lru_cache(maxsize=1024)
+def counted(spec: MatmulSpec, product: Product | None = None) -> MatmulSpec:
+    """The spec with the operations of its functions as they are counted of the program, whatever it says.
+
+    Raises:
+      SpecError: no program here is of this spec.
+    """
+    product = product or product_of(spec, Backend(implementation="xla", chip=None, tiles=None))
+    made = spec_of(product, matrices(spec))
+    if _uncounted(made) != _uncounted(spec):
+        raise SpecError(f"this product cannot be built from its spec: {_difference(spec, made)}")
+    return made
+
+
+def _uncounted(spec: MatmulSpec) -> MatmulSpec:
+    def prologue(its: Prologue | None) -> Prologue | None:
+        return its and replace(its, op_count=0)
+
+    return replace(
+        spec,
+        lhs_prologue=prologue(spec.lhs_prologue),
+        rhs_prologue=prologue(spec.rhs_prologue),
+        epilogue=replace(spec.epilogue, op_count=0, transcendentals=0),
+    )
+
+
+def _difference(asked: MatmulSpec, made: MatmulSpec) -> str:
+    fields: list[tuple[str, Any, Any]] = [
+        (name, getattr(_uncounted(made), name), getattr(_uncounted(asked), name))
+        for name in MatmulSpec.__dataclass_fields__
+    ]
+    return "; ".join(f"{name} would be {found} and not {wanted}" for name, found, wanted in fields if found != wanted)
