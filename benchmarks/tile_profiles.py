@@ -84,7 +84,7 @@ def shapes(count: int) -> list[tuple[int, int, int]]:
 
 @contextmanager
 def _simulator() -> Iterator[Any]:
-    """Compiles and simulates a blocking of a product."""
+    """Compiles and simulates a configuration of a product."""
     from systolic.compiler import WorkerPool
     from systolic.ops.matmul.programs import MatmulPrograms
     from systolic.timing import submit_simulation
@@ -211,12 +211,12 @@ def others() -> None:
             theirs = Tiles(**{name: int(row[name]) for name in ("tile_m", "tile_k", "tile_n")})
             try:
                 # With the slices, buffers and order that suit their tiles best.
-                their_blocking = plan(spec, its, tiles=theirs).config
+                their_config = plan(spec, its, tiles=theirs).config
             except ValueError as error:
                 click.echo(f"  {row['chip']} {m},{k},{n}: {str(error).splitlines()[0]}")
                 continue
             ours = plan(spec, its).config
-            jobs.append((row, submit(spec, its, their_blocking), submit(spec, its, ours)))
+            jobs.append((row, submit(spec, its, their_config), submit(spec, its, ours)))
         ratios = []
         for row, their_job, our_job in jobs:
             times = _time_us(their_job), _time_us(our_job)

@@ -1,4 +1,4 @@
-"""What of systolic works on this machine, and what does not and why: versions, compiler, devices, folders, extras."""
+"""Which parts of systolic work on this machine, and why others do not: versions, compiler, devices, folders, extras."""
 
 from __future__ import annotations
 

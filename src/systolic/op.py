@@ -27,7 +27,7 @@ _OF_DTYPES = ("dtype", "kept_sum")  # in names of a spec's fields
 class Candidates:
     """Legal configurations, best first, and how many were compared."""
 
-    choices: Sequence[TimedConfig]
+    configs: Sequence[TimedConfig]
     considered: int
 
 

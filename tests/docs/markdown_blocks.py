@@ -1,4 +1,4 @@
-"""What of a Markdown page can be run: its command blocks and its Python blocks, in their order."""
+"""The parts of a Markdown page that can be run: its command blocks and its Python blocks, in their order."""
 
 from __future__ import annotations
 

@@ -122,17 +122,17 @@ def test_v5_rounds_less_than_v3_in_bfloat16() -> None:
     assert 1.5 * v5 < v3
 
 
-BLOCKED = tuple(name for name, rung in RUNGS.items() if rung.takes_tiles)
+TILED = tuple(name for name, rung in RUNGS.items() if rung.takes_tiles)
 ILLEGAL = {
-    "tile above the matrix": (BLOCKED, (128, 128, 128), Tiles(tile_m=256, tile_k=128, tile_n=512), "float32",
+    "tile above the matrix": (TILED, (128, 128, 128), Tiles(tile_m=256, tile_k=128, tile_n=512), "float32",
                               ("tile_m=256 is above m=128", "tile_n=512 is above n=128", "tile_m≤128")),
-    "a tail of k": (BLOCKED, (128, 200, 128), Tiles.cube(128), "float32",
+    "a tail of k": (TILED, (128, 200, 128), Tiles.cube(128), "float32",
                     ("k=200 is no multiple of tile_k=128", "the last 72 of k would be lost", "256")),
-    "every side ragged": (BLOCKED, (200, 300, 400), Tiles.cube(128), "bfloat16",
+    "every side ragged": (TILED, (200, 300, 400), Tiles.cube(128), "bfloat16",
                           ("the last 72 of m", "the last 44 of k", "the last 16 of n")),
-    "tile of 100": (BLOCKED, (200, 200, 200), Tiles.cube(100), "float32",
+    "tile of 100": (TILED, (200, 200, 200), Tiles.cube(100), "float32",
                     ("tile_m=100 is no multiple of 8", "tile_k=100 is no multiple of 128", "tile_n=200")),
-    "8 rows of int8": (BLOCKED, (64, 128, 128), Tiles(tile_m=8, tile_k=128, tile_n=128), "int8",
+    "8 rows of int8": (TILED, (64, 128, 128), Tiles(tile_m=8, tile_k=128, tile_n=128), "int8",
                        ("tile_m=8 is no multiple of 32",)),
     "tiles for v1": (("v1",), (256, 256, 256), Tiles.cube(128), "float32", ("128/128/128 of 256/256/256", "v3")),
     "a tile above the matrix for v1": (("v1",), (256, 256, 256), Tiles.cube(512), "float32",

@@ -60,7 +60,7 @@ def check(call: Call, implementation: Any = CAREFUL, **keywords: Any) -> None:
 # --- every configuration ---------------------------------------------------------------------------------------------
 
 
-def blocked(call: Call, config: KernelConfig, name: str, precision: PrecisionName = "default") -> jax.Array:
+def auto_pipelined(call: Call, config: KernelConfig, name: str, precision: PrecisionName = "default") -> jax.Array:
     """The kernel itself, with a configuration that the planner need not choose."""
     keywords = call.keywords
     activation = keywords.get("activation")
@@ -186,7 +186,7 @@ def configs(draw: st.DrawFn, call: Call) -> KernelConfig:
 def test_every_configuration(data: st.DataObject) -> None:
     call, name = data.draw(calls())
     config = data.draw(configs(call))
-    call.check(blocked(call, config, name))
+    call.check(auto_pipelined(call, config, name))
 
 
 # --- the function ----------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_no_race_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     tiles = Tiles(tile_m=104, tile_k=128, tile_n=128)
     for grid_order in ("m", "n"):
         call.check(
-            blocked(
+            auto_pipelined(
                 call,
                 KernelConfig(
                     tiles=tiles, subtile_m=104, subtile_n=128, pipeline="emit", num_stages=3, grid_order=grid_order

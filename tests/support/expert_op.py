@@ -67,8 +67,8 @@ class ExpertOp:
     def plan(self, spec: ExpertSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
         if isinstance(tiles, Tiles):
             tiles = _config(tiles)
-        choices = self.search(spec, chip)[1] if tiles is None else [self.judge(spec, tiles, chip)]
-        return Candidates(choices=choices, considered=len(choices))
+        configs = self.search(spec, chip)[1] if tiles is None else [self.judge(spec, tiles, chip)]
+        return Candidates(configs=configs, considered=len(configs))
 
     def search(self, computed: ExpertSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
         tiles = (Tiles(tile_m=tile_m, tile_k=computed.k, tile_n=256) for tile_m in (128, 256))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from systolic.bench.cases import Case
 from systolic.chips import Chip, UnsupportedDtypeError
-from systolic.cost import machine_roofline
+from systolic.cost import machine_roofline, repeated_us
 from systolic.experiments import Experiment, Outcome, Runner
 from systolic.op import op_of
 from systolic.ops import plan
@@ -74,15 +74,10 @@ class BenchRow:
 
     @property
     def xla_repeated_us(self) -> float | None:
-        """XLA's time in repeated calls, where the copy runs during the call before.
-
-        Published device times are those of the rest alone, `xla_us`. Of a skinny product the rest may take less than
-        the weight takes to cross HBM at all, and then repeated calls wait for the copy: this is the rest, but no less
-        than the least HBM traffic takes on the model, and no more than rest and copy together.
-        """
-        if self.xla_us is None or self.xla_with_prefetch_us is None:
+        """XLA's time in repeated calls, where the copy runs during the call before."""
+        if self.xla_us is None:
             return None
-        return max(self.xla_us, min(self.xla_with_prefetch_us, self.model_hbm_us or 0))
+        return repeated_us(self.xla_us, self.xla_prefetch_us or 0.0, self.model_hbm_us or 0.0)
 
     @property
     def ratio(self) -> float | None:

@@ -21,7 +21,7 @@ _DOTS = (
     "128 × 256 × 128 product with libtpu 0.0.42.1: as on v5e"
 )
 _ESTIMATE = (
-    "times: fitted to 98 simulated bfloat16 kernels, of the products that benchmarks/blocked_model.py calls fitted, by "
+    "times: fitted to 98 simulated bfloat16 kernels, of the products that benchmarks/step_estimate.py calls fitted, by "
     "their mean error in per cent; code: set by hand beside those kernels and the ones of the suites"
 )
 _CLOUD = (

@@ -69,7 +69,7 @@ _SHOWN = 10
     type=click.IntRange(min=1),
     default=12,
     show_default=True,
-    help="Blockings to compile for one product at the most; those that the store has count.",
+    help="Configurations to compile for one product at the most; those that the store has count.",
 )
 @click.option("--exhaustive", is_flag=True, help="Try every legal configuration; takes hours.")
 @worker_options("one trial", time_limit_s=COMPILE_LIMIT_S)

@@ -26,6 +26,16 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """A warning, and the line that gave it."""
+
+    text: str
+    category: bytes  # pickled
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """The outcome of one job: the pickled result or exception, and the warnings that the task gave.
 
@@ -34,14 +44,14 @@ class Reply:
         value: pickled result or exception.
         remote_traceback: the exception's traceback in the worker, as text.
         where: the user's line that raised it, "file.py:12 in name", or "".
-        warnings: message and pickled category of each.
+        warnings: those that the task gave.
     """
 
     ok: bool
     value: bytes
     remote_traceback: str = ""
     where: str = ""
-    warnings: tuple[tuple[str, bytes], ...] = ()
+    warnings: tuple[Warned, ...] = ()
 
 
 def send(descriptor: int, message: bytes, *, check: Check | None = None) -> None:

@@ -75,7 +75,12 @@ def run_request(request: wire.Request) -> wire.Reply:
         except BaseException as error:  # noqa: BLE001 -- what sys.exit() raises: the caller's program shall go on
             where = source_line(error) or ""
             reply = _packed_error(FunctionExit(repr(error), where).with_traceback(error.__traceback__), where)
-    noted = tuple((str(warning.message), cloudpickle.dumps(warning.category)) for warning in caught)
+    noted = tuple(
+        wire.Warned(
+            text=str(each.message), category=cloudpickle.dumps(each.category), file=each.filename, line=each.lineno
+        )
+        for each in caught
+    )
     return dataclasses.replace(reply, warnings=noted)
 
 

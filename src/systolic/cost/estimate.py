@@ -1,7 +1,7 @@
-"""The time of a blocked matmul by arithmetic: traffic, ramp, what a slice costs besides its products, the last store.
+"""The time of a matmul by arithmetic: traffic, ramp, what a subtile costs besides its products, the last store.
 
 It ranks configurations, and it says which of these is the larger part. Its constants that depend on the chip are
-`Chip.step_estimate`. How far it is from simulated times, `benchmarks/blocked_model.py` prints.
+`Chip.step_estimate`. How far it is from simulated times, `benchmarks/step_estimate.py` prints.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 from systolic.chips import Chip
 from systolic.cost.profile import StepCost
 from systolic.cost.roofline import mxu_rows_per_cycle
-from systolic.schedule.blocks import SIDES, block_shape
+from systolic.schedule.blocks import FACTORS, block_shape
 from systolic.schedule.config import (
     KernelConfig,
     Pipeline,
@@ -107,7 +107,7 @@ def _slice_cycles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
 def _made(spec: MatmulSpec, config: KernelConfig) -> tuple[float, float]:
     """Registers of operands that a slice makes on the way, and the cycles of the vector unit which that takes."""
     registers = cycles = 0.0
-    for side, across in zip(SIDES, (config.subtile_m, config.subtile_n), strict=True):
+    for side, across in zip(FACTORS, (config.subtile_m, config.subtile_n), strict=True):
         if is_made(spec, side) and not is_staged(spec, config.tiles, side):
             its = across * config.tiles.tile_k / _VECTOR_ELEMENTS
             registers += its * (2 if is_split(spec) else 1)  # two halves
@@ -128,7 +128,7 @@ def _made_ops(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> float:
 def _vector_cycles(spec: MatmulSpec, tiles: Tiles) -> float:
     """Cycles of a step in which the vector unit works while no product can run: staging operands, the epilogue."""
     cycles = 0.0
-    for side in SIDES:
+    for side in FACTORS:
         if is_staged(spec, tiles, side):
             rows, columns = block_shape(spec, tiles, side)
             cycles += (1 + _made_ops(spec, side) / _VECTOR_SLOTS) * rows * columns / _VECTOR_ELEMENTS

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from systolic.chips import Chip
 from systolic.cost.estimate import code_bundles
-from systolic.schedule.buffers import blocked_buffers, total_bytes
+from systolic.schedule.buffers import kernel_buffers, total_bytes
 from systolic.schedule.config import GridOrder, KernelConfig, Pipeline, can_run_manually
 from systolic.schedule.legality import (
     LANES,
@@ -69,7 +69,7 @@ def _of_tiles(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> Iterator[KernelConf
     for own, num_stages in stages if chip.cores_per_device == 1 and tiles.steps(spec) > 2 else stages[:1]:
         staged = replace(whole, pipeline=own, num_stages=num_stages)
         # Without what depends on subtiles: no need to go through them where this alone is too much.
-        if total_bytes(blocked_buffers(spec, staged)) > usable_vmem_bytes(spec, chip):
+        if total_bytes(kernel_buffers(spec, staged)) > usable_vmem_bytes(spec, chip):
             continue
         pipelines = [(own, 1), *(("manual", fill_chunks) for fill_chunks in _fill_chunks(spec, tiles, chip))]
         for subtile_m, subtile_n in _subtiles(spec, tiles):

@@ -11,7 +11,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.schedule import KernelConfig, Scratch, blocked_traffic, scratch_buffers
+from systolic.schedule import KernelConfig, Scratch, hbm_traffic, scratch_buffers
 from systolic.spec import MatmulSpec, Operands
 
 SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
@@ -46,7 +46,7 @@ def launch(
     cost = pl.CostEstimate(
         flops=spec.flops * spec.passes,
         transcendentals=spec.epilogue.transcendentals * spec.batch * spec.m * spec.n,
-        bytes_accessed=blocked_traffic(spec, config).hbm_bytes,
+        bytes_accessed=hbm_traffic(spec, config).hbm_bytes,
     )
     run = pl.pallas_call(
         kernel,

@@ -26,9 +26,10 @@ from systolic.kernels.functions import Functions
 from systolic.kernels.launch import SMALL_ELEMENTS, from_hbm, launch, scratch_shapes
 from systolic.kernels.operands import Operand, multiply
 from systolic.kernels.step import step
-from systolic.kernels.streams import OutputStream, Stream
+from systolic.kernels.streams import SLOTS, OutputStream, Stream
 from systolic.kernels.subtiles import Subtile, loop, quotient
 from systolic.schedule import Block, GridSchedule, KernelConfig, Scratch, operand_blocks
+from systolic.schedule.blocks import FACTORS
 from systolic.spec import MatmulSpec, Operands
 
 
@@ -38,7 +39,7 @@ class Buffers(NamedTuple):
     blocks: Operands
     sems: Operands
     outs: tuple[tuple[Any, Any], ...]  # blocks and semaphores of each output
-    fill_sem: Any  # [2, fill_chunks], of the first blocks of lhs and rhs
+    fill_sem: Any  # [factors, fill_chunks], of their first blocks
     scratch: Scratch
 
 
@@ -66,7 +67,7 @@ def manual_dma_matmul(
         return None if block.resident and array.size <= SMALL_ELEMENTS else block
 
     def num_stages(block: Block) -> int:
-        return config.num_stages if schedule.reuse_steps(block.along) == 1 else 2
+        return config.num_stages if schedule.reuse_steps(block.along) == 1 else SLOTS
 
     def of_moving(fn: Any) -> Operands:
         return blocks.map(lambda block: None if block is None else fn(block))
@@ -76,10 +77,10 @@ def manual_dma_matmul(
         blocks=of_moving(lambda block: pltpu.VMEM((num_stages(block), *block.shape), jnp.dtype(block.dtype))),
         sems=of_moving(lambda block: pltpu.SemaphoreType.DMA((num_stages(block),))),
         outs=tuple(
-            (pltpu.VMEM((2, tiles.tile_m, tiles.tile_n), jnp.dtype(dtype)), pltpu.SemaphoreType.DMA((2,)))
+            (pltpu.VMEM((SLOTS, tiles.tile_m, tiles.tile_n), jnp.dtype(dtype)), pltpu.SemaphoreType.DMA((SLOTS,)))
             for dtype in spec.dtypes_out
         ),
-        fill_sem=pltpu.SemaphoreType.DMA((2, config.fill_chunks)),
+        fill_sem=pltpu.SemaphoreType.DMA((len(FACTORS), config.fill_chunks)),
         scratch=scratch_shapes(spec, config),
     )
 
@@ -138,9 +139,9 @@ class _Kernel:
     config: KernelConfig
 
     @property
-    def factors(self) -> tuple[Stream, Stream]:
+    def factors(self) -> tuple[Stream, ...]:
         """What is multiplied, whose first blocks arrive in chunks."""
-        return self.streams.lhs, self.streams.rhs
+        return tuple(getattr(self.streams, side) for side in FACTORS)
 
     @property
     def late(self) -> list[Stream]:
@@ -152,8 +153,8 @@ class _Kernel:
         schedule, config = self.schedule, self.config
         self._begin()
         lax.fori_loop(0, schedule.steps, self._step, None)
-        if schedule.output_tiles > 1:
-            self._wait_for(schedule.output_tiles - 2)
+        for earlier in range(max(schedule.output_tiles - SLOTS, 0), schedule.output_tiles - 1):
+            self._wait_for(earlier)
 
         def wait_for_subtile(number: Any) -> None:
             for copy in self._stores(Subtile.number(number, config), schedule.output_tiles - 1):
@@ -209,10 +210,9 @@ class _Kernel:
         index = schedule.tile_index(number, quotient)
         tile = quotient(number, grid_k)
         refs = self.refs.map(lambda ref, stream: ref if stream is None else stream.ref(number), self.streams)
-        outs = tuple(out.vmem.at[tile % 2] for out in self.outs)
-        # An output's buffer is used again two output tiles later.
-        if schedule.output_tiles > 2:
-            pl.when((index.kk == 0) & (tile >= 2))(lambda: self._wait_for(tile - 2))
+        outs = tuple(out.vmem.at[tile % SLOTS] for out in self.outs)
+        if schedule.output_tiles > SLOTS:
+            pl.when((index.kk == 0) & (tile >= SLOTS))(lambda: self._wait_for(tile - SLOTS))
         is_last = number == schedule.steps - 1
 
         def stored(subtile: Subtile) -> None:

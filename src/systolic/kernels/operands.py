@@ -52,7 +52,7 @@ class Operand:
 
 
 def part_of(facts: FusedOperand, rows: Any, columns: Any) -> tuple[Any, Any]:
-    """What of a fused operand's block belongs to these rows and columns of what it applies to."""
+    """The part of a fused operand's block that belongs to these rows and columns of what it applies to."""
     return (rows if facts.rows else slice(None)), (columns if facts.columns else slice(None))
 
 

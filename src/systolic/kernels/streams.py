@@ -11,6 +11,9 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.subtiles import Subtile, quotient, times
 from systolic.schedule import Block, GridSchedule, TileIndex
 
+# Blocks in VMEM of an output, and of an operand that stays for several steps: one is used while the other moves.
+SLOTS = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stream:
@@ -57,18 +60,18 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class OutputStream:
-    """An output: two tiles in VMEM, whose subtiles are copied out one by one."""
+    """An output: tiles in VMEM, whose subtiles are copied out one by one."""
 
     hbm: Any
-    vmem: Any  # [2, tile_m, tile_n]
-    sem: Any  # [2]
+    vmem: Any  # [SLOTS, tile_m, tile_n]
+    sem: Any  # [SLOTS]
     tile_m: int
     tile_n: int
 
     def copy(self, part: Subtile, tile: Any, index: TileIndex) -> Any:
         """The copy of a part of the output tile number `tile`."""
         rows, columns = part.moved(times(index.i, self.tile_m), times(index.j, self.tile_n))
-        slot = tile % 2
+        slot = tile % SLOTS
         return pltpu.make_async_copy(
             self.vmem.at[slot, part.rows, part.columns], self.hbm.at[rows, columns], self.sem.at[slot]
         )

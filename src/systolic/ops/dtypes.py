@@ -68,7 +68,7 @@ def operand(value: Any, name: str) -> Array:
     return jnp.asarray(value)
 
 
-def beside(value: Any, name: str) -> Array:
+def fused_array(value: Any, name: str) -> Array:
     """An array that is read beside an operand or the output. Python's numbers and lists become float32 or int32.
 
     Raises:

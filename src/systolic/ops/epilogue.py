@@ -32,10 +32,10 @@ _FREE = {"broadcast_in_dim", "reshape", "squeeze", "pjit", "jit", "custom_jvp_ca
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class OpCount:
     """Vector operations and transcendental functions that a function takes an element."""
 
-    op_count: int
+    total: int
     transcendentals: int
 
 
@@ -57,7 +57,7 @@ def activation_of(activation: str | Fn | None, *, in_kernel: bool = True) -> tup
     return name, elementwise(activation, "activation", [tile], in_kernel=in_kernel)
 
 
-def work_of(fn: Fn, *args: jax.ShapeDtypeStruct) -> Work:
+def op_count_of(fn: Fn, *args: jax.ShapeDtypeStruct) -> OpCount:
     """What `fn` does to each element of its first argument, read off its jaxpr."""
     op_count = transcendentals = 0
 
@@ -76,4 +76,4 @@ def work_of(fn: Fn, *args: jax.ShapeDtypeStruct) -> Work:
                 transcendentals += name in _COSTS and name != "integer_pow"
 
     visit(jax.make_jaxpr(fn)(*args).jaxpr)
-    return Work(op_count=op_count, transcendentals=transcendentals)
+    return OpCount(total=op_count, transcendentals=transcendentals)

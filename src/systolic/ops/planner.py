@@ -109,7 +109,7 @@ class Planner:
             time_us, provenance = trial.time_us, "measured" if trial.measured_us is not None else "simulated"
         else:
             found = op.plan(spec, chip, tiles)
-            best, considered = found.choices[0], found.considered
+            best, considered = found.configs[0], found.considered
             time_us, provenance = best.modelled.time_us, best.provenance
         limits = roofline(spec, chip)
         layout = op.layout(computed, best.config, chip)

@@ -1,7 +1,7 @@
 """How the work is cut: tiles, the rules they obey, the buffers they need and the traffic they cause."""
 
 from systolic.schedule.blocks import Block, Dimension, block_shape, dimensions, operand_blocks
-from systolic.schedule.buffers import Scratch, VmemBuffer, blocked_buffers, scratch_buffers, total_bytes
+from systolic.schedule.buffers import Scratch, VmemBuffer, kernel_buffers, scratch_buffers, total_bytes
 from systolic.schedule.config import (
     GridOrder,
     KernelConfig,
@@ -30,7 +30,7 @@ from systolic.schedule.legality import (
     vmem_violations,
 )
 from systolic.schedule.tiles import Tiles, TilesError
-from systolic.schedule.traffic import Traffic, blocked_traffic
+from systolic.schedule.traffic import Traffic, hbm_traffic
 
 __all__ = [
     "LANES",
@@ -51,17 +51,17 @@ __all__ = [
     "VmemBuffer",
     "alignment_violations",
     "block_shape",
-    "blocked_buffers",
-    "blocked_traffic",
     "can_run_manually",
     "config_violations",
     "dimensions",
     "dtype_violations",
     "has_accumulator",
     "has_last_step",
+    "hbm_traffic",
     "is_made",
     "is_split",
     "is_staged",
+    "kernel_buffers",
     "operand_blocks",
     "require_legal",
     "row_chunk",

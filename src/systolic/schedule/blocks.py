@@ -13,7 +13,7 @@ from systolic.spec import FusedOperand, MatmulSpec, Operands, Side, dtype_bytes
 Dimension = Literal["m", "k", "n"]
 Loop = Literal["batch", "m", "n", "k"]
 
-SIDES: tuple[Literal["lhs"], Literal["rhs"]] = ("lhs", "rhs")
+FACTORS: tuple[Literal["lhs"], Literal["rhs"]] = ("lhs", "rhs")  # what is multiplied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

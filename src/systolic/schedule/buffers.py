@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from systolic.schedule.blocks import SIDES, block_shape, operand_blocks
+from systolic.schedule.blocks import FACTORS, block_shape, operand_blocks
 from systolic.schedule.config import KernelConfig, has_accumulator, is_made, is_split, is_staged
 from systolic.schedule.tiles import Tiles
 from systolic.spec import MatmulSpec, dtype_bytes
@@ -34,7 +34,7 @@ def total_bytes(buffers: Sequence[VmemBuffer]) -> int:
     return sum(buffer.bytes for buffer in buffers)
 
 
-def blocked_buffers(spec: MatmulSpec, config: KernelConfig) -> tuple[VmemBuffer, ...]:
+def kernel_buffers(spec: MatmulSpec, config: KernelConfig) -> tuple[VmemBuffer, ...]:
     """VMEM of a kernel: what its pipeline allocates for blocks, and its scratch by name."""
     scratch = scratch_buffers(spec, config)
     acc = () if scratch.acc is None else (scratch.acc,)
@@ -67,7 +67,7 @@ class Scratch(NamedTuple):
 
 
 def scratch_buffers(spec: MatmulSpec, config: KernelConfig) -> Scratch:
-    """The part of `blocked_buffers` that is scratch."""
+    """The part of `kernel_buffers` that is scratch."""
     tiles = config.tiles
 
     def staged(side: Literal["lhs", "rhs"]) -> tuple[VmemBuffer, ...]:
@@ -90,7 +90,7 @@ def made_bytes(spec: MatmulSpec, config: KernelConfig) -> int:
     Of a float32 in halves it also keeps the sums of two of the three products.
     """
     found = 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32") if is_split(spec) else 0
-    for side, across in zip(SIDES, (config.subtile_m, config.subtile_n), strict=True):
+    for side, across in zip(FACTORS, (config.subtile_m, config.subtile_n), strict=True):
         if is_made(spec, side) and not is_staged(spec, config.tiles, side):
             halves = (2, "bfloat16") if is_split(spec) else (1, spec.dtype_multiplied)
             found += across * config.tiles.tile_k * halves[0] * dtype_bytes(halves[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.schedule.blocks import SIDES
+from systolic.schedule.blocks import FACTORS
 from systolic.schedule.tiles import Tiles, TilesError
 from systolic.spec import MatmulSpec
 
@@ -104,7 +104,7 @@ def is_split(spec: MatmulSpec) -> bool:
 def can_run_manually(spec: MatmulSpec, tiles: Tiles) -> bool:
     """Whether `kernels.manual_dma` takes these tiles: one matrix, cut evenly, no operand rewritten first."""
     even = all(getattr(spec, letter) % getattr(tiles, f"tile_{letter}") == 0 for letter in "mkn")
-    return even and spec.batch == 1 and not any(is_staged(spec, tiles, side) for side in SIDES)
+    return even and spec.batch == 1 and not any(is_staged(spec, tiles, side) for side in FACTORS)
 
 
 def has_accumulator(spec: MatmulSpec, config: KernelConfig) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from systolic.chips import Chip
-from systolic.schedule.buffers import VmemBuffer, blocked_buffers, made_bytes, total_bytes
+from systolic.schedule.buffers import VmemBuffer, kernel_buffers, made_bytes, total_bytes
 from systolic.schedule.config import KernelConfig, can_run_manually
 from systolic.schedule.tiles import Tiles, TilesError
 from systolic.spec import MatmulSpec, dtype_bytes
@@ -164,7 +164,7 @@ def tiles_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list
         elif tile != size and tile % multiple:
             instead = min(size, -(-tile // multiple) * multiple)
             found.append(misaligned(letter, tile, multiple, "blocks", instead))
-    return found + vmem_violations(blocked_buffers(spec, config), usable_vmem_bytes(spec, chip))
+    return found + vmem_violations(kernel_buffers(spec, config), usable_vmem_bytes(spec, chip))
 
 
 def config_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list[Violation]:
@@ -215,4 +215,4 @@ def _compiler_share(spec: MatmulSpec) -> float:
 
 
 def _vmem_bytes(spec: MatmulSpec, config: KernelConfig) -> int:
-    return total_bytes(blocked_buffers(spec, config)) + made_bytes(spec, config)
+    return total_bytes(kernel_buffers(spec, config)) + made_bytes(spec, config)

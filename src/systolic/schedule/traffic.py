@@ -26,7 +26,7 @@ class Traffic:
         return self.lhs_bytes + self.rhs_bytes + self.fused_bytes + self.out_bytes
 
 
-def blocked_traffic(spec: MatmulSpec, config: KernelConfig) -> Traffic:
+def hbm_traffic(spec: MatmulSpec, config: KernelConfig) -> Traffic:
     """Bytes that the pipeline copies. An output is stored once; the last blocks of an operand may be smaller."""
     schedule = GridSchedule.of(spec, config)
     lhs, rhs, *fused = operand_blocks(spec, config.tiles).present()

@@ -2,7 +2,7 @@
 
 from systolic.tuning.cluster import Certificates, ClusterError, cluster
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.result import End, TuningResult, repeated_us
+from systolic.tuning.result import End, TuningResult, xla_repeated_us
 from systolic.tuning.search import COMPILE_LIMIT_S, MOST_TRIALS, StalledError, Watcher, tune
 
 __all__ = [
@@ -16,6 +16,6 @@ __all__ = [
     "TuningResult",
     "Watcher",
     "cluster",
-    "repeated_us",
     "tune",
+    "xla_repeated_us",
 ]

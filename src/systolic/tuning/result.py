@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from systolic.chips import Chip
+from systolic.cost import machine_roofline, repeated_us
 from systolic.schedule import KernelConfig
 from systolic.spec import Spec
 from systolic.store import Trial
@@ -67,11 +68,10 @@ class TuningResult:
         return self.xla_us / winner.time_us
 
 
-def repeated_us(xla: Trial, spec: Spec, chip: Chip) -> float | None:
-    """XLA's time in repeated calls: its copy ahead runs during the call before, as far as HBM has time for it."""
+def xla_repeated_us(xla: Trial, spec: Spec, chip: Chip) -> float | None:
+    """XLA's time in repeated calls."""
     if xla.measured_us is not None:
         return xla.measured_us
     if xla.simulated_us is None:
         return None
-    least_us = spec.least_hbm_bytes / chip.machine.hbm_bytes_per_s * 1e6
-    return max(xla.simulated_us, min(xla.simulated_us + (xla.prefetch_us or 0.0), least_us))
+    return repeated_us(xla.simulated_us, xla.prefetch_us or 0.0, machine_roofline(spec, chip).hbm_us)

@@ -24,7 +24,7 @@ from systolic.spec import Spec
 from systolic.store import Subject, Trial, TrialStore, best_first
 from systolic.timing import NoDeviceError, device_of, measure
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.result import End, TuningResult, repeated_us
+from systolic.tuning.result import End, TuningResult, xla_repeated_us
 
 MOST_TRIALS = 12
 COMPILE_LIMIT_S = 120.0
@@ -198,7 +198,7 @@ class _Search:
             chip=self.chip.name,
             trials=tuple(best_first(kernels)),
             xla=xla,
-            xla_us=None if xla is None else repeated_us(xla, self.spec, self.chip),
+            xla_us=None if xla is None else xla_repeated_us(xla, self.spec, self.chip),
             considered=len(self.choices),
             compiled=self.compiled,
             seconds=time.monotonic() - begun,

@@ -197,8 +197,11 @@ def test_printing_does_not_disturb(pool):
 
 
 def test_warnings_are_given_again_here(pool):
-    with pytest.warns(UserWarning, match="mind the gap"):
+    with pytest.warns(UserWarning, match="mind the gap") as given:
         assert pool.submit(lambda: warnings.warn("mind the gap", stacklevel=1)).result() is None
+    (warning,) = given
+    assert warning.filename == __file__
+    assert "mind the gap" in Path(__file__).read_text().splitlines()[warning.lineno - 1]
 
 
 def test_large_messages(pool):

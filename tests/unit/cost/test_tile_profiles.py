@@ -91,12 +91,12 @@ def test_what_is_fused_or_turned_has_no_profiles() -> None:
 @pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (16, 4096, 14336), (2048, 7168, 2048), (512, 512, 512)])
 def test_ranked_tiles_are_legal_divide_the_sizes_and_come_best_first(name: str, sizes: tuple[int, int, int]) -> None:
     spec, its = MatmulSpec.of(*sizes, "bfloat16"), chip(name)
-    choices, considered, least_us = profiled_configs(spec, its, 10)
-    assert considered >= len(choices) >= 5
-    assert least_us <= choices[0].modelled.time_us
-    times = [one.modelled.time_us for one in choices]
+    configs, considered, least_us = profiled_configs(spec, its, 10)
+    assert considered >= len(configs) >= 5
+    assert least_us <= configs[0].modelled.time_us
+    times = [one.modelled.time_us for one in configs]
     assert times == sorted(times)
-    for one in choices:
+    for one in configs:
         assert all(getattr(spec, side) % getattr(one.config.tiles, f"tile_{side}") == 0 for side in "mkn")
         again = timed_config(spec, one.config, its)  # raises where it breaks a rule
         assert again == one
@@ -186,8 +186,8 @@ def test_what_steps_cost_is_read_off_the_rounds() -> None:
     cost = step_cost(run_of(runs, 100 + int(sum(runs)) + 60), tile)
     assert cost == StepCost(call=160, first=1300, step=1000, end=1040)
     # Pallas' own pipeline has a round ahead of the steps, which starts copies.
-    blocked = dataclasses.replace(tile, pipeline="auto", fill_chunks=1)
-    cost = step_cost(run_of([90.0, *runs], 100 + 90 + int(sum(runs)) + 60), blocked)
+    auto = dataclasses.replace(tile, pipeline="auto", fill_chunks=1)
+    cost = step_cost(run_of([90.0, *runs], 100 + 90 + int(sum(runs)) + 60), auto)
     assert cost == StepCost(call=250, first=1300, step=1000, end=1040)
     whole = dataclasses.replace(tile, whole_k=True)
     cost = step_cost(run_of([1300.0] + [1000.0] * 11, 100 + 12300 + 60), whole)
@@ -208,7 +208,7 @@ def test_rows_are_one_tile_a_line() -> None:
     assert len(rows) == len(json.loads(SHIPPED[0].read_text())["rows"])
 
 
-def test_a_blocking_with_a_profile_still_has_to_be_legal() -> None:
+def test_a_config_with_a_profile_still_has_to_be_legal() -> None:
     tiles = Tiles(tile_m=64, tile_k=512, tile_n=32768)
     too_much = KernelConfig(tiles=tiles, subtile_m=64, subtile_n=8192, pipeline="manual", num_stages=3, fill_chunks=2)
     with pytest.raises(IllegalTilesError, match="VMEM"):

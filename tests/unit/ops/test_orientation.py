@@ -58,17 +58,17 @@ def test_the_turned_product_is_the_same(sizes: tuple[int, int, int], transposes:
     expected = product(lhs * column, rhs, spec) + row
     arrays = how.operands(Operands(lhs, rhs, lhs_args=(column,), bias=row), np.transpose)
     (scaled,) = (*arrays.lhs_args, *arrays.rhs_args)
-    factors = (arrays.lhs, arrays.rhs * scaled) if how.swap else (arrays.lhs * scaled, arrays.rhs)
+    factors = (arrays.lhs, arrays.rhs * scaled) if how.swap_ab else (arrays.lhs * scaled, arrays.rhs)
     found = product(*factors, computed) + arrays.bias
-    assert (computed.m, computed.n) == ((n, m) if how.swap else (m, n))
-    np.testing.assert_array_equal(found.T if how.swap else found, expected)
+    assert (computed.m, computed.n) == ((n, m) if how.swap_ab else (m, n))
+    np.testing.assert_array_equal(found.T if how.swap_ab else found, expected)
     # What the kernel reads lies by rows.
     assert not stored_by_columns(*arrays.lhs.shape)
     assert not stored_by_columns(*arrays.rhs.shape)
     assert not stored_by_columns(computed.m, computed.n)
     # The function goes with its operand, and the spec says how what is fused lies.
-    assert (computed.rhs_prologue if how.swap else computed.lhs_prologue) is not None
-    assert (computed.lhs_prologue if how.swap else computed.rhs_prologue) is None
+    assert (computed.rhs_prologue if how.swap_ab else computed.lhs_prologue) is not None
+    assert (computed.lhs_prologue if how.swap_ab else computed.rhs_prologue) is None
     facts = computed.operands._replace(lhs=None, rhs=None)
     assert facts.map(lambda one: (one.rows, one.columns)) == arrays._replace(lhs=None, rhs=None).map(
         lambda one: (one.shape[0] > 1, one.shape[1] > 1)

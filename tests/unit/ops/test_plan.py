@@ -18,9 +18,9 @@ from systolic.schedule import (
     IllegalTilesError,
     KernelConfig,
     Tiles,
-    blocked_buffers,
-    blocked_traffic,
     config_violations,
+    hbm_traffic,
+    kernel_buffers,
     total_bytes,
 )
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Prologue
@@ -81,7 +81,7 @@ def test_any_plan_is_legal(name: str, start: int) -> None:
         plan = systolic.plan(spec, name)
         tiles = plan.config.tiles
         assert not config_violations(plan.computed, plan.config, chip(name)), spec
-        buffers_bytes = total_bytes(blocked_buffers(plan.computed, plan.config))
+        buffers_bytes = total_bytes(kernel_buffers(plan.computed, plan.config))
         assert buffers_bytes < plan.vmem_limit_bytes <= chip(name).vmem_bytes_per_core, spec
         assert code_bundles(plan.computed, plan.config, chip(name)) <= MOST_BUNDLES, spec
         if min(spec.m, spec.k, spec.n) > 128:
@@ -218,7 +218,7 @@ def test_a_refusal_says_that_the_product_is_computed_transposed() -> None:
     said = "tiles 1000/512/100 of lhs · rhs, computed as rhsᵀ · lhsᵀ because XLA stores the output by columns: "
     assert str(caught.value).startswith(said)
     assert "tile_m=1000 is no multiple of 128" in str(caught.value)
-    # A whole blocking is of what the kernel computes, and so is what is said of it.
+    # A whole configuration is of what the kernel computes, and so is what is said of it.
     whole = systolic.plan(spec, "v5e").config
     kernels = dataclasses.replace(whole, subtile_n=500, tiles=Tiles(tile_m=100, tile_k=512, tile_n=1000))
     with pytest.raises(IllegalTilesError, match=r"of rhsᵀ · lhsᵀ, which the kernel computes: .*tile_n=1000 is no mult"):
@@ -263,9 +263,9 @@ def test_what_is_fused_counts() -> None:
     residual = FusedOperand(rows=True, columns=True, dtype="float32")
     fused = dataclasses.replace(plain, epilogue=Epilogue(residual=residual, op_count=1))
     first, second = (systolic.plan(spec, "v5e") for spec in (plain, fused))
-    assert second.hbm_bytes - blocked_traffic(plain, second.config).hbm_bytes == 4 * 2048 * 2048
+    assert second.hbm_bytes - hbm_traffic(plain, second.config).hbm_bytes == 4 * 2048 * 2048
     assert second.time_us > first.time_us
-    names = [buffer.name for buffer in blocked_buffers(second.computed, second.config)]
+    names = [buffer.name for buffer in kernel_buffers(second.computed, second.config)]
     assert "fused 0" in names
 
 
@@ -275,7 +275,7 @@ def test_a_chip_of_your_own() -> None:
     spec = MatmulSpec.of(4096, 4096, 4096, "float32")
     plan = systolic.plan(spec, small)
     assert plan.vmem_limit_bytes <= small.vmem_bytes_per_core
-    assert total_bytes(blocked_buffers(plan.computed, plan.config)) < small.vmem_bytes_per_core
+    assert total_bytes(kernel_buffers(plan.computed, plan.config)) < small.vmem_bytes_per_core
     assert plan.config != systolic.plan(spec, "v5e").config
 
 
@@ -350,7 +350,7 @@ def test_traffic_is_that_of_going_through_all_steps(number: int) -> None:
             block = tuple(at[dimension] for dimension in dimensions)
             fetched[name] += block != before[name]
             before[name] = block  # type: ignore[assignment]
-    found = blocked_traffic(spec, config)
+    found = hbm_traffic(spec, config)
     assert found.lhs_bytes == fetched["lhs"] * 128 * 256 * 2
     assert found.rhs_bytes == fetched["rhs"] * 256 * 384 * 2
     assert found.fused_bytes == fetched["fused"] * 128 * (384 if fused.columns else 1) * 4

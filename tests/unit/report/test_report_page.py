@@ -210,14 +210,14 @@ def test_spans_in_the_middle_that_were_not_kept() -> None:
     kept.sort(key=lambda span: span.begin_cycles)
     left_out = len(run.cores[0].spans) - len(kept)
     core = dataclasses.replace(run.cores[0], spans=tuple(kept), spans_left_out=left_out)
-    thin = dataclasses.replace(run, cores=(core,))
-    lanes = {lane.activity: lane.shares for lane in busy_lanes(thin, 0, thin.time_us, 100)}
+    idle = dataclasses.replace(run, cores=(core,))
+    lanes = {lane.activity: lane.shares for lane in busy_lanes(idle, 0, idle.time_us, 100)}
     assert lanes["matrix"][50] is None
     assert lanes["matrix"][8] is not None
     # Where all is kept, nothing is unknown, and the lane adds up to the units' cycles.
     (whole,) = (lane.shares for lane in busy_lanes(run, 0, run.time_us, 100) if lane.activity == "matrix")
     assert sum(share or 0.0 for share in whole) / 100 == pytest.approx(run.matrix_busy_share, rel=1e-6)
-    page = explanation_page(an_explanation(thin))
+    page = explanation_page(an_explanation(idle))
     assert f"{left_out} spans in the middle were not kept" in page
 
 

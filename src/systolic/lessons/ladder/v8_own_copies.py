@@ -23,7 +23,7 @@ Costs: code, and the risk of breaking a rule. A race detector finds most of that
 Precision: as in v5.
 
 Grid: none, a loop over i, j, kk with kk fastest. VMEM: a block of lhs and of rhs three times, of out twice, acc once.
-What is next: `systolic/kernels/streamed.py` is this kernel for products of every kind. It also cuts the first blocks
+What is next: `systolic/kernels/manual_dma.py` is this kernel for products of every kind. It also cuts the first blocks
 into chunks, so that the first product need not wait for a whole block, and keeps a block that several steps use.
 """
 

@@ -54,12 +54,12 @@ def elementwise(fn: Fn, what: str, args: Sequence[jax.ShapeDtypeStruct], *, in_k
 
 def _check_derivative(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) -> None:
     """The derivative of an elementwise function is elementwise, unless somebody has defined another one."""
-    block, *beside = args
+    block, *fused = args
 
-    def derivative(block: Any, slope: Any, *beside: Any) -> Any:
-        return jax.vjp(lambda one: fn(one, *beside), block)[1](slope)[0]
+    def derivative(block: Any, slope: Any, *fused: Any) -> Any:
+        return jax.vjp(lambda one: fn(one, *fused), block)[1](slope)[0]
 
-    shapes = [block, jax.eval_shape(fn, *args), *beside]
+    shapes = [block, jax.eval_shape(fn, *args), *fused]
     try:
         jax.make_jaxpr(derivative)(*shapes)
     except Exception:  # noqa: BLE001  it has none, and who wants one is told so by JAX

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.kernels.functions import Functions
-from systolic.ops.dtypes import beside, given_dtype, multiplied_dtype, operand, result_dtype
+from systolic.ops.dtypes import fused_array, given_dtype, multiplied_dtype, operand, result_dtype
 from systolic.ops.epilogue import activation_of
 from systolic.ops.functions.elementwise import elementwise
 from systolic.ops.matmul.product import Backend, Implementation, Product
@@ -141,9 +141,9 @@ def canonical(
         rhs=_ranked(rhs.matrices, rank),
         lhs_args=tuple(_argument(arg, f"lhs_args[{i}]", lhs.matrices, rank) for i, arg in enumerate(lhs.args)),
         rhs_args=tuple(_argument(arg, f"rhs_args[{i}]", rhs.matrices, rank) for i, arg in enumerate(rhs.args)),
-        bias=_beside(bias, "bias", (n,), rank, row=False, column=column, out=shape),
-        residual=_beside(residual, "residual", shape, rank, row=row, column=column, out=shape),
-        scale=_beside(out_scale, "out_scale", shape, rank, row=row, column=column, out=shape),
+        bias=_fused(bias, "bias", (n,), rank, row=False, column=column, out=shape),
+        residual=_fused(residual, "residual", shape, rank, row=row, column=column, out=shape),
+        scale=_fused(out_scale, "out_scale", shape, rank, row=row, column=column, out=shape),
     )
     product = Product(
         backend=backend,
@@ -176,7 +176,7 @@ def _ranked(array: Array, rank: int) -> Array:
 def _arguments(values: Any, name: str) -> tuple[Array, ...]:
     if not isinstance(values, (tuple, list)):
         raise SpecError(f"{name} is a {type(values).__name__}; use a tuple of arrays")
-    return tuple(beside(value, f"{name}[{i}]") for i, value in enumerate(values))
+    return tuple(fused_array(value, f"{name}[{i}]") for i, value in enumerate(values))
 
 
 def _argument(array: Array, name: str, operand: Array, rank: int) -> Array:
@@ -189,13 +189,13 @@ def _argument(array: Array, name: str, operand: Array, rank: int) -> Array:
     return _ranked(array, rank)
 
 
-def _beside(
+def _fused(
     value: Any, name: str, wanted: tuple[int, ...], rank: int, *, row: bool, column: bool, out: tuple[int, ...]
 ) -> Array | None:
     """What has to broadcast to the shape `wanted`, in its canonical form [*batch or 1, m or 1, n or 1]."""
     if value is None:
         return None
-    array = beside(value, name)
+    array = fused_array(value, name)
     try:
         fits = broadcast_shapes(array.shape, wanted) == tuple(wanted)
     except ValueError:

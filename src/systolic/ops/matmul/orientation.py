@@ -20,9 +20,9 @@ _CALLERS = {"m": "n", "n": "m", "lhs": "rhs", "rhs": "lhs"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orientation:
-    """What is turned. `swap` computes the transposed product, rhsᵀ · lhsᵀ; the others turn its operands."""
+    """What is turned. `swap_ab` computes the transposed product, rhsᵀ · lhsᵀ; the others turn its operands."""
 
-    swap: bool = False
+    swap_ab: bool = False
     lhs: bool = False
     rhs: bool = False
 
@@ -35,14 +35,14 @@ class Orientation:
             return cls()  # Mosaic multiplies two rows of integers as a matrix with a column only
         lhs_shape = (spec.k, spec.m) if spec.transpose_lhs else (spec.m, spec.k)
         rhs_shape = (spec.n, spec.k) if spec.transpose_rhs else (spec.k, spec.n)
-        swap = stored_by_columns(spec.m, spec.n)
-        shapes = (rhs_shape, lhs_shape) if swap else (lhs_shape, rhs_shape)
-        return cls(swap=swap, lhs=stored_by_columns(*shapes[0]), rhs=stored_by_columns(*shapes[1]))
+        swap_ab = stored_by_columns(spec.m, spec.n)
+        shapes = (rhs_shape, lhs_shape) if swap_ab else (lhs_shape, rhs_shape)
+        return cls(swap_ab=swap_ab, lhs=stored_by_columns(*shapes[0]), rhs=stored_by_columns(*shapes[1]))
 
     def spec(self, spec: MatmulSpec) -> MatmulSpec:
         """The product that the kernel computes."""
         fused = self.operands(spec.operands, FusedOperand.turned)
-        if self.swap:
+        if self.swap_ab:
             spec = replace(
                 spec,
                 m=spec.n,
@@ -68,13 +68,13 @@ class Orientation:
 
     def operands(self, operands: Operands, turn: Callable[[Any], Any]) -> Operands:
         """The operands as the kernel takes them; `turn` transposes one of them."""
-        operands = operands.swapped() if self.swap else operands
-        turns = {"lhs": self.lhs, "rhs": self.rhs, "out": self.swap}
+        operands = operands.swapped() if self.swap_ab else operands
+        turns = {"lhs": self.lhs, "rhs": self.rhs, "out": self.swap_ab}
         return operands.map(lambda one, side: turn(one) if turns[side] else one, operands.sides)
 
     def tiles(self, tiles: Tiles | None) -> Tiles | None:
         """Tiles of the kernel's product."""
-        if tiles is None or not self.swap:
+        if tiles is None or not self.swap_ab:
             return tiles
         return Tiles(tile_m=tiles.tile_n, tile_k=tiles.tile_k, tile_n=tiles.tile_m)
 
@@ -84,7 +84,7 @@ class Orientation:
         Args:
           of_kernel: the caller gave a whole configuration, that of the kernel's product, whose words are right.
         """
-        if not self.swap:
+        if not self.swap_ab:
             return error
         if of_kernel:
             return IllegalTilesError(f"{error.kernel} of rhsᵀ · lhsᵀ, which the kernel computes", error.violations)
@@ -103,7 +103,7 @@ class Orientation:
 
     def __str__(self) -> str:
         turned = [name for name, is_turned in (("lhs", self.lhs), ("rhs", self.rhs)) if is_turned]
-        parts = ["computed as rhsᵀ · lhsᵀ"] if self.swap else []
+        parts = ["computed as rhsᵀ · lhsᵀ"] if self.swap_ab else []
         if turned:
             parts.append(f"{' and '.join(turned)} read by columns")
         return ", ".join(parts) + (", as XLA stores them" if parts else "")

@@ -48,10 +48,10 @@ def _kernel(product: Product, operands: Operands, plans: Plans, chip: Chip) -> t
     outs = kernel(
         orientation.operands(operands, lambda array: array.swapaxes(-1, -2)),
         spec=chosen.computed,
-        functions=product.functions.swapped() if orientation.swap else product.functions,
+        functions=product.functions.swapped() if orientation.swap_ab else product.functions,
         config=config,
         vmem_limit_bytes=chosen.vmem_limit_bytes,
         interpret=product.backend.interpret,
     )
-    outs = tuple(out.mT for out in outs) if orientation.swap else outs
+    outs = tuple(out.mT for out in outs) if orientation.swap_ab else outs
     return tuple(out.reshape(*batch, -1, out.shape[-1]) for out in outs) if batch is not None else outs

@@ -22,8 +22,8 @@ from systolic.schedule import (
     IllegalTilesError,
     KernelConfig,
     Tiles,
-    blocked_buffers,
-    blocked_traffic,
+    hbm_traffic,
+    kernel_buffers,
     total_bytes,
     vmem_limit,
 )
@@ -76,8 +76,8 @@ class MatmulOp:
         try:
             if isinstance(tiles, Tiles):
                 found, considered = ranked_configs(computed, chip, orientation.tiles(tiles), count=1)
-                return Candidates(choices=found, considered=considered)
-            return Candidates(choices=[timed_config(computed, tiles, chip)], considered=1)
+                return Candidates(configs=found, considered=considered)
+            return Candidates(configs=[timed_config(computed, tiles, chip)], considered=1)
         except IllegalTilesError as error:
             raise orientation.refusal(error, of_kernel=isinstance(tiles, KernelConfig)) from None
 
@@ -106,8 +106,8 @@ class MatmulOp:
         return Layout(
             axes=("batch", "m", "n", "k"),
             grid=(computed.batch, *config.tiles.grid(computed)),
-            hbm_bytes=blocked_traffic(computed, config).hbm_bytes,
-            vmem_bytes=total_bytes(blocked_buffers(computed, config)),
+            hbm_bytes=hbm_traffic(computed, config).hbm_bytes,
+            vmem_bytes=total_bytes(kernel_buffers(computed, config)),
             vmem_limit_bytes=vmem_limit(computed, config, chip),
             profiles=profiles.made_with if profiles is not None else None,
         )
@@ -139,9 +139,9 @@ def _ranked(spec: MatmulSpec, chip: Chip) -> Candidates:
     best = profiled.configs
     near_us = profiled.least_us * _NEAR + min(_ENDS_US, profiled.least_us * _ENDS_SHARE)
     if best and best[0].modelled.time_us <= near_us:
-        return Candidates(choices=best, considered=profiled.considered)
+        return Candidates(configs=best, considered=profiled.considered)
     modelled, considered = ranked_configs(spec, chip, count=1)
     considered += profiled.considered
     if best and best[0].modelled.time_us * (1 - _DOUBT) <= modelled[0].modelled.time_us:
-        return Candidates(choices=[*best, *modelled], considered=considered)
-    return Candidates(choices=modelled, considered=considered)
+        return Candidates(configs=[*best, *modelled], considered=considered)
+    return Candidates(configs=modelled, considered=considered)

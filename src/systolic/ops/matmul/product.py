@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.chips import Chip
 from systolic.compat import interpreted_effects
 from systolic.kernels.functions import Functions, finished
-from systolic.ops.epilogue import Work, work_of
+from systolic.ops.epilogue import OpCount, op_count_of
 from systolic.ops.shapes import broadcast_shapes
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Operands, PrecisionName, Prologue, Side
@@ -86,7 +86,7 @@ def spec_of(product: Product, operands: Operands) -> MatmulSpec:
         )
 
     facts = operands.map(fused, operands.sides)
-    work = epilogue_work(product, operands.of_output.map(lambda _: True))
+    counted = epilogue_op_count(product, operands.of_output.map(lambda _: True))
     return MatmulSpec(
         m=max(m, 1),
         k=max(k, 1),
@@ -109,8 +109,8 @@ def spec_of(product: Product, operands: Operands) -> MatmulSpec:
             scale=facts.scale,
             primal=facts.primal,
             kept_sum=product.kept_sum,
-            op_count=work.op_count,
-            transcendentals=work.transcendentals,
+            op_count=counted.total,
+            transcendentals=counted.transcendentals,
         ),
     )
 
@@ -122,26 +122,26 @@ def _prologue(fn: Fn | None, arrays: tuple[Any, ...], args: tuple[FusedOperand, 
     return Prologue(
         name=getattr(fn, "__name__", type(fn).__name__),
         dtype=jax.eval_shape(fn, *shapes).dtype.name,
-        op_count=work_of(fn, *shapes).op_count,
+        op_count=op_count_of(fn, *shapes).total,
         operands=args,
     )
 
 
 @functools.lru_cache(maxsize=1024)
-def epilogue_work(product: Product, given: Operands) -> Work:
+def epilogue_op_count(product: Product, given: Operands) -> OpCount:
     """What the epilogue of a product with these operands costs an element."""
     tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)
     fact = FusedOperand(rows=True, columns=True, dtype="float32")
     facts: dict[str, Any] = {name: fact for name, there in given._asdict().items() if there}
     epilogue = Epilogue(**facts, activation=product.activation, kept_sum=product.kept_sum)
     if epilogue.is_identity and not product.counts_cast:
-        return Work(op_count=0, transcendentals=0)
+        return OpCount(total=0, transcendentals=0)
 
     def finish(total: Any, *arrays: Any) -> Any:
         operands = Operands(**dict(zip(facts, arrays, strict=True)))
         return finished(total, operands, epilogue, product.functions, product.dtype_out)
 
-    return work_of(finish, tile, *(tile for _ in facts))
+    return op_count_of(finish, tile, *(tile for _ in facts))
 
 
 def kept_dtype(operands: Operands) -> str:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.kernels.functions import Functions
-from systolic.ops.epilogue import work_of
+from systolic.ops.epilogue import op_count_of
 from systolic.ops.matmul.compute import compute
 from systolic.ops.matmul.product import Fn, Product, kept_dtype
 from systolic.ops.shapes import broadcast_shapes
@@ -89,7 +89,7 @@ def _derivative_fn(activation: Fn, dtype: str) -> Fn:
 @functools.lru_cache(maxsize=256)
 def _derivative_ops(activation: Fn) -> int:
     tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)
-    return work_of(_derivative_fn(activation, "float32"), tile, tile).op_count
+    return op_count_of(_derivative_fn(activation, "float32"), tile, tile).total
 
 
 def _operand_cotangents(

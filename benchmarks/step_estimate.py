@@ -1,6 +1,6 @@
 """How well does the arithmetic that chooses tiles predict simulated times?
 
-    python benchmarks/blocked_model.py [--chip v5e,v6e,v7x] [--problem 4096,4096,4096 …] [--samples 12] [--json FILE]
+    python benchmarks/step_estimate.py [--chip v5e,v6e,v7x] [--problem 4096,4096,4096 …] [--samples 12] [--json FILE]
 
 For each product, configurations are drawn among the planner's best two hundred (seeded), compiled by the TPU compiler,
 simulated, and compared with the pipeline model over estimated steps. It prints the error of the model, the rank
