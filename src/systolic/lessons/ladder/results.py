@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from systolic.bench.accuracy import Accuracy, ResultError
 from systolic.compiler import CompilerRefusal, versions
 from systolic.experiments import Outcome
-from systolic.lessons.ladder.candidates import hbm_bytes, modelled_s
+from systolic.lessons.ladder.candidates import hbm_bytes, modelled_us
 from systolic.lessons.ladder.cell import Cell
 from systolic.lessons.ladder.row import NOT_CHECKED, LadderRow, SweptTiles
 from systolic.schedule import Tiles, total_bytes
@@ -119,7 +119,7 @@ def _swept(cell: Cell, tiles: Tiles, outcome: Outcome) -> SweptTiles:
         tile_m=tiles.tile_m,
         tile_k=tiles.tile_k,
         tile_n=tiles.tile_n,
-        modelled_us=modelled_s(cell.spec, tiles, cell.request.chip) * 1e6,
+        modelled_us=modelled_us(cell.spec, tiles, cell.request.chip),
         simulated_us=outcome.time_us,
         reason=outcome.reason,
     )
