@@ -13,7 +13,6 @@ import click
 import pytest
 
 import systolic.cli.ladder
-from systolic.cli import main
 from systolic.cli.output import write_json
 from systolic.compiler import CompilerMissing
 from systolic.lessons import LESSONS
@@ -21,16 +20,6 @@ from systolic.lessons import LESSONS
 Run = Callable[..., tuple[int, str, str]]
 
 MESSAGE = 'pip install "systolic[tpu]"'
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = main(arguments)
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

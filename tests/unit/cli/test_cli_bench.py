@@ -15,7 +15,6 @@ import systolic.experiments.runner
 from systolic.bench.bars import summary
 from systolic.bench.race import BenchRow
 from systolic.chips import Chip, chip
-from systolic.cli import main
 from systolic.compiler import CompilerCrash, CompilerRefusal
 from systolic.schedule import IllegalTilesError, Violation
 from systolic.simulator import SimulatedRun
@@ -23,16 +22,6 @@ from systolic.simulator.records import CoreRun, OpRun
 from systolic.timing import Measurement
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def measurement(

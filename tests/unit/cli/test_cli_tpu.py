@@ -6,13 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_cloud import FakeCloud, fake_cloud, interrupts
-
-from systolic.cli import main
+from fake_cloud import FakeCloud
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")
 
@@ -20,11 +18,6 @@ Run = Callable[..., tuple[int, str, str]]
 
 TUNE = ("--", "tune", "512,512,512", "--chip", "v6e", "--measure", "2")
 CHIPS = ("--", "chips", "v5e")
-
-
-@pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
-    return fake_cloud(tmp_path / "cloud", monkeypatch)
 
 
 @pytest.fixture
@@ -36,19 +29,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = main(("tpu", *arguments))
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    with interrupts():
-        yield call
-
-
-def test_a_machine_is_made_and_said_to_cost_money(run: Run, cloud: FakeCloud) -> None:
-    code, out, err = run("create", "my-tpu", "--chip", "v6e", "--zone", "us-east5-b", "--project", "mine", "--spot")
+def test_a_machine_is_made_and_said_to_cost_money(tpu: Run, cloud: FakeCloud) -> None:
+    code, out, err = tpu("create", "my-tpu", "--chip", "v6e", "--zone", "us-east5-b", "--project", "mine", "--spot")
     assert code == 0
     assert cloud.calls == [
         [
@@ -61,8 +43,8 @@ def test_a_machine_is_made_and_said_to_cost_money(run: Run, cloud: FakeCloud) ->
     assert "Create request issued" in err
 
 
-def test_a_queued_request_prints_its_state(run: Run, cloud: FakeCloud) -> None:
-    code, out, _ = run("create", "my-tpu", "--queued")
+def test_a_queued_request_prints_its_state(tpu: Run, cloud: FakeCloud) -> None:
+    code, out, _ = tpu("create", "my-tpu", "--queued")
     assert code == 0
     assert [call[2:4] for call in cloud.calls] == [["queued-resources", "create"], ["queued-resources", "describe"]]
     assert "--node-id=my-tpu" in cloud.calls[0]
@@ -81,9 +63,9 @@ def test_a_queued_request_prints_its_state(run: Run, cloud: FakeCloud) -> None:
         ("forbidden", "Cloud TPU API has not been used"),
     ],
 )
-def test_what_cannot_be_made_says_why(run: Run, cloud: FakeCloud, how: str, said: str) -> None:
+def test_what_cannot_be_made_says_why(tpu: Run, cloud: FakeCloud, how: str, said: str) -> None:
     cloud.fail(create=[how])
-    code, out, err = run("create", "my-tpu")
+    code, out, err = tpu("create", "my-tpu")
     assert (code, out) == (1, "")
     assert said in err
     assert "still there" not in err
@@ -91,11 +73,11 @@ def test_what_cannot_be_made_says_why(run: Run, cloud: FakeCloud, how: str, said
 
 @pytest.mark.parametrize("how", ["lost", "interrupt"])
 @pytest.mark.parametrize("made", [True, False])
-def test_what_may_be_in_the_making_is_said(run: Run, cloud: FakeCloud, how: str, made: bool) -> None:
+def test_what_may_be_in_the_making_is_said(tpu: Run, cloud: FakeCloud, how: str, made: bool) -> None:
     if made:
         cloud.add("my-tpu", state="CREATING")
     cloud.fail(create=[how])
-    code, _, err = run("create", "my-tpu")
+    code, _, err = tpu("create", "my-tpu")
     assert code == (1 if how == "lost" else 130)
     assert ("still there (CREATING), and costs money" if made else "nothing costs money") in err
     assert ("systolic tpu delete my-tpu" in err) == made
@@ -104,11 +86,11 @@ def test_what_may_be_in_the_making_is_said(run: Run, cloud: FakeCloud, how: str,
 @pytest.mark.parametrize("arguments", [("create", "x"), ("list",), ("ssh", "x"), ("delete", "x"), ("run", "x", *CHIPS)])
 @pytest.mark.usefixtures("work")
 def test_without_gcloud_the_way_to_it_is_named(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...]
+    tpu: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    code, out, err = run(*arguments)
+    code, out, err = tpu(*arguments)
     assert (code, out) == (1, "")
     assert "https://cloud.google.com/sdk/docs/install" in err
 
@@ -135,8 +117,8 @@ def test_without_gcloud_the_way_to_it_is_named(
     ],
 )
 @pytest.mark.usefixtures("work")
-def test_a_wrong_call_costs_nothing(run: Run, cloud: FakeCloud, arguments: tuple[str, ...], said: str) -> None:
-    code, out, err = run(*arguments)
+def test_a_wrong_call_costs_nothing(tpu: Run, cloud: FakeCloud, arguments: tuple[str, ...], said: str) -> None:
+    code, out, err = tpu(*arguments)
     assert (code, out) == (2, "")
     assert said in err
     assert cloud.calls == []
@@ -159,29 +141,29 @@ def test_a_wrong_call_costs_nothing(run: Run, cloud: FakeCloud, arguments: tuple
     ],
 )
 def test_a_dry_run_prints_and_runs_nothing(
-    run: Run, cloud: FakeCloud, work: Path, arguments: tuple[str, ...], verbs: list[str]
+    tpu: Run, cloud: FakeCloud, work: Path, arguments: tuple[str, ...], verbs: list[str]
 ) -> None:
     command, *rest = arguments
-    code, out, err = run(command, "--dry-run", *rest)
+    code, out, err = tpu(command, "--dry-run", *rest)
     assert (code, err, cloud.calls) == (0, "", [])
     assert [line.split()[4] for line in out.splitlines()] == verbs
     assert not (work / "tpu-results").exists()
 
 
-def test_what_a_dry_run_prints_is_what_is_called(run: Run, cloud: FakeCloud) -> None:
-    _, out, _ = run("create", "x", "--runtime-version", "it's $HOME", "--accelerator-type", "v6e-1", "--dry-run")
-    run("create", "x", "--runtime-version", "it's $HOME", "--accelerator-type", "v6e-1")
+def test_what_a_dry_run_prints_is_what_is_called(tpu: Run, cloud: FakeCloud) -> None:
+    _, out, _ = tpu("create", "x", "--runtime-version", "it's $HOME", "--accelerator-type", "v6e-1", "--dry-run")
+    tpu("create", "x", "--runtime-version", "it's $HOME", "--accelerator-type", "v6e-1")
     subprocess.run(["bash", "-c", out], check=True, capture_output=True)
     assert cloud.calls[0] == cloud.calls[1]
 
 
-def test_machines_and_requests_are_listed(run: Run, cloud: FakeCloud) -> None:
-    assert "no machines" in run("list")[1]
+def test_machines_and_requests_are_listed(tpu: Run, cloud: FakeCloud) -> None:
+    assert "no machines" in tpu("list")[1]
     cloud.add("one")
     cloud.add("two", state="PREEMPTED", schedulingConfig={"spot": True}, queuedResource="projects/mine/…/two")
     cloud.add_request("two", "SUSPENDED")
     cloud.add_request("three", "WAITING_FOR_RESOURCES")
-    code, out, _ = run("list", "--zone", "us-west4-a")
+    code, out, _ = tpu("list", "--zone", "us-west4-a")
     assert code == 0
     assert [line.split()[:2] for line in out.splitlines()[1:4]] == [
         ["one", "machine"],
@@ -189,7 +171,7 @@ def test_machines_and_requests_are_listed(run: Run, cloud: FakeCloud) -> None:
         ["three", "request"],
     ]
     assert "1 of 3 cost money until deleted" in out
-    rows = json.loads(run("list", "--json", "-")[1])["rows"]
+    rows = json.loads(tpu("list", "--json", "-")[1])["rows"]
     assert [(row["name"], row["state"], row["spot"], row["costs_money"]) for row in rows] == [
         ("one", "READY", False, True),
         ("two", "PREEMPTED", True, False),
@@ -199,7 +181,7 @@ def test_machines_and_requests_are_listed(run: Run, cloud: FakeCloud) -> None:
     assert {row["zone"] for row in rows} == {"us-west4-a"}
 
 
-def test_deleting_asks(run: Run, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleting_asks(tpu: Run, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud.add("my-tpu")
     for answer, code, left in (("n\n", 1, ["my-tpu"]), ("", 1, ["my-tpu"]), ("y\n", 0, [])):
         reading, writing = os.pipe()
@@ -207,51 +189,51 @@ def test_deleting_asks(run: Run, cloud: FakeCloud, monkeypatch: pytest.MonkeyPat
         os.close(writing)
         with os.fdopen(reading) as stdin:
             monkeypatch.setattr(sys, "stdin", stdin)
-            got, _, err = run("delete", "my-tpu")
+            got, _, err = tpu("delete", "my-tpu")
         assert (got, cloud.machines) == (code, left)
         assert "delete machine my-tpu (v5litepod-1, READY, us-west4-a)?" in err
         assert ("costs money" in err) == bool(left)
 
 
-def test_a_queued_machine_goes_with_its_request(run: Run, cloud: FakeCloud) -> None:
+def test_a_queued_machine_goes_with_its_request(tpu: Run, cloud: FakeCloud) -> None:
     cloud.add("my-tpu", queuedResource="projects/mine/locations/us-west4-a/queuedResources/asked")
     cloud.add_request("asked", "ACTIVE")
     cloud.add_request("waits", "ACCEPTED")
-    assert run("delete", "my-tpu", "-y")[0] == 0
+    assert tpu("delete", "my-tpu", "-y")[0] == 0
     assert cloud.calls[-1][2:] == ["queued-resources", "delete", "asked", "--force", "--quiet"]
-    assert run("delete", "waits", "-y")[0] == 0
+    assert tpu("delete", "waits", "-y")[0] == 0
     assert cloud.requests == []
 
 
-def test_a_machine_that_is_not_there_cannot_be_deleted(run: Run, cloud: FakeCloud) -> None:
-    code, _, err = run("delete", "my-tpu", "--yes")
+def test_a_machine_that_is_not_there_cannot_be_deleted(tpu: Run, cloud: FakeCloud) -> None:
+    code, _, err = tpu("delete", "my-tpu", "--yes")
     assert code == 1
     assert "there is no my-tpu in that zone" in err
     assert "delete" not in cloud.verbs
 
 
-def test_a_deletion_that_fails_is_loud(run: Run, cloud: FakeCloud) -> None:
+def test_a_deletion_that_fails_is_loud(tpu: Run, cloud: FakeCloud) -> None:
     cloud.add("my-tpu")
     cloud.fail(delete=["forbidden"])
-    code, _, err = run("delete", "my-tpu", "--yes", "--zone", "us-west4-a")
+    code, _, err = tpu("delete", "my-tpu", "--yes", "--zone", "us-west4-a")
     assert code == 1
     assert "COULD NOT BE DELETED" in err
     assert "    gcloud compute tpus tpu-vm delete my-tpu --zone=us-west4-a --quiet\n" in err
 
 
-def test_a_shell_says_that_the_machine_goes_on(run: Run, cloud: FakeCloud) -> None:
-    code, _, err = run("ssh", "my-tpu", "--", "-L", "8888:localhost:8888")
+def test_a_shell_says_that_the_machine_goes_on(tpu: Run, cloud: FakeCloud) -> None:
+    code, _, err = tpu("ssh", "my-tpu", "--", "-L", "8888:localhost:8888")
     assert code == 0
     assert cloud.calls == [["compute", "tpus", "tpu-vm", "ssh", "my-tpu", "--", "-L", "8888:localhost:8888"]]
     assert "systolic tpu delete my-tpu" in err
     cloud.fail(ssh=["lost"])
-    code, _, err = run("ssh", "my-tpu")
+    code, _, err = tpu("ssh", "my-tpu")
     assert code == 1
     assert "the connection to my-tpu broke" in err
 
 
 @pytest.mark.parametrize("command", [(), ("create",), ("list",), ("ssh",), ("delete",), ("run",)])
-def test_help_has_an_example(run: Run, command: tuple[str, ...]) -> None:
-    code, out, _ = run(*command, "--help")
+def test_help_has_an_example(tpu: Run, command: tuple[str, ...]) -> None:
+    code, out, _ = tpu(*command, "--help")
     assert code == 0
     assert "Examples:\n    systolic tpu" in out

@@ -15,7 +15,6 @@ import systolic.cli.validate
 import systolic.experiments.runner
 import systolic.validation.predictions
 from systolic.chips import Chip, chip
-from systolic.cli import main
 from systolic.compiler import CompilerMissing, CompilerRefusal
 from systolic.simulator import DeadlockError
 from systolic.timing import Measurement
@@ -27,16 +26,6 @@ Run = Callable[..., tuple[int, str, str]]
 KEYS = """chip op m k n dtype_lhs dtype_rhs dtype_out tile_m tile_k tile_n timing published_us predicted_us error
 dispatch_us counted reason source"""
 ERRORS = ["rows", "programs", "median_error", "p90_error", "worst_error", "bias", "rank_correlation"]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def time_us(known: Chip, m: int, k: int, n: int) -> float:

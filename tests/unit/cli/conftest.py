@@ -1,0 +1,37 @@
+"""The command line, called as a function; and `systolic tpu` with a gcloud that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fake_cloud import FakeCloud, fake_cloud, interrupts
+
+from systolic.cli import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Gives a command's exit code, its output and its errors."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def tpu(run: Run) -> Iterator[Run]:
+    """The same of `systolic tpu`."""
+    with interrupts():
+        yield lambda *arguments: run("tpu", *arguments)
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
+    return fake_cloud(tmp_path / "cloud", monkeypatch)
