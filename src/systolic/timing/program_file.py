@@ -167,7 +167,8 @@ def _chip(head: _Head, chosen: Chip | None) -> Chip:
             f"it is of {head.chip} with {head.cores_per_device} cores a device, not of {known.name} with "
             f"{known.cores_per_device}"
         )
-    check_constants(head.machine, known.machine)
+    check_constants(known.machine, head.machine)
+    check_constants(head.machine, head.machine)
     return known if chosen is not None else replace(known, machine=head.machine)
 
 
