@@ -14,6 +14,10 @@ from systolic.experiments.outcome import Outcome
 from systolic.experiments.runner import Progress, Runner
 
 
+class CallError(ValueError):
+    """What is to be simulated is no function with a tuple of its arguments."""
+
+
 class _Told(Progress):
     """Tells a function of each experiment that ends."""
 
@@ -54,12 +58,17 @@ def simulate_many(
       time, `outcome.status` and `outcome.reason`. `outcome.required()` gives the run or raises what `simulate` would.
 
     Raises:
+      CallError: a call is no pair of a function and its arguments.
       UnknownChipError: no such chip.
       CompilerMissing: there is no TPU compiler on the machine.
       SystolicBug: this package is at fault, and not a function.
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
     every = list(calls)
+    for number, call in enumerate(every, 1):
+        # An array in place of the tuple would be taken for as many arguments as it has rows.
+        if not (isinstance(call, tuple) and len(call) == 2 and callable(call[0]) and isinstance(call[1], tuple | list)):
+            raise CallError(f"call {number} is no function with a tuple of its arguments, as in (fn, (x, y))")
     experiments = [
         Experiment(
             fn=fn,
