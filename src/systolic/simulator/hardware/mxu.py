@@ -7,6 +7,7 @@ a queue (`mrf`) or into numbered places (`mrb`), from which `vpop` takes them. T
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -121,7 +122,7 @@ class Mxus:
         self._latency = machine.result_latency_cycles
         self._depth = machine.matmul_queue_depth
         self._units = machine.mxu_count
-        self._rows_per_cycle = machine.mxu_rows_per_cycle
+        self._busy_for = functools.cache(functools.partial(_busy_for, machine))  # most programs have one or two kinds
         self._segments = segments
         self._remember = remember
         self._timeline = timeline
@@ -176,7 +177,7 @@ class Mxus:
                 ready = placed[unit].get(op.place, 0) if op.place is not None else _next(queued[unit], op)
                 stall += max(0, ready - now)
                 continue
-            taken = max(1, round(op.rows / self._rows_per_cycle[op.operand_type]))
+            taken = self._busy_for(op.operand_type, op.rows)
             stall += max(0, free[unit] - now - self._depth * taken)
             begin = max(op.offset + stall, free[unit])
             free[unit] = begin + taken
@@ -191,6 +192,11 @@ class Mxus:
         places = tuple(tuple(sorted(results.items())) for results in placed)
         end: _Relative = (tuple(free), tuple(map(tuple, queued)), places)
         return cycles, _shifted(end, cycles), busy
+
+
+def _busy_for(machine: MachineModel, operand_type: str, rows: int) -> int:
+    """Works out the cycles that a unit is busy with the rows of a `vmatmul`."""
+    return max(1, round(rows / machine.mxu_rows_per_cycle[operand_type]))
 
 
 def _next(queue: deque[int], op: MatrixOp) -> int:
