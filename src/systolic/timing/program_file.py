@@ -31,6 +31,7 @@ _FIRST_LINE = re.compile(rb"systolic program, format (\d{1,9})\n")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _MOST_FILE_BYTES = 2 * MOST_BYTES
 _MOST_WORDS = MOST_BYTES // 4
+_KEPT = ("machine",)  # fields of a chip that a run reads, beside those that say which chip it is
 
 
 class ProgramFileError(ValueError):
@@ -92,7 +93,7 @@ def write_program(path: Path, saved: SavedProgram) -> None:
         name=saved.name,
         chip=saved.chip.name,
         cores_per_device=saved.chip.cores_per_device,
-        machine=saved.chip.machine,
+        **{name: getattr(saved.chip, name) for name in _KEPT},
         key=saved.compiled.key,
         entry_bytes=len(entry),
         contents=tuple(_content(key, each) for key, each in known.items()),
@@ -169,7 +170,7 @@ def _chip(head: _Head, chosen: Chip | None) -> Chip:
         )
     check_constants(known.machine, head.machine)
     check_constants(head.machine, head.machine)
-    return known if chosen is not None else replace(known, machine=head.machine)
+    return known if chosen is not None else replace(known, **{name: getattr(head, name) for name in _KEPT})
 
 
 def _contents(described: tuple[_Content, ...], words: np.ndarray) -> ProgramContents:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import pickle
 import random
+import re
 import zlib
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,13 +16,14 @@ import pytest
 from listing_mutations import compiled_programs
 from simulator_listings import V5E, listing
 
+import systolic.simulator
 from systolic.chips import Chip, MachineModel, chip
 from systolic.chips.constants import ConstantsError
 from systolic.simulator import SimulatedRun, SimulationError, Unknown
 from systolic.timing import Program, ProgramFileError, load_program, prepare_program
 from systolic.timing.contents import ProgramContents, parameter_contents
 from systolic.timing.program import translated
-from systolic.timing.program_file import FORMAT
+from systolic.timing.program_file import _KEPT, FORMAT
 
 FIXED = ("mxu_count", "mxu_rows", "mxu_columns", "branch_delay_slots")
 GATHER = next(each for each in compiled_programs() if each.chip == "v5e")
@@ -149,6 +151,12 @@ def test_a_file_keeps_the_constants_unless_a_chip_is_given(tmp_path: Path) -> No
     everything(slow).save(tmp_path / "p")
     assert load_program(tmp_path / "p").run() == everything(slow).run() != everything().run()
     assert load_program(tmp_path / "p", chip="v5e").run() == everything().run()
+
+
+def test_a_file_keeps_all_of_the_chip_that_a_run_reads() -> None:
+    texts = [path.read_text() for path in Path(systolic.simulator.__file__).parent.rglob("*.py")]
+    read = {name for text in texts for name in re.findall(r"\bchip\.([a-z]\w*)", text)}
+    assert read == {"name", "cores_per_device", *_KEPT}
 
 
 def test_a_chip_of_ones_own_has_to_be_given(tmp_path: Path) -> None:
