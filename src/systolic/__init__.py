@@ -2,13 +2,14 @@
 
 from systolic.checking import CheckReport, check
 from systolic.chips import Chip, chip
+from systolic.experiments import Outcome, simulate_many
 from systolic.explaining import Explanation, explain
 from systolic.ops import Plan, Planner, plan, use
 from systolic.ops.matmul import matmul
 from systolic.schedule import Tiles
 from systolic.simulator import SimulatedRun
 from systolic.spec import MatmulSpec
-from systolic.timing import simulate
+from systolic.timing import Program, load_program, prepare, simulate
 from systolic.tuning import TuningResult, tune
 
 __version__ = "0.3.0"
@@ -18,8 +19,10 @@ __all__ = [
     "Chip",
     "Explanation",
     "MatmulSpec",
+    "Outcome",
     "Plan",
     "Planner",
+    "Program",
     "SimulatedRun",
     "Tiles",
     "TuningResult",
@@ -27,9 +30,12 @@ __all__ = [
     "check",
     "chip",
     "explain",
+    "load_program",
     "matmul",
     "plan",
+    "prepare",
     "simulate",
+    "simulate_many",
     "tune",
     "use",
 ]

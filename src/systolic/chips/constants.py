@@ -7,18 +7,23 @@ and `checked_on` (the programs of either half), and where they are from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from systolic.chips.chip import Chip
+from systolic.chips.chip import Chip, MachineModel
 from systolic.untrusted import UntrustedError, read_json, shown
 
 _LARGEST = 1e18  # above every rate, in hertz and bytes a second
+# They decide how a listing is read and what the compiler made: another value would need another program.
+_OF_THE_PROGRAM = ("mxu_count", "mxu_rows", "mxu_columns", "branch_delay_slots")
 
 
 class ConstantsError(ValueError):
-    """A file of constants that cannot be read, an unknown constant, an impossible value, or another chip's."""
+    """A file of constants that cannot be read, an unknown constant, an impossible value, or another chip's.
+
+    Also a constant that cannot change once a program has been prepared.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,36 @@ def with_constants(chip: Chip, fitted: FittedConstants) -> Chip:
         machine[name] = _checked(name, value, fitted.source)
     sources = {**chip.sources, **{f"machine.{name}": fitted.source for name in machine}}
     return replace(chip, machine=replace(chip.machine, **machine), sources=sources)
+
+
+def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
+    """Checks that a program that was prepared for one machine model can run on another.
+
+    Raises:
+      ConstantsError: a constant that the program was read and compiled for has another value, there is no rate for a
+        type of operands that had one, or a value is one that no hardware has.
+    """
+    for name in _OF_THE_PROGRAM:
+        mine, its = getattr(prepared_for, name), getattr(machine, name)
+        if mine != its:
+            raise ConstantsError(
+                f"{name}={shown(its)}: this program was compiled for {name}={mine}, which cannot change; prepare it "
+                "for a chip with another"
+            )
+    if missing := prepared_for.mxu_rows_per_cycle.keys() - machine.mxu_rows_per_cycle.keys():
+        raise ConstantsError(f"mxu_rows_per_cycle has no rate for operands of {', '.join(sorted(missing))}")
+    for field in fields(MachineModel):
+        value = getattr(machine, field.name)
+        for each in value.values() if isinstance(value, Mapping) else (value,):
+            _check_possible(field.name, each, whole=field.type == "int")
+
+
+def _check_possible(name: str, value: Any, *, whole: bool) -> None:
+    if type(value) not in ((int,) if whole else (int, float)) or not abs(value) < _LARGEST:  # NaN neither
+        raise ConstantsError(f"{name}={shown(value)} is no {'whole ' * whole}number below {_LARGEST:g}")
+    divides = "_per_" in name or name.endswith(("_hz", "_bytes"))
+    if value < 0 or (divides and value == 0):
+        raise ConstantsError(f"{name}={value} has to be {'above 0' if divides else '0 or more'}")
 
 
 def _checked(name: str, value: Any, source: str) -> float:

@@ -25,8 +25,8 @@ from rich.text import Text
 from systolic.compiler import versions
 from systolic.experiments import Progress
 from systolic.report.columns import Column, Row
-from systolic.report.whole_file import whole_file
 from systolic.untrusted import printable
+from systolic.whole_file import whole_file
 
 # Of the rows that commands write by `--json`; 1 is that of systolic 0.3.0, which did not say it.
 RESULT_SCHEMA = 2

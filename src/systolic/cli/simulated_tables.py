@@ -67,6 +67,7 @@ def _op_columns(run: SimulatedRun) -> tuple[Column[OpRun], ...]:
 
     return (
         textual("operation", lambda op: op.name),
+        textual("made by", lambda op: "Pallas" if op.is_pallas else "XLA", droppable=True),
         textual("written at", lambda op: op.scope),
         numeric("calls", lambda op: op.calls, droppable=True),
         numeric("simulated µs", lambda op: op.cycles / run.clock_hz * 1e6, ",.2f"),

@@ -248,6 +248,7 @@ def ops_table(run: SimulatedRun) -> ExplainedTable[OpRun]:
     return _table(
         (
             textual("operation", lambda op: op.name, kind="code"),
+            textual("made by", lambda op: "Pallas" if op.is_pallas else "XLA"),
             textual("written at", lambda op: op.scope, kind="code", optional=True),
             numeric("simulated µs", lambda op: us(op.cycles / run.clock_hz * 1e6)),
             numeric("share", lambda op: percent(share(op)), share=share),

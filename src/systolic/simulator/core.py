@@ -232,6 +232,7 @@ class Core:
             issued=use.total(totals.block_counts) if use is not None else {},
             loop=totals.loop,
             regions=self._regions(name, totals.block_counts),
+            is_pallas=hlo is not None and name in hlo.kernels,
             **totals.spent,
         )
 

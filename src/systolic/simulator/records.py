@@ -51,6 +51,7 @@ class OpRun:
     issued: Mapping[str, int] = field(default_factory=dict)
     loop: LoopTime | None = None
     regions: tuple[RegionRun, ...] = ()  # those that ran, in the order of the program
+    is_pallas: bool = False  # a Pallas kernel, by the HLO; else an operation of XLA's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from systolic.chips import Chip
+from systolic.chips import Chip, MachineModel
+from systolic.chips.constants import check_constants
 from systolic.simulator.core import TOP_LEVEL, Core, DeviceSetup, OperandWords
 from systolic.simulator.errors import SimulationError, UnknownValueError, reading
 from systolic.simulator.hardware.dma import DmaEngine
@@ -43,6 +44,7 @@ class PreparedProgram:
       hlo: what the top-level HLO says; None if it was not given.
       vmem: the compiler's account of VMEM.
       may_prefetch: whether the top-level program copies by itself, perhaps an argument ahead of the call.
+      prepared_for: the machine model by which the listings were read.
     """
 
     translations: Mapping[str, Translation]
@@ -52,6 +54,7 @@ class PreparedProgram:
     hlo: TopLevelHlo | None
     vmem: tuple[VmemBuffer, ...]
     may_prefetch: bool
+    prepared_for: MachineModel
 
     def run(
         self,
@@ -66,7 +69,7 @@ class PreparedProgram:
         """Executes the program on the chip's model.
 
         Args:
-          chip: the chip that it was prepared for, perhaps with other constants.
+          chip: the chip that it was prepared for, perhaps with other constants: all of them count.
           parameters: contents of the program's arguments, as words in the order of memory.
           operand_words: contents of operands that the program's own copies do not bring; see `core.OperandWords`.
           spans: how many spans of each kind the timeline keeps from its beginning, and as many from its end.
@@ -74,10 +77,12 @@ class PreparedProgram:
           max_iterations: of the loops of all programs together, after which they are taken to have been misread.
 
         Raises:
+          ConstantsError: a constant that cannot change, or that no hardware has; see `check_constants`.
           SimulationError: the program does something that is not understood.
           UnknownValueError: its control flow depends on contents that were not given.
           DeadlockError: it waits for something that does not come.
         """
+        check_constants(chip.machine, self.prepared_for)
 
         def cores(assumed: Mapping[str, str], *, warm: bool) -> tuple[CoreRun, ...]:
             def initial(address: int) -> int:
@@ -189,6 +194,7 @@ def prepare_listings(
         hlo=hlo,
         vmem=tuple(vmem),
         may_prefetch=copies,
+        prepared_for=chip.machine,
     )
 
 

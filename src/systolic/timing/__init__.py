@@ -2,6 +2,8 @@
 
 from systolic.timing.measured import NoDeviceError, device_of, measure
 from systolic.timing.measurement import Measurement, Provenance
+from systolic.timing.program import Program, load_program, prepare, submit_preparation
+from systolic.timing.program_file import ProgramFileError
 from systolic.timing.simulated import (
     prepare_program,
     simulate,
@@ -14,12 +16,17 @@ from systolic.timing.simulated import (
 __all__ = [
     "Measurement",
     "NoDeviceError",
+    "Program",
+    "ProgramFileError",
     "Provenance",
     "device_of",
+    "load_program",
     "measure",
+    "prepare",
     "prepare_program",
     "simulate",
     "simulate_in_worker",
+    "submit_preparation",
     "submit_simulation",
     "target_of",
     "vmem_buffers",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +17,27 @@ from systolic.simulator import TopLevelHlo, Unknown, Words, words_of
 _MOST_ELEMENTS = 1 << 20
 
 _Key = tuple[tuple[int, ...], ...]  # shapes of a kernel's operands
+
+OperandKey = tuple[str, int, int]  # operation, which call of it from 0, which operand
+Contents = Callable[[], Words | Unknown]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProgramContents:
+    """All that a compiled program has to know of its arguments to run again: plain words.
+
+    Attributes:
+      parameters: contents of the program's arguments.
+      operands: contents of kernels' operands that the program's own copies do not bring.
+    """
+
+    parameters: tuple[Words | Unknown, ...]
+    operands: Mapping[OperandKey, Words | Unknown]
+
+    def operand_words(self, name: str, call: int, index: int) -> Contents | None:
+        """Contents of an operand, as `KernelContents.operand_words` gave them."""
+        known = self.operands.get((name, call, index))
+        return None if known is None else lambda: known
 
 
 def parameter_contents(hlo: TopLevelHlo, values: Sequence[np.ndarray | None]) -> list[Words | Unknown]:
@@ -57,7 +79,7 @@ class KernelContents:
         self._hlo = hlo
         self._executions = executions
 
-    def operand_words(self, name: str, call: int, index: int) -> Callable[[], Words | Unknown] | None:
+    def operand_words(self, name: str, call: int, index: int) -> Contents | None:
         """Contents of operand `index` of the operation `name` when it is called for the time `call`, from 0.
 
         None where the program's own copies have to say.
@@ -103,6 +125,29 @@ class KernelContents:
         for execution in self._executions():
             found.setdefault(execution.shapes, {}).setdefault(execution.site, []).append(execution)
         return {key: list(sites.values()) for key, sites in found.items()}
+
+
+class RecordedOperands:
+    """Passes on what kernels find in their operands, and keeps all that a run has asked for."""
+
+    def __init__(self, contents: KernelContents) -> None:
+        self._contents = contents
+        self.found: dict[OperandKey, Words | Unknown] = {}
+
+    def operand_words(self, name: str, call: int, index: int) -> Contents | None:
+        """Contents of an operand; see `KernelContents.operand_words`."""
+        contents = self._contents.operand_words(name, call, index)
+        if contents is None:
+            return None
+        key = (name, call, index)
+        why = f"operand {index} of {name}, which the run that prepared the program did not need"
+        self.found.setdefault(key, Unknown(why, computed=False))
+
+        def words() -> Words | Unknown:
+            self.found[key] = contents()
+            return self.found[key]
+
+        return words
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:

@@ -29,7 +29,7 @@ from systolic.compiler import (
     traced_jaxpr,
     tracing_settings,
 )
-from systolic.simulator import PreparedProgram, SimulatedRun, VmemBuffer, prepare_listings
+from systolic.simulator import PreparedProgram, SimulatedRun, TopLevelHlo, VmemBuffer, prepare_listings
 from systolic.timing.contents import KernelContents, parameter_contents
 from systolic.timing.measurement import Measurement
 
@@ -91,6 +91,20 @@ def _executed(
     spans: int,
 ) -> SimulatedRun:
     prepared = prepare_program(program, chip)
+    parameters = parameter_contents(top_level_hlo(prepared), values)
+    contents = kernel_contents(prepared, fn, args, values, chip, settings)
+    return prepared.run(chip, parameters=parameters, operand_words=contents.operand_words, spans=spans)
+
+
+def kernel_contents(
+    prepared: PreparedProgram,
+    fn: Callable[..., Any] | NamedFunction,
+    args: Sequence[Any],
+    values: Sequence[np.ndarray | None],
+    chip: Chip,
+    settings: Mapping[str, Any],
+) -> KernelContents:
+    """What the kernels of a program find in their operands, worked out from the function when one asks."""
 
     def executions() -> list[PallasOperands]:
         jaxpr = traced_jaxpr(fn, args, target_of(chip), settings=settings)
@@ -98,12 +112,13 @@ def _executed(
         given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
         return pallas_operands(jaxpr, given, names)
 
-    hlo = prepared.hlo
-    assert hlo is not None
-    contents = KernelContents(hlo, executions)
-    return prepared.run(
-        chip, parameters=parameter_contents(hlo, values), operand_words=contents.operand_words, spans=spans
-    )
+    return KernelContents(top_level_hlo(prepared), executions)
+
+
+def top_level_hlo(prepared: PreparedProgram) -> TopLevelHlo:
+    """What a compiled program's HLO says; `prepare_program` has always read it."""
+    assert prepared.hlo is not None
+    return prepared.hlo
 
 
 def prepare_program(program: CompiledProgram, chip: Chip) -> PreparedProgram:

@@ -9,10 +9,10 @@ from concurrent.futures import Future
 
 from systolic.bugs import runs_user_code
 from systolic.chips import Chip
-from systolic.compiler import CompiledProgram, ProgramCache, WorkerPool, submit_compilation
+from systolic.compiler import WorkerPool
 from systolic.experiments import QUIET, Experiment, Outcome, Progress, Runner
-from systolic.simulator import PreparedProgram, SimulationError
-from systolic.timing import prepare_program, target_of
+from systolic.simulator import SimulationError
+from systolic.timing import Program, submit_preparation
 from systolic.validation.calibration import Sample
 from systolic.validation.errors import ComparedRow, PublishedProgram, compared
 from systolic.validation.published import PublishedRow
@@ -34,21 +34,18 @@ def simulated_us(runner: Runner, programs: Programs, chips: Mapping[str, Chip]) 
 
 def prepared(
     pool: WorkerPool, programs: Programs, chip: Chip, progress: Progress = QUIET
-) -> dict[PublishedProgram, PreparedProgram | str]:
+) -> dict[PublishedProgram, Program | str]:
     """Each distinct program, compiled and read, ready to run again and again; or why not."""
     distinct = _distinct(programs)
     progress.planned(len(distinct))
-
     jobs = {
-        program: submit_compilation(
-            pool, program.function, program.arguments, target_of(chip), cache=ProgramCache(), label=str(program)
-        )
+        program: submit_preparation(pool, program.function, program.arguments, chip, label=str(program))
         for program in distinct
     }
-    found: dict[PublishedProgram, PreparedProgram | str] = {}
+    found: dict[PublishedProgram, Program | str] = {}
     for program, job in jobs.items():
         try:
-            found[program] = prepare_program(_compiled(job), chip)
+            found[program] = _prepared(job)
         except Exception as error:  # noqa: BLE001 -- whatever a program raises as it is traced is its reason
             found[program] = Outcome.failed(str(program), error).reason
         progress.done(str(program))
@@ -56,12 +53,12 @@ def prepared(
 
 
 @runs_user_code
-def _compiled(job: Future[CompiledProgram]) -> CompiledProgram:
+def _prepared(job: Future[Program]) -> Program:
     return job.result()
 
 
 def predicted_us(
-    ready: Mapping[PublishedProgram, PreparedProgram | str], chip: Chip
+    ready: Mapping[PublishedProgram, Program | str], chip: Chip
 ) -> tuple[dict[PublishedProgram, float | str], dict[str, float]]:
     """Simulated µs with this chip's constants, or why there are none; and the seconds that each simulation took."""
     found: dict[PublishedProgram, float | str] = {}
@@ -69,7 +66,7 @@ def predicted_us(
     for program, its in ready.items():
         started = time.perf_counter()
         try:
-            found[program] = its if isinstance(its, str) else its.run(chip).time_us
+            found[program] = its if isinstance(its, str) else _simulated_us(its, chip)
         except SimulationError as error:
             found[program] = Outcome.failed(str(program), error).reason
         seconds[str(program)] = time.perf_counter() - started
@@ -98,7 +95,7 @@ def compared_rows(
 
 
 def samples(
-    rows: Sequence[ComparedRow], programs: Programs, ready: Mapping[PublishedProgram, PreparedProgram | str]
+    rows: Sequence[ComparedRow], programs: Programs, ready: Mapping[PublishedProgram, Program | str]
 ) -> list[Sample]:
     """The programs behind the counted rows, each with the device times of all its rows."""
     times: dict[PublishedProgram, list[float]] = {}
@@ -114,8 +111,8 @@ def samples(
     return found
 
 
-def _simulated_us(ready: PreparedProgram, chip: Chip) -> float:
-    return ready.run(chip).time_us
+def _simulated_us(ready: Program, chip: Chip) -> float:
+    return ready.run(machine=chip.machine).time_us
 
 
 def _distinct(programs: Programs) -> list[PublishedProgram]:

@@ -20,7 +20,7 @@ from systolic.cli import main
 from systolic.cli.output import console, note, printable, show_table
 from systolic.report import RatePoint, rates_plot, save_png
 from systolic.report.columns import numeric, textual
-from systolic.report.whole_file import whole_file
+from systolic.whole_file import whole_file
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")

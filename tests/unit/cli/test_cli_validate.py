@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import systolic.cli.calibrate
 import systolic.cli.validate
 import systolic.experiments.runner
 import systolic.validation.predictions
-from systolic.chips import Chip, chip
+from systolic.chips import Chip, MachineModel, chip
 from systolic.compiler import CompilerMissing, CompilerRefusal
 from systolic.simulator import DeadlockError
 from systolic.timing import Measurement
@@ -62,25 +63,25 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         return outcome(measurement)
 
     class Prepared:
-        def __init__(self, args: Any) -> None:
-            self.args = args
+        def __init__(self, args: Any, known: Chip) -> None:
+            self.args, self.chip = args, known
 
-        def run(self, known: Chip) -> Measurement:
+        def run(self, *, machine: MachineModel) -> Measurement:
+            known = replace(self.chip, machine=machine)
             return Measurement(chip=known.name, provenance="simulated", time_us=answered(None, self.args, known))
 
-    def submit_compilation(_pool: object, fn: object, args: Any, _target: object, **_: object) -> Future[Any]:
-        def compiled() -> Any:
+    def submit_preparation(_pool: object, fn: object, args: Any, known: Chip, **_: object) -> Future[Any]:
+        def prepared() -> Prepared:
             if args[0].shape[0] == 64:
-                answered(fn, args, chip("v5e"))
-            return args
+                answered(fn, args, known)
+            return Prepared(args, known)
 
-        return outcome(compiled)
+        return outcome(prepared)
 
     monkeypatch.setattr(systolic.cli.validate, "check_available", lambda: None)
     monkeypatch.setattr(systolic.experiments.runner, "submit_simulation", submit_simulation)
     monkeypatch.setattr(systolic.cli.calibrate, "check_available", lambda: None)
-    monkeypatch.setattr(systolic.validation.predictions, "submit_compilation", submit_compilation)
-    monkeypatch.setattr(systolic.validation.predictions, "prepare_program", lambda args, _chip: Prepared(args))
+    monkeypatch.setattr(systolic.validation.predictions, "submit_preparation", submit_preparation)
 
 
 def line(**changes: object) -> str:

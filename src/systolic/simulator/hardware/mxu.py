@@ -7,6 +7,7 @@ a queue (`mrf`) or into numbered places (`mrb`), from which `vpop` takes them. T
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -29,11 +30,12 @@ _REGISTER_ELEMENTS = 1024  # results of 32 bits in a vector register
 
 @dataclass(frozen=True, slots=True)
 class MatrixOp:
-    """One `vmatmul` (`cycles` above zero) or one `vpop` (`cycles` zero), at a cycle of its segment."""
+    """One `vmatmul` (with rows) or one `vpop` (without), at a cycle of its segment."""
 
     offset: int
     unit: int
-    cycles: int
+    operand_type: str  # by which `MachineModel.mxu_rows_per_cycle` knows the rate; "" of a `vpop`
+    rows: int
     place: int | None  # in the result buffer; None where results queue
     results: int  # vector registers of results
     condition: int | None  # which of the segment's conditions has to hold
@@ -41,7 +43,7 @@ class MatrixOp:
     @property
     def is_pop(self) -> bool:
         """Whether it takes a result out."""
-        return self.cycles == 0
+        return self.rows == 0
 
 
 def matrix_ops(instruction: Instruction, offset: int, machine: MachineModel, condition: int | None) -> list[MatrixOp]:
@@ -56,11 +58,11 @@ def matrix_ops(instruction: Instruction, offset: int, machine: MachineModel, con
     if opcode.startswith("vpop") and "mr" in opcode:
         place = _PLACE.match(instruction.operands[0]) if instruction.operands else None
         if place:
-            return [MatrixOp(offset, int(place.group(2)), 0, int(place.group(1)), 1, condition)]
+            return [MatrixOp(offset, int(place.group(2)), "", 0, int(place.group(1)), 1, condition)]
         units = _UNIT.findall(opcode)  # one, or two whose results are added on the way out
         if not units:
             raise SimulationError(f"a result of no matrix unit: {instruction.text}")
-        return [MatrixOp(offset, int(unit), 0, None, 1, condition) for unit in units]
+        return [MatrixOp(offset, int(unit), "", 0, None, 1, condition) for unit in units]
     return []
 
 
@@ -68,8 +70,7 @@ def _matmul(instruction: Instruction, offset: int, machine: MachineModel, condit
     operand_type = _OPERAND_TYPE.search(instruction.opcode)
     kind = operand_type.group(1)[:4] if operand_type else "f32"
     kind = "f8" if kind.startswith("f8") else kind
-    rate = machine.mxu_rows_per_cycle.get(kind)
-    if rate is None:
+    if kind not in machine.mxu_rows_per_cycle:
         raise SimulationError(f"the machine model has no rate for this operand type: {instruction.text}")
     # `lmr` sends rows again that the unit has kept. Beside products of f32 each gives one register of results, whatever
     # its type: eight rows.
@@ -81,7 +82,8 @@ def _matmul(instruction: Instruction, offset: int, machine: MachineModel, condit
     return MatrixOp(
         offset=offset,
         unit=int(unit),
-        cycles=max(1, round(rows / rate)),
+        operand_type=kind,
+        rows=rows,
         place=int(place.group(1)) if place else None,
         results=max(1, rows * machine.mxu_columns // _REGISTER_ELEMENTS),
         condition=condition,
@@ -120,6 +122,7 @@ class Mxus:
         self._latency = machine.result_latency_cycles
         self._depth = machine.matmul_queue_depth
         self._units = machine.mxu_count
+        self._busy_for = functools.cache(functools.partial(_busy_for, machine))  # most programs have one or two kinds
         self._segments = segments
         self._remember = remember
         self._timeline = timeline
@@ -174,10 +177,11 @@ class Mxus:
                 ready = placed[unit].get(op.place, 0) if op.place is not None else _next(queued[unit], op)
                 stall += max(0, ready - now)
                 continue
-            stall += max(0, free[unit] - now - self._depth * op.cycles)
+            taken = self._busy_for(op.operand_type, op.rows)
+            stall += max(0, free[unit] - now - self._depth * taken)
             begin = max(op.offset + stall, free[unit])
-            free[unit] = begin + op.cycles
-            busy += op.cycles
+            free[unit] = begin + taken
+            busy += taken
             ready = begin + self._latency
             if op.place is None:
                 queued[unit].extend([ready] * op.results)
@@ -188,6 +192,11 @@ class Mxus:
         places = tuple(tuple(sorted(results.items())) for results in placed)
         end: _Relative = (tuple(free), tuple(map(tuple, queued)), places)
         return cycles, _shifted(end, cycles), busy
+
+
+def _busy_for(machine: MachineModel, operand_type: str, rows: int) -> int:
+    """Works out the cycles that a unit is busy with the rows of a `vmatmul`."""
+    return max(1, round(rows / machine.mxu_rows_per_cycle[operand_type]))
 
 
 def _next(queue: deque[int], op: MatrixOp) -> int:

@@ -1,0 +1,202 @@
+"""A prepared program as one file. What is read may be damaged or hostile: it is checked, and never executed.
+
+A file is a line with the format's number, a checksum of the rest, a line of JSON (chip, constants, whose contents the
+words are), the compiler's output as the program cache keeps it, and the words, compressed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zlib
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from systolic.chips import Chip, MachineModel, UnknownChipError
+from systolic.chips import chip as chip_named
+from systolic.chips.constants import ConstantsError, check_constants
+from systolic.compiler import CompiledProgram
+from systolic.compiler.cache_entry import MOST_BYTES, EntryError, decode, encode
+from systolic.simulator import Unknown, Words
+from systolic.timing.contents import OperandKey, ProgramContents
+from systolic.untrusted import UntrustedError, read_json, structured
+from systolic.whole_file import whole_file
+
+FORMAT = 1  # another layout, or another meaning of a part, gets another number
+
+_FIRST_LINE = re.compile(rb"systolic program, format (\d{1,9})\n")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_MOST_FILE_BYTES = 2 * MOST_BYTES
+_MOST_WORDS = MOST_BYTES // 4
+_KEPT = ("machine",)  # fields of a chip that a run reads, beside those that say which chip it is
+
+
+class ProgramFileError(ValueError):
+    """A file that holds no prepared program that can be read here, or a program that no file takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedProgram:
+    """What a file holds."""
+
+    name: str
+    chip: Chip
+    compiled: CompiledProgram
+    contents: ProgramContents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Content:
+    """Whose contents some of the words are, or why there are none."""
+
+    operation: str  # "": an argument of the program
+    call: int
+    index: int  # of the operand, or the argument's number
+    words: int  # how many
+    unknown: str  # why there are none; "": there are
+    computed: bool  # see `Unknown`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    name: str
+    chip: str
+    cores_per_device: int
+    machine: MachineModel
+    key: str  # of the compiler's output
+    entry_bytes: int
+    contents: tuple[_Content, ...]
+
+
+def write_program(path: Path, saved: SavedProgram) -> None:
+    """Writes a file, which appears whole or not at all.
+
+    Raises:
+      ProgramFileError: the program is too large.
+      OSError: the file cannot be written.
+    """
+    known: dict[OperandKey, Words | Unknown] = {
+        ("", 0, number): words for number, words in enumerate(saved.contents.parameters)
+    }
+    known.update(saved.contents.operands)
+    words = [each for each in known.values() if not isinstance(each, Unknown)]
+    if sum(map(len, words)) > _MOST_WORDS:
+        raise ProgramFileError(f"the arguments hold more than the {MOST_BYTES:,} bytes that a file of a program takes")
+    try:
+        entry = encode(saved.compiled.key, saved.compiled)
+    except EntryError as error:
+        raise ProgramFileError(f"the program has {error}") from error
+    head = _Head(
+        name=saved.name,
+        chip=saved.chip.name,
+        cores_per_device=saved.chip.cores_per_device,
+        **{name: getattr(saved.chip, name) for name in _KEPT},
+        key=saved.compiled.key,
+        entry_bytes=len(entry),
+        contents=tuple(_content(key, each) for key, each in known.items()),
+    )
+    packed = zlib.compress(np.concatenate([np.zeros(0, "<u4"), *(np.asarray(each, "<u4") for each in words)]).tobytes())
+    rest = json.dumps(asdict(head), allow_nan=False).encode() + b"\n" + entry + packed
+    with whole_file(path) as partial:
+        partial.write_bytes(b"systolic program, format %d\n" % FORMAT + hashlib.sha256(rest).digest() + rest)
+
+
+def _content(key: OperandKey, words: Words | Unknown) -> _Content:
+    operation, call, index = key
+    unknown = words if isinstance(words, Unknown) else None
+    return _Content(
+        operation=operation,
+        call=call,
+        index=index,
+        words=0 if isinstance(words, Unknown) else len(words),
+        unknown=unknown.why if unknown is not None else "",
+        computed=unknown is not None and unknown.computed,
+    )
+
+
+def read_program(path: Path, chip: Chip | None) -> SavedProgram:
+    """Reads what `write_program` wrote.
+
+    Args:
+      path: the file.
+      chip: in place of the one that was saved, constants included; None: that one.
+
+    Raises:
+      ProgramFileError: there is no such file, or it is not what was written.
+    """
+    try:
+        with path.open("rb") as file:
+            found = file.read(_MOST_FILE_BYTES + 1)
+    except OSError as error:
+        raise ProgramFileError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return _decoded(found, chip)
+    except (UntrustedError, EntryError, ConstantsError, zlib.error) as error:
+        raise ProgramFileError(f"{path} is no program that can be read here: {error}") from error
+
+
+def _decoded(found: bytes, chip: Chip | None) -> SavedProgram:
+    first = _FIRST_LINE.match(found)
+    if first is None:
+        raise UntrustedError("it does not begin as `Program.save` writes")
+    if int(first.group(1)) != FORMAT:
+        raise UntrustedError(f"it has format {int(first.group(1))}, and this is format {FORMAT}; prepare it anew")
+    digest, rest = found[first.end() :][:_DIGEST_BYTES], found[first.end() + _DIGEST_BYTES :]
+    if len(found) > _MOST_FILE_BYTES or digest != hashlib.sha256(rest).digest():
+        raise UntrustedError("it is damaged: its checksum is wrong")
+    line, _, binary = rest.partition(b"\n")
+    head = structured(read_json(line), _Head)
+    if not 0 <= head.entry_bytes <= len(binary):
+        raise UntrustedError("its parts have other lengths")
+    compiled = decode(head.key, binary[: head.entry_bytes])
+    if not isinstance(compiled, CompiledProgram):
+        raise UntrustedError("it holds no program")
+    contents = _contents(head.contents, _unpacked(binary[head.entry_bytes :]))
+    return SavedProgram(name=head.name, chip=_chip(head, chip), compiled=compiled, contents=contents)
+
+
+def _chip(head: _Head, chosen: Chip | None) -> Chip:
+    try:
+        known = chosen if chosen is not None else chip_named(head.chip)
+    except UnknownChipError as error:
+        raise UntrustedError(f"{error}; pass `chip=` for one of your own") from error
+    if known.name != head.chip or known.cores_per_device != head.cores_per_device:
+        raise UntrustedError(
+            f"it is of {head.chip} with {head.cores_per_device} cores a device, not of {known.name} with "
+            f"{known.cores_per_device}"
+        )
+    check_constants(known.machine, head.machine)
+    check_constants(head.machine, head.machine)
+    return known if chosen is not None else replace(known, **{name: getattr(head, name) for name in _KEPT})
+
+
+def _contents(described: tuple[_Content, ...], words: np.ndarray) -> ProgramContents:
+    parameters: list[Words | Unknown] = []
+    operands: dict[OperandKey, Words | Unknown] = {}
+    at = 0
+    for each in described:
+        if not 0 <= each.words <= len(words) - at:
+            raise UntrustedError("its contents have other lengths")
+        here = words[at : at + each.words].tolist()
+        at += each.words
+        value = Unknown(each.unknown, computed=each.computed) if each.unknown else here
+        if each.operation:
+            operands[each.operation, each.call, each.index] = value
+        elif each.index == len(parameters):
+            parameters.append(value)
+        else:
+            raise UntrustedError("its arguments are not in order")
+    if at != len(words):
+        raise UntrustedError("its contents have other lengths")
+    return ProgramContents(parameters=tuple(parameters), operands=operands)
+
+
+def _unpacked(packed: bytes) -> np.ndarray:
+    unpacking = zlib.decompressobj()
+    raw = unpacking.decompress(packed, MOST_BYTES)
+    if not unpacking.eof or unpacking.unused_data or len(raw) % 4:
+        raise UntrustedError("its contents do not end where they should")
+    return np.frombuffer(raw, "<u4")
