@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from systolic.bench.race import BenchRow
-from systolic.chips import CHIPS
+from systolic.chips import known_chip
 
 _MOST_BUNDLES = 16_000
 _LONGEST_COMPILE_S = 20.0
@@ -123,8 +123,8 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
         yield from _worst_bar([row for row in bfloat16 if (row.m or 0) >= 2048], "× XLA from 2048³", ratio, least=0.95)
         yield from _worst_bar([row for row in bfloat16 if (row.m or 0) < 2048], "× XLA below 2048³", ratio, least=0.80)
         large = [row for row in bfloat16 if (row.m or 0) >= 4096]
-        if chip in CHIPS:  # saved rows may be of a chip that is not known here
-            share = CHIPS[chip].bars.least_share_of_limit
+        if (known := known_chip(chip)) is not None:  # saved rows may be of a chip that is not known here
+            share = known.bars.least_share_of_limit
             yield from _worst_bar(large, "of the model's limit from 4096³", lambda row: row.share_of_model, least=share)
     elif group == "prefill":
         yield from _mean_bar(rows, 1.00)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,6 +46,7 @@ class BenchRow:
     n: int | None = None
     precision: str | None = None  # of float32, where the spec says it
     reason: str = ""
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of both programs
     provenance: Literal["simulated"] = "simulated"
     ours_us: float | None = None
     xla_us: float | None = None
@@ -184,6 +185,7 @@ def _row(case: Case, chip: Chip, *, mine: Outcome, others: Outcome, even: Outcom
         group=case.group,
         case=case.name,
         chip=chip.name,
+        flags=chip.given_flags,
         op=op_of(case.spec).name,
         **{name: getattr(case.spec, name, None) for name in ("m", "k", "n", "precision")},
         dtype=case.spec.dtype_multiplied,

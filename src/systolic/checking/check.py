@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +16,12 @@ from systolic.checking.report import CheckReport, RunSummary, in_order
 from systolic.checking.running import RunOutcome, run_in_worker
 from systolic.checking.static import StaticResult, read_kernels
 from systolic.checking.verdict import Verdict, reconciled, refused
-from systolic.chips import Chip
+from systolic.chips import Chip, FlagValue, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
     CompiledProgram,
     CompilerError,
+    CompilerFlagError,
     CompilerMissing,
     CompilerRefusal,
     FunctionExit,
@@ -82,6 +83,7 @@ class PendingCheck:
             function=self.function,
             arguments=self.arguments,
             chips=tuple(chip.name for chip in self.chips),
+            flags=self.chips[0].given_flags if self.chips else {},
             versions=versions(),
             findings=in_order([*findings, *found]),
             kernels=tuple(kernels),
@@ -129,6 +131,7 @@ def check(
     fn: Callable[..., Any],
     *args: Any,
     chip: str | Chip | Sequence[str | Chip] = "v5e",
+    flags: Mapping[str, FlagValue] | None = None,
     reference: Callable[..., Any] | None = None,
     run: bool = True,
     seeds: Sequence[int] = (0, 1, 2),
@@ -148,6 +151,7 @@ def check(
       fn: any function that `jax.jit` takes. Bind what is static with `functools.partial`.
       args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them. Contents matter where a kernel prefetches scalars.
       chip: one or several: names such as "v6e" (`systolic chips` lists them), or records of your own.
+      flags: compiler flags by name, such as `{"xla_tpu_scoped_vmem_limit_kib": 65536}`.
       reference: a function of the same arguments without kernels, run in float64 for comparison.
       run: whether to run it at all.
       seeds: seeds of the runs, for inputs and the order of copies.
@@ -159,12 +163,13 @@ def check(
       Findings, the kernels' operands with their traffic, and the compiler's verdicts.
 
     Raises:
-      UnknownChipError: no such chip.
+      UnknownChipError: no such chip, or it has no such clock state.
+      FlagError, CompilerFlagError: such a flag cannot be given, or the compiler does not know it.
       CompilerMissing: there is no TPU compiler on this machine.
       SystolicBug: this package is at fault, and not the function.
     """
     several = [chip] if isinstance(chip, str | Chip) else list(chip)
-    chips = [chip_named(each) if isinstance(each, str) else each for each in several]
+    chips = [with_flags(chip_named(each) if isinstance(each, str) else each, flags or {}) for each in several]
     check_available()
     with WorkerPool(max_workers=2, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return submit_check(pool, fn, args, chips, reference=reference, run=run, seeds=seeds, cached=cached).result()
@@ -188,6 +193,8 @@ def _verdict(job: Future[CompiledProgram], chip: Chip, kernels: list[str]) -> tu
     except CompilerRefusal as refusal:
         found = refused(refusal, chip, kernels)
         return Verdict(chip=chip.name, accepted=False, text=refusal.message, where=refusal.where or ""), found
+    except CompilerFlagError:
+        raise
     except (FunctionExit, WorkerEnded) as error:
         return Verdict(chip=chip.name, accepted=None, text=str(error)), worker_failure(error, chip.name)
     except CompilerError as error:

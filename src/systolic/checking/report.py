@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import cattrs
 
@@ -100,6 +100,7 @@ class CheckReport:
     kernels: tuple[KernelUse, ...]
     verdicts: tuple[Verdict, ...]
     run: RunSummary
+    flags: Mapping[str, str] = field(default_factory=dict)  # that were given to the compiler
     format: int = FORMAT
 
     @property

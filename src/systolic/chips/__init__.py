@@ -6,6 +6,7 @@ Whatever is true of one generation alone is in its file here, and in no other fi
 from systolic.chips.chip import (
     BenchBars,
     Chip,
+    ClockState,
     CloudOffer,
     MachineModel,
     NotOffered,
@@ -14,6 +15,7 @@ from systolic.chips.chip import (
     UnknownChipError,
     UnsupportedDtypeError,
 )
+from systolic.chips.flags import FlagError, FlagValue, checked_flags, flags_text, with_flags
 from systolic.chips.v4 import V4
 from systolic.chips.v5e import V5E
 from systolic.chips.v5p import V5P
@@ -28,16 +30,24 @@ class ChipNameError(ValueError):
 
 
 def chip(name: str) -> Chip:
-    """The chip of that name or alias, such as `"v5e"` or `"trillium"`.
+    """The chip of that name or alias, such as `"v5e"` or `"trillium"`, in a clock state of it, such as `"v7x@p7"`.
 
     Raises:
-      UnknownChipError: no such chip; the message names those there are.
+      UnknownChipError: no such chip, or it has no such state; the message names those there are.
     """
-    key = name.strip().lower()
+    key, at, state = name.strip().lower().partition("@")
     found = next((each for each in CHIPS.values() if key in (each.name, *each.aliases)), None)
     if found is None:
         raise UnknownChipError(f"chip {name!r} is not known; known are {', '.join(CHIPS)}")
-    return found
+    return found.in_clock_state(state) if at else found
+
+
+def known_chip(name: str) -> Chip | None:
+    """The chip of that name, None where it is not known: results that were saved may be of any."""
+    try:
+        return chip(name)
+    except UnknownChipError:
+        return None
 
 
 def register(chip: Chip) -> Chip:
@@ -53,8 +63,8 @@ def register(chip: Chip) -> Chip:
       ChipNameError: a name that `chip` would not find, or one that another chip has.
     """
     for name in (chip.name, *chip.aliases):
-        if not name or name != name.strip().lower() or "," in name:
-            raise ChipNameError(f"a chip named {name!r}: names are in lower case, without commas and outer spaces")
+        if not name or name != name.strip().lower() or set(",@") & set(name):
+            raise ChipNameError(f"a chip named {name!r}: names are in lower case, without commas, @ and outer spaces")
         other = next((each for each in CHIPS.values() if name in (each.name, *each.aliases)), None)
         if other is not None:
             raise ChipNameError(f"{name!r} is a name of {other.title}: give the new chip a name and aliases of its own")
@@ -67,13 +77,20 @@ __all__ = [
     "BenchBars",
     "Chip",
     "ChipNameError",
+    "ClockState",
     "CloudOffer",
+    "FlagError",
+    "FlagValue",
     "MachineModel",
     "NotOffered",
     "SeenRows",
     "StepEstimate",
     "UnknownChipError",
     "UnsupportedDtypeError",
+    "checked_flags",
     "chip",
+    "flags_text",
+    "known_chip",
     "register",
+    "with_flags",
 ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from systolic.chips.arithmetic import DotOperands
 
@@ -101,13 +101,26 @@ class BenchBars:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClockState:
+    """A setting of the clock, which a program asks for by compiler flags. A chip has it as `v7x@p7`."""
+
+    name: str  # in lower case, as behind the @
+    clock_hz: float
+    flags: Mapping[str, str]  # the default state needs none
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
     """A TPU generation. A *device* is what JAX shows as one: both cores of a v4 or v5p chip, one core of a v7x chip.
 
-    `sources` names for each field, and for each field of `machine` as `machine.NAME`, where the number is from.
+    A generation with several clock states is one chip a state: `v7x` runs in the default state, `v7x@p7` in another.
+
+    `sources` names for each field, and for each field of `machine` as `machine.NAME`, where the number is from; clock
+    states name theirs, and compiler flags are the user's.
     """
 
-    name: str  # in lower case
+    name: str  # in lower case; behind an @, the clock state where it is not the default one
     aliases: tuple[str, ...]  # other names of it, in lower case, also that of accelerator types
     title: str
     device_kind: str  # jax.Device.device_kind
@@ -134,10 +147,53 @@ class Chip:
     seen_rows: tuple[SeenRows, ...]  # besides those of a tuning cache, which were in view for every chip
     bars: BenchBars
     sources: Mapping[str, str]
+    clock_states: tuple[ClockState, ...] = ()  # the default first; none: the clock is no setting
+    compiler_flags: Mapping[str, str] = field(default_factory=dict)  # of every program for it
 
     def __hash__(self) -> int:
         # Chips are keys of caches; the mappings in them cannot be hashed, and names tell nearly all chips apart.
         return hash(self.name)
+
+    @property
+    def generation(self) -> str:
+        """The name without a clock state. What counts cycles within a core holds for all states alike."""
+        return self.name.partition("@")[0]
+
+    @property
+    def clock_state(self) -> ClockState | None:
+        """The clock state that `machine` is in; None where the clock is no setting."""
+        name = self.name.partition("@")[2]
+        return next((state for state in self.clock_states if name in ("", state.name)), None)
+
+    @property
+    def given_flags(self) -> dict[str, str]:
+        """The compiler flags that a user gave: all but those of the clock state, which the chip's name tells."""
+        of_state = self.clock_state.flags if self.clock_state is not None else {}
+        return {name: value for name, value in self.compiler_flags.items() if name not in of_state}
+
+    def in_clock_state(self, name: str) -> Chip:
+        """The chip in another clock state: clock and compiler flags change.
+
+        Bytes a second of HBM stay, so that bytes a cycle change. Latencies stay as they are in cycles: no published
+        time says which part of them belongs to HBM's own clock.
+
+        Raises:
+          UnknownChipError: the chip has no such state; the message names those it has.
+        """
+        state = next((each for each in self.clock_states if each.name == name), None)
+        if state is None:
+            known = ", ".join(f"{self.generation}@{each.name}" for each in self.clock_states)
+            there = f"its states are {known}" if known else f"its clock is no setting: write {self.generation}"
+            raise UnknownChipError(f"chip {self.generation!r} has no clock state {name!r}; {there}")
+        default = self.clock_states[0]
+        return replace(
+            self,
+            name=self.generation if state is default else f"{self.generation}@{state.name}",
+            aliases=self.aliases if state is default else (),
+            machine=replace(self.machine, clock_hz=state.clock_hz),
+            sources={**self.sources, "machine.clock_hz": state.source},
+            compiler_flags=state.flags,
+        )
 
     @property
     def devices_per_chip(self) -> int:

@@ -1,7 +1,7 @@
 """TPU7x (Ironwood)."""
 
 from systolic.chips.arithmetic import DotOperands
-from systolic.chips.chip import BenchBars, Chip, MachineModel, NotOffered, StepEstimate
+from systolic.chips.chip import BenchBars, Chip, ClockState, MachineModel, NotOffered, StepEstimate
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
 _COMPILER = "libtpu 0.0.42.1: tpu7x:2x2x1 compiles as this device kind; VMEM limits as its refusals name them"
@@ -9,6 +9,18 @@ _LISTING = "final bundle listings of libtpu 0.0.42.1: instruction counts of prod
 _PEAK = (
     "published peak: 2307 Tflop/s = 2 cores x 2 MXU x 256 x 256 x 2 x 2 rows a cycle x 2.2 GHz; the clock of 1.87 GHz "
     "is what published device times of large products show"
+)
+_DEFAULT_STATE = ClockState(
+    name="p3",
+    clock_hz=1.87e9,
+    flags={},
+    source=f"xla_tpu_dvfs_p_state is 3 unless a program says otherwise; {_PEAK}",
+)
+_HIGHEST_STATE = ClockState(
+    name="p7",
+    clock_hz=2.17e9,
+    flags={"xla_tpu_dvfs_p_state": "7"},
+    source="TODO",
 )
 _FIT = "fitted to published device times of a foreign ragged kernel compiled with the same tiles (tokamax tuning cache)"
 _POPS = (
@@ -59,7 +71,7 @@ V7X = Chip(
         exact_partners=frozenset({"float32", "int32"}),
     ),
     machine=MachineModel(
-        clock_hz=1.87e9,
+        clock_hz=_DEFAULT_STATE.clock_hz,
         mxu_count=2,
         mxu_rows=256,
         mxu_columns=256,
@@ -95,6 +107,7 @@ V7X = Chip(
     ),
     seen_rows=(),
     bars=BenchBars(least_share_of_limit=0.92),
+    clock_states=(_DEFAULT_STATE, _HIGHEST_STATE),
     sources={
         "name": _DOCS,
         "aliases": _DOCS,
@@ -121,7 +134,7 @@ V7X = Chip(
         "cloud": _CLOUD,
         "seen_rows": "none but those of the tuning cache",
         "bars": _ASKED,
-        "machine.clock_hz": _PEAK,
+        "machine.clock_hz": _DEFAULT_STATE.source,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,
         "machine.mxu_columns": _LISTING,

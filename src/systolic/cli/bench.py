@@ -15,7 +15,7 @@ from systolic.bench.cases import Case
 from systolic.bench.suites import SUITES
 from systolic.chips import Chip
 from systolic.cli.bench_table import show
-from systolic.cli.options import Workers, chip_option, output_options, worker_options
+from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import check_target, give, progress_bar, versions
 from systolic.cli.product import SuiteNames, cases_of, dtype_options, spec_option
 from systolic.cli.results import WrongFileError, read_document, wrong_kind
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 )
 @spec_option
 @chip_option()
+@flag_option
 @dtype_options
 @click.option(
     "--against",

@@ -46,7 +46,7 @@ def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str,
     out = console()
     chips = list(dict.fromkeys(row.chip for row in rows))
     what = ", ".join(dict.fromkeys(_dtype(row) for row in rows))
-    heading(out, chips, what, SIMULATED, made_with=versions)
+    heading(out, chips, what, SIMULATED, made_with=versions, flags=rows[0].flags if rows else None)
     out.print(_verdict(summary), markup=False, soft_wrap=True)
     out.print(_LEGEND, soft_wrap=True)
     for chip in chips:

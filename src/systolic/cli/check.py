@@ -11,7 +11,7 @@ from systolic.checking import submit_check
 from systolic.chips import Chip
 from systolic.cli.check_tables import show_check
 from systolic.cli.function import function_options, named
-from systolic.cli.options import Workers, chip_option, output_options, worker_options
+from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import check_target, console, give, progress_bar
 from systolic.compiler import check_available
 
@@ -19,6 +19,7 @@ from systolic.compiler import check_available
 @click.command()
 @function_options
 @chip_option("v5e")
+@flag_option
 @click.option("--reference", metavar="FILE.py:REF", help="A function of the same arguments, run in float64.")
 @click.option("--run/--no-run", default=True, show_default=True, help="Run it in TPU interpret mode.")
 @click.option(

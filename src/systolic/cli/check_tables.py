@@ -32,7 +32,7 @@ _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 def show_check(out: Console, report: CheckReport) -> None:
     """Prints a verdict, what each kernel moves and takes, the compiler's and the run's word, and the findings."""
     how = "rules on the traced program, the TPU compiler's verdict, a run in TPU interpret mode on the CPU"
-    heading(out, report.chips, how, made_with=report.versions)
+    heading(out, report.chips, how, made_with=report.versions, flags=report.flags)
     out.print(f"[bold]{escape(report.function)}[/]({escape(', '.join(report.arguments))}): {_verdict(report)}")
     for kernel in _each_once(report.kernels):
         out.print("")

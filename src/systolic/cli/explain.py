@@ -11,7 +11,7 @@ import click
 from systolic.chips import Chip
 from systolic.cli.explanation_tables import show_explanation
 from systolic.cli.function import function_options, named
-from systolic.cli.options import Workers, chip_option, output_options, worker_options
+from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import check_target, console, give, note, progress_bar, write_text
 from systolic.compiler import NamedFunctionError, check_available
 from systolic.experiments import Outcome
@@ -21,6 +21,7 @@ from systolic.explaining import ExplainRequest, Explanation, explain_with_pool
 @click.command()
 @function_options
 @chip_option("v6e")
+@flag_option
 @click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
 @click.option(
     "--out",

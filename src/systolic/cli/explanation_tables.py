@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from systolic.cli.output import show_table
+from systolic.chips import flags_text
+from systolic.cli.output import show_table, with_clock_state
 from systolic.explaining import Explanation
 from systolic.report.explained_tables import (
     ExplainedTable,
@@ -33,7 +34,9 @@ def show_explanation(out: Console, explanation: Explanation) -> None:
     """Prints the verdict, the figures, the findings, then the timeline and the tables behind them."""
     run = explanation.run
     versions = ", ".join(f"{name} {version}" for name, version in explanation.versions.items() if version)
-    out.print(f"[bold]{explanation.chip}[/] {escape(explanation.chip_title)} · {escape(versions)}")
+    chip = f"[bold]{with_clock_state(explanation.chip)}[/] {escape(explanation.chip_title)}"
+    flags = f" · compiled with {escape(flags_text(explanation.flags))}" if explanation.flags else ""
+    out.print(f"{chip}{flags} · {escape(versions)}")
     arguments = ", ".join(explanation.arguments) or "none"
     out.print(f"{escape(explanation.function)}, arguments: {escape(arguments)}")
     out.print("times are simulated: compiled by the real compiler, executed on the chip's model\n")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from systolic.chips import Chip
-from systolic.cli.options import Sizes, TileSizes, Workers, chip_option, output_options, worker_options
+from systolic.cli.options import Sizes, TileSizes, Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import (
     SIMULATED,
     by_reason,
@@ -62,6 +62,7 @@ _COLUMNS: tuple[Column[LadderRow], ...] = (
 @click.command()
 @click.argument("names", nargs=-1, metavar="[v1 v2 … | all]")
 @chip_option()
+@flag_option
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "int8"]),
@@ -200,7 +201,7 @@ def _show(rows: Sequence[LadderRow], summary: dict[str, Any]) -> None:
         return
     names = list(dict.fromkeys(row.chip for row in rows))
     how = SIMULATED if versions()["libtpu"] else "times are not known"
-    heading(out, names, f"{rows[0].dtype} → {rows[0].dtype_out}", how)
+    heading(out, names, f"{rows[0].dtype} → {rows[0].dtype_out}", how, flags=rows[0].flags)
     out.print(_verdict(summary))
     for name in names:
         shown = [row for row in rows if row.chip == name]

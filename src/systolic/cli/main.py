@@ -9,7 +9,7 @@ import click
 
 from systolic import __version__
 from systolic.bugs import SystolicBug, is_own
-from systolic.chips import UnknownChipError, UnsupportedDtypeError
+from systolic.chips import FlagError, UnknownChipError, UnsupportedDtypeError
 from systolic.chips.constants import ConstantsError
 from systolic.cli.bench import bench
 from systolic.cli.calibrate import calibrate
@@ -29,7 +29,7 @@ from systolic.cli.trial_table import trial_table
 from systolic.cli.tune import tune
 from systolic.cli.validate import validate
 from systolic.cloud import MachineError, MachineRequestError, ProjectError
-from systolic.compiler import CompilerMissing, NamedFunctionError
+from systolic.compiler import CompilerFlagError, CompilerMissing, NamedFunctionError
 from systolic.explaining import ExplanationError
 from systolic.schedule import TilesError
 from systolic.spec import SpecError
@@ -50,6 +50,8 @@ _WRONG_CALL = (
     StalledError,
     ConstantsError,
     ExplanationError,
+    FlagError,
+    CompilerFlagError,
     NamedFunctionError,
     SpecError,
     StoreError,

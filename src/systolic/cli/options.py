@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from systolic.chips import CHIPS, Chip, UnknownChipError, chip
+from systolic.chips import CHIPS, Chip, FlagError, UnknownChipError, checked_flags, chip, with_flags
 from systolic.schedule import Tiles, TilesError
 from systolic.spec import LARGEST_SIZE
 
@@ -42,6 +42,51 @@ class ChipNames(click.ParamType):
             return tuple({known.name: known for known in map(chip, value.split(","))}.values())
         except UnknownChipError as error:
             self.fail(str(error), param, ctx)
+
+
+class CompilerFlag(click.ParamType):
+    """A compiler flag, NAME=VALUE."""
+
+    name = "NAME=VALUE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """Text to name and value."""
+        if not isinstance(value, str):
+            return value
+        name, equals, text = value.partition("=")
+        if not equals:
+            self.fail(f"{value!r} is no flag: write NAME=VALUE, such as {_USUAL_FLAG}", param, ctx)
+        try:
+            return next(iter(checked_flags({name.strip(): text.strip()}).items()))
+        except FlagError as error:
+            self.fail(str(error), param, ctx)
+
+
+_USUAL_FLAG = "xla_tpu_scoped_vmem_limit_kib=65536"
+
+
+def flag_option(command: _F) -> _F:
+    """`--xla-flag`, for a command that takes `chips`: they come with the flags, since programs for them are compiled so.
+
+    It stands below `chip_option`.
+    """
+
+    @functools.wraps(command)
+    def flagged(*args: Any, chips: tuple[Chip, ...], xla_flags: tuple[tuple[str, str], ...], **rest: Any) -> Any:
+        return command(*args, chips=tuple(with_flags(each, dict(xla_flags)) for each in chips), **rest)
+
+    return xla_flag(flagged)
+
+
+def xla_flag(command: _F) -> _F:
+    """`--xla-flag`, which the command takes as `xla_flags`."""
+    return click.option(
+        "--xla-flag",
+        "xla_flags",
+        type=CompilerFlag(),
+        multiple=True,
+        help=f"A compiler flag for every program, such as {_USUAL_FLAG}. May be given again.",
+    )(command)
 
 
 class Sizes(click.ParamType):
@@ -159,6 +204,9 @@ def worker_options(job: str = "one compilation", time_limit_s: float = 300) -> C
     return decorated
 
 
+_STATES = [f"{known.name}@{state.name}" for known in CHIPS.values() for state in known.clock_states]
+
+
 def chip_option(default: str = "v5e") -> Callable[[_F], _F]:
     """`--chip`."""
     return click.option(
@@ -167,7 +215,7 @@ def chip_option(default: str = "v5e") -> Callable[[_F], _F]:
         type=ChipNames(),
         default=default,
         show_default=True,
-        help=f"One or several, with commas: {', '.join(CHIPS)}.",
+        help=f"One or several, with commas: {', '.join(CHIPS)}. With a clock state: {', '.join(_STATES)}.",
     )
 
 

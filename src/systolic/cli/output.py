@@ -22,6 +22,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
+from systolic.chips import flags_text, known_chip
 from systolic.compiler import versions
 from systolic.experiments import Progress
 from systolic.report.columns import Column, Row
@@ -46,6 +47,7 @@ __all__ = [
     "progress_bar",
     "show_table",
     "versions",
+    "with_clock_state",
     "write_json",
     "write_text",
     "writing",
@@ -167,12 +169,27 @@ def give(
         show()
 
 
-def heading(out: Console, chips: Iterable[str], *facts: str, made_with: Mapping[str, str | None] | None = None) -> None:
-    """The first line of a result: the chips, then facts and versions, such as how times are known."""
+def heading(
+    out: Console,
+    chips: Iterable[str],
+    *facts: str,
+    made_with: Mapping[str, str | None] | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> None:
+    """The first line of a result: the chips with their clock states and flags, then facts, such as how times are known,
+    and versions.
+    """
     installed = versions() if made_with is None else made_with
     packages = f"jax {installed.get('jax')}, libtpu {installed.get('libtpu') or 'missing'}"
-    names = ", ".join(dict.fromkeys(chips))
+    names = ", ".join(with_clock_state(name) for name in dict.fromkeys(chips))
+    facts = (f"compiled with {flags_text(flags)}", *facts) if flags else facts
     out.print(f"[bold]{escape(names)}[/] · {escape(' · '.join((*facts[:-1], packages, *facts[-1:])))}", soft_wrap=True)
+
+
+def with_clock_state(name: str) -> str:
+    """A chip's name, and the clock state where it has a choice: a chip without one in its name is in the default."""
+    known = known_chip(name)
+    return name if known is None or known.clock_state is None else f"{name} (clock state {known.clock_state.name})"
 
 
 def by_reason(reasons: Iterable[tuple[str, str, str]]) -> list[str]:

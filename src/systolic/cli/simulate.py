@@ -15,7 +15,7 @@ import click
 from systolic.chips import Chip
 from systolic.chips.constants import load_constants, with_constants
 from systolic.cli.function import function_options, named
-from systolic.cli.options import Workers, chip_option, output_options, worker_options
+from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import SIMULATED, check_target, console, give, heading, note, progress_bar, write_text
 from systolic.cli.simulated_tables import show_run
 from systolic.compiler import NamedFunctionError, check_available
@@ -38,6 +38,7 @@ class _Answer:
 @click.command()
 @function_options
 @chip_option("v5e")
+@flag_option
 @click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
 @click.option(
     "--trace",
@@ -132,6 +133,7 @@ def _record(answer: _Answer) -> dict[str, Any]:
     row: dict[str, Any] = {
         "function": answer.function,
         "chip": answer.chip.name,
+        "flags": answer.chip.compiler_flags,
         "status": outcome.status,
         "reason": outcome.details,
     }
@@ -159,7 +161,7 @@ def _record(answer: _Answer) -> dict[str, Any]:
 
 def _show(answers: list[_Answer], summary: dict[str, Any], arguments: tuple[str, ...]) -> None:
     out = console()
-    heading(out, (answer.chip.name for answer in answers), SIMULATED)
+    heading(out, (answer.chip.name for answer in answers), SIMULATED, flags=answers[0].chip.given_flags)
     out.print(f"arguments: {', '.join(arguments) or 'none'}", markup=False)
     for answer in answers:
         out.print("")

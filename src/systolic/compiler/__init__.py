@@ -20,6 +20,7 @@ from systolic.compiler.endings import (
 )
 from systolic.compiler.errors import (
     CompilerError,
+    CompilerFlagError,
     CompilerMissing,
     CompilerRefusal,
     RefusalKind,
@@ -47,6 +48,7 @@ __all__ = [
     "CompiledProgram",
     "CompilerCrash",
     "CompilerError",
+    "CompilerFlagError",
     "CompilerMissing",
     "CompilerOutOfMemory",
     "CompilerRefusal",

@@ -17,7 +17,7 @@ from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.blame import source_line
 from systolic.compiler.cache import ProgramCache
 from systolic.compiler.dump import Dump, empty_dump, read_dump
-from systolic.compiler.errors import CompilerError, CompilerRefusal, RefusalKind, check_available
+from systolic.compiler.errors import CompilerError, CompilerFlagError, CompilerRefusal, RefusalKind, check_available
 from systolic.compiler.named import NamedFunction
 from systolic.compiler.program import CompiledProgram, Target
 from systolic.compiler.sharded import ShardedFunction
@@ -59,6 +59,7 @@ def compile_function(
 
     Raises:
         CompilerRefusal: lowering or compiling was refused.
+        CompilerFlagError: the compiler does not know one of the target's flags, or not its value.
         CompilerMissing: no libtpu.
         CompilerError: libtpu does not know the target, or left no usable listing, or this is not a worker.
         Exception: whatever `fn` raises while it is traced.
@@ -81,7 +82,7 @@ def compile_function(
         empty_dump(dump)
         try:
             with at_stage("compiling"):
-                compiled = _compile(traced, lowered)
+                compiled = _compile(traced, lowered, target.flags)
             compile_s = time.perf_counter() - started
             left = read_dump(dump)
         except CompilerRefusal as refusal:
@@ -177,32 +178,35 @@ def _lower(traced: Any) -> Any:
         raise CompilerRefusal.from_text(text, default=default, where=source_line(blamed)) from blamed
 
 
-def _compile(traced: Any, lowered: Any) -> Any:
+def _compile(traced: Any, lowered: Any, flags: Mapping[str, str]) -> Any:
     import jax
 
     try:
-        return _compiled(lowered)
+        return _compiled(lowered, flags)
     except Exception as error:
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            CompilerFlagError.raise_if_about(str(error), flags)
         blamed = error
         if "Mosaic" in str(error):
             # Mosaic refuses within milliseconds, before any code is generated: asking again, with locations, is cheap.
             jax.clear_caches()  # or the lowering without locations is used again
-            blamed = _first_error(lambda: _compiled(traced.lower(lowering_platforms=("tpu",)))) or error
+            blamed = _first_error(lambda: _compiled(traced.lower(lowering_platforms=("tpu",)), flags)) or error
         elif not isinstance(error, jax.errors.JaxRuntimeError):
             raise
         raise CompilerRefusal.from_text(str(blamed), where=source_line(blamed)) from blamed
 
 
-def _compiled(lowered: Any) -> Any:
+def _compiled(lowered: Any, flags: Mapping[str, str]) -> Any:
     import jax
 
-    options = dict(_COMPILER_OPTIONS)
+    options = {**_COMPILER_OPTIONS, **flags}
     while True:
         try:
             return lowered.compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
             # Another libtpu may not have one of them: then it has not what the option turns off either.
-            unknown = [name for name in options if f"No such compile option: '{name}'" in str(error)]
+            own = options.keys() - flags.keys()
+            unknown = [name for name in own if f"No such compile option: '{name}'" in str(error)]
             if not unknown:
                 raise
             del options[unknown[0]]
@@ -237,11 +241,11 @@ def _key(lowered_text: str, target: Target, device: Any, dump: Path) -> str:
     flags = [flag for flag in os.environ.get("LIBTPU_INIT_ARGS", "").split() if str(dump) not in flag]
     facts = {
         "format": _FORMAT_VERSION,
-        "target": asdict(target),
+        "target": {name: value for name, value in asdict(target).items() if name != "flags"},
         "jax": jax.__version__,
         "compiler": [_libtpu_version(), device.client.platform_version],
         "flags": [flags, os.environ.get("XLA_FLAGS", "")],
-        "options": _COMPILER_OPTIONS,
+        "options": {**_COMPILER_OPTIONS, **target.flags},
         "program": lowered_text,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -94,6 +94,22 @@ class CompilerRefusal(CompilerError):  # noqa: N818 -- said the way the user thi
         return cls(message, kind=kind, requested_bytes=requested, available_bytes=available, where=where)
 
 
+class CompilerFlagError(CompilerError):
+    """The compiler does not know a flag that a program is to be compiled with, or its value; it says so itself."""
+
+    @classmethod
+    def raise_if_about(cls, message: str, flags: Mapping[str, str]) -> None:
+        """Raises where the compiler's `message` is about one of these flags."""
+        for name, value in flags.items():
+            words = name if name != "xla_tpu_dvfs_p_state" else f"{name}|P-state"
+            if re.match(rf"INVALID_ARGUMENT: .*\b({words})\b", message):
+                answer = _one_line(message).removeprefix("INVALID_ARGUMENT: ").rstrip(": ")
+                raise cls(
+                    f"compiler flag {name}={value}: {answer} (flags that libtpu takes only when it is loaded go into "
+                    "LIBTPU_INIT_ARGS)"
+                )
+
+
 class TaskError(CompilerError):
     """A task raised, or returned, something that cannot travel between processes.
 

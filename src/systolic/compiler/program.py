@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,7 @@ class Target:
         device_kind: JAX's name of one device of it, such as "TPU v5 lite".
         cores_per_device: TensorCores that JAX sees as one device.
         topology_config: libtpu's name of the chips' configuration, such as "megacore" on v4; None: the usual one.
+        flags: compiler flags, which are part of the program.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Target:
     device_kind: str
     cores_per_device: int
     topology_config: str | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

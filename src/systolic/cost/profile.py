@@ -99,7 +99,7 @@ class Kind:
         if fused or spec.transpose_lhs or spec.transpose_rhs or spec.batch > 1:
             return None
         return cls(
-            chip=chip.name,
+            chip=chip.generation,
             dtype_lhs=spec.dtype_lhs,
             dtype_rhs=spec.dtype_rhs,
             dtype_out=spec.dtype_out,

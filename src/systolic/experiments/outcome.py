@@ -10,6 +10,7 @@ from systolic.chips import UnsupportedDtypeError
 from systolic.compiler import (
     CompilerCrash,
     CompilerError,
+    CompilerFlagError,
     CompilerMissing,
     CompilerOutOfMemory,
     CompilerRefusal,
@@ -66,6 +67,7 @@ class Outcome:
 
         Raises:
           CompilerMissing: there is no TPU compiler on the machine.
+          CompilerFlagError: it does not know a flag.
           SystolicBug: this package is at fault, and not the function.
         """
         try:
@@ -76,7 +78,7 @@ class Outcome:
     @classmethod
     def failed(cls, label: str, error: Exception) -> Outcome:
         """The outcome of an experiment that raised; raises again what is no answer, see `of`."""
-        if isinstance(error, CompilerMissing):
+        if isinstance(error, CompilerMissing | CompilerFlagError):
             raise error
         raise_own(error)
         if isinstance(error, CompilerRefusal):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from systolic.analysis import argument_texts
 from systolic.bugs import reports_bugs
-from systolic.chips import Chip
+from systolic.chips import Chip, FlagValue, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
     WorkerPool,
@@ -82,6 +82,7 @@ def explain(
     fn: Callable[..., Any],
     *args: Any,
     chip: str | Chip = "v5e",
+    flags: Mapping[str, FlagValue] | None = None,
     against: Callable[..., Any] | None = None,
     tries: int = 12,
     time_limit_s: float = 300,
@@ -98,7 +99,9 @@ def explain(
       fn: any function that `jax.jit` takes. Bind what is static with `functools.partial`; numbers that are bound or
         have defaults and are sizes of blocks are tried with other values.
       args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
-      chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
+      chip: a name such as "v6e" or, with a clock state, "v7x@p7" (`systolic chips` lists them), or a record of your
+        own.
+      flags: compiler flags of all programs, by name, such as `{"xla_tpu_scoped_vmem_limit_kib": 65536}`.
       against: another function of the same arguments.
       tries: changes to simulate, at most; 0: none.
       time_limit_s: seconds of CPU time for one compilation.
@@ -108,13 +111,14 @@ def explain(
       The explanation; `systolic.report.explanation_page` draws it.
 
     Raises:
-      UnknownChipError: no such chip.
+      UnknownChipError: no such chip, or it has no such clock state.
+      FlagError, CompilerFlagError: such a flag cannot be given, or the compiler does not know it.
       CompilerRefusal: the compiler said no to the function as it is; `systolic.check` says what to mend.
       SimulationError: the program does something that is not understood.
       SystolicBug: this package is at fault, and not the function.
     """
     check_available()
-    known = chip_named(chip) if isinstance(chip, str) else chip
+    known = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
     request = ExplainRequest(fn=fn, args=args, arguments=argument_texts(args), chip=known, against=against, tries=tries)
     with WorkerPool(max_workers=2, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return explain_with_pool(pool, request)
@@ -225,6 +229,7 @@ def _explanation(
         arguments=request.arguments,
         chip=request.chip.name,
         chip_title=request.chip.title,
+        flags=request.chip.given_flags,
         versions=versions(),
         verdict=verdict(run, now, savings, tried=len(tried) + len(alternatives)),
         programs=(this, *alternatives, *changes),

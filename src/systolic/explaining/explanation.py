@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import cattrs
@@ -152,6 +152,7 @@ class Explanation:
     Attributes:
       function: its name.
       arguments: shapes and dtypes, as text.
+      flags: what was given to the compiler, for every program.
       verdict: one line.
       programs: the function itself, then the others.
       windows: stretches of the function's own timeline, whose spans are in `programs[0].run`.
@@ -174,6 +175,7 @@ class Explanation:
     lines: tuple[LineOps, ...] = ()
     savings: tuple[Saving, ...] = ()
     notes: tuple[str, ...] = ()
+    flags: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
     @property

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any, Literal, Protocol
 
 from systolic.bugs import reports_bugs, warn_user
-from systolic.chips import CHIPS, Chip, UnsupportedDtypeError
+from systolic.chips import Chip, UnsupportedDtypeError, known_chip
 from systolic.chips import chip as chip_named
 from systolic.cost import MadeWith, ModelledTime, roofline
 from systolic.op import op_of
@@ -142,8 +142,8 @@ class Planner:
 
     def _winner(self, computed: Any, chip: Chip) -> Trial | None:
         """What `systolic tune` has found; nothing where the store cannot be read, or it breaks rules."""
-        if self.store is None or chip != CHIPS.get(chip.name):
-            return None  # a chip that was changed, or is not registered: trials are kept, and judged, by its name
+        if self.store is None or chip != known_chip(chip.name):
+            return None  # trials are kept, and judged, by the name of a chip: this one was changed, or has flags
         try:
             trial = self.store.winner(Subject.here(computed, chip.name))
             if trial is not None and trial.config is not None:

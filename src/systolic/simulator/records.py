@@ -117,7 +117,7 @@ class SimulatedRun:
     where the program came without the compiler's table of them.
     """
 
-    chip: str
+    chip: str  # behind an @, its clock state where it is not the default one
     clock_hz: float
     cores: tuple[CoreRun, ...]
     prefetch_cycles: int
@@ -127,6 +127,7 @@ class SimulatedRun:
     slots: Mapping[str, int] = field(default_factory=dict)
     vmem: tuple[VmemBuffer, ...] = ()
     assumptions: tuple[str, ...] = ()  # values that were not known and decided something in XLA's own operations
+    flags: Mapping[str, str] = field(default_factory=dict)  # that it was compiled with
 
     @property
     def cycles(self) -> int:

@@ -119,6 +119,7 @@ class PreparedProgram:
                 assumed[error.program] = error.why
         return SimulatedRun(
             chip=chip.name,
+            flags=dict(chip.compiler_flags),
             clock_hz=chip.machine.clock_hz,
             cores=runs,
             prefetch_cycles=max(0, max(core.cycles for core in cold) - max(core.cycles for core in runs)),

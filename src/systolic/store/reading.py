@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any
 
-from systolic.chips import CHIPS, UnsupportedDtypeError, chip
+from systolic.chips import CHIPS, UnsupportedDtypeError, chip, known_chip
 from systolic.op import op_of, read_spec
 from systolic.schedule import IllegalTilesError
 from systolic.store.trial import Subject, Trial
@@ -27,7 +27,7 @@ def read_subject(record: Any) -> Subject:
     """
     subject = structured(record, Subject)
     subject = dataclasses.replace(subject, spec=read_spec(subject.op, subject.spec))
-    if subject.chip not in CHIPS:
+    if known_chip(subject.chip) is None:
         raise UntrustedError(f"chip {shown(subject.chip)} is not known; known are {', '.join(CHIPS)}")
     if subject.kernel_version < 0:
         raise UntrustedError(f"kernel_version={subject.kernel_version} is below 0")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from systolic.bugs import reports_bugs
-from systolic.chips import Chip
+from systolic.chips import Chip, FlagValue, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
     CompiledProgram,
@@ -42,6 +42,7 @@ def target_of(chip: Chip) -> Target:
         device_kind=chip.device_kind,
         cores_per_device=chip.cores_per_device,
         topology_config=chip.topology_config,
+        flags=chip.compiler_flags,
     )
 
 
@@ -199,6 +200,7 @@ def simulate(
     fn: Callable[..., Any],
     *args: Any,
     chip: str | Chip = "v5e",
+    flags: Mapping[str, FlagValue] | None = None,
     spans: int = 200,
     cached: bool = True,
     time_limit_s: float = 300,
@@ -214,7 +216,9 @@ def simulate(
       args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them. Contents matter only where a program branches on
         them: kernels with scalar prefetch, dynamic grids, `lax.cond`. Of arrays of more than 16 MiB only the shape
         counts.
-      chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
+      chip: a name such as "v6e" or, with a clock state, "v7x@p7" (`systolic chips` lists them), or a record of your
+        own.
+      flags: compiler flags by name, such as `{"xla_tpu_scoped_vmem_limit_kib": 65536}`.
       spans: of the timeline to keep, of each kind, from its beginning and from its end.
       cached: use programs compiled before, and keep this one.
       time_limit_s: seconds of CPU time after which the compiler is stopped.
@@ -224,7 +228,8 @@ def simulate(
       Cycles, time, stalls by cause, what each unit did, each operation's share, copies, and a timeline.
 
     Raises:
-      UnknownChipError: no such chip.
+      UnknownChipError: no such chip, or it has no such clock state.
+      FlagError, CompilerFlagError: such a flag cannot be given, or the compiler does not know it.
       CompilerRefusal: the compiler said no; its reason is the message.
       CompilerCrash, CompilerTimeout, CompilerOutOfMemory, CompilerMissing: it came to no answer.
       UnknownValueError: control flow depends on contents that were not given; the message says of which argument.
@@ -232,7 +237,7 @@ def simulate(
       DeadlockError: the program waits for something that never comes; the message names the wait.
       SystolicBug: this package is at fault, and not the function.
     """
-    known = chip_named(chip) if isinstance(chip, str) else chip
+    known = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
     label = f"{function_name(fn)} for {known.name}"
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         run = submit_simulation(pool, fn, args, known, label=label, cached=cached, spans=spans).result().run

@@ -41,6 +41,7 @@ def row_of(
     return LadderRow(
         rung=cell.rung.name,
         chip=chip.name,
+        flags=chip.given_flags,
         m=spec.m,
         k=spec.k,
         n=spec.n,

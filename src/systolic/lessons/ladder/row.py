@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from systolic.status import Status
@@ -45,6 +46,7 @@ class LadderRow:
     tile_n: int | None
     status: Status
     reason: str = ""
+    flags: Mapping[str, str] = field(default_factory=dict)  # of both programs
     time_us: float | None = None
     provenance: Provenance | None = None
     peak_tflops: float | None = None

@@ -22,8 +22,10 @@ _ALLOCATION = re.compile(r"\[?#(\w+)(?: \+ \$(0x[0-9a-f]+))?\]?", re.ASCII)
 _SPILL = re.compile(r"\[smem:\[#(\w+_spill)(?: \+ \$(0x[0-9a-f]+))?\]\]", re.ASCII)
 
 # Instructions without effect on control flow, copies or time. `shalt.err` stops a program whose address is out of
-# bounds; `cld` and `cst` move vectors from and to v4's CMEM.
-IGNORED = frozenset({"sfence", "cfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "cld", "cst"})
+# bounds; `cld` and `cst` move vectors from and to v4's CMEM; `vsetptstate` asks for a clock state.
+IGNORED = frozenset(
+    {"sfence", "cfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "cld", "cst", "vsetptstate"}
+)
 
 
 def flag_names(program: Program) -> frozenset[str]:
@@ -150,7 +152,9 @@ def expression(instruction: Instruction, names: Names) -> str | None:
         return f"({a} + {b}) & {MASK}"
     if base == "int_to_ptr":
         return operand(operands[0], names)
-    if opcode == "reloc":
+    # A program that asks for a clock state reads the cycles since it last did so. It asks again after some
+    # milliseconds; zero is the answer in repeated calls, which follow sooner.
+    if opcode in ("reloc", "cycles_lo.lcc", "cycles_hi.lcc"):
         return "0"
     if opcode == "scalar_parameter_address":
         return f"parameter({number(int(operands[0]))})"

@@ -1,0 +1,68 @@
+"""Compiler flags that a user gives for a program, put into the chip that it is compiled for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from systolic.chips.chip import Chip
+from systolic.untrusted import shown
+
+_NAME = re.compile(r"xla_\w+", re.ASCII)
+_VALUE = re.compile(r"[!-~]{1,1000}", re.ASCII)
+# libtpu writes the listings that are simulated where these say: they are this package's own.
+_RESERVED = re.compile(r"xla_(jf|mosaic|sc)_dump_\w*|xla_dump_\w*|xla_jf_hlo_deduplication_all_unique", re.ASCII)
+
+FlagValue = str | int | float | bool
+
+
+class FlagError(ValueError):
+    """A compiler flag that is none, or that this package sets itself."""
+
+
+def checked_flags(flags: Mapping[str, FlagValue]) -> dict[str, str]:
+    """The flags as the compiler takes them: text, with True as `true`. Whether it knows them it says itself.
+
+    Raises:
+      FlagError: a name or a value that no flag has, or a flag that says where listings go.
+    """
+    checked = {}
+    for given, value in flags.items():
+        name = given.removeprefix("--")
+        if not _NAME.fullmatch(name):
+            raise FlagError(
+                f"{shown(given)} is no compiler flag: write its name, such as xla_tpu_scoped_vmem_limit_kib"
+            )
+        if _RESERVED.fullmatch(name):
+            raise FlagError(
+                f"compiler flag {name} says what the compiler leaves behind, which systolic reads: leave it"
+            )
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if not _VALUE.fullmatch(text):
+            raise FlagError(f"compiler flag {name}={shown(text)}: a value is printable text without spaces")
+        checked[name] = text
+    return checked
+
+
+def with_flags(chip: Chip, flags: Mapping[str, FlagValue]) -> Chip:
+    """The chip with these compiler flags for every program, besides those of its clock state.
+
+    Raises:
+      FlagError: see `checked_flags`; or a flag sets the clock to another state than the chip's.
+    """
+    checked = checked_flags(flags)
+    asked = {name: value for state in chip.clock_states for name, value in state.flags.items() if name in checked}
+    for name in asked:
+        if checked[name] != chip.compiler_flags.get(name):
+            states = ", ".join(f"{chip.generation}@{state.name}" for state in chip.clock_states)
+            raise FlagError(
+                f"compiler flag {name}={checked[name]} is not the clock state of {chip.name}: name the chip with its "
+                f"state instead, one of {states}"
+            )
+    return replace(chip, compiler_flags={**chip.compiler_flags, **checked}) if checked else chip
+
+
+def flags_text(flags: Mapping[str, str]) -> str:
+    """The flags in one line, as a command takes them; "" where there are none."""
+    return " ".join(f"{name}={value}" for name, value in flags.items())
