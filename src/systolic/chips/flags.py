@@ -31,13 +31,9 @@ def checked_flags(flags: Mapping[str, FlagValue]) -> dict[str, str]:
     for given, value in flags.items():
         name = given.removeprefix("--")
         if not _NAME.fullmatch(name):
-            raise FlagError(
-                f"{shown(given)} is no compiler flag: write its name, such as xla_tpu_scoped_vmem_limit_kib"
-            )
+            raise FlagError(f"{shown(given)} is no flag of the compiler, such as xla_tpu_scoped_vmem_limit_kib")
         if _RESERVED.fullmatch(name):
-            raise FlagError(
-                f"compiler flag {name} says what the compiler leaves behind, which systolic reads: leave it"
-            )
+            raise FlagError(f"compiler flag {name} says what the compiler leaves for systolic to read: leave it out")
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if not _VALUE.fullmatch(text):
             raise FlagError(f"compiler flag {name}={shown(text)}: a value is printable text without spaces")

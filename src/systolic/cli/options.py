@@ -66,10 +66,7 @@ _USUAL_FLAG = "xla_tpu_scoped_vmem_limit_kib=65536"
 
 
 def flag_option(command: _F) -> _F:
-    """`--xla-flag`, for a command that takes `chips`: they come with the flags, since programs for them are compiled so.
-
-    It stands below `chip_option`.
-    """
+    """`--xla-flag`, for a command that takes `chips`: they bring the flags along. It stands below `chip_option`."""
 
     @functools.wraps(command)
     def flagged(*args: Any, chips: tuple[Chip, ...], xla_flags: tuple[tuple[str, str], ...], **rest: Any) -> Any:

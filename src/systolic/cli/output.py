@@ -187,9 +187,10 @@ def heading(
 
 
 def with_clock_state(name: str) -> str:
-    """A chip's name, and the clock state where it has a choice: a chip without one in its name is in the default."""
+    """A chip's name, which says a clock state unless it is the default one; then that stands beside it."""
     known = known_chip(name)
-    return name if known is None or known.clock_state is None else f"{name} (clock state {known.clock_state.name})"
+    default = None if known is None or "@" in name else known.clock_state
+    return name if default is None else f"{name} (clock state {default.name}, the default)"
 
 
 def by_reason(reasons: Iterable[tuple[str, str, str]]) -> list[str]:

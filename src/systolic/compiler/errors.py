@@ -104,10 +104,8 @@ class CompilerFlagError(CompilerError):
             words = name if name != "xla_tpu_dvfs_p_state" else f"{name}|P-state"
             if re.match(rf"INVALID_ARGUMENT: .*\b({words})\b", message):
                 answer = _one_line(message).removeprefix("INVALID_ARGUMENT: ").rstrip(": ")
-                raise cls(
-                    f"compiler flag {name}={value}: {answer} (flags that libtpu takes only when it is loaded go into "
-                    "LIBTPU_INIT_ARGS)"
-                )
+                advice = " (one that libtpu takes only when it is loaded goes into LIBTPU_INIT_ARGS)"
+                raise cls(f"compiler flag {name}={value}: {answer}{advice if answer.startswith('No such') else ''}")
 
 
 class TaskError(CompilerError):
