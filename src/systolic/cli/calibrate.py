@@ -35,7 +35,7 @@ _HALVES = ("fit", "check")
 
 
 @click.command()
-@published_options
+@published_options(several=False)
 @click.option("--chip", "chips", type=ChipNames(), required=True, help="The chip whose constants are fitted: one.")
 @click.option(
     "--fit",
@@ -79,7 +79,7 @@ def calibrate(
         raise click.UsageError(f"--chip {','.join(known.name for known in chips)}: constants are fitted for one chip")
     chip = chips[0]
     chosen = _constants(names, chip)
-    published = rows_of(csv_file, chips)
+    published = rows_of((csv_file,), chips)
     check_available()
     with progress_bar(quiet=quiet) as bar:
         programs = programs_of(published)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from systolic.chips import Chip, UnknownChipError, chip
+from systolic.chips import Chip, FlagError, UnknownChipError, flags_text
 from systolic.cli.options import FiniteFloat, worker_options
 from systolic.report.columns import Column, numeric, textual
-from systolic.validation.errors import ComparedRow, PublishedProgram, program_or_reason
+from systolic.validation.errors import ComparedRow, PublishedProgram, chip_of, program_or_reason
 from systolic.validation.published import PublishedRow, read_published
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -21,44 +22,60 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 PROGRAM: tuple[Column[ComparedRow], ...] = (
     textual("chip", lambda row: row.chip),
     textual("op", lambda row: row.op),
-    numeric("m/k/n", lambda row: f"{row.m}/{row.k}/{row.n}"),
+    numeric("m/k/n", lambda row: row.sizes),
     textual("dtypes", lambda row: row.dtypes),
     numeric("tiles m/k/n", lambda row: row.tiles, droppable=True),
+    textual("flags", lambda row: flags_text(row.flags), droppable=True, optional=True),
 )
 
 
-def published_options(command: _F) -> _F:
-    """The CSV file and how its programs are compiled."""
-    csv_file = click.Path(exists=True, dir_okay=False, path_type=Path)
-    command = worker_options("one program", time_limit_s=600)(command)
-    command = click.option(
-        "--dispatch-us",
-        type=FiniteFloat(min=0),
-        default=115.0,
-        show_default=True,
-        help="What the host needs for one call: taken off wall-clock rows before the error is formed.",
-    )(command)
-    return click.argument("csv_file", metavar="CSV", type=csv_file)(command)
+def published_options(*, several: bool) -> Callable[[_F], _F]:
+    """The CSV file, or several, and how its programs are compiled."""
+
+    def decorated(command: _F) -> _F:
+        command = worker_options("one program", time_limit_s=600)(command)
+        command = click.option(
+            "--dispatch-us",
+            type=FiniteFloat(min=0),
+            default=115.0,
+            show_default=True,
+            help="What the host needs for one call: taken off wall-clock rows before the error is formed.",
+        )(command)
+        csv_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+        name = "csv_files" if several else "csv_file"
+        return click.argument(
+            name, metavar="CSV…" if several else "CSV", type=csv_file, nargs=-1 if several else 1, required=True
+        )(command)
+
+    return decorated
 
 
-def rows_of(csv_file: Path, chips: Sequence[Chip]) -> tuple[PublishedRow, ...]:
-    """The file's rows, of these chips if there are any.
+def rows_of(
+    csv_files: Sequence[Path], chips: Sequence[Chip], flags: Mapping[str, str] | None = None
+) -> tuple[PublishedRow, ...]:
+    """The rows of all files, of these chips if there are any.
+
+    Args:
+      flags: for every program, besides those of its row, which they override.
 
     Raises:
-      PublishedFileError: the file cannot be read.
+      PublishedFileError: a file cannot be read.
       click.UsageError: there is no such row.
     """
     names = {known.name for known in chips}
-    rows = tuple(row for row in read_published(csv_file) if not names or _chip_name(row) in names)
+    every = (row for file in csv_files for row in read_published(file))
+    flagged = (replace(row, flags={**row.flags, **(flags or {})}) for row in every)
+    rows = tuple(row for row in flagged if not names or _chip_name(row) in names)
     if not rows:
-        raise click.UsageError(f"{csv_file} has no row" + (f" of {', '.join(sorted(names))}" if names else ""))
+        of_chips = f" of {', '.join(sorted(names))}" if names else ""
+        raise click.UsageError(f"{', '.join(map(str, csv_files))} has no row{of_chips}")
     return rows
 
 
 def _chip_name(row: PublishedRow) -> str:
     try:
-        return chip(row.chip).name
-    except UnknownChipError:
+        return chip_of(row).name
+    except (UnknownChipError, FlagError):
         return row.chip
 
 
@@ -78,7 +95,7 @@ def reason_lines(rows: Sequence[ComparedRow]) -> list[str]:
             grouped.setdefault(row.reason, []).append(row)
     found = []
     for reason, shared in grouped.items():
-        names = dict.fromkeys(f"{row.chip} {row.op} {row.m}/{row.k}/{row.n}" for row in shared)
+        names = dict.fromkeys(f"{row.chip} {row.op} {row.sizes}" for row in shared)
         lines = ", ".join(str(row.line) for row in shared)
         found.append(f"not counted, line{'s' * (len(shared) > 1)} {lines} ({', '.join(names)}): {reason}")
     return found

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from rich.markup import escape
 
-from systolic.chips import CHIPS, Chip
+from systolic.chips import Chip, known_chip
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
-from systolic.cli.options import ChipNames, Workers, output_options
+from systolic.cli.options import ChipNames, Workers, output_options, xla_flag
 from systolic.cli.output import (
     SIMULATED,
     check_target,
@@ -22,6 +23,7 @@ from systolic.cli.output import (
     progress_bar,
     show_table,
     versions,
+    with_clock_state,
     write_text,
     writing,
 )
@@ -57,8 +59,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@published_options
+@published_options(several=True)
 @click.option("--chip", "chips", type=ChipNames(), default=(), help="Only rows of these, with commas.")
+@xla_flag
 @click.option(
     "--constants",
     "constants_file",
@@ -69,8 +72,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--page", "page_file", type=_FILE, metavar="FILE.md", help="Write the page on how far to trust a time.")
 @output_options
 def validate(
-    csv_file: Path,
+    csv_files: tuple[Path, ...],
     chips: tuple[Chip, ...],
+    xla_flags: tuple[tuple[str, str], ...],
     dispatch_us: float,
     constants_file: Path | None,
     plot_file: Path | None,
@@ -79,31 +83,35 @@ def validate(
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Simulate every product of CSV, and show how far the times are from those that were published.
+    """Simulate every program of the CSV files, and show how far the times are from those that were published.
 
     The columns of CSV are source, chip, op, m, k, n, dtype_lhs, dtype_rhs, dtype_out, tile_m, tile_k, tile_n, time_us,
-    timing (wall_clock or device) and notes. Known ops are xla, ladder_v1 to ladder_v5 and block_matmul_f32_scratch,
-    some of them with _rhs_transposed and _relu behind. A row that cannot be compared is listed with the reason. Exit
-    code 1: not one could be predicted.
+    timing (wall_clock, device or bandwidth-derived) and notes. Known ops are xla, ladder_v1 to ladder_v5 and
+    block_matmul_f32_scratch, some of them with _rhs_transposed and _relu behind. With a column kind, operations of
+    other kinds too: copy, grouped (JAX's megablox), attention (JAX's splash); with input_buffer_count, rows of tokamax'
+    cache of ragged products. A row's compiler flags, and with them its clock state, are those of a column flags, else
+    those that notes and software state. A row that cannot be compared is listed with the reason. Exit code 1: not one
+    could be predicted.
 
     \b
     Examples:
       systolic validate published_times.csv
-      systolic validate published_times.csv --chip v5e,v6e --json errors.json
+      systolic validate published_times.csv published_ops.csv --chip v7x,v7x@p7 --json errors.json
       systolic validate published_times.csv --plot docs/trust.png --page docs/trust.md
     """
     check_target(json_file)
     check_target(plot_file)
     check_target(page_file)
-    published = rows_of(csv_file, chips)
+    published = rows_of(csv_files, chips, dict(xla_flags))
     constants = None if constants_file is None else load_constants(constants_file)
-    in_use = dict(CHIPS)
+    in_use: dict[str, Chip] = {}
     if constants is not None:
-        if constants.chip not in in_use or (chips and constants.chip not in {known.name for known in chips}):
+        changed = known_chip(constants.chip)
+        if changed is None or (chips and changed.name not in {known.name for known in chips}):
             raise click.UsageError(
                 f"{constants_file} holds constants of {constants.chip}, of which no row is asked for"
             )
-        in_use[constants.chip] = with_constants(in_use[constants.chip], constants)
+        in_use[changed.name] = with_constants(changed, constants)
     check_available()
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         programs = programs_of(published)
@@ -116,8 +124,8 @@ def validate(
     if plot_file is not None:
         note(_plot(rows, plot_file), quiet=quiet)
     if page_file is not None:
-        used = [in_use[name] for name in statistics if name in in_use]
-        command = _command(csv_file, chips, dispatch_us, constants_file, plot_file, page_file)
+        used = [found for name in statistics if (found := in_use.get(name) or known_chip(name)) is not None]
+        command = _command(csv_files, chips, dict(xla_flags), dispatch_us, constants_file, plot_file, page_file)
         _write_page(rows, statistics, used, command, dispatch_us, constants, plot_file, page_file)
         note(f"page {page_file}", quiet=quiet)
     return 0 if any(row.predicted_us is not None for row in rows) else 1
@@ -140,8 +148,11 @@ def _show(
         values = ", ".join(f"{name} {value:,}" for name, value in constants.constants.items())
         out.print(f"{constants.chip} with {constants.source}: {values}", markup=False)
     out.print("in view: the row, or products like it, were known when constants of the model were chosen\n")
-    show_table(out, _COLUMNS, rows)
-    out.print("")
+    for name in statistics:
+        of_chip = [row for row in rows if row.chip == name]
+        out.print(f"[bold]{escape(with_clock_state(name))}[/]: {len(of_chip)} row{'s' * (len(of_chip) != 1)}")
+        show_table(out, _COLUMNS, of_chip)
+        out.print("")
     parts = [
         (name, sizes, part)
         for name, found in statistics.items()
@@ -202,17 +213,20 @@ def _write_page(
 
 
 def _command(
-    csv_file: Path,
+    csv_files: Sequence[Path],
     chips: Sequence[Chip],
+    flags: Mapping[str, str],
     dispatch_us: float,
     constants_file: Path | None,
     plot_file: Path | None,
     page_file: Path,
 ) -> str:
     """The call that makes the page. Of files elsewhere only the names: the page is for other machines too."""
-    words = ["systolic", "validate", csv_file.name]
+    words = ["systolic", "validate", *(file.name for file in csv_files)]
     if chips:
         words += ["--chip", ",".join(known.name for known in chips)]
+    for name, value in flags.items():
+        words += ["--xla-flag", f"{name}={value}"]
     words += ["--dispatch-us", f"{dispatch_us:g}"]
     for option, file in (("--constants", constants_file), ("--plot", plot_file), ("--page", page_file)):
         if file is not None:

@@ -4,9 +4,11 @@
     ladder_v1 … ladder_v5      the rungs of the ladder
     block_matmul_f32_scratch   the kernel of JAX's matmul notebook, which is the ladder's v5: blocks, a sum of its own
 
-`_rhs_transposed` and `_relu` after `xla`, `ladder_v5` or `block_matmul_f32_scratch`, one or both: rhs is stored [n, k],
-and negative sums become zero before they are rounded. For kernels that is `first_matmul`, v5's body with these two
-holes.
+`dot_general` is XLA's own, too. `_rhs_transposed` and `_relu` after `xla`, `ladder_v5` or `block_matmul_f32_scratch`,
+one or both: rhs is stored [n, k], and negative sums become zero before they are rounded. For kernels that is
+`first_matmul`, v5's body with these two holes.
+
+Programs of other kinds than products are `validation.foreign`'s to rebuild.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from systolic.bench import abstract_operands, xla_matmul
-from systolic.chips import chip
 from systolic.lessons.kernels.first_matmul import first_matmul, identity
 from systolic.lessons.ladder import RUNGS
 from systolic.schedule import Tiles
 from systolic.spec import MatmulSpec
-from systolic.validation.errors import OpError, PublishedProgram
+from systolic.validation.errors import OpError, Rebuilt
+from systolic.validation.foreign import foreign_program, sizes_of
 from systolic.validation.published import PublishedRow
 
 _RUNG_OF = {**{f"ladder_{name}": name for name in RUNGS}, "block_matmul_f32_scratch": "v5"}
@@ -35,35 +37,34 @@ _TRANSPOSED, _RELU = "_rhs_transposed", "_relu"
 _SPLITS = 4  # bands of v2 each way, as in its own command
 
 
-def published_program(row: PublishedRow) -> PublishedProgram:
+def published_program(row: PublishedRow) -> Rebuilt:
     """The program that a row timed.
 
     Raises:
       OpError: the op is not known, the row has not the tiles that it needs, or a dtype is none that JAX multiplies.
       SpecError: a dtype is not known.
-      UnknownChipError: the chip is not.
     """
+    if not row.kind.endswith("product"):
+        return foreign_program(row)
     base, suffixes = _base_and_suffixes(row.op)
-    spec = MatmulSpec(
-        m=row.m, k=row.k, n=row.n, dtype_lhs=row.dtype_lhs, dtype_rhs=row.dtype_rhs, dtype_out=row.dtype_out
-    )
+    m, k, n = sizes_of(row)
+    spec = MatmulSpec(m=m, k=k, n=n, dtype_lhs=row.dtype_lhs, dtype_rhs=row.dtype_rhs, dtype_out=row.dtype_out)
     for dtype in (row.dtype_lhs, row.dtype_rhs, row.dtype_out):
         # Wider types would be traced as 32 bits, and another product be simulated without a word.
         if not jnp.issubdtype(np.dtype(dtype), jnp.number) or np.dtype(dtype).itemsize > 4:
             raise OpError(f"{dtype} is no dtype of at most 32 bits that a TPU multiplies")
     tiles = _tiles(row, base, spec)
-    return PublishedProgram(
-        chip=chip(row.chip).name,
-        kernel=_RUNG_OF.get(base, base) + "".join(suffixes),
-        spec=spec,
-        tiles=tiles,
+    kernel = _RUNG_OF.get(base, base) + "".join(suffixes)
+    dtypes = f"{spec.dtype_lhs}×{spec.dtype_rhs}→{spec.dtype_out}"
+    return Rebuilt(
+        what=f"{kernel} {spec.m}/{spec.k}/{spec.n} {dtypes}" + (f" in {tiles}" if tiles else ""),
         function=_function(base, suffixes, spec, tiles),
         arguments=_arguments(spec, transposed=_TRANSPOSED in suffixes),
     )
 
 
 def _base_and_suffixes(op: str) -> tuple[str, tuple[str, ...]]:
-    base, found = op, set()
+    base, found = "xla" if op == "dot_general" else op, set()
     while suffix := next((one for one in (_TRANSPOSED, _RELU) if base.endswith(one) and one not in found), None):
         base = base.removesuffix(suffix)
         found.add(suffix)

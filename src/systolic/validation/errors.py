@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from systolic.chips import CHIPS, UnknownChipError, chip
-from systolic.schedule import Tiles
-from systolic.spec import MatmulSpec
+from systolic.chips import Chip, UnknownChipError, chip, flags_text, known_chip, with_flags
 from systolic.validation.published import PublishedRow
 
 WALL_CLOCK = "wall_clock"
-TIMINGS = (WALL_CLOCK, "device")
+TIMINGS = (WALL_CLOCK, "device", "bandwidth-derived")
 LARGE = 2048  # below, a product is short beside what a wall clock adds to it
+# What a source leaves open is compared, but no error of the simulator's.
+_LEFT_OPEN = re.compile(r"[^;,]*\bis not (?:certain|stated)\b[^;,]*", re.IGNORECASE)
 _ONE_CORE = re.compile(r"\bone (of the (two )?)?cores?\b|\b(a )?single core\b", re.IGNORECASE)
 
 
@@ -33,22 +33,34 @@ class OpError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedProgram:
-    """What was timed. Rows that timed the same share it: they are not independent checks of a prediction."""
+    """What was timed. Rows that timed the same share it: they are not independent checks of a prediction.
+
+    Attributes:
+      chip: its name with the clock state.
+      what: the kernel, sizes, dtypes and tiles, in the same words for the same program: kernels may have several names.
+      flags: compiler flags besides those of the clock state.
+    """
 
     chip: str
-    kernel: str  # ops of different names may be one kernel
-    spec: MatmulSpec
-    tiles: Tiles | None
+    what: str
+    flags: tuple[tuple[str, str], ...] = ()
     function: Callable[..., Any] = field(compare=False, repr=False)
     arguments: tuple[Any, ...] = field(compare=False, repr=False)
 
     def __str__(self) -> str:
-        size = f"{self.spec.m}/{self.spec.k}/{self.spec.n}"
-        dtypes = f"{self.spec.dtype_lhs}×{self.spec.dtype_rhs}→{self.spec.dtype_out}"
-        return f"{self.chip} {self.kernel} {size} {dtypes}" + (f" in {self.tiles}" if self.tiles else "")
+        return " ".join(filter(None, (self.chip, self.what, flags_text(dict(self.flags)))))
 
 
-ProgramOf = Callable[[PublishedRow], PublishedProgram]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """The program of a row, made anew: what it is in words, and what to compile."""
+
+    what: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+ProgramOf = Callable[[PublishedRow], Rebuilt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +74,7 @@ class ComparedRow(PublishedRow):
       in_view: whether the row's program, or products like it, were in view when constants of the chip's model were
         chosen, so that its error says little about others.
       program: the same text for the same program.
+      left_open: what the source leaves open of the program, in its words; "" where it says everything.
     """
 
     predicted_us: float | None
@@ -72,6 +85,7 @@ class ComparedRow(PublishedRow):
     in_view: bool
     reason: str
     program: str
+    left_open: str = ""
 
     @property
     def dtypes(self) -> str:
@@ -81,9 +95,11 @@ class ComparedRow(PublishedRow):
 
     @property
     def tiles(self) -> str:
-        """m/k/n, or nothing."""
+        """m/k/n, or what the source says."""
         sides = (self.tile_m, self.tile_k, self.tile_n)
-        return "" if sides == (None, None, None) else "/".join("–" if side is None else str(side) for side in sides)
+        if sides == (None, None, None):
+            return self.stated_tiles
+        return "/".join("–" if side is None else str(side) for side in sides)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +115,34 @@ class ErrorStatistics:
     rank_correlation: float | None  # Spearman's, of device times and predictions; None under three rows
 
 
+def chip_of(row: PublishedRow) -> Chip:
+    """The chip of a row, in the clock state that its flags ask for, with its other flags.
+
+    Raises:
+      UnknownChipError: there is no such chip.
+      FlagError: the flags ask for a clock state that is not known.
+    """
+    known = chip(row.chip)
+    asked = [state for state in known.clock_states if state.flags and state.flags.items() <= row.flags.items()]
+    return with_flags(known.in_clock_state(asked[0].name) if asked else known, row.flags)
+
+
 def program_or_reason(row: PublishedRow, program_of: ProgramOf) -> PublishedProgram | str:
     """The program behind a row, or why there is none to predict."""
     try:
-        known = chip(row.chip)
+        known = chip_of(row)
         if known.cores_per_device > 1 and _ONE_CORE.search(row.notes):
             return f"one of the device's {known.cores_per_device} cores was timed; a simulated device uses all"
-        return program_of(row)
+        found = program_of(row)
     except (UnknownChipError, ValueError) as error:
         return str(error)
+    return PublishedProgram(
+        chip=known.name,
+        what=found.what,
+        flags=tuple(sorted(known.given_flags.items())),
+        function=found.function,
+        arguments=found.arguments,
+    )
 
 
 def device_us(row: PublishedRow, dispatch_us: float) -> float | None:
@@ -140,6 +175,10 @@ def compared(
         reason = f"the published wall clock is within the {dispatch_us:g} µs of dispatch: nothing is left to compare"
     if not reason and row.timing not in TIMINGS:
         reason = f"timing {row.timing!r} is not known; known are {' and '.join(TIMINGS)}"
+    open_words = _LEFT_OPEN.search(row.notes)
+    left_open = open_words[0].strip() if open_words else ""
+    if not reason and left_open:
+        reason = f"its source leaves open what was timed: {left_open}"
     return ComparedRow(
         **{**asdict(row), "chip": program.chip if isinstance(program, PublishedProgram) else row.chip},
         predicted_us=time_us,
@@ -150,6 +189,7 @@ def compared(
         in_view=_in_view(row) or str(program) in fitted_on,
         reason=reason,
         program=str(program) if isinstance(program, PublishedProgram) else "",
+        left_open=left_open,
     )
 
 
@@ -158,7 +198,8 @@ def _in_view(row: PublishedRow) -> bool:
 
     All were fitted to a tuning cache, with rows of a dense product in it; `Chip.seen_rows` names the others.
     """
-    seen = CHIPS[row.chip].seen_rows if row.chip in CHIPS else ()
+    known = known_chip(row.chip)
+    seen = known.seen_rows if known is not None else ()
     sizes, tiles = (row.m, row.k, row.n), (row.tile_m, row.tile_k, row.tile_n)
     return "tuning cache" in row.source or any(
         each.op in (None, row.op) and each.sizes in (None, sizes) and each.tiles in (None, tiles) for each in seen
@@ -207,11 +248,11 @@ class ChipStatistics:
 
 
 def statistics_by_chip(rows: Sequence[ComparedRow]) -> dict[str, ChipStatistics]:
-    """The statistics of each chip among the rows, in their order."""
+    """The statistics of each chip among the rows, and of each clock state of a chip, in their order."""
     found = {}
     for name in dict.fromkeys(row.chip for row in rows):
         of_chip = [row for row in rows if row.chip == name]
-        large = [row for row in of_chip if min(row.m, row.k, row.n) >= LARGE]
+        large = [row for row in of_chip if min(row.m or 0, row.k or 0, row.n or 0) >= LARGE]
         found[name] = ChipStatistics(
             every=error_statistics(of_chip),
             from_2048=error_statistics(large),

@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 
 from systolic.bugs import runs_user_code
-from systolic.chips import Chip
+from systolic.chips import Chip, with_flags
+from systolic.chips import chip as chip_named
 from systolic.compiler import WorkerPool
 from systolic.experiments import QUIET, Experiment, Outcome, Progress, Runner
 from systolic.simulator import SimulationError
@@ -21,10 +22,20 @@ Programs = Sequence[PublishedProgram | str]  # the program of each row, or why i
 
 
 def simulated_us(runner: Runner, programs: Programs, chips: Mapping[str, Chip]) -> dict[PublishedProgram, float | str]:
-    """The simulated µs of each distinct program, or why there are none."""
+    """The simulated µs of each distinct program, or why there are none.
+
+    Args:
+      chips: records to use in place of those that are known, by name.
+    """
     distinct = _distinct(programs)
     experiments = [
-        Experiment(fn=each.function, args=each.arguments, chip=chips[each.chip], label=str(each)) for each in distinct
+        Experiment(
+            fn=each.function,
+            args=each.arguments,
+            chip=with_flags(chips.get(each.chip) or chip_named(each.chip), dict(each.flags)),
+            label=str(each),
+        )
+        for each in distinct
     ]
     return {
         program: outcome.reason if outcome.time_us is None else outcome.time_us
@@ -39,7 +50,9 @@ def prepared(
     distinct = _distinct(programs)
     progress.planned(len(distinct))
     jobs = {
-        program: submit_preparation(pool, program.function, program.arguments, chip, label=str(program))
+        program: submit_preparation(
+            pool, program.function, program.arguments, with_flags(chip, dict(program.flags)), label=str(program)
+        )
         for program in distinct
     }
     found: dict[PublishedProgram, Program | str] = {}

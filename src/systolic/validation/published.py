@@ -1,26 +1,38 @@
 """Times that others measured on real TPUs, as a CSV file holds them.
 
-A row is one product: where it was published, the chip, the program (`op`), sizes, dtypes, tiles, the time, and how it
-was taken. `wall_clock` is the mean of repeated calls as Python saw them, with what the host needs to send one off;
-`device` is the device's own time. The file is read with suspicion: a row that is not understood here would be a wrong
-error there.
+A row is one program: where it was published, the chip, what ran (`op`), sizes, dtypes, tiles, the time, and how it was
+taken. `wall_clock` is the mean of repeated calls as Python saw them, with what the host needs to send one off; `device`
+is the device's own time, and `bandwidth-derived` too, from a published rate. The file is read with suspicion: a row
+that is not understood here would be a wrong error there.
+
+Three forms of file are known by their columns: products with three columns of tiles; operations of several kinds; and
+rows of tokamax' tuning cache of ragged products, whose group sizes may be in a file NAME_groups.json beside NAME.csv.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from systolic.chips import FlagError, checked_flags
 from systolic.untrusted import printable, shown
+from systolic.validation.group_sizes import GroupSizes, GroupSizesError
+from systolic.validation.stated_flags import stated_flags
 
 COLUMNS = ("source", "chip", "op", "m", "k", "n", "dtype_lhs", "dtype_rhs", "dtype_out")
 COLUMNS += ("tile_m", "tile_k", "tile_n", "time_us", "timing")
+_OF_SEVERAL_KINDS = ("kind", *(name for name in COLUMNS if not name.startswith("tile_")))
+_RAGGED = ("chip", "kind", "m", "k", "n", "groups", "group_sizes", "tile_m", "tile_k", "tile_n")
+_RAGGED += ("input_buffer_count", "time_us", "date")
 _LONGEST_LINE = 100_000  # characters
 _LARGEST_SIZE = 2**31  # a TPU counts with 32 bits
+_LARGEST_COPY = 2**40  # elements
+
+RAGGED_SOURCE = "openxla/tokamax tuning cache, ragged_dot"
 
 
 class PublishedFileError(ValueError):
@@ -29,15 +41,28 @@ class PublishedFileError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRow:
-    """One published time. Tiles are None where the file has none: the program has none, or nobody said."""
+    """One published time. None and "" where the file has nothing: the program has none, or nobody said.
 
-    line: int  # of the file, the header being 1
+    Attributes:
+      line: of the file, the header being 1.
+      kind: "xla product", "pallas product", "ragged fwd", "copy", "attention": programs of which errors are alike.
+      n: columns; the elements of a copy.
+      flags: compiler flags that the row or its source states.
+      batch: whatever is repeated, in the source's words.
+      stated_tiles: in the source's words, where they are not three numbers.
+      grouping: how many groups a ragged or grouped product has, and what its file calls their sizes.
+      group_sizes: rows of each group.
+      input_buffer_count: of a ragged kernel.
+      date: of the compiler, where the form of a program depends on it.
+    """
+
+    line: int
     source: str
     chip: str
     op: str
-    m: int
-    k: int
-    n: int
+    m: int | None
+    k: int | None
+    n: int | None
     dtype_lhs: str
     dtype_rhs: str
     dtype_out: str
@@ -47,20 +72,36 @@ class PublishedRow:
     published_us: float
     timing: str
     notes: str = ""
+    kind: str = "pallas product"
+    flags: Mapping[str, str] = field(default_factory=dict)
+    batch: str = ""
+    stated_tiles: str = ""
+    grouping: str = ""
+    group_sizes: tuple[int, ...] = ()
+    input_buffer_count: int | None = None
+    date: str = ""
+
+    @property
+    def sizes(self) -> str:
+        """m/k/n, or those that there are."""
+        return "/".join(str(size) for size in (self.m, self.k, self.n) if size is not None)
 
 
 def read_published(path: Path) -> tuple[PublishedRow, ...]:
-    """The rows of a CSV file with a header of at least `COLUMNS`; `notes` may follow, and others, which nobody reads.
+    """The rows of a CSV file of one of the three forms; other columns may stand beside, and nobody reads them.
+
+    `notes` and `software` are searched for compiler flags where there is no column `flags`.
 
     Raises:
       PublishedFileError: the file cannot be read, a column is missing, a line has more or fewer values than the header,
-        or a line is no text, or a value is not the number that it should be.
+        or a line is no text, or a value is not what it should be.
     """
     name = printable(path.name)
+    groups = GroupSizes(path.with_name(f"{path.stem}_groups.json"))
     try:
         # What is no UTF-8 is read as halves of surrogate pairs, so that its line can be named.
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            return tuple(_rows(_lines(file, name), name))
+            return tuple(_rows(_lines(file, name), name, groups))
     except OSError as error:
         raise PublishedFileError(f"cannot read {printable(str(path))}: {error.strerror}") from error
 
@@ -77,60 +118,140 @@ def _lines(file: TextIO, name: str) -> Iterator[str]:
         yield line
 
 
-def _rows(file: Iterable[str], name: str) -> Iterator[PublishedRow]:
+def _rows(file: Iterable[str], name: str, groups: GroupSizes) -> Iterator[PublishedRow]:
     reader = csv.reader(file, strict=True)
     try:
         header = [column.strip() for column in next(reader, [])]
-        if missing := [column for column in COLUMNS if column not in header]:
+        columns, read = _form(header)
+        if missing := [column for column in columns if column not in header]:
             raise PublishedFileError(
-                f"{name}, line 1: no column {', '.join(missing)}; there have to be {', '.join(COLUMNS)}"
+                f"{name}, line 1: no column {', '.join(missing)}; there have to be {', '.join(columns)}"
             )
         for values in reader:
             where = f"{name}, line {reader.line_num}"
             if values and len(values) != len(header):
                 raise PublishedFileError(f"{where} has {len(values)} values; the header has {len(header)}")
             if values:  # an empty line has none
-                yield _row(dict(zip(header, map(str.strip, values), strict=True)), reader.line_num, where)
+                cells = _Cells(dict(zip(header, map(str.strip, values), strict=True)), reader.line_num, where)
+                yield read(cells, groups)
     except csv.Error as error:
         raise PublishedFileError(f"{name}, line {reader.line_num}: {error}") from error
 
 
-def _row(values: Mapping[str, str], line: int, where: str) -> PublishedRow:
-    def whole(column: str) -> int:
-        text = values[column]
-        digits = text.isascii() and text.isdecimal() and len(text) <= len(str(_LARGEST_SIZE))
-        if not digits or not 1 <= int(text) < _LARGEST_SIZE:
-            raise PublishedFileError(f"{where}: {column}={shown(text)} is no whole number of at least 1, below 2^31")
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """The values of one line, by column."""
+
+    values: Mapping[str, str]
+    line: int
+    where: str
+
+    def text(self, column: str) -> str:
+        return self.values.get(column, "")
+
+    def whole(self, column: str, below: int = _LARGEST_SIZE) -> int:
+        text = self.text(column)
+        digits = text.isascii() and text.isdecimal() and len(text) <= len(str(below))
+        if not digits or not 1 <= int(text) < below:
+            raise PublishedFileError(
+                f"{self.where}: {column}={shown(text)} is no whole number of at least 1, below "
+                f"2^{below.bit_length() - 1}"
+            )
         return int(text)
 
-    def tile(column: str) -> int | None:
-        return whole(column) if values[column] else None
+    def whole_or_none(self, column: str, below: int = _LARGEST_SIZE) -> int | None:
+        return self.whole(column, below) if self.text(column) else None
 
+    def time_us(self) -> float:
+        try:
+            time_us = float(self.values["time_us"])
+        except ValueError:
+            time_us = math.nan
+        if not (math.isfinite(time_us) and time_us > 0):
+            raise PublishedFileError(f"{self.where}: time_us={shown(self.values['time_us'])} is no time above 0")
+        return time_us
+
+    def flags(self) -> dict[str, str]:
+        """Those of the column `flags`, NAME=VALUE with spaces between; else what `software` and `notes` state."""
+        pairs = [word.partition("=") for word in self.text("flags").split()]
+        try:
+            given = checked_flags({name: value for name, _, value in pairs})
+        except FlagError as error:
+            raise PublishedFileError(f"{self.where}: flags={shown(self.text('flags'))}: {error}") from error
+        return given or stated_flags(f"{self.text('software')}\n{self.text('notes')}")
+
+
+def _form(header: Iterable[str]) -> tuple[tuple[str, ...], Callable[[_Cells, GroupSizes], PublishedRow]]:
+    """The columns that a file has to have, and what reads its lines."""
+    if "input_buffer_count" in header:
+        return _RAGGED, _ragged_row
+    return (_OF_SEVERAL_KINDS if "kind" in header else COLUMNS), _row
+
+
+def _row(cells: _Cells, groups: GroupSizes) -> PublishedRow:
+    kind = cells.text("kind")
+    if kind in ("", "matmul"):
+        kind = "xla product" if cells.text("op").startswith(("xla", "dot_general")) else "pallas product"
+    product, copies = kind.endswith("product"), kind == "copy"
     return PublishedRow(
-        line=line,
-        source=values["source"],
-        chip=values["chip"],
-        op=values["op"],
-        m=whole("m"),
-        k=whole("k"),
-        n=whole("n"),
-        dtype_lhs=values["dtype_lhs"],
-        dtype_rhs=values["dtype_rhs"],
-        dtype_out=values["dtype_out"],
-        tile_m=tile("tile_m"),
-        tile_k=tile("tile_k"),
-        tile_n=tile("tile_n"),
-        published_us=_time_us(values["time_us"], where),
-        timing=values["timing"],
-        notes=values.get("notes", ""),
+        line=cells.line,
+        source=cells.text("source"),
+        chip=cells.text("chip"),
+        op=cells.text("op"),
+        m=cells.whole("m") if product else cells.whole_or_none("m"),
+        k=cells.whole("k") if product else cells.whole_or_none("k"),
+        n=cells.whole("n") if product else cells.whole_or_none("n", _LARGEST_COPY if copies else _LARGEST_SIZE),
+        dtype_lhs=cells.text("dtype_lhs"),
+        dtype_rhs=cells.text("dtype_rhs"),
+        dtype_out=cells.text("dtype_out"),
+        tile_m=cells.whole_or_none("tile_m"),
+        tile_k=cells.whole_or_none("tile_k"),
+        tile_n=cells.whole_or_none("tile_n"),
+        published_us=cells.time_us(),
+        timing=cells.text("timing"),
+        notes=cells.text("notes"),
+        kind=kind,
+        flags=cells.flags(),
+        batch=cells.text("batch"),
+        stated_tiles=cells.text("tiles"),
+        grouping=_grouping(cells),
+        group_sizes=_group_sizes(cells, groups) if cells.text("group_sizes") else (),
     )
 
 
-def _time_us(text: str, where: str) -> float:
+def _ragged_row(cells: _Cells, groups: GroupSizes) -> PublishedRow:
+    return PublishedRow(
+        line=cells.line,
+        source=RAGGED_SOURCE,
+        chip=cells.text("chip"),
+        op=f"ragged_dot {cells.text('kind')}",
+        m=cells.whole("m"),
+        k=cells.whole("k"),
+        n=cells.whole("n"),
+        dtype_lhs="bfloat16",
+        dtype_rhs="bfloat16",
+        dtype_out="bfloat16",
+        tile_m=cells.whole("tile_m"),
+        tile_k=cells.whole("tile_k"),
+        tile_n=cells.whole("tile_n"),
+        published_us=cells.time_us(),
+        timing="device",
+        notes=cells.text("notes"),
+        kind=f"ragged {cells.text('kind')}",
+        flags=cells.flags(),
+        grouping=_grouping(cells),
+        group_sizes=_group_sizes(cells, groups),
+        input_buffer_count=cells.whole("input_buffer_count"),
+        date=cells.text("date"),
+    )
+
+
+def _grouping(cells: _Cells) -> str:
+    return f"{cells.text('groups')} groups {cells.text('group_sizes')}" if cells.text("group_sizes") else ""
+
+
+def _group_sizes(cells: _Cells, groups: GroupSizes) -> tuple[int, ...]:
     try:
-        time_us = float(text)
-    except ValueError:
-        time_us = math.nan
-    if not (math.isfinite(time_us) and time_us > 0):
-        raise PublishedFileError(f"{where}: time_us={shown(text)} is no time above 0")
-    return time_us
+        return groups.named(cells.text("group_sizes"), groups=cells.whole("groups"), rows=cells.whole("m"))
+    except GroupSizesError as error:
+        raise PublishedFileError(f"{cells.where}: {error}") from error

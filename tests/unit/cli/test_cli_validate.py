@@ -342,7 +342,7 @@ def test_a_program_is_told_by_what_was_multiplied(published: Callable[..., Path]
         line(op="ladder_v4", **tiles),
         line(op="ladder_v5_relu", **tiles),
     )
-    programs = [found for found in programs_of(rows_of(file, ())) if isinstance(found, PublishedProgram)]
+    programs = [found for found in programs_of(rows_of((file,), ())) if isinstance(found, PublishedProgram)]
     assert len(programs) == 4
     assert len(set(programs)) == 3
     assert programs[0] == programs[1]

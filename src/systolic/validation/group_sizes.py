@@ -1,0 +1,68 @@
+"""The group sizes of published ragged products: drawn at random as their source drew them, or named in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from systolic.untrusted import UntrustedError, printable, read_json, shown
+
+_DRAWN = "rng"
+_MOST_GROUPS, _MOST_ROWS = 2**16, 2**26  # far above every published product, and drawn in a second
+
+
+class GroupSizesError(ValueError):
+    """Group sizes that are not known, or do not suit their row."""
+
+
+@dataclass(frozen=True)
+class GroupSizes:
+    """Lists of group sizes by name, of a file that is read when the first of them is asked for."""
+
+    path: Path
+
+    def named(self, name: str, *, groups: int, rows: int) -> tuple[int, ...]:
+        """The sizes of that name. "rng" are `rows` rows that fall into groups at random, by NumPy's seed 0.
+
+        Raises:
+          GroupSizesError: there are no such sizes, or they are not of so many groups or rows.
+        """
+        if groups > _MOST_GROUPS or rows > _MOST_ROWS:
+            raise GroupSizesError(f"{groups} groups of {rows} rows are more than {_MOST_GROUPS} and {_MOST_ROWS}")
+        if name == _DRAWN:
+            chosen = np.random.default_rng(0).choice(groups, (rows,))
+            return tuple(np.bincount(chosen, minlength=groups).tolist())
+        sizes = self._lists.get(name)
+        if sizes is None:
+            raise GroupSizesError(f"group_sizes={shown(name)} is neither {_DRAWN} nor named in {self._file}")
+        if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
+            raise GroupSizesError(f"group_sizes={shown(name)} of {self._file} is no list of whole numbers from 0 up")
+        if len(sizes) != groups or sum(sizes) > rows:
+            raise GroupSizesError(
+                f"group_sizes={shown(name)} of {self._file} are {len(sizes)} groups of {sum(sizes)} rows together; the "
+                f"row says {groups} and {rows}"
+            )
+        return tuple(sizes)
+
+    @property
+    def _file(self) -> str:
+        return printable(self.path.name)
+
+    @cached_property
+    def _lists(self) -> Mapping[str, Any]:
+        try:
+            found = read_json(self.path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise GroupSizesError(f"cannot read {self._file}: {error.strerror}") from error
+        except UntrustedError as error:
+            raise GroupSizesError(f"{self._file} is {error}") from error
+        if not isinstance(found, dict):
+            raise GroupSizesError(f"{self._file} holds no object with a list for each name")
+        return found

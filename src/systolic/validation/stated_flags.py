@@ -1,0 +1,25 @@
+"""Compiler flags that published times were taken with, where their source states them in words."""
+
+from __future__ import annotations
+
+import re
+
+_SCOPED_VMEM = "xla_tpu_scoped_vmem_limit_kib"
+# A flag, or the name of a limit, with its value behind it. What is said in other words is not guessed.
+_STATED = (
+    (re.compile(r"scoped[ _]vmem(?:[ _]limit)?(?:_kib)?[ =](\d+)(?: KiB)?\b(?! MiB)", re.IGNORECASE), _SCOPED_VMEM, 1),
+    (re.compile(r"scoped[ _]vmem(?:[ _]limit)? (\d+) MiB\b", re.IGNORECASE), _SCOPED_VMEM, 1024),
+    (re.compile(r"\b(?:xla_tpu_)?(?:dvfs_)?p_state[ =](\d)\b"), "xla_tpu_dvfs_p_state", 1),
+)
+_SWITCH = re.compile(r"\b(?:xla_)?jf_bounds_check=(true|false)\b")
+
+
+def stated_flags(text: str) -> dict[str, str]:
+    """The flags that a text states with their values; a flag stated with two values is none."""
+    found: dict[str, set[str]] = {}
+    for pattern, name, factor in _STATED:
+        for match in pattern.finditer(text):
+            found.setdefault(name, set()).add(str(int(match[1]) * factor))
+    for match in _SWITCH.finditer(text):
+        found.setdefault("xla_jf_bounds_check", set()).add(match[1])
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
