@@ -42,6 +42,15 @@ def chip(name: str) -> Chip:
     return found.in_clock_state(state) if at else found
 
 
+def chip_names() -> list[str]:
+    """The names of all chips, in each of their clock states."""
+    return [
+        known.name if state is None else known.in_clock_state(state.name).name
+        for known in CHIPS.values()
+        for state in known.clock_states or (None,)
+    ]
+
+
 def known_chip(name: str) -> Chip | None:
     """The chip of that name, None where it is not known: results that were saved may be of any."""
     try:
@@ -89,6 +98,7 @@ __all__ = [
     "UnsupportedDtypeError",
     "checked_flags",
     "chip",
+    "chip_names",
     "flags_text",
     "known_chip",
     "register",

@@ -21,6 +21,7 @@ _COLUMNS: tuple[Column[Chip], ...] = (
     numeric("cores a device", lambda chip: chip.cores_per_device),
     numeric("MXU a core", lambda chip: f"{chip.machine.mxu_count} × {chip.machine.mxu_rows}²"),
     numeric("GHz", lambda chip: chip.machine.clock_hz / 1e9, ".2f"),
+    textual("clock states", lambda chip: _states(chip), optional=True),
     numeric("bf16 Tflop/s", lambda chip: chip.peak_ops_per_s_per_chip["bfloat16"] / 1e12, ",.0f"),
     numeric("int8 Top/s", lambda chip: _int8_rate(chip), ",.0f"),
     numeric("HBM GiB", lambda chip: chip.hbm_bytes_per_chip / 2**30, ".0f"),
@@ -85,6 +86,11 @@ def _show(chosen: Sequence[Chip]) -> None:
         show_table(out, _FIELD_COLUMNS, _fields(chip))
 
 
+def _states(chip: Chip) -> str:
+    """The default state first; a chip in another is named with it."""
+    return ", ".join(f"{state.name} {state.clock_hz / 1e9:.2f}" for state in chip.clock_states)
+
+
 def _int8_rate(chip: Chip) -> float | str | None:
     if (rate := chip.peak_ops_per_s_per_chip.get("int8")) is not None:
         return rate / 1e12
@@ -99,6 +105,9 @@ def _fields(chip: Chip) -> list[tuple[str, str, str]]:
     for field in dataclasses.fields(chip.machine):
         name = f"machine.{field.name}"
         rows.append((name, _shown(getattr(chip.machine, field.name)), chip.sources[name]))
+    for state in chip.clock_states:
+        how = f"{chip.generation}@{state.name}" if state.flags else f"{chip.generation}, the default"
+        rows.append((f"clock state {state.name}", f"{how}: {_shown(state.clock_hz)} Hz", state.source))
     return rows
 
 
@@ -111,4 +120,5 @@ def _shown(value: Any) -> str:
 def _record(chip: Chip) -> dict[str, Any]:
     sources = {name: source for name, source in chip.sources.items() if name.startswith("machine.") or name in _FIELDS}
     fields = {name: getattr(chip, name) for name in _FIELDS}
-    return {**fields, "machine": dataclasses.asdict(chip.machine), "sources": sources}
+    states = list(map(dataclasses.asdict, chip.clock_states))
+    return {**fields, "machine": dataclasses.asdict(chip.machine), "clock_states": states, "sources": sources}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from systolic.chips import CHIPS, Chip, FlagError, UnknownChipError, checked_flags, chip, with_flags
+from systolic.chips import Chip, FlagError, UnknownChipError, checked_flags, chip, chip_names, with_flags
 from systolic.schedule import Tiles, TilesError
 from systolic.spec import LARGEST_SIZE
 
@@ -201,9 +201,6 @@ def worker_options(job: str = "one compilation", time_limit_s: float = 300) -> C
     return decorated
 
 
-_STATES = [f"{known.name}@{state.name}" for known in CHIPS.values() for state in known.clock_states]
-
-
 def chip_option(default: str = "v5e") -> Callable[[_F], _F]:
     """`--chip`."""
     return click.option(
@@ -212,7 +209,7 @@ def chip_option(default: str = "v5e") -> Callable[[_F], _F]:
         type=ChipNames(),
         default=default,
         show_default=True,
-        help=f"One or several, with commas: {', '.join(CHIPS)}. With a clock state: {', '.join(_STATES)}.",
+        help=f"One or several, with commas: {', '.join(chip_names())}.",
     )
 
 

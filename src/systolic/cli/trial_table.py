@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from systolic.chips import CHIPS, Chip
+from systolic.chips import Chip, chip_names
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, give, note, show_table, write_json
 from systolic.cli.tile_profiles import profile
@@ -42,7 +42,7 @@ trial_table.add_command(profile)
 
 @trial_table.command()
 @_STORE
-@chip_option(",".join(CHIPS))
+@chip_option(",".join(chip_names()))
 @output_options
 def show(store_file: Path | None, chips: tuple[Chip, ...], json_file: str | None, quiet: bool) -> int:
     """Show the winner of every product in the store, and how many trials it is the best of."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from systolic.bugs import reports_bugs
-from systolic.chips import Chip
+from systolic.chips import Chip, FlagError, flags_text
 from systolic.chips import chip as chip_named
 from systolic.compiler import WALL_TIMES, WorkerPool
 from systolic.cost import TimedConfig
@@ -83,6 +83,7 @@ def tune(
       SpecError: what is fused cannot be built from its description.
       UnknownChipError, UnsupportedDtypeError: no such chip, or a record that is not registered (`chips.register`); the
         chip does not multiply these dtypes.
+      FlagError: the chip has compiler flags of a user's.
       IllegalTilesError: no configuration is legal.
       StoreError: the store cannot be read or written; before anything is compiled.
       NoDeviceError: `measured` is asked for, and no such chip is attached.
@@ -91,6 +92,8 @@ def tune(
     """
     named = chip_named(chip if isinstance(chip, str) else chip.name)  # a record's too: trials are kept by it
     known = named if isinstance(chip, str) else chip
+    if known.given_flags:
+        raise FlagError(f"{flags_text(known.given_flags)}: trials are kept by chip and versions; tune without flags")
     check_dtype(spec, known)
     # Before the work, not after it.
     planner = planner_in_use()
