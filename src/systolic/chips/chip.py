@@ -189,7 +189,6 @@ class Chip:
         return replace(
             self,
             name=self.generation if state is default else f"{self.generation}@{state.name}",
-            aliases=self.aliases if state is default else (),
             machine=replace(self.machine, clock_hz=state.clock_hz),
             sources={**self.sources, "machine.clock_hz": state.source},
             compiler_flags=state.flags,

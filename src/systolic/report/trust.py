@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import jinja2
 
-from systolic.chips import Chip
+from systolic.chips import Chip, flags_text
 from systolic.chips.constants import FittedConstants, fittable
 from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics
 
@@ -32,7 +32,7 @@ def trust_page(facts: TrustFacts) -> str:
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"percent": _percent, "cell": _cell, "us": _us}
+    environment.filters |= {"percent": _percent, "cell": _cell, "us": _us, "flags": flags_text}
     template = environment.from_string(files("systolic.report").joinpath("trust.md.jinja").read_text("utf-8"))
     counted = [row for row in facts.rows if row.counted]
     return template.render(

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from systolic.bugs import runs_user_code
 from systolic.chips import Chip, with_flags
 from systolic.chips import chip as chip_named
-from systolic.compiler import WorkerPool
-from systolic.experiments import QUIET, Experiment, Outcome, Progress, Runner
+from systolic.compiler import CompilerFlagError, WorkerPool
+from systolic.experiments import QUIET, Experiment, Outcome, Progress, Runner, Running
 from systolic.simulator import SimulationError
 from systolic.timing import Program, submit_preparation
 from systolic.validation.calibration import Sample
@@ -37,10 +37,17 @@ def simulated_us(runner: Runner, programs: Programs, chips: Mapping[str, Chip]) 
         )
         for each in distinct
     ]
-    return {
-        program: outcome.reason if outcome.time_us is None else outcome.time_us
-        for program, outcome in zip(distinct, runner.run(experiments), strict=True)
-    }
+    runner.progress.planned(len(experiments))
+    sent = [runner.start(each) for each in experiments]
+    return {program: _time_or_reason(running) for program, running in zip(distinct, sent, strict=True)}
+
+
+def _time_or_reason(running: Running) -> float | str:
+    try:
+        outcome = running.outcome()
+    except CompilerFlagError as error:  # that of one row: other rows have other flags
+        return str(error)
+    return outcome.reason if outcome.time_us is None else outcome.time_us
 
 
 def prepared(
@@ -59,6 +66,8 @@ def prepared(
     for program, job in jobs.items():
         try:
             found[program] = _prepared(job)
+        except CompilerFlagError as error:
+            found[program] = str(error)
         except Exception as error:  # noqa: BLE001 -- whatever a program raises as it is traced is its reason
             found[program] = Outcome.failed(str(program), error).reason
         progress.done(str(program))
