@@ -1,5 +1,6 @@
 """The real compiler in real workers. Needs libtpu and no TPU."""
 
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -21,6 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.compiler import (
     CompilerCrash,
     CompilerError,
+    CompilerFlagError,
     CompilerRefusal,
     CompilerTimeout,
     ProgramCache,
@@ -298,6 +300,33 @@ def test_the_users_flags_are_kept_and_count(monkeypatch):
             assert flags in pool.submit(lambda: os.environ["LIBTPU_INIT_ARGS"]).result()
             keys.add(compile_in(pool, kernel, (square(256), square(256)), V5E).key)
     assert len(keys) == 2
+
+
+def test_flags_of_a_target_count_and_reach_the_compiler(pool, tmp_path):
+    cache = ProgramCache(folder=tmp_path)
+    args = (square(1024), square(1024))
+
+    def limited(limit_kib):
+        return dataclasses.replace(V5E, flags={"xla_tpu_scoped_vmem_limit_kib": str(limit_kib)})
+
+    assert compile_in(pool, kernel, args, V5E, cache).key != compile_in(pool, kernel, args, limited(20000), cache).key
+    assert compile_in(pool, kernel, args, limited(20000), cache).from_cache
+    with pytest.raises(CompilerRefusal, match="vmem"):
+        compile_in(pool, kernel, args, limited(1024), cache)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"xla_tpu_no_such_flag": "1"}, "xla_tpu_no_such_flag=1: No such compile option.*LIBTPU_INIT_ARGS"),
+        ({"xla_tpu_scoped_vmem_limit_kib": "much"}, "xla_tpu_scoped_vmem_limit_kib=much: Failed to parse 'much'"),
+        ({"xla_tpu_dvfs_p_state": "9"}, "xla_tpu_dvfs_p_state=9: P-state is out of range"),
+    ],
+)
+def test_a_flag_that_the_compiler_does_not_know(pool, flags, says):
+    with pytest.raises(CompilerFlagError, match=says) as caught:
+        compile_in(pool, plain, (square(256), square(256)), dataclasses.replace(TPU7X, flags=flags))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_compilation_is_stopped_at_its_time_limit():

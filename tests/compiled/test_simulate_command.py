@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from systolic.chips import chip
 from systolic.cli.main import main
 from systolic.simulator import SimulatedRun
 from systolic.validation.published import COLUMNS
@@ -72,6 +73,32 @@ def test_one_function_on_two_chips(kernels: str, capsys: pytest.CaptureFixture[s
         assert row["hbm_written_bytes"] == 4 * 512 * 1024 * 4
         run = SimulatedRun.from_json(json.dumps(row["run"]))
         assert (run.time_us, run.stalls) == (row["time_us"], row["stalls"])
+
+
+def test_a_chip_in_another_clock_state_with_a_flag(kernels: str, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["simulate", f"{kernels}:plain", *arguments("s32[4]=2,2,2,0", "f32[2048,1024]"), "--json", "-", "-q"]
+    flag = {"xla_tpu_scoped_vmem_limit_kib": "16384"}
+    assert main([*call, "--chip", "v7x,v7x@p7", "--xla-flag", "xla_tpu_scoped_vmem_limit_kib=16384"]) == 0
+    usual, highest = json.loads(capsys.readouterr().out)["rows"]
+    assert (usual["chip"], usual["flags"]) == ("v7x", flag)
+    assert (highest["chip"], highest["flags"]) == ("v7x@p7", {"xla_tpu_dvfs_p_state": "7", **flag})
+    assert highest["run"]["flags"] == highest["flags"]
+    assert (usual["run"]["clock_hz"], highest["run"]["clock_hz"]) == tuple(
+        state.clock_hz for state in chip("v7x").clock_states
+    )
+    # Only copies between HBM and VMEM cross from one clock to the other.
+    assert usual["cycles"] < highest["cycles"] < usual["cycles"] * highest["run"]["clock_hz"] / usual["run"]["clock_hz"]
+
+
+def test_a_flag_that_the_compiler_does_not_know_is_a_wrong_call(
+    kernels: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("simulate", "check", "explain"):
+        call = [command, f"{kernels}:plain", *arguments("s32[4]=2,2,2,0", "f32[8,128]"), "-q", "--chip", "v5e"]
+        assert main([*call, "--xla-flag", "xla_tpu_no_such_flag=1"]) == 2
+        said = capsys.readouterr().err
+        assert "xla_tpu_no_such_flag=1: No such compile option" in said
+        assert len(said.splitlines()) == 1
 
 
 def test_against_another_function_with_a_trace(

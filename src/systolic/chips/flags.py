@@ -10,6 +10,7 @@ from systolic.chips.chip import Chip
 from systolic.untrusted import shown
 
 _NAME = re.compile(r"xla_\w+", re.ASCII)
+_SCOPED_VMEM = "xla_tpu_scoped_vmem_limit_kib"
 _VALUE = re.compile(r"[!-~]{1,1000}", re.ASCII)
 # libtpu writes the listings that are simulated where these say: they are this package's own.
 _RESERVED = re.compile(r"xla_(jf|mosaic|sc)_dump_\w*|xla_dump_\w*|xla_jf_hlo_deduplication_all_unique", re.ASCII)
@@ -31,7 +32,7 @@ def checked_flags(flags: Mapping[str, FlagValue]) -> dict[str, str]:
     for given, value in flags.items():
         name = given.removeprefix("--")
         if not _NAME.fullmatch(name):
-            raise FlagError(f"{shown(given)} is no flag of the compiler, such as xla_tpu_scoped_vmem_limit_kib")
+            raise FlagError(f"{shown(given)} is no flag of the compiler, such as {_SCOPED_VMEM}")
         if _RESERVED.fullmatch(name):
             raise FlagError(f"compiler flag {name} says what the compiler leaves for systolic to read: leave it out")
         text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -43,6 +44,8 @@ def checked_flags(flags: Mapping[str, FlagValue]) -> dict[str, str]:
 
 def with_flags(chip: Chip, flags: Mapping[str, FlagValue]) -> Chip:
     """The chip with these compiler flags for every program, besides those of its clock state.
+
+    The limit of scoped VMEM is a field of a chip too, and changes with its flag.
 
     Raises:
       FlagError: see `checked_flags`; or a flag sets the clock to another state than the chip's.
@@ -56,7 +59,15 @@ def with_flags(chip: Chip, flags: Mapping[str, FlagValue]) -> Chip:
                 f"compiler flag {name}={checked[name]} is not the clock state of {chip.name}: name the chip with its "
                 f"state instead, one of {states}"
             )
-    return replace(chip, compiler_flags={**chip.compiler_flags, **checked}) if checked else chip
+    if not checked:
+        return chip
+    limit = checked.get(_SCOPED_VMEM, "")
+    limit_bytes = int(limit) * 2**10 if limit.isdecimal() else chip.scoped_vmem_bytes
+    return replace(
+        chip,
+        compiler_flags={**chip.compiler_flags, **checked},
+        scoped_vmem_bytes=min(limit_bytes, chip.vmem_bytes_per_core),
+    )
 
 
 def flags_text(flags: Mapping[str, str]) -> str:

@@ -110,6 +110,11 @@ def test_flags_are_kept_as_the_compiler_takes_them(flags: dict[str, Any], kept: 
     assert (with_flags(V5E, flags) == V5E) == (not kept)
 
 
+@pytest.mark.parametrize(("limit_kib", "scoped_bytes"), [(8192, 2**23), (10**9, V5E.vmem_bytes_per_core), ("x", 2**24)])
+def test_the_limit_of_scoped_vmem_is_the_flags(limit_kib: Any, scoped_bytes: int) -> None:
+    assert with_flags(V5E, {"xla_tpu_scoped_vmem_limit_kib": limit_kib}).scoped_vmem_bytes == scoped_bytes
+
+
 @pytest.mark.parametrize(
     ("known", "flags", "said"),
     [

@@ -17,6 +17,10 @@ from systolic.cli.main import main
         (["math"], "names no function"),
         (["math:sqrt", "--chip", "v9"], "v9"),
         (["math:sqrt", "--workers", "0"], "workers"),
+        (["math:sqrt", "--chip", "v5e@p7"], "v5e"),
+        (["math:sqrt", "--xla-flag", "fast"], "NAME=VALUE"),
+        (["math:sqrt", "--xla-flag", "vmem=1"], "'vmem'"),
+        (["math:sqrt", "--chip", "v7x", "--xla-flag", "xla_tpu_dvfs_p_state=7"], "v7x@p7"),
         (["math:sqrt", "--against", "gone.py:f"], "there is no file gone.py"),
     ],
 )

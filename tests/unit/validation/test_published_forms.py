@@ -22,7 +22,7 @@ COPY = (
 )
 PRODUCT = "me,v7x,1 device,matmul,dot_general,512,256,384,,bfloat16,bfloat16,bfloat16,,,9.5,device,{software},{notes}"
 GROUPED = 'me,v6e,,grouped,{op},64,256,128,{batch},{dtype},{dtype},bfloat16,,"{tiles}",9.5,device,,'
-SPLASH = 'me,v6e,,attention,"splash attention fwd, causal",1024,128,1024,{batch},bfloat16,bfloat16,bfloat16,,"{tiles}",9,device,,'
+SPLASH = 'me,v6e,,attention,"splash attention fwd, causal",1024,128,1024,{batch},bfloat16,,,,"{tiles}",9,device,,'
 RAGGED = "chip,kind,m,k,n,groups,group_sizes,tile_m,tile_k,tile_n,input_buffer_count,time_us,date"
 LINE = "v5p,{kind},64,256,128,4,{sizes},16,32,48,2,763.0,{date}"
 
