@@ -72,7 +72,8 @@ def flag_option(command: _F) -> _F:
     def flagged(*args: Any, chips: tuple[Chip, ...], xla_flags: tuple[tuple[str, str], ...], **rest: Any) -> Any:
         return command(*args, chips=tuple(with_flags(each, dict(xla_flags)) for each in chips), **rest)
 
-    return xla_flag(flagged)
+    made: Any = flagged
+    return xla_flag(made)
 
 
 def xla_flag(command: _F) -> _F:
