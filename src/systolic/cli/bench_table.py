@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
+from systolic.bench.xla_flags import COMMON_FLAGS
+from systolic.chips import flags_text
 from systolic.cli.output import SIMULATED, by_reason, console, heading, show_table
 from systolic.report.columns import Column, numeric, textual
 
@@ -18,6 +20,7 @@ _COLUMNS: tuple[Column[BenchRow], ...] = (
     textual("case", lambda row: row.case),
     numeric("ours µs", lambda row: row.status if row.ours_us is None else row.ours_us, ",.1f"),
     numeric("XLA µs", lambda row: row.xla_repeated_us, ",.1f"),
+    textual("with", lambda row: "more VMEM" if row.xla_flags else "", optional=True),
     numeric("× XLA", lambda row: row.ratio, ".2f"),
     numeric("alone", lambda row: row.ratio_alone, ".2f", droppable=True),
     numeric("+ copy", lambda row: row.ratio_with_prefetch, ".2f", droppable=True),
@@ -49,6 +52,8 @@ def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str,
     heading(out, chips, what, SIMULATED, made_with=versions, flags=rows[0].flags if rows else None)
     out.print(_verdict(summary), markup=False, soft_wrap=True)
     out.print(_LEGEND, soft_wrap=True)
+    if any(row.xla_flags for row in rows):
+        out.print(f"more VMEM: XLA is raced with {flags_text(COMMON_FLAGS)} too, and is faster so", soft_wrap=True)
     for chip in chips:
         of_chip = [row for row in rows if row.chip == chip]
         for standing in (each for each in summary.standings if each.chip == chip):

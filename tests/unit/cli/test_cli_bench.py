@@ -67,6 +67,8 @@ def answer(label: str, known: Chip, size: int) -> Measurement:
         raise IllegalTilesError("tiles 1/2/3", [Violation(rule="r", value="tile_m=1", limit="at least 8", fix="use 8")])
     if who == "ours" and size == 1000:
         raise CompilerCrash(label=label, exit_code=None, signal_name="SIGABRT", stderr_tail="")
+    if who == "xla" and size == 8192 and known.compiler_flags:
+        return measurement(known, 0.9 * size)
     if who == "xla" and size == 2048:
         raise CompilerRefusal("XLA said no", kind="other")
     ours_us = size * (1.3 if size == 4000 else 1.0)
@@ -182,7 +184,21 @@ def test_edges_have_the_next_even_size_beside_them(run: Run, labels: list[str]) 
 
 def test_the_same_program_is_compiled_once(run: Run, labels: list[str]) -> None:
     run("bench", "--suite", "square,square,edges", "--only", "4000", "--chip", "v5e,v5e", "-q")
-    assert sorted(label.split()[-1] for label in labels) == ["ours", "ours", "xla"]
+    assert sorted(label.split()[-1] for label in labels) == ["ours", "ours", "xla", "xla"]
+
+
+def test_xla_is_raced_with_more_vmem_and_the_faster_counts(run: Run, labels: list[str]) -> None:
+    flag = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
+    rows = rows_of(run("bench", "--chip", "v6e,v7x,v4", "--only", "8192", "--json", "-", "-q")[1])
+    assert [row["xla_flags"] for row in rows.values()] == [flag, flag, {}]  # a v4 has not so much
+    assert rows["v6e", "8192³"]["ratio_alone"] == pytest.approx(0.9, rel=1e-3)
+    assert rows["v6e", "8192³"]["xla_without_flags_us"] == pytest.approx(8192 * 1.03, rel=1e-3)
+    (same,) = rows_of(run("bench", "--chip", "v6e", "--only", "16384", "--json", "-", "-q")[1]).values()
+    assert (same["xla_flags"], same["xla_without_flags_us"]) == ({}, None)
+    assert "xla_tpu_scoped_vmem_limit_kib=65536 too" in run("bench", "--chip", "v6e", "--only", "8192", "-q")[1]
+    labels.clear()
+    run("bench", "--chip", "v6e", "--only", "8192", "-q", "--xla-flag", "xla_tpu_scoped_vmem_limit_kib=1024")
+    assert sorted(label.split()[-1] for label in labels) == ["ours", "xla"]
 
 
 def test_what_a_chip_does_not_multiply_is_a_row(run: Run, labels: list[str]) -> None:
