@@ -118,3 +118,38 @@ def test_constants_that_made_the_times_are_found_again(command: Command, tmp_pat
     # What `calibrate` saw with its constants is what `validate` simulates with them.
     again = command("validate", rows, "--constants", str(fitted))[1]["rows"]
     assert [one["predicted_us"] for one in again] == [one["predicted_us"] for one in document["rows"]]
+
+
+OPERATIONS = """\
+source,chip,kind,op,m,k,n,batch,dtype_lhs,dtype_rhs,dtype_out,tiles,groups,group_sizes,time_us,timing,software
+me,v7x,copy,a.copy(),,,1048576,,bfloat16,,bfloat16,,,,5,bandwidth-derived,"dvfs_p_state=7, jf_bounds_check=false"
+me,v7x,copy,a.copy(),,,1048576,,bfloat16,,bfloat16,,,,5,bandwidth-derived,
+me,v6e,grouped,megablox gmm,512,256,256,,bfloat16,bfloat16,bfloat16,"(128,128,128)",4,rng,20,device,
+me,v6e,attention,"splash attention fwd, causal",1024,128,1024,1 seqs x 2 q heads (1 kv),bfloat16,,,"block 512 (q,kv,\
+kv_compute)",,,30,device,
+me,v6e,matmul,dot_general,256,256,256,,bfloat16,bfloat16,bfloat16,,,,5,device,p_state 7
+"""
+
+
+def test_operations_of_several_kinds_flags_and_clock_states(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SYSTOLIC_CACHE_DIR", str(cache))
+    file, page = tmp_path / "operations.csv", tmp_path / "trust.md"
+    file.write_text(OPERATIONS)
+    result = tmp_path / "result.json"
+    assert main(["validate", str(file), "--json", str(result), "--page", str(page), "-q"]) == 0
+    fast, usual, grouped, attention, flagged = json.loads(result.read_text())["rows"]
+    assert [row["chip"] for row in (fast, usual, grouped)] == ["v7x@p7", "v7x", "v6e"]
+    # Twice the bytes over the bandwidth are the least of a copy, at any clock.
+    least_us = 2 * 2 * 1048576 / chip("v7x").machine.hbm_bytes_per_s * 1e6
+    assert least_us < fast["predicted_us"] < usual["predicted_us"] < 3 * least_us
+    assert fast["flags"] == {"xla_tpu_dvfs_p_state": "7", "xla_jf_bounds_check": "false"}
+    flops = 2 * 512 * 256 * 256 / chip("v6e").peak_ops_per_s("bfloat16") * 1e6
+    assert grouped["predicted_us"] > flops
+    assert attention["counted"]
+    assert flagged["flags"] == {"xla_tpu_dvfs_p_state": "7"}  # a flag of the compiler's, but no state of this chip's
+    out = capsys.readouterr().out
+    for heading in ("v7x@p7: 1 row", "v7x (clock state p3, the default): 1 row", "v6e: 3 rows"):
+        assert heading in out
+    assert "| v7x@p7 | copy | a.copy() | 1048576 | bfloat16 |" in page.read_text()

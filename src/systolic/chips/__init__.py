@@ -59,6 +59,13 @@ def known_chip(name: str) -> Chip | None:
         return None
 
 
+def with_clock_state(name: str) -> str:
+    """A chip's name, which says a clock state unless it is the default one; then that stands beside it."""
+    known = known_chip(name)
+    default = None if known is None or "@" in name else known.clock_state
+    return name if default is None else f"{name} (clock state {default.name}, the default)"
+
+
 def register(chip: Chip) -> Chip:
     """Makes a chip known by its name and aliases to this process, as those are that have a file here.
 
@@ -102,5 +109,6 @@ __all__ = [
     "flags_text",
     "known_chip",
     "register",
+    "with_clock_state",
     "with_flags",
 ]

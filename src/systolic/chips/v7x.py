@@ -1,7 +1,7 @@
 """TPU7x (Ironwood)."""
 
 from systolic.chips.arithmetic import DotOperands
-from systolic.chips.chip import BenchBars, Chip, ClockState, MachineModel, NotOffered, StepEstimate
+from systolic.chips.chip import BenchBars, Chip, ClockState, MachineModel, NotOffered, SeenRows, StepEstimate
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
 _COMPILER = "libtpu 0.0.42.1: tpu7x:2x2x1 compiles as this device kind; VMEM limits as its refusals name them"
@@ -107,7 +107,10 @@ V7X = Chip(
         reason="Google Cloud gives TPU7x by Compute Engine and GKE only, not by the Cloud TPU API",
         instructions_url="https://cloud.google.com/compute/docs/tpus",
     ),
-    seen_rows=(),
+    seen_rows=tuple(
+        SeenRows(op="dot_general", sizes=sizes)
+        for sizes in ((8192, 8192, 8192), (8192, 12288, 12288), (8192, 16384, 16384), (8192, 18432, 16384))
+    ),
     bars=BenchBars(least_share_of_limit=0.92),
     clock_states=(_DEFAULT_STATE, _HIGHEST_STATE),
     sources={
@@ -134,7 +137,7 @@ V7X = Chip(
         "dot_operands": _DOTS,
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,
-        "seen_rows": "none but those of the tuning cache",
+        "seen_rows": "those of the tuning cache, and those that the clock of p7 was fitted to",
         "bars": _ASKED,
         "machine.clock_hz": _DEFAULT_STATE.source,
         "machine.mxu_count": _PEAK,

@@ -12,6 +12,7 @@ from typing import Any
 import click
 from rich.markup import escape
 
+from systolic.chips import flags_text
 from systolic.cli.output import check_target, console, give, show_table
 from systolic.cli.results import read_document, wrong_kind
 from systolic.explaining import Explanation, ExplanationError
@@ -188,6 +189,8 @@ def _record(comparison: Comparison) -> dict[str, Any]:
         "before_us": comparison.before_us,
         "after_us": comparison.after_us,
         "slower_percent": comparison.slower * 100,
+        "flags_before": comparison.flags_before,
+        "flags_after": comparison.flags_after,
         "findings_gone": comparison.findings_gone,
         "findings_new": comparison.findings_new,
         "quantities": [{**dataclasses.asdict(row), "change": row.change} for row in comparison.rows],
@@ -203,6 +206,9 @@ def _show(comparisons: Sequence[Comparison], lost: Sequence[_Answer], unmatched:
         out.print(
             f"[bold]{escape(comparison.chip)}[/] {escape(' → '.join(filter(None, names)))}: {_verdict(comparison)}"
         )
+        flags = dict.fromkeys(map(flags_text, (comparison.flags_before, comparison.flags_after)))
+        if any(flags):
+            out.print(f"compiled with {' → '.join(text or 'no flags' for text in flags)}", markup=False, soft_wrap=True)
         show_table(out, _COLUMNS, comparison.rows)
         for title in comparison.findings_gone:
             out.print(f"finding gone: {escape(title)}")

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from systolic.chips import flags_text
-from systolic.cli.output import show_table, with_clock_state
+from systolic.chips import flags_text, with_clock_state
+from systolic.cli.output import show_table
 from systolic.explaining import Explanation
 from systolic.report.explained_tables import (
     ExplainedTable,

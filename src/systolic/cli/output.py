@@ -22,7 +22,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
-from systolic.chips import flags_text, known_chip
+from systolic.chips import flags_text, with_clock_state
 from systolic.compiler import versions
 from systolic.experiments import Progress
 from systolic.report.columns import Column, Row
@@ -47,7 +47,6 @@ __all__ = [
     "progress_bar",
     "show_table",
     "versions",
-    "with_clock_state",
     "write_json",
     "write_text",
     "writing",
@@ -184,13 +183,6 @@ def heading(
     names = ", ".join(with_clock_state(name) for name in dict.fromkeys(chips))
     facts = (f"compiled with {flags_text(flags)}", *facts) if flags else facts
     out.print(f"[bold]{escape(names)}[/] · {escape(' · '.join((*facts[:-1], packages, *facts[-1:])))}", soft_wrap=True)
-
-
-def with_clock_state(name: str) -> str:
-    """A chip's name, which says a clock state unless it is the default one; then that stands beside it."""
-    known = known_chip(name)
-    default = None if known is None or "@" in name else known.clock_state
-    return name if default is None else f"{name} (clock state {default.name}, the default)"
 
 
 def by_reason(reasons: Iterable[tuple[str, str, str]]) -> list[str]:

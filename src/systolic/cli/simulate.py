@@ -133,6 +133,7 @@ def _record(answer: _Answer) -> dict[str, Any]:
     row: dict[str, Any] = {
         "function": answer.function,
         "chip": answer.chip.name,
+        "clock_state": answer.chip.clock_state.name if answer.chip.clock_state is not None else None,
         "flags": answer.chip.compiler_flags,
         "status": outcome.status,
         "reason": outcome.details,

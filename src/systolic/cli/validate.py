@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from rich.markup import escape
 
-from systolic.chips import Chip, known_chip
+from systolic.chips import Chip, known_chip, with_clock_state
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
 from systolic.cli.options import ChipNames, Workers, output_options, xla_flag
 from systolic.cli.output import (
@@ -23,7 +23,6 @@ from systolic.cli.output import (
     progress_bar,
     show_table,
     versions,
-    with_clock_state,
     write_text,
     writing,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from systolic.explaining import Explanation, OperandTraffic
 from systolic.report.explained_tables import program, rate_tflops
@@ -52,6 +52,8 @@ class Comparison:
     rows: tuple[ComparedRow, ...]
     findings_gone: tuple[str, ...] = ()
     findings_new: tuple[str, ...] = ()
+    flags_before: Mapping[str, str] = field(default_factory=dict)  # that the first was compiled with
+    flags_after: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def before_us(self) -> float:
@@ -72,7 +74,14 @@ class Comparison:
 def compare_runs(before: SimulatedRun, after: SimulatedRun, *, names: tuple[str, str]) -> Comparison:
     """Compares time and waiting of two runs; `names` are those of their functions."""
     rows = (*_time_rows(before, after), *_waiting_rows(before, after))
-    return Comparison(chip=after.chip, before=names[0], after=names[1], rows=rows)
+    return Comparison(
+        chip=after.chip,
+        before=names[0],
+        after=names[1],
+        rows=rows,
+        flags_before=before.flags,
+        flags_after=after.flags,
+    )
 
 
 def compare_explanations(before: Explanation, after: Explanation) -> Comparison:
@@ -98,6 +107,8 @@ def compare_explanations(before: Explanation, after: Explanation) -> Comparison:
         rows=tuple(row for row in rows if row.before is not None or row.after is not None),
         findings_gone=_only(before, after),
         findings_new=_only(after, before),
+        flags_before=first.flags,
+        flags_after=second.flags,
     )
 
 
@@ -109,8 +120,8 @@ def _fields(
     before: SimulatedRun, after: SimulatedRun, group: str, unit: str, **quantities: str
 ) -> Iterable[ComparedRow]:
     """Compares fields of two runs; `quantities` names them for the reader."""
-    for field, quantity in quantities.items():
-        yield _row(group, quantity, unit, getattr(before, field), getattr(after, field))
+    for name, quantity in quantities.items():
+        yield _row(group, quantity, unit, getattr(before, name), getattr(after, name))
 
 
 def _time_rows(before: SimulatedRun, after: SimulatedRun) -> Iterable[ComparedRow]:

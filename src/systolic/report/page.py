@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from systolic.chips import with_clock_state
 from systolic.explaining import Explanation
 from systolic.report import charts, explained_tables, timeline_charts
 from systolic.report.headline import figures, time_parts
@@ -66,6 +67,7 @@ def explanation_page(explanation: Explanation) -> str:
     drawn = [*plots.values(), *(window.plot for window in windows if window.plot is not None)]
     return template.render(
         it=explanation,
+        chip=with_clock_state(explanation.chip),
         run=explanation.run,
         figures=figures(explanation),
         time_parts=time_parts(explanation),

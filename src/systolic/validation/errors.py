@@ -90,7 +90,7 @@ class ComparedRow(PublishedRow):
     @property
     def dtypes(self) -> str:
         """Operands and output, in few words."""
-        operands = self.dtype_lhs if self.dtype_lhs == self.dtype_rhs else f"{self.dtype_lhs}×{self.dtype_rhs}"
+        operands = "×".join(filter(None, dict.fromkeys((self.dtype_lhs, self.dtype_rhs))))
         return operands if operands == self.dtype_out else f"{operands}→{self.dtype_out}"
 
     @property
