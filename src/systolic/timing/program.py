@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from systolic.bugs import reports_bugs
-from systolic.chips import Chip, MachineModel
+from systolic.chips import Chip, FlagValue, MachineModel, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
     CompiledProgram,
@@ -142,6 +142,7 @@ def prepare(
     fn: Callable[..., Any],
     *args: Any,
     chip: str | Chip = "v5e",
+    flags: Mapping[str, FlagValue] | None = None,
     cached: bool = True,
     time_limit_s: float = 300,
     memory_limit_bytes: int | None = None,
@@ -155,11 +156,12 @@ def prepare(
       fn: any function that `jax.jit` takes, with or without Pallas calls. Bind what is static with `functools.partial`.
       args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
       chip: a name such as "v6e", or a record of your own.
+      flags: compiler flags by name.
       cached: use programs compiled before, and keep this one.
       time_limit_s: seconds of CPU time after which the compiler is stopped.
       memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
     """
-    known = chip_named(chip) if isinstance(chip, str) else chip
+    known = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
     label = f"{function_name(fn)} for {known.name}"
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return submit_preparation(pool, fn, args, known, label=label, cached=cached).result()

@@ -10,12 +10,13 @@ import hashlib
 import json
 import re
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from systolic.chips import Chip, MachineModel, UnknownChipError
+from systolic.chips import Chip, FlagError, MachineModel, UnknownChipError, checked_flags
 from systolic.chips import chip as chip_named
 from systolic.chips.constants import ConstantsError, check_constants
 from systolic.compiler import CompiledProgram
@@ -31,7 +32,7 @@ _FIRST_LINE = re.compile(rb"systolic program, format (\d{1,9})\n")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _MOST_FILE_BYTES = 2 * MOST_BYTES
 _MOST_WORDS = MOST_BYTES // 4
-_KEPT = ("machine",)  # fields of a chip that a run reads, beside those that say which chip it is
+_KEPT = ("machine", "compiler_flags")  # fields of a chip that a run reads, beside those that say which chip it is
 
 
 class ProgramFileError(ValueError):
@@ -66,6 +67,7 @@ class _Head:
     chip: str
     cores_per_device: int
     machine: MachineModel
+    compiler_flags: Mapping[str, str]
     key: str  # of the compiler's output
     entry_bytes: int
     contents: tuple[_Content, ...]
@@ -134,7 +136,7 @@ def read_program(path: Path, chip: Chip | None) -> SavedProgram:
         raise ProgramFileError(f"cannot read {path}: {error.strerror}") from error
     try:
         return _decoded(found, chip)
-    except (UntrustedError, EntryError, ConstantsError, zlib.error) as error:
+    except (UntrustedError, EntryError, ConstantsError, FlagError, zlib.error) as error:
         raise ProgramFileError(f"{path} is no program that can be read here: {error}") from error
 
 
@@ -170,7 +172,10 @@ def _chip(head: _Head, chosen: Chip | None) -> Chip:
         )
     check_constants(known.machine, head.machine)
     check_constants(head.machine, head.machine)
-    return known if chosen is not None else replace(known, **{name: getattr(head, name) for name in _KEPT})
+    kept = {name: getattr(head, name) for name in _KEPT}
+    if checked_flags(head.compiler_flags) != head.compiler_flags:
+        raise UntrustedError("its compiler flags are none")
+    return replace(known, **{**kept, "machine": known.machine} if chosen is not None else kept)
 
 
 def _contents(described: tuple[_Content, ...], words: np.ndarray) -> ProgramContents:
