@@ -12,7 +12,7 @@ from typing import Any
 from systolic.explaining import Explanation
 from systolic.report import charts, explained_tables, timeline_charts
 from systolic.report.headline import figures, time_parts
-from systolic.report.roofline_chart import roofline, roofline_key
+from systolic.report.roofline_chart import roofline_chart, roofline_key
 from systolic.report.timeline import view
 from systolic.report.written import mib, percent, round_mib
 
@@ -104,7 +104,7 @@ def _plots(explanation: Explanation) -> dict[str, Plot]:
     run = explanation.run
     found = {
         "roofline": (
-            roofline(explanation),
+            roofline_chart(explanation),
             "The roofline: rate over operations per HBM byte",
             "A point below the roof's slope waits for HBM at best; one below its flat part could use more of the "
             "matrix units.",
