@@ -90,6 +90,8 @@ def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
       ConstantsError: a constant that the program was read and compiled for has another value, there is no rate for a
         type of operands that had one, or a value is one that no hardware has.
     """
+    if not isinstance(machine, MachineModel):
+        raise ConstantsError(f"machine={shown(machine)} is no `MachineModel`, such as `systolic.chip('v5e').machine`")
     for name in _OF_THE_PROGRAM:
         mine, its = getattr(prepared_for, name), getattr(machine, name)
         if mine != its:

@@ -122,6 +122,11 @@ def test_a_value_that_no_hardware_has(name: str, value: object) -> None:
         everything().run(machine=replace(V5E.machine, **{name: value}))  # pyright: ignore[reportArgumentType]
 
 
+def test_a_chip_is_no_machine_model() -> None:
+    with pytest.raises(ConstantsError, match="is no `MachineModel`"):
+        everything().run(machine=V5E)  # pyright: ignore[reportArgumentType]
+
+
 def test_operations_say_whether_they_are_kernels() -> None:
     assert [op.is_pallas for op in gather().run().cores[0].ops if op.name == "gather.1"] == [True]
     product = next(each for each in compiled_programs() if each.chip == "v7x")
