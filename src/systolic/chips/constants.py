@@ -108,8 +108,8 @@ def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
 
 
 def _check_possible(name: str, value: Any, *, whole: bool) -> None:
-    if type(value) not in ((int,) if whole else (int, float)) or not abs(value) < _LARGEST:  # NaN neither
-        raise ConstantsError(f"{name}={shown(value)} is no {'whole ' * whole}number below {_LARGEST:g}")
+    if type(value) not in ((int,) if whole else (int, float)) or not abs(value) <= _LARGEST:  # NaN neither
+        raise ConstantsError(f"{name}={shown(value)} is no {'whole ' * whole}number up to {_LARGEST:g}")
     divides = "_per_" in name or name.endswith(("_hz", "_bytes"))
     if value < 0 or (divides and value == 0):
         raise ConstantsError(f"{name}={value} has to be {'above 0' if divides else '0 or more'}")
