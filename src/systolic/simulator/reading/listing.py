@@ -106,6 +106,11 @@ def is_scalar_pop(instruction: Instruction) -> bool:
     return instruction.opcode in ("vpop.ccrf", "vpop.sfrf")
 
 
+def is_phi(instruction: Instruction) -> bool:
+    """Says whether it only names what is in its register anyway, on whichever path the program came."""
+    return instruction.opcode in ("sphi", "pphi")
+
+
 def parse_listing(name: str, text: str) -> Program:
     """Reads the bundles of one listing.
 
