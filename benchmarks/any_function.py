@@ -34,7 +34,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import click
 import jax
 import jax.numpy as jnp
-from xla_functions import Function, moving, sorting, transformers
+from xla_functions import Function, deep, moving, sorting, transformers
 from xla_products import loops, products, transforms
 
 from systolic.chips import Chip
@@ -52,7 +52,7 @@ WITHOUT_ESTIMATES = ("v7x",)
 
 def functions() -> dict[str, Function]:
     """Every function by name."""
-    return {**transformers(), **sorting(), **moving(), **products(), **transforms(), **loops()}
+    return {**transformers(), **sorting(), **moving(), **products(), **transforms(), **loops(), **deep()}
 
 
 # ---- libtpu's own estimates, which it leaves where the worker is told to, once for each compilation ----

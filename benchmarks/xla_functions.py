@@ -146,7 +146,6 @@ def transformers() -> dict[str, Function]:
     x, logits, labels = bf16(TOKENS, WIDTH), bf16(512, VOCABULARY), i32(512)
     flops = 4.0 * HEADS * TOKENS * TOKENS * 128
     backward = jax.grad(total(attention), (0, 1, 2))
-    layer_backward = jax.grad(total(transformer_layer), (0, 1))
     cached = bf16(HEADS, 4096, 128)
     return {
         "attention": Function(fn=attention, args=(heads,) * 3, flops=flops),
@@ -171,6 +170,13 @@ def transformers() -> dict[str, Function]:
         "dropout": Function(fn=lambda key, x: jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0),
                             args=(shaped(jnp.uint32, 2), x)),
         "AdamW": Function(fn=adamw, args=(f32(2048, 2048),) * 4),
+    }  # fmt: skip
+
+
+def deep() -> dict[str, Function]:
+    """Whole layers, which take minutes to compile."""
+    x, layer_backward = bf16(TOKENS, WIDTH), jax.grad(total(transformer_layer), (0, 1))
+    return {
         "transformer layer": Function(fn=transformer_layer, args=(x, _LAYER), flops=_LAYER_FLOPS),
         "transformer layer, backward": Function(fn=layer_backward, args=(x, _LAYER), flops=2.5 * _LAYER_FLOPS),
         "4 transformer layers, backward": Function(
@@ -178,7 +184,7 @@ def transformers() -> dict[str, Function]:
             args=(x, {name: Shape((4, *each.shape), each.dtype) for name, each in _LAYER.items()}),
             flops=4 * 1.5 * _LAYER_FLOPS,
         ),
-    }  # fmt: skip
+    }
 
 
 # ---- sorting, moving, reducing ----

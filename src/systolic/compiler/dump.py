@@ -22,7 +22,7 @@ _VMEM_FILE = re.compile(rf"\d+-{TOP_LEVEL}-\d+-vmem_report\.html")
 _VMEM_DATA = re.compile(r"\bconst DATA ?= ?(?=\{)")
 _HLO_FILE = re.compile(rf"\d+-{TOP_LEVEL}-hlo\.txt")
 _CUT_NAME = re.compile(r"(?P<start>.{100,})-\d{10,20}")
-_CALL = re.compile(r"= inlined_call\b[^/=\n]*/\* %(?P<name>\S+)")
+_CALL = re.compile(r"= (?:inlined_)?call\b[^/=\n]*/\* %(?P<name>\S+)")
 
 
 def dump_flags(folder: Path) -> tuple[str, ...]:

@@ -56,6 +56,12 @@ def test_a_name_that_was_cut_is_restored(dump):
     assert read_dump(dump).listings[name] == "long"
 
 
+def test_an_operation_that_is_called_by_the_other_name_needs_a_listing_too(dump):
+    leave(dump, "TLP", CALLS + "  0x80   :  { %339 = call %s0, %s1 /* %sort.2 = sort(%x) */ }\n")
+    with pytest.raises(CompilerError, match=r"sort\.2"):
+        read_dump(dump)
+
+
 def test_a_called_operation_without_listing_is_an_error(dump):
     (dump / "17-mm.1-02-final_bundles.txt").unlink()
     with pytest.raises(CompilerError, match=r"mm\.1"):

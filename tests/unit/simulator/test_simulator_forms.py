@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from simulator_listings import value
+from simulator_listings import simulate, value
+
+from systolic.simulator import SimulationError
 
 
 @pytest.mark.parametrize("taken", [0, 1])
@@ -18,3 +20,24 @@ def test_a_predicate_that_two_paths_have_written(taken: int) -> None:
         "%s1_s1 = scalar_select %p3_p4, 5, 9",
     )
     assert value(*code, register="%s1_s1") == (5 if taken else 9)
+
+
+COPYING = (
+    "%s7_s0 = inlined_call_operand.<no memory space> [shape: s32[], index: 0, kind: input, shape index: {}]",
+    "%9 = dma.hbm_to_vmem %s90_s20, %s7_s0, %s91_s21, [#allocation9]",
+)
+
+
+@pytest.mark.parametrize("opcode", ["call", "inlined_call"])
+def test_a_program_is_called_with_arguments_by_either_name(opcode: str) -> None:
+    top = ("%s2499_s0 = smov 6", f"%58 = {opcode} %s2499_s0 /* %op.1 = f(%x) */", *[""] * 4)
+    run = simulate(*top, called={"op.1": COPYING})
+    assert [op.name for op in run.cores[0].ops] == ["op.1"]
+    assert run.hbm_read_bytes == 6 * 32
+
+
+@pytest.mark.parametrize("slot", ["%s3_s0 = smov 7", "%8 = dma.done.wait [#allocation9], 1"])
+def test_what_acts_in_the_shadow_of_a_call_is_not_guessed(slot: str) -> None:
+    top = ("%s2499_s0 = smov 6", "%58 = call %s2499_s0 /* %op.1 = f(%x) */", "", slot, "", "")
+    with pytest.raises(SimulationError, match="shadow of a call"):
+        simulate(*top, called={"op.1": COPYING})

@@ -106,6 +106,11 @@ def is_scalar_pop(instruction: Instruction) -> bool:
     return instruction.opcode in ("vpop.ccrf", "vpop.sfrf")
 
 
+def is_call(instruction: Instruction) -> bool:
+    """Says whether it runs another program. Large top-level programs spell it `call`, others `inlined_call`."""
+    return instruction.opcode in ("call", "inlined_call")
+
+
 def is_phi(instruction: Instruction) -> bool:
     """Says whether it only names what is in its register anyway, on whichever path the program came."""
     return instruction.opcode in ("sphi", "pphi")

@@ -12,6 +12,7 @@ from systolic.simulator.reading.listing import (
     Instruction,
     Predicate,
     Program,
+    is_call,
     is_scalar_pop,
     physical,
     registers,
@@ -20,7 +21,7 @@ from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.names import Names
 from systolic.simulator.translating.scalar import IGNORED, address, choice, expression, operand, spill_slot
 
-_EVENTS = ("inlined_call", "vpush.ccrf", "vpop.ccrf", "vsyncadd.remote")
+_EVENTS = ("vpush.ccrf", "vpop.ccrf", "vsyncadd.remote")
 _CALLED = re.compile(r"%([\w.\-]+) = ")
 _NAMED = re.compile(r"%(\d+)", re.ASCII)
 
@@ -86,7 +87,7 @@ class BundleCode:
     def is_event(instruction: Instruction) -> bool:
         """Says whether the instruction takes time by itself."""
         opcode = instruction.opcode
-        return opcode.startswith(("dma.", "vwait")) or opcode in _EVENTS
+        return opcode.startswith(("dma.", "vwait")) or opcode in _EVENTS or is_call(instruction)
 
     def _event(self, instruction: Instruction, bundle: Bundle) -> list[str]:
         opcode, operands = instruction.opcode, instruction.operands
@@ -107,7 +108,7 @@ class BundleCode:
         if opcode == "vpop.ccrf":
             dest = self._dest(instruction)
             return [*turn, *_until("receive(t)", where), f"t, {dest or '_'} = r"]
-        if opcode == "inlined_call":
+        if is_call(instruction):
             if "<late-" in instruction.comment:
                 return []  # set-up and clean-up by the runtime, before and after the program
             called = _CALLED.search(instruction.comment)
