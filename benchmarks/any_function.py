@@ -41,12 +41,12 @@ from systolic.chips import Chip
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, console, progress_bar, show_table, versions, write_json
 from systolic.compiler import WorkerPool, abstract_arguments, argument_values, cache_folder, tracing_settings
-from systolic.experiments import Experiment, Outcome, Runner
+from systolic.experiments import Experiment, Outcome, Progress, Runner
 from systolic.report.columns import Column, numeric, textual
 from systolic.simulator import SimulatedRun
 from systolic.timing import Measurement, simulate_in_worker
 
-# libtpu 0.0.42.1 dies of a failed check when it is to estimate a reduction for it.
+# libtpu 0.0.42.1 dies of a failed check whenever it is to estimate a reduction for these.
 WITHOUT_ESTIMATES = ("v7x",)
 
 
@@ -68,12 +68,40 @@ def estimates_file(chip: Chip, name: str) -> Path:
     return estimates_folder() / f"{chip.name} {re.sub(r'[^A-Za-z0-9]+', '_', name)}.json"
 
 
+def outcomes(chip: Chip, chosen: Mapping[str, Function], bar: Progress) -> Iterator[tuple[str, Outcome]]:
+    """Runs functions on one chip, anew without an estimate where the compiler dies of making it."""
+    files = {name: estimates_file(chip, name) for name in chosen}
+    estimated = [name for name in chosen if chip.name not in WITHOUT_ESTIMATES and not is_empty(files[name])]
+    with estimating():
+        for name, outcome in run_all(chip, {name: chosen[name] for name in estimated}, bar):
+            if outcome.status == "crashed":
+                files[name].write_text("{}")
+                bar.planned(1)
+            else:
+                yield name, outcome
+    rest = {name: its for name, its in chosen.items() if name not in estimated or is_empty(files[name])}
+    yield from run_all(chip, rest, bar)
+
+
+def is_empty(file: Path) -> bool:
+    """Whether the compiler had died of the estimates."""
+    return file.exists() and file.read_text() == "{}"
+
+
+def run_all(chip: Chip, chosen: Mapping[str, Function], bar: Progress) -> Iterator[tuple[str, Outcome]]:
+    """Runs functions in a worker."""
+    with WorkerPool(max_workers=1, time_limit_s=600) as pool:
+        runner = Runner(functools.partial(submit, pool), bar)
+        running = {name: runner.start(experiment(name, chip, its)) for name, its in chosen.items()}
+        for name, job in running.items():
+            yield name, job.outcome()
+
+
 @contextmanager
-def estimating(chip: Chip) -> Iterator[None]:
-    """Lets the workers that start meanwhile leave estimates, where that does not kill the compiler."""
+def estimating() -> Iterator[None]:
+    """Lets the workers that start meanwhile leave estimates."""
     before = os.environ.get("LIBTPU_INIT_ARGS", "")
-    if chip.name not in WITHOUT_ESTIMATES:
-        os.environ["LIBTPU_INIT_ARGS"] = f"{before} --xla_jf_dump_static_llo_profile_to={estimates_folder()}".strip()
+    os.environ["LIBTPU_INIT_ARGS"] = f"{before} --xla_jf_dump_static_llo_profile_to={estimates_folder()}".strip()
     try:
         yield
     finally:
@@ -196,13 +224,10 @@ def main(chips: tuple[Chip, ...], only: str | None, json_file: str | None, quiet
     with progress_bar(quiet=quiet) as bar:
         bar.planned(len(chips) * len(chosen))
         for chip in chips:
-            with estimating(chip), WorkerPool(max_workers=1, time_limit_s=600) as pool:
-                runner = Runner(functools.partial(submit, pool), bar)
-                running = {name: runner.start(experiment(name, chip, its)) for name, its in chosen.items()}
-                for name, job in running.items():
-                    rows.append(record(name, chip, chosen[name], job.outcome()))
-                    if json_file not in (None, "-"):  # a run that is stopped leaves what it has found
-                        write_json(str(json_file), "any_function", rows, summary(rows))
+            for name, outcome in outcomes(chip, chosen, bar):
+                rows.append(record(name, chip, chosen[name], outcome))
+                if json_file not in (None, "-"):  # a run that is stopped leaves what it has found
+                    write_json(str(json_file), "any_function", rows, summary(rows))
     if json_file == "-":
         write_json("-", "any_function", rows, summary(rows))
     else:

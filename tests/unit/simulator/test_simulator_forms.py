@@ -41,3 +41,25 @@ def test_what_acts_in_the_shadow_of_a_call_is_not_guessed(slot: str) -> None:
     top = ("%s2499_s0 = smov 6", "%58 = call %s2499_s0 /* %op.1 = f(%x) */", "", slot, "", "")
     with pytest.raises(SimulationError, match="shadow of a call"):
         simulate(*top, called={"op.1": COPYING})
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_flag_that_is_named_only_where_it_is_selected(taken: int) -> None:
+    fetch = "dma.hbm_to_vmem %s91_s91, 10, %s92_s92,"
+    run = simulate(
+        f"%p1_p1 = scmp.eq.s32.totalorder 1, {taken}",
+        "%s36_s4 = scalar_select /*predicate=*/%p1_p1, /*on_true=*/[#allocation2], /*on_false=*/[#allocation1]",
+        f"%5 = {fetch} %s36_s4  ;;  %6 = vsyncpa [#allocation3], 0",
+        "%7 = dma.done.wait %s36_s4, 10",
+        # The other one is known to be a flag, and this one stands beside it.
+        "%s37_s5 = scalar_select %p1_p1, [#allocation3], [#allocation4]",
+        f"%8 = {fetch} %s37_s5",
+        "%9 = dma.done.wait %s37_s5, 10",
+    )
+    assert run.cores[0].copies == 2
+
+
+def test_a_top_level_program_has_room_for_the_flags_of_a_training_step() -> None:
+    fetches = (f"%5 = dma.hbm_to_vmem %s91_s91, 10, %s92_s92, [#allocation{n}]" for n in range(200))
+    waits = (f"%7 = dma.done.wait [#allocation{n}], 10" for n in range(200))
+    assert simulate(*fetches, *waits).cores[0].copies == 200

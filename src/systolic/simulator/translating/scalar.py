@@ -29,19 +29,35 @@ IGNORED = frozenset(
 
 
 def flag_names(program: Program) -> frozenset[str]:
-    """Allocations that hold sync flags, by how they are used."""
-    found = set()
+    """Allocations that hold sync flags, by how they are used: they, or a register in which one was selected."""
+    found: set[str] = set()
+    used_registers: set[str] = set()
+    choices: list[tuple[str, set[str]]] = []  # register, and the allocations between which it was selected
     for bundle in program.bundles:
         for instruction in bundle.instructions:
-            opcode, operands = instruction.opcode, instruction.operands
-            if opcode.startswith(("vsync", "vwait")) or opcode in ("scalar_lea.sflag", "dma.done.wait"):
-                used = operands[:1]
-            elif opcode.startswith("dma."):
-                used = operands[3:5] if opcode == "dma.general" else operands[3:4]
-            else:
-                continue
-            found.update(match.group(1) for match in map(_ALLOCATION.fullmatch, used) if match)
+            for text in _used_as_flags(instruction):
+                named = _ALLOCATION.fullmatch(text)
+                if named:
+                    found.add(named.group(1))
+                elif text[0] == "%":
+                    used_registers.add(text)
+            if instruction.opcode == "scalar_select" and instruction.dest is not None:
+                named = filter(None, map(_ALLOCATION.fullmatch, instruction.operands))
+                choices.append((f"%{instruction.dest}", {match.group(1) for match in named}))
+    for register, allocations in choices:
+        if register in used_registers or not found.isdisjoint(allocations):
+            found |= allocations
     return frozenset(found)
+
+
+def _used_as_flags(instruction: Instruction) -> tuple[str, ...]:
+    """Operands that can be nothing but sync flags."""
+    opcode, operands = instruction.opcode, instruction.operands
+    if opcode.startswith(("vsync", "vwait")) or opcode in ("scalar_lea.sflag", "dma.done.wait"):
+        return operands[:1]
+    if opcode.startswith("dma."):
+        return operands[3:5] if opcode == "dma.general" else operands[3:4]
+    return ()
 
 
 def operand(text: str, names: Names) -> str:
