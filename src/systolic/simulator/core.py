@@ -12,7 +12,7 @@ from systolic.simulator.errors import SimulationError, check_most
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTime, LoopTimer
-from systolic.simulator.hardware.memory import ROW_WORDS, Contents, Memory, Words
+from systolic.simulator.hardware.memory import ROW_BYTES, ROW_WORDS, WORD_BYTES, Contents, Memory, Words
 from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import COMPUTED, Unknown
@@ -71,7 +71,8 @@ class Core:
         self._depth: list[Sequencer] = []
         for index, words in enumerate(setup.parameters):
             size = _UNKNOWN_WORDS if isinstance(words, Unknown) else max(1, len(words))
-            self._memory.define("hbm", self._parameter(index) * ROW_WORDS, size, functools.partial(_itself, words))
+            first = self._first_word("hbm", self._parameter(index))
+            self._memory.define("hbm", first, size, functools.partial(_itself, words))
 
     @property
     def waits_for(self) -> str:
@@ -107,7 +108,14 @@ class Core:
         )
 
     def _parameter(self, number: int) -> int:
-        return parameter_address(number, len(self._setup.parameters))
+        row = parameter_address(number, len(self._setup.parameters))
+        return row * ROW_BYTES // self._setup.chip.machine.hbm_pointer_bytes
+
+    def _first_word(self, space: str, pointer: int) -> int:
+        """Finds the word that a pointer points to: what it counts differs between memories."""
+        if space == "hbm":
+            return pointer * self._setup.chip.machine.hbm_pointer_bytes // WORD_BYTES
+        return pointer if space == "smem" else pointer * ROW_WORDS
 
     # ---- calls ----
 
@@ -156,7 +164,7 @@ class Core:
             words = contents()
             registers[operand.register] = words if isinstance(words, Unknown) else words[0]
         elif not isinstance(at, Unknown):
-            address = at if operand.space == "smem" else at * ROW_WORDS
+            address = self._first_word(operand.space, at)
             self._check_first_word(name, operand, address, contents)
             self._memory.define(operand.space, address, operand.padded_words, contents)
 
@@ -177,7 +185,7 @@ class Core:
         at = registers.get(operand.register, COMPUTED)
         if operand.space in ("hbm", "vmem", "cmem") and not isinstance(at, Unknown):
             result = functools.partial(_itself, Unknown(f"what {name} computes"))
-            self._memory.define(operand.space, at * ROW_WORDS, operand.padded_words, result)
+            self._memory.define(operand.space, self._first_word(operand.space, at), operand.padded_words, result)
 
     # ---- what it all came to ----
 
