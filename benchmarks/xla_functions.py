@@ -204,7 +204,7 @@ def sorting() -> dict[str, Function]:
         ),
         "argsort": Function(fn=jnp.argsort, args=(f32(512, 1024),)),
         "median": Function(fn=lambda x: jnp.median(x, axis=-1), args=(f32(512, 1024),)),
-        "unique": Function(fn=lambda x: jnp.unique(x, size=1024), args=(i32(16_384),)),
+        "unique": Function(fn=lambda x: jnp.unique(x, size=512), args=(i32(2048),)),
         "search sorted": Function(fn=jnp.searchsorted, args=(f32(4096), f32(16_384))),
         "bincount": Function(fn=lambda x: jnp.bincount(x, length=1024), args=(i32(16_384),)),
         "cumulative sum, rows": Function(fn=lambda x: jnp.cumsum(x, -1), args=(f32(1024, 2048),)),
@@ -244,7 +244,7 @@ def sorting() -> dict[str, Function]:
             fn=lambda labels, table: jax.nn.one_hot(labels, 4096, dtype=jnp.bfloat16) @ table,
             args=(i32(1024), bf16(4096, 1024)),
         ),
-        "nonzero": Function(fn=lambda x: jnp.nonzero(x, size=1024), args=(f32(16_384),)),
+        "nonzero": Function(fn=lambda x: jnp.nonzero(x, size=512), args=(f32(4096),)),
     }
 
 
