@@ -63,3 +63,8 @@ def test_a_top_level_program_has_room_for_the_flags_of_a_training_step() -> None
     fetches = (f"%5 = dma.hbm_to_vmem %s91_s91, 10, %s92_s92, [#allocation{n}]" for n in range(200))
     waits = (f"%7 = dma.done.wait [#allocation{n}], 10" for n in range(200))
     assert simulate(*fetches, *waits).cores[0].copies == 200
+
+
+def test_a_predicate_between_a_pointer_and_its_annotation() -> None:
+    pointer = "%s13_s22 = int_to_ptr.sparse_core_sequencer_sflag [resolvable:$false] (!%p1_p1), 7163"
+    assert value("%p1_p1 = scmp.eq.s32.totalorder 1, 0", pointer, register="%s13_s22") == 7163

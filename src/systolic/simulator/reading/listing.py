@@ -19,6 +19,7 @@ from systolic.simulator.errors import SimulationError, reading
 _BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|0)\s+((?:[A-Z]{2} ?)*):([ >]*)\{", re.ASCII)
 _INSTRUCTION = re.compile(r"(?:%(\S+) = )?([A-Za-z][\w.\-]*)\s*(.*)", re.ASCII | re.DOTALL)
 _PREDICATE = re.compile(r"\((!?)(?:%(\w+)_(p\d+)|(\d))\)", re.ASCII)
+_ANNOTATED = re.compile(r"\[resolvable:\$\w+\]$", re.ASCII)  # belongs to the operand behind it
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
 _REGION = re.compile(r"(Start/End empty|Start|End) region (\d+)")
 _ACCESS = re.compile(r"\[([vcs]mem):\[#(\w+)", re.ASCII)
@@ -263,7 +264,8 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
         predicate = Predicate(register, bool(negated), constant != "0", name)
         before = rest[: found.start()].rstrip().removesuffix(",").rstrip()
         after = rest[found.end() :].lstrip().removeprefix(",").lstrip()
-        rest = f"{before}, {after}" if before and after else before or after
+        joint = " " if _ANNOTATED.search(before) else ", "
+        rest = f"{before}{joint}{after}" if before and after else before or after
     if opcode in ("vmov", "vld") and (dest is None or not _read_by_scalar_side(opcode, rest)):
         return _VECTOR
     if rest.startswith("[thread:"):
