@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from systolic.chips import Chip
+from systolic.simulator.assumptions import Assumption, Progression
 from systolic.simulator.errors import SimulationError, check_most
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
@@ -45,7 +46,8 @@ class DeviceSetup:
     parameters: Sequence[Words | Unknown]  # contents, by number
     operand_words: OperandWords
     initial: Callable[[int], int]  # words of scalar memory that the runtime has written
-    assumed_zero: frozenset[str]  # operations in which computed values that are not known count as zero
+    assumed: frozenset[str]  # operations in which something counts for computed values that are not known
+    progression: Progression  # what does
     remember: bool
     max_iterations: int
 
@@ -73,6 +75,11 @@ class Core:
             size = _UNKNOWN_WORDS if isinstance(words, Unknown) else max(1, len(words))
             first = self._first_word("hbm", self._parameter(index))
             self._memory.define("hbm", first, size, functools.partial(_itself, words))
+
+    @property
+    def iterations(self) -> int:
+        """How often loops have gone round so far."""
+        return self._setup.max_iterations - self._iterations.left
 
     @property
     def waits_for(self) -> str:
@@ -104,7 +111,7 @@ class Core:
             call=self._call,
             model=self._setup.chip.machine,
             iterations=self._iterations,
-            assume_zero=name in self._setup.assumed_zero,
+            assumption=Assumption(self._setup.progression) if name in self._setup.assumed else None,
         )
 
     def _parameter(self, number: int) -> int:

@@ -233,6 +233,7 @@ def simulate(
       CompilerRefusal: the compiler said no; its reason is the message.
       CompilerCrash, CompilerTimeout, CompilerOutOfMemory, CompilerMissing: it came to no answer.
       UnknownValueError: control flow depends on contents that were not given; the message says of which argument.
+      UnknownTimeError: how long XLA's own operations take depends on values that they compute.
       SimulationError: the program holds something that is not understood; the message quotes it.
       DeadlockError: the program waits for something that never comes; the message names the wait.
       SystolicBug: this package is at fault, and not the function.

@@ -104,7 +104,7 @@ class BundleCode:
         if opcode == "vsyncadd.remote":
             return [*turn, f"signal(t, {self._operand(operands[0])}, {self._operand(operands[1])})"]
         if opcode == "vpush.ccrf":
-            return [*turn, f"send(t, {self._operand(operands[0])})"]
+            return [*turn, f"send(t, pushed({self._operand(operands[0])}))"]
         if opcode == "vpop.ccrf":
             dest = self._dest(instruction)
             return [*turn, *_until("receive(t)", where), f"t, {dest or '_'} = r"]
@@ -183,7 +183,7 @@ class BundleCode:
             value = slot or f"load({address(operands[0], self.names)}, {quoted(instruction.comment)})"
             assigns.append((dest, value, instruction))
         elif opcode == "vpush":
-            assigns.append((dest or "_", self._operand(operands[0]), instruction))
+            assigns.append((dest or "_", f"pushed({self._operand(operands[0])})", instruction))
         elif opcode == "vmov":
             value = number(int(operands[0])) if re.fullmatch(r"\d+", operands[0], re.ASCII) else "vector"
             assigns.append((dest or "_", value, instruction))

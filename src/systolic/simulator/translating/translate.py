@@ -209,7 +209,8 @@ class _Translator:
 # What a program calls: attributes of the sequencer.
 _CALLED = (
     *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
-    *("segment", "load", "store", "word", "operand", "parameter", "vector", "call", "lap", "left", "too_long"),
+    *("segment", "load", "store", "word", "operand", "parameter", "vector", "pushed"),
+    *("call", "lap", "left", "too_long"),
 )
 
 _MARK = re.compile(r"  # line (\d+)$")
