@@ -193,6 +193,16 @@ def test_loops_inside_a_kernel(simulate: Simulate, name: str) -> None:
     assert copies == 3 + 4 + 5 + 6
 
 
+def test_state_that_a_function_of_jit_gives_away_is_updated_in_place(simulate: Simulate) -> None:
+    def step(state, row):
+        return {name: lax.dynamic_update_slice(x, row, (8, 0)) for name, x in state.items()}
+
+    args = {"weights": f32(2048, 1024), "moment": f32(2048, 1024)}, f32(8, 1024)
+    state_bytes, row_bytes = 2 * 2048 * 1024 * 4, 8 * 1024 * 4
+    assert simulate("v5e", jax.jit(step), *args).hbm_bytes > state_bytes
+    assert simulate("v5e", jax.jit(step, donate_argnums=0), *args).hbm_bytes < 10 * row_bytes
+
+
 def signalled(x, *, given: int, wanted: int):
     def kernel(x_vmem, out_vmem, sem):
         pl.semaphore_signal(sem, given)

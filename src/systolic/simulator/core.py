@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.records import CopySize, CoreRun, OpRun, RegionRun
+from systolic.simulator.results import ResultPointers
 from systolic.simulator.sequencer import Mailboxes, Passed, Progress, Sequencer
 from systolic.simulator.translating.names import parameter_address
 from systolic.simulator.translating.translate import Translation
@@ -46,6 +46,7 @@ class DeviceSetup:
     parameters: Sequence[Words | Unknown]  # contents, by number
     operand_words: OperandWords
     initial: Callable[[int], int]  # words of scalar memory that the runtime has written
+    pointers: Mapping[int, int]  # and those where it has left a pointer to the results, by address
     assumed: frozenset[str]  # operations in which something counts for computed values that are not known
     progression: Progression  # what does
     remember: bool
@@ -64,7 +65,8 @@ class Core:
         self._number = number
         self._timeline = timeline
         self._iterations = IterationBudget(setup.max_iterations)
-        self._memory = Memory(setup.initial, self._iterations)
+        results = ResultPointers(words=setup.pointers, others=setup.initial, hlo=setup.hlo, parameter=self._parameter)
+        self._memory = Memory(results.word, self._iterations)
         self._mxus = {
             name: Mxus(setup.chip.machine, program.segments, remember=setup.remember, timeline=timeline)
             for name, program in setup.translations.items()
@@ -73,8 +75,10 @@ class Core:
         self._depth: list[Sequencer] = []
         for index, words in enumerate(setup.parameters):
             size = _UNKNOWN_WORDS if isinstance(words, Unknown) else max(1, len(words))
-            first = self._first_word("hbm", self._parameter(index))
-            self._memory.define("hbm", first, size, functools.partial(_itself, words))
+            self._define("hbm", self._parameter(index), size, words)
+
+        for pointer, table in results.tables().items():
+            self._define("hbm", pointer, len(table), table)
 
     @property
     def iterations(self) -> int:
@@ -191,8 +195,10 @@ class Core:
         """Marks a result as not known, unless the operation's own copies bring it there."""
         at = registers.get(operand.register, COMPUTED)
         if operand.space in ("hbm", "vmem", "cmem") and not isinstance(at, Unknown):
-            result = functools.partial(_itself, Unknown(f"what {name} computes"))
-            self._memory.define(operand.space, self._first_word(operand.space, at), operand.padded_words, result)
+            self._define(operand.space, at, operand.padded_words, Unknown(f"what {name} computes"))
+
+    def _define(self, space: str, pointer: int, size: int, words: Words | Unknown) -> None:
+        self._memory.define(space, self._first_word(space, pointer), size, lambda: words)
 
     # ---- what it all came to ----
 
@@ -292,7 +298,3 @@ class _OpTotals:
         pairs = zip(self.block_counts or (0,) * len(block_counts), block_counts, strict=True)
         self.block_counts = tuple(map(sum, pairs))
         self.loop = loop
-
-
-def _itself(words: Words | Unknown) -> Words | Unknown:
-    return words

@@ -90,8 +90,6 @@ class PreparedProgram:
             assumed: Mapping[str, str], *, warm: bool, progression: Progression = ZEROS, most: int = max_iterations
         ) -> DeviceRun:
             def initial(address: int) -> int:
-                if address in self.pointers:
-                    return self.pointers[address]
                 return 1 if warm or address in self.flags else 0
 
             setup = DeviceSetup(
@@ -104,6 +102,7 @@ class PreparedProgram:
                 assumed=frozenset(assumed),
                 progression=progression,
                 initial=initial,
+                pointers=self.pointers,
                 remember=remember,
                 max_iterations=most,
             )
@@ -217,7 +216,7 @@ def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[froze
 
     The top-level program reads a few words that it never wrote. One it compares with 1, to skip everything if it
     differs. Another says whether the prefetch of an argument has been done ahead of the call. Others say where results
-    go; each gets an address of its own.
+    go, or where a table says so; each gets an address of its own.
     """
     loaded: dict[str, str] = {}
     flags: set[int] = set()
@@ -229,7 +228,8 @@ def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[froze
                 if place is not None:
                     loaded["%" + instruction.dest] = place
         for instruction in bundle.instructions:
-            place = next((loaded[text] for text in instruction.operands if text in loaded), None)
+            used = (text.rsplit("] ", 1)[-1] for text in instruction.operands)
+            place = next((loaded[text] for text in used if text in loaded), None)
             if place is None or place not in addresses:
                 continue
             if instruction.opcode.startswith("scmp.ne") and instruction.operands[1] == "1":
