@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from simulator_listings import simulate, value
+from simulator_listings import listing, simulate, value
 
 from systolic.simulator import SimulationError
+from systolic.simulator.reading.blocks import split_blocks
+from systolic.simulator.reading.listing import parse_listing
+from systolic.simulator.reading.utilization import parse_utilization
 
 
 @pytest.mark.parametrize("taken", [0, 1])
@@ -68,3 +71,26 @@ def test_a_top_level_program_has_room_for_the_flags_of_a_training_step() -> None
 def test_a_predicate_between_a_pointer_and_its_annotation() -> None:
     pointer = "%s13_s22 = int_to_ptr.sparse_core_sequencer_sflag [resolvable:$false] (!%p1_p1), 7163"
     assert value("%p1_p1 = scmp.eq.s32.totalorder 1, 0", pointer, register="%s13_s22") == 7163
+
+
+def test_what_libtpu_0_0_52_writes() -> None:
+    code = (
+        "%s1_s1 = smov.u32 5  ;;  %3 = vsyncset.done [#allocation2], 0",
+        "%p1_p1 = scmp.eq.s32.totalorder 1, 1",
+        "%s2_s1 = smov.u32 (%p1_p1, %s1_s1), 7",
+    )
+    assert value(*code, register="%s2_s1") == 7
+
+
+def test_the_table_of_units_of_libtpu_0_0_52() -> None:
+    blocks = split_blocks(parse_listing("x", listing("%s1_s1 = smov.u32 5", "")), 4)
+    table = "== CAPACITY:\nMATMUL, MATPUSH, SALU\n4 4 2\n== UTILIZATION:\n1 2 1\n0 1 0\n"
+    assert parse_utilization("x", table, blocks).total([3]) == {"mxu": 3, "push": 9, "scalar": 3}
+
+
+def test_a_stride_that_a_move_of_either_name_has_set() -> None:
+    for move in ("smov", "smov.u32"):
+        strides = f"%s1_s1 = {move} 128  ;;  %s2_s2 = {move} 64  ;;  %s3_s3 = {move} 4"
+        fetch = "%7 = dma.hbm_to_vmem %s91_s91, 128, %s92_s92, [#allocation1], %s1_s1, %s2_s2, %s3_s3"
+        (size,) = simulate(strides, fetch).cores[0].copy_sizes
+        assert size.run_bytes == 4 * 512

@@ -1,6 +1,6 @@
 """Reads a listing of final bundles: the text that the TPU compiler leaves behind, one VLIW bundle a line.
 
-The format is undocumented; what is known of it was seen in listings of libtpu 0.0.42 to 0.0.50. The reader fails with
+The format is undocumented; what is known of it was seen in listings of libtpu 0.0.42 to 0.0.52. The reader fails with
 the line it does not understand rather than guess.
 
     0x68   : > { %s1 = smov 1  ;;  %9 = sbr.rel (%p196_p1) target = $region4 } /* End region 2 */
@@ -105,6 +105,9 @@ def registers(text: str) -> list[str]:
 def is_scalar_pop(instruction: Instruction) -> bool:
     """Says whether it pops something for the scalar side: a message of another core, or a sync flag."""
     return instruction.opcode in ("vpop.ccrf", "vpop.sfrf")
+
+
+MOVES = ("smov", "smov.u32")  # the second since libtpu 0.0.52
 
 
 def is_call(instruction: Instruction) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.values import MASK, as_word
-from systolic.simulator.reading.listing import Instruction, Program, physical
+from systolic.simulator.reading.listing import MOVES, Instruction, Program, physical
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.names import Names
 
@@ -22,9 +22,13 @@ _ALLOCATION = re.compile(r"\[?#(\w+)(?: \+ \$(0x[0-9a-f]+))?\]?", re.ASCII)
 _SPILL = re.compile(r"\[smem:\[#(\w+_spill)(?: \+ \$(0x[0-9a-f]+))?\]\]", re.ASCII)
 
 # Instructions without effect on control flow, copies or time. `shalt.err` stops a program whose address is out of
-# bounds; `cld` and `cst` move vectors from and to v4's CMEM; `vsetptstate` asks for a clock state.
+# bounds; `cld` and `cst` move vectors from and to v4's CMEM; `vsetptstate` asks for a clock state; `vsyncset.done` writes
+# a bit beside a flag's count, for which no program seen waits.
 IGNORED = frozenset(
-    {"sfence", "cfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "cld", "cst", "vsetptstate"}
+    {
+        *("sfence", "cfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "cld", "cst", "vsetptstate"),
+        "vsyncset.done",
+    }
 )
 
 
@@ -140,7 +144,7 @@ _BINARY: dict[str, Callable[[str, str], str]] = {
 }
 _COMPARISON = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _UNARY = {
-    "smov": "{a}",
+    **dict.fromkeys(MOVES, "{a}"),
     "pmov": "{a}",
     "pneg": "True ^ {a}",
     "sneg.s32": "-{a} & 0xFFFFFFFF",
@@ -176,7 +180,7 @@ def expression(instruction: Instruction, names: Names) -> str | None:
         return f"parameter({number(int(operands[0]))})"
     if base == "inlined_call_operand":
         return f"operand({quoted(physical('%' + (instruction.dest or '')))})"
-    if opcode == "scalar_select" or (opcode == "smov" and operands[0].startswith("(")):
+    if opcode == "scalar_select" or (opcode in MOVES and operands[0].startswith("(")):
         return _select(operands, names)
     if opcode in _UNARY:
         return _UNARY[opcode].format(a=operand(operands[0], names))
