@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from simulator_listings import listing, simulate, value
+from simulator_listings import V5E, listing, simulate, value
 
-from systolic.simulator import SimulationError
+from systolic.simulator import SimulationError, prepare_listings
 from systolic.simulator.reading.blocks import split_blocks
 from systolic.simulator.reading.listing import parse_listing
 from systolic.simulator.reading.utilization import parse_utilization
@@ -94,3 +94,26 @@ def test_a_stride_that_a_move_of_either_name_has_set() -> None:
         fetch = "%7 = dma.hbm_to_vmem %s91_s91, 128, %s92_s92, [#allocation1], %s1_s1, %s2_s2, %s3_s3"
         (size,) = simulate(strides, fetch).cores[0].copy_sizes
         assert size.run_bytes == 4 * 512
+
+
+HEADER = "HloModule jit_f, input_output_alias={{ {0}: ({1}, {{}}, may-alias) }}, entry_computation_layout={{}}"
+PARAMETERS = "ENTRY %m {\n  %a.1 = f32[8] parameter(0)\n  %b.1 = f32[8] parameter(1)\n"
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_result_that_takes_the_memory_of_a_parameter_is_found_there(taken: int) -> None:
+    """The program asks whether its second result lies where its second parameter does, by the runtime's table."""
+    code = (
+        "%s10_s21 = sld [smem:[#allocation4]]  ;;  %s11_s21 = int_to_ptr.hbm [resolvable:$false] %s10_s21",
+        "%s13_s22 = sshll.u32 %s11_s21, 4  ;;  %s14_s22 = int_to_ptr.hbm [resolvable:$true] %s13_s22",
+        "%16 = dma.hbm_to_smem %s14_s22, 16, [#allocation6], [#allocation5]",
+        "%17 = dma.done.wait [#allocation5], 16",
+        "%s23_s3 = sld [smem:[#allocation6 + $0x1]]  ;;  %s24_s4 = scalar_parameter_address 1",
+        "%p1_p1 = scmp.eq.s32.totalorder %s23_s3, %s24_s4",
+        "%s1_s1 = scalar_select %p1_p1, 7, 3",
+        "%90 = dma.hbm_to_vmem %s91_s91, %s1_s1, %s92_s92, [#allocation90]",
+    )
+    header = HEADER.format("{1}" if taken else "{0}", 1)
+    hlo = f"{header}\n\n{PARAMETERS}  ROOT %t = (f32[8]{{0:T(128)}}, f32[8]{{0}}) tuple(%a.1, %b.1)\n}}\n"
+    run = prepare_listings({"TLP": listing(*code)}, V5E, hlo_text=hlo).run(V5E)
+    assert run.hbm_read_bytes == (16 + (7 if taken else 3)) * 32
