@@ -87,7 +87,8 @@ V7X = Chip(
         dma_wait_cycles=0,
         branch_delay_slots=6,
         granule_bytes=32,
-        hbm_address_bytes=512,
+        hbm_address_bytes=32,
+        hbm_pointer_bytes=32,
         vmem_address_bytes=32,
     ),
     step_estimate=StepEstimate(
@@ -154,6 +155,7 @@ V7X = Chip(
         "machine.branch_delay_slots": _LISTING,
         "machine.granule_bytes": _LISTING,
         "machine.hbm_address_bytes": _LISTING,
+        "machine.hbm_pointer_bytes": _LISTING,
         "machine.vmem_address_bytes": _LISTING,
     },
 )
