@@ -214,6 +214,10 @@ class _Translator:
         mask = _MASK_REGISTER.fullmatch(instruction.dests[0])
         if mask is not None:
             lanes = mask_lanes(instruction)
+            if instruction.opcode == "vmand":  # indices within bounds, of these lanes: all of them count
+                one, other = (self._variable("x" + text[2:]) for text in instruction.operands)
+                known = f"({one} if {other}.__class__ is Unknown else {other})"
+                return [(self._variable("x" + mask.group()[2:]), known)]
             return [(self._variable("x" + mask.group()[2:]), "computed" if lanes is None else number(lanes))]
         if opcode in IGNORED or opcode in ("sdelay", "shalt"):
             return []
