@@ -19,6 +19,11 @@ from systolic.tuning.profiling import profile_tiles
 @chip_option()
 @click.option("--dtype", default="bfloat16", show_default=True, help="Of both operands.")
 @click.option("--count", type=click.IntRange(min=1), default=160, show_default=True, help="Tiles of each chip.")
+@click.option(
+    "--again",
+    is_flag=True,
+    help="The tiles that have a profile in the package, in place of picked ones: after a change.",
+)
 @worker_options("one tile", time_limit_s=COMPILE_LIMIT_S)
 @click.option(
     "--out",
@@ -28,7 +33,9 @@ from systolic.tuning.profiling import profile_tiles
     help="Where to write CHIP_DTYPE.json; those that come with the package lie in systolic/cost/profiles.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
-def profile(chips: tuple[Chip, ...], dtype: str, count: int, workers: Workers, folder: Path, quiet: bool) -> int:
+def profile(
+    chips: tuple[Chip, ...], dtype: str, count: int, again: bool, workers: Workers, folder: Path, quiet: bool
+) -> int:
     """Compile and simulate single tiles, to know what their steps cost: from that follows the time of any shape.
 
     Exit code 1: no tile of some chip has a profile.
@@ -36,6 +43,7 @@ def profile(chips: tuple[Chip, ...], dtype: str, count: int, workers: Workers, f
     \b
     Example:
       systolic table profile --chip v6e --dtype int8 --count 160 --out profiles
+      systolic table profile --chip v6e --again --out src/systolic/cost/profiles
     """
     for chip in chips:
         chip.peak_ops_per_s(dtype)  # refuses what it does not multiply
@@ -45,7 +53,7 @@ def profile(chips: tuple[Chip, ...], dtype: str, count: int, workers: Workers, f
     missing = 0
     for chip in chips:
         with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
-            made, failed = profile_tiles(pool, dtype, chip, count=count, progress=bar)
+            made, failed = profile_tiles(pool, dtype, chip, count=None if again else count, progress=bar)
         for tile, reason in failed.items():
             note(f"{chip.name}: no profile of {tile.tiles}: {reason.splitlines()[0]}", quiet=quiet)
         missing += not made.profiles

@@ -14,7 +14,7 @@ import numpy as np
 
 from systolic.chips import Chip
 from systolic.compiler import WorkerPool
-from systolic.cost import SKINNY_ROWS, Kind, Profile, ProfiledTile, Profiles, StepCost, ranked_configs
+from systolic.cost import SKINNY_ROWS, Kind, Profile, ProfiledTile, Profiles, StepCost, ranked_configs, shipped_profiles
 from systolic.experiments import QUIET, Experiment, Progress, Runner
 from systolic.schedule import IllegalTilesError, KernelConfig, Pipeline, require_legal
 from systolic.simulator import SimulatedRun
@@ -53,14 +53,14 @@ _ROWS = (8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 
 
 def profile_tiles(
-    pool: WorkerPool, dtype: str, chip: Chip, *, count: int, progress: Progress = QUIET
+    pool: WorkerPool, dtype: str, chip: Chip, *, count: int | None, progress: Progress = QUIET
 ) -> tuple[Profiles, dict[ProfiledTile, str]]:
     """Profiles of the tiles that are most worth it, and why others of these have none.
 
     Args:
       pool: of the processes that compile.
       dtype: of both operands.
-      count: of tiles.
+      count: of tiles; None: those that have a profile in the package.
       progress: is told of sizes that tiles are ranked for, then of tiles that are compiled.
     """
     found: list[Profile] = []
@@ -68,7 +68,9 @@ def profile_tiles(
     kind = Kind.of(MatmulSpec.of(1, 1, 1, dtype), chip)
     assert kind is not None
     experiments: dict[ProfiledTile, Experiment] = {}
-    for tile in worth_profiling(dtype, chip, count, progress):
+    shipped = shipped_profiles(kind)
+    there = [one.tile for one in shipped.profiles] if shipped is not None else []
+    for tile in there if count is None else worth_profiling(dtype, chip, count, progress):
         try:
             experiments[tile] = profile_experiment(dtype, chip, tile)
         except IllegalTilesError as error:
@@ -87,7 +89,8 @@ def profile_tiles(
         kernel_version=made_with.kernel_version,
         jax=made_with.jax,
         libtpu=made_with.libtpu,
-        command=f"systolic table profile --chip {chip.name} --dtype {dtype} --count {count}",
+        command=f"systolic table profile --chip {chip.name} --dtype {dtype} "
+        + ("--again" if count is None else f"--count {count}"),
         profiles=tuple(sorted(found, key=lambda one: one.tile)),
     )
     return made, failed
