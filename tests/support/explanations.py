@@ -15,11 +15,11 @@ from pathlib import Path
 from systolic.analysis import LineOps
 from systolic.chips import chip
 from systolic.explaining.explanation import (
+    ChipLimits,
     Explanation,
     OperandTraffic,
     Program,
     Region,
-    Roofline,
     Saving,
     VmemMap,
     VmemPart,
@@ -59,7 +59,7 @@ def an_explanation(run: SimulatedRun | None = None) -> Explanation:
             _change("blocks 512/2048/1024", 38.2, 50_331_648),
             Program(label="blocks 2048/2048/2048", role="change", time_us=None, reason="48 MiB of VMEM, limit 32 MiB"),
         ),
-        roofline=Roofline(
+        roofline=ChipLimits(
             dtype="bfloat16",
             peak_flops_per_s=v6e.peak_ops_per_s("bfloat16"),
             hbm_bytes_per_s=v6e.hbm_bytes_per_s,

@@ -15,17 +15,7 @@ import click
 from systolic.bench.cases import Case
 from systolic.chips import Chip
 from systolic.cli.options import FiniteFloat, Workers, chip_option, output_options, worker_options
-from systolic.cli.output import (
-    check_target,
-    console,
-    give,
-    note,
-    printable,
-    progress_bar,
-    show_table,
-    versions,
-    writing,
-)
+from systolic.cli.output import check_target, give, note, progress_bar, writing
 from systolic.cli.product import (
     ProductSizes,
     SuiteNames,
@@ -37,15 +27,13 @@ from systolic.cli.product import (
     stack_options,
 )
 from systolic.cli.tls_options import certificates_of, tls_options
+from systolic.cli.tune_table import named, provenance, show
 from systolic.compiler import check_available
-from systolic.op import op_of, record_of
-from systolic.report.columns import Column, numeric, textual
+from systolic.op import record_of
 from systolic.spec import MatmulSpec, PrecisionName, Spec
 from systolic.store import Trial, TrialStore
 from systolic.tuning import COMPILE_LIMIT_S, TuningResult, Watcher, cluster
 from systolic.tuning import tune as searched
-
-_SHOWN = 10
 
 
 @click.command()
@@ -175,7 +163,7 @@ def tune(
                         watcher=Watcher(planned=bar.planned, tried=tried),
                     )
                 )
-    give(json_file, "tune", map(_record, results), _summary(results, store.file), lambda: _show(results, store.file))
+    give(json_file, "tune", map(_record, results), _summary(results, store.file), lambda: show(results, store.file))
     if plot_file is not None:
         drawn = _plot(results[-1], plot_file)
         note(f"wrote {plot_file}" if drawn else f"nothing to draw into {plot_file}: no trial has a time", quiet=quiet)
@@ -207,7 +195,7 @@ def _record(result: TuningResult) -> dict[str, Any]:
         "computed": dataclasses.asdict(result.computed),
         "winner": {**_trial(winner), "ratio_to_xla": result.ratio_to_xla} if winner is not None else None,
         "time_us": winner.time_us if winner is not None else None,
-        "provenance": _provenance(winner),
+        "provenance": provenance(winner),
         "xla_us": result.xla_us,
         "ratio_to_xla": result.ratio_to_xla,
         "xla": _trial(result.xla) if result.xla is not None else None,
@@ -217,10 +205,6 @@ def _record(result: TuningResult) -> dict[str, Any]:
         "seconds": result.seconds,
         "end": result.end,
     }
-
-
-def _provenance(trial: Trial | None) -> str:
-    return "measured" if trial is not None and trial.measured_us is not None else "simulated"
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
@@ -251,68 +235,7 @@ def _plot(result: TuningResult, path: Path) -> bool:
     ]
     if not points:
         return False
-    title = f"{_named(result)}: {len(points)} trials"
+    title = f"{named(result)}: {len(points)} trials"
     with writing(path):
-        provenance = _provenance(result.winner)
-        save_png(trials_plot(points, title=title, provenance=provenance, xla_us=result.xla_us), path)
+        save_png(trials_plot(points, title=title, provenance=provenance(result.winner), xla_us=result.xla_us), path)
     return True
-
-
-def _named(result: TuningResult) -> str:
-    sizes, dtypes, _ = op_of(result.spec).words(result.spec)
-    return f"{sizes}, {dtypes} on {result.chip}"
-
-
-_ENDS = {
-    "trials": "as many trials as asked for",
-    "time": "the time was over",
-    "bound": "nothing that is left can be faster",
-    "all": "all were tried",
-}
-
-
-def _show(results: list[TuningResult], store: Path) -> None:
-    found = versions()
-    click.echo(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
-    for result in results:
-        click.echo("")
-        _show_one(result)
-    click.echo(f"\nevery trial is kept in {store}")
-
-
-def _show_one(result: TuningResult) -> None:
-    what = _named(result)
-    winner = result.winner
-    if winner is None or winner.time_us is None:
-        click.echo(f"{what}: no trial has a time")
-    else:
-        ratio = f", {result.ratio_to_xla:.3f} × XLA" if result.ratio_to_xla is not None else ""
-        click.echo(f"{what}: {winner.time_us:,.1f} µs {_provenance(winner)}{ratio} with {winner.config}")
-    click.echo(
-        f"{result.compiled} of {result.considered:,} configurations tried now in {result.seconds:.0f} s, "
-        f"{len(result.trials)} in all; {_ENDS[result.end]}"
-    )
-    show_table(console(), _columns(result.xla_us), result.trials[:_SHOWN])
-    if result.xla is not None and result.xla_us is None:
-        click.echo(f"XLA has no time: {printable(_first_line(result.xla.reason))}")
-
-
-def _columns(xla_us: float | None) -> tuple[Column[Trial], ...]:
-    return (
-        textual("config", lambda trial: str(trial.config)),
-        numeric(
-            "simulated µs", lambda trial: trial.status if trial.simulated_us is None else trial.simulated_us, ",.1f"
-        ),
-        numeric("measured µs", lambda trial: trial.measured_us, ",.1f", optional=True),
-        numeric("modelled µs", lambda trial: trial.modelled_us, ",.1f", droppable=True),
-        numeric("× XLA", lambda trial: xla_us / trial.time_us if xla_us and trial.time_us else None, ".3f"),
-        textual(
-            "limited by", lambda trial: trial.limit if trial.time_us is not None else _first_line(trial.reason)[:60]
-        ),
-        numeric("VMEM MiB", lambda trial: trial.vmem_bytes / 2**20 if trial.vmem_bytes is not None else None, ".0f"),
-        numeric("compile s", lambda trial: trial.compile_s, ".1f", droppable=True),
-    )
-
-
-def _first_line(reason: str) -> str:
-    return next(iter(reason.splitlines()), "–")

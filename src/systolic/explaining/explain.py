@@ -24,7 +24,7 @@ from systolic.experiments import QUIET, Experiment, Progress, Runner, Running
 from systolic.explaining.baseline import EquivalentMatmul, equivalent_matmul
 from systolic.explaining.explanation import Explanation, Program, ProgramRole
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
-from systolic.explaining.sections import regions, roofline, vmem_map
+from systolic.explaining.sections import chip_limits, regions, vmem_map
 from systolic.explaining.summary import change_savings, notes, replacement_savings, surroundings_savings, verdict
 from systolic.explaining.timeline_windows import timeline_windows
 from systolic.explaining.what_if import Function, WhatIf, WhatIfSearch
@@ -233,7 +233,7 @@ def _explanation(
         versions=versions(),
         verdict=verdict(run, now, savings, tried=len(tried) + len(alternatives)),
         programs=(this, *alternatives, *changes),
-        roofline=roofline(request.chip, now.dtype),
+        roofline=chip_limits(request.chip, now.dtype),
         windows=timeline_windows(run),
         traffic=now.traffic,
         vmem=vmem_map(run, now, request.chip),

@@ -48,7 +48,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
+class ChipLimits:
     """The chip's limits, of one device, and of the simulator's model of it."""
 
     dtype: str  # whose peak it is
@@ -167,7 +167,7 @@ class Explanation:
     versions: Mapping[str, str | None]
     verdict: str
     programs: tuple[Program, ...]
-    roofline: Roofline
+    roofline: ChipLimits
     windows: tuple[Window, ...] = ()
     traffic: tuple[OperandTraffic, ...] = ()
     vmem: VmemMap | None = None

@@ -1,4 +1,4 @@
-"""The sections of an explanation that come from a simulated run: VMEM, regions of code, the roofline."""
+"""The sections of an explanation that come from a simulated run: VMEM, regions of code, the limits of the chip."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from systolic.chips import Chip
 from systolic.explaining.bottleneck import main_op
-from systolic.explaining.explanation import OperandTraffic, Region, Roofline, VmemKind, VmemMap, VmemPart
+from systolic.explaining.explanation import ChipLimits, OperandTraffic, Region, VmemKind, VmemMap, VmemPart
 from systolic.explaining.function_analysis import FunctionAnalysis
 from systolic.simulator import SimulatedRun, VmemBuffer
 
@@ -98,10 +98,10 @@ def regions(run: SimulatedRun) -> tuple[Region, ...]:
     )
 
 
-def roofline(chip: Chip, dtype: str) -> Roofline:
+def chip_limits(chip: Chip, dtype: str) -> ChipLimits:
     """States the limits of one device for products of `dtype`; bfloat16's where the chip does not multiply it."""
     dtype = dtype if dtype in chip.dtypes else "bfloat16"
-    return Roofline(
+    return ChipLimits(
         dtype=dtype,
         peak_flops_per_s=chip.peak_ops_per_s(dtype),
         hbm_bytes_per_s=chip.hbm_bytes_per_s,

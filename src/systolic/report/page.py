@@ -13,7 +13,7 @@ from systolic.chips import with_clock_state
 from systolic.explaining import Explanation
 from systolic.report import charts, explained_tables, timeline_charts
 from systolic.report.headline import figures, time_parts
-from systolic.report.roofline_chart import roofline, roofline_key
+from systolic.report.roofline_chart import roofline_chart, roofline_key
 from systolic.report.timeline import view
 from systolic.report.written import mib, percent, round_mib
 
@@ -106,7 +106,7 @@ def _plots(explanation: Explanation) -> dict[str, Plot]:
     run = explanation.run
     found = {
         "roofline": (
-            roofline(explanation),
+            roofline_chart(explanation),
             "The roofline: rate over operations per HBM byte",
             "A point below the roof's slope waits for HBM at best; one below its flat part could use more of the "
             "matrix units.",

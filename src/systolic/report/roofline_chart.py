@@ -12,7 +12,7 @@ _ROLES = {"this": "this kernel", "xla": "XLA", "other": "another function", "cha
 
 
 def roofline_key(explanation: Explanation) -> tuple[KeyItem, ...]:
-    """Says what the marks of `roofline` mean."""
+    """Says what the marks of `roofline_chart` mean."""
     roof = explanation.roofline
     roles = [role for role in _ROLES if any(found.role == role and found.time_us for found in explanation.programs)]
     return (
@@ -22,7 +22,7 @@ def roofline_key(explanation: Explanation) -> tuple[KeyItem, ...]:
     )
 
 
-def roofline(explanation: Explanation) -> Spec | None:
+def roofline_chart(explanation: Explanation) -> Spec | None:
     """Draws rates over operations per HBM byte, below the roof; None where no program has both."""
     import altair as alt
 

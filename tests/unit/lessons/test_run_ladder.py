@@ -151,11 +151,11 @@ def test_a_wrong_result_stays_wrong_when_it_is_refused(monkeypatch: pytest.Monke
 
 
 def test_a_sweep_takes_the_fastest_and_says_why() -> None:
-    times = {"1024/512/1024": 70.0, "512/1024/1024": 77.0}
+    times = {"1024/512/1024": 70.0, "1024/1024/1024": 77.0}
     (row,) = rows_of("v4", lambda label: times.get(label.split()[-1], 100.0), sweep_trials=6)
     assert (row.tile_m, row.tile_k, row.tile_n) == (1024, 512, 1024)
     assert row.time_us == 70.0
-    assert row.reason.startswith("1024/512/1024 won of 6 simulated, 10.0 % before 512/1024/1024")
+    assert row.reason.startswith("1024/512/1024 won of 6 simulated, 10.0 % before 1024/1024/1024")
     assert len(row.trials) == 6
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import jax
 import numpy as np
 import pytest
 
+from systolic.bench.suites import OPERAND_STACKS
 from systolic.chips import Chip, UnsupportedDtypeError, chip
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
 from systolic.cost import estimated_config, least_time_us, ranked_configs
@@ -190,6 +192,15 @@ def test_a_product_with_everything_around_it_is_built() -> None:
     (operands,) = programs.arguments
     assert [one.shape for one in operands.present()] == [(256, 128), (384, 128), (1, 384), (256, 384)]
     assert programs.computed.epilogue.op_count > 10
+
+
+@pytest.mark.parametrize("name", dict(OPERAND_STACKS))
+def test_a_product_whose_functions_have_names_is_built(name: str) -> None:
+    programs = MatmulPrograms.of(dict(OPERAND_STACKS)[name](16, 256, 512, "bfloat16", "default"), V6E)
+    best, *_ = ranked_configs(programs.computed, V6E, count=1)[0]
+    for program in (programs.kernel(best.config), programs.xla()):
+        assert jax.eval_shape(program, *programs.arguments).shape == (16, 512)
+    assert max(one.op_count for one in (programs.computed.lhs_prologue, programs.computed.rhs_prologue) if one) > 0
 
 
 def test_a_batch_is_folded_into_rows_as_matmul_does() -> None:

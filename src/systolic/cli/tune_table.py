@@ -1,0 +1,80 @@
+"""What `systolic tune` prints: the winner of each product, and the best of its trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from systolic.cli.output import console, printable, show_table, versions
+from systolic.op import op_of
+from systolic.report.columns import Column, numeric, textual
+from systolic.store import Trial
+from systolic.tuning import TuningResult
+
+_SHOWN = 10  # trials
+_ENDS = {
+    "trials": "as many trials as asked for",
+    "time": "the time was over",
+    "bound": "nothing that is left can be faster",
+    "all": "all were tried",
+}
+
+
+def show(results: list[TuningResult], store: Path) -> None:
+    """Prints a search of each product."""
+    found = versions()
+    click.echo(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
+    for result in results:
+        click.echo("")
+        _show_one(result)
+    click.echo(f"\nevery trial is kept in {store}")
+
+
+def _show_one(result: TuningResult) -> None:
+    what = named(result)
+    winner = result.winner
+    if winner is None or winner.time_us is None:
+        click.echo(f"{what}: no trial has a time")
+    else:
+        ratio = f", {result.ratio_to_xla:.3f} × XLA" if result.ratio_to_xla is not None else ""
+        click.echo(f"{what}: {winner.time_us:,.1f} µs {provenance(winner)}{ratio} with {winner.config}")
+    click.echo(
+        f"{result.compiled} of {result.considered:,} configurations tried now in {result.seconds:.0f} s, "
+        f"{len(result.trials)} in all; {_ENDS[result.end]}"
+    )
+    show_table(console(), _columns(result.xla_us), result.trials[:_SHOWN])
+    if result.xla is not None and result.xla_us is None:
+        click.echo(f"XLA has no time: {printable(_first_line(result.xla.reason))}")
+
+
+def _columns(xla_us: float | None) -> tuple[Column[Trial], ...]:
+    return (
+        textual("config", lambda trial: str(trial.config)),
+        numeric(
+            "simulated µs", lambda trial: trial.status if trial.simulated_us is None else trial.simulated_us, ",.1f"
+        ),
+        numeric("measured µs", lambda trial: trial.measured_us, ",.1f", optional=True),
+        numeric("modelled µs", lambda trial: trial.modelled_us, ",.1f", droppable=True),
+        numeric("× XLA", lambda trial: xla_us / trial.time_us if xla_us and trial.time_us else None, ".3f"),
+        textual(
+            "limited by", lambda trial: trial.limit if trial.time_us is not None else _first_line(trial.reason)[:60]
+        ),
+        numeric("VMEM MiB", lambda trial: trial.vmem_bytes / 2**20 if trial.vmem_bytes is not None else None, ".0f"),
+        numeric("compile s", lambda trial: trial.compile_s, ".1f", droppable=True),
+    )
+
+
+def _first_line(reason: str) -> str:
+    return next(iter(reason.splitlines()), "–")
+
+
+def named(result: TuningResult) -> str:
+    """The product and the chip."""
+    sizes, dtypes, _ = op_of(result.spec).words(result.spec)
+    return f"{sizes}, {dtypes} on {result.chip}"
+
+
+def provenance(trial: Trial | None) -> str:
+    """How the time of a trial is known."""
+    return "measured" if trial is not None and trial.measured_us is not None else "simulated"
