@@ -8,6 +8,7 @@ from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.hlo import HloParameter, HloShape, TopLevelHlo, parse_hlo
 from systolic.simulator.records import CopySize, CoreRun, OpRun, RegionRun, SimulatedRun, VmemBuffer
 from systolic.simulator.run import PreparedProgram, prepare_listings
+from systolic.simulator.traits import kernel_name, same_kernel, traits_of
 
 __all__ = [
     "CopySize",
@@ -26,7 +27,10 @@ __all__ = [
     "UnknownValueError",
     "VmemBuffer",
     "Words",
+    "kernel_name",
     "parse_hlo",
     "prepare_listings",
+    "same_kernel",
+    "traits_of",
     "words_of",
 ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from systolic.chips import Chip, MachineModel
 from systolic.chips.constants import check_constants
+from systolic.chips.time_error import time_error
 from systolic.simulator.core import TOP_LEVEL, Core, DeviceSetup, OperandWords
 from systolic.simulator.errors import SimulationError, UnknownValueError, reading
 from systolic.simulator.hardware.dma import DmaEngine
@@ -21,6 +22,7 @@ from systolic.simulator.reading.utilization import BlockUse, parse_utilization
 from systolic.simulator.reading.verify import check_registers
 from systolic.simulator.records import CoreRun, SimulatedRun, VmemBuffer
 from systolic.simulator.sequencer import Mailboxes, run_together
+from systolic.simulator.traits import traits_of
 from systolic.simulator.translating.names import Allocations
 from systolic.simulator.translating.scalar import static_allocation
 from systolic.simulator.translating.translate import Translation, translate
@@ -117,7 +119,7 @@ class PreparedProgram:
                 if not error.computed or error.program in {TOP_LEVEL, *kernels, *assumed}:
                     raise
                 assumed[error.program] = error.why
-        return SimulatedRun(
+        run = SimulatedRun(
             chip=chip.name,
             flags=dict(chip.compiler_flags),
             clock_hz=chip.machine.clock_hz,
@@ -130,6 +132,7 @@ class PreparedProgram:
             vmem=self.vmem,
             assumptions=tuple(f"{name}: {why} counts as zero" for name, why in assumed.items()),
         )
+        return replace(run, error=time_error(chip, traits_of(run)))
 
     def _known(self, parameters: Sequence[Words | Unknown]) -> Sequence[Words | Unknown]:
         declared = self.hlo.parameters if self.hlo is not None else {}

@@ -1,0 +1,38 @@
+"""Which published programs a run is like, and with that, how far its time may be off."""
+
+from __future__ import annotations
+
+import re
+
+from systolic.chips.time_error import ProgramTraits
+from systolic.simulator.records import OpRun, SimulatedRun
+
+_NUMBER = re.compile(r"\.\d+$")  # that the compiler adds to a name
+
+
+def traits_of(run: SimulatedRun) -> ProgramTraits:
+    """What decides which published programs a run is like."""
+    core = run.later_core
+    pallas = sum(op.cycles for op in core.ops if op.is_pallas)
+    return ProgramTraits(
+        pallas_share=pallas / max(1, core.cycles),
+        matrix_share=run.matrix_busy_share,
+        hbm_share=run.copy_busy_share,
+        time_us=run.time_us,
+        copies_per_us=core.copies / run.time_us if run.time_us else None,
+    )
+
+
+def same_kernel(mine: SimulatedRun, other: SimulatedRun) -> bool:
+    """Whether most of the time of both goes to Pallas kernels of one name."""
+    return kernel_name(mine) == kernel_name(other) != ""
+
+
+def kernel_name(run: SimulatedRun) -> str:
+    """The name of the Pallas kernel that takes most of the time; "" where an operation of XLA's does."""
+    longest = max(run.later_core.ops, key=_cycles, default=None)
+    return _NUMBER.sub("", longest.name) if longest is not None and longest.is_pallas else ""
+
+
+def _cycles(op: OpRun) -> int:
+    return op.cycles
