@@ -14,9 +14,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
+from typing import Literal
 
 from systolic.chips.chip import Chip, MachineModel
 from systolic.untrusted import UntrustedError, read_json, structured
+
+RatioVerdict = Literal["faster", "slower", "level", "not known"]
 
 SCHEMA = 1
 _FILE = "time_errors.json"
@@ -199,6 +202,19 @@ def ratio_error_percent(mine: TimeError, other: TimeError, *, same_kernel: bool)
     apart = math.hypot(mine.percent, other.percent)
     paired = [each for each in (mine.ratio_percent, other.ratio_percent) if each is not None]
     return max(paired) if same_kernel and len(paired) == 2 else apart
+
+
+def ratio_verdict(ratio: float, error_percent: float | None) -> RatioVerdict:
+    """Whether the first of two programs is faster, by the ratio of the other's simulated time to its own.
+
+    Args:
+      error_percent: how far the ratio may be off; None: not known.
+    """
+    if error_percent is None:
+        return "not known"
+    if max(ratio, 1 / ratio) - 1 <= error_percent / 100:
+        return "level"
+    return "faster" if ratio > 1 else "slower"
 
 
 def machine_digest(machine: MachineModel) -> str:

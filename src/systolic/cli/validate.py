@@ -30,17 +30,18 @@ from systolic.cli.published import PROGRAM, programs_of, published_options, reas
 from systolic.compiler import check_available
 from systolic.experiments import Runner
 from systolic.report.columns import Column, numeric, textual
-from systolic.simulator import SimulatedRun
+from systolic.report.time_errors import error_column, error_lines
+from systolic.timing import Measurement
 from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics, statistics_by_chip
 from systolic.validation.intervals import compared_programs, time_errors
-from systolic.validation.predictions import compared_rows, simulated_runs
+from systolic.validation.predictions import compared_rows, simulated
 
 _COLUMNS: tuple[Column[ComparedRow], ...] = (
     *PROGRAM,
     textual("timing", lambda row: row.timing, droppable=True),
     numeric("published µs", lambda row: row.published_us, ",.1f"),
     numeric("simulated µs", lambda row: row.predicted_us, ",.1f"),
-    numeric("±", lambda row: row.time_error.cell if row.time_error is not None else None),
+    error_column(lambda row: row.time_error),
     numeric("error", lambda row: row.error if row.counted or row.error is None else f"({row.error:+.1%})", "+.1%"),
     textual("in view", lambda row: "yes" if row.in_view else "", droppable=True),
 )
@@ -126,7 +127,7 @@ def validate(
     check_available()
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         programs = programs_of(published)
-        predicted = simulated_runs(Runner(pool, bar), programs, in_use)
+        predicted = simulated(Runner(pool, bar), programs, in_use)
     fitted_on = () if constants is None else constants.fitted_on
     rows = compared_rows(published, programs, predicted, dispatch_us=dispatch_us, fitted_on=fitted_on)
     statistics = statistics_by_chip(rows)
@@ -135,7 +136,8 @@ def validate(
     if intervals_file is not None:
         outputs = {"--constants": constants_file, "--intervals": intervals_file}
         command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs)
-        runs = {str(program): run for program, run in predicted.items() if isinstance(run, SimulatedRun)}
+        timed = {str(program): found for program, found in predicted.items() if isinstance(found, Measurement)}
+        runs = {program: found.run for program, found in timed.items() if found.run is not None}
         made_with = {name: text for name, text in versions().items() if text}
         found = time_errors(compared_programs(rows, runs), command=command, versions=made_with, chips=in_use)
         write_text(intervals_file, found.as_json())
@@ -184,7 +186,7 @@ def _show(
         if part.rows
     ]
     show_table(out, _STATISTICS, parts)
-    for line in reason_lines(rows):
+    for line in (*error_lines(row.time_error for row in rows), *reason_lines(rows)):
         out.print(line, markup=False, soft_wrap=True)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from systolic.chips import Chip, UnknownChipError, chip, flags_text, known_chip, with_flags
 from systolic.chips.time_error import TimeError
-from systolic.simulator import SimulatedRun
+from systolic.timing import Measurement
 from systolic.validation.published import PublishedRow
 
 WALL_CLOCK = "wall_clock"
@@ -158,7 +158,7 @@ def device_us(row: PublishedRow, dispatch_us: float) -> float | None:
 def compared(
     row: PublishedRow,
     program: PublishedProgram | str,
-    predicted: SimulatedRun | float | str,
+    predicted: Measurement | float | str,
     *,
     dispatch_us: float,
     fitted_on: Collection[str] = (),
@@ -167,13 +167,13 @@ def compared(
 
     Args:
       program: from `program_or_reason`.
-      predicted: the simulated run, or its µs alone, or why there is none.
+      predicted: the simulated time, or its µs alone, or why there is none.
       dispatch_us: what the host needs to send one call off, taken off wall-clock rows.
       fitted_on: programs to which the constants in use were fitted, beside the shipped ones.
     """
     found = predicted if isinstance(program, PublishedProgram) else program
-    run = found if isinstance(found, SimulatedRun) else None
-    time_us = found.time_us if isinstance(found, SimulatedRun) else None if isinstance(found, str) else found
+    run = found.run if isinstance(found, Measurement) else None
+    time_us = found.time_us if isinstance(found, Measurement) else None if isinstance(found, str) else found
     reason = found if isinstance(found, str) else ""
     left_us = device_us(row, dispatch_us)
     if not reason and left_us is None:
