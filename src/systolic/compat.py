@@ -21,6 +21,14 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     return len(constants), len(carried)
 
 
+def donated_arguments(fn: Any) -> tuple[int, ...]:
+    """Numbers of the positional arguments that a function of `jax.jit` gives away; none of any other function.
+
+    Only tracing says so in public, and an object of `jax.jit` that was sent to another process cannot be traced.
+    """
+    return tuple(getattr(getattr(fn, "_jit_info", None), "donate_argnums", ()))
+
+
 def _varying(array: Any) -> frozenset[Any]:
     """Mesh axes over which an array varies; none outside of `shard_map`."""
     import jax

@@ -12,6 +12,7 @@ Status = Literal[
     "crashed",  # the compiler's process died
     "timed out",
     "out of memory",
+    "unknown",  # it compiled, and its time depends on values that are not known
     "not simulated",  # it compiled, and the simulator does not understand the program
     "failed",  # anything else, such as an error of the function while it was traced
     "wrong",  # its result is not the right one

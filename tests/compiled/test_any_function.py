@@ -193,6 +193,16 @@ def test_loops_inside_a_kernel(simulate: Simulate, name: str) -> None:
     assert copies == 3 + 4 + 5 + 6
 
 
+def test_state_that_a_function_of_jit_gives_away_is_updated_in_place(simulate: Simulate) -> None:
+    def step(state, row):
+        return {name: lax.dynamic_update_slice(x, row, (8, 0)) for name, x in state.items()}
+
+    args = {"weights": f32(2048, 1024), "moment": f32(2048, 1024)}, f32(8, 1024)
+    state_bytes, row_bytes = 2 * 2048 * 1024 * 4, 8 * 1024 * 4
+    assert simulate("v5e", jax.jit(step), *args).hbm_bytes > state_bytes
+    assert simulate("v5e", jax.jit(step, donate_argnums=0), *args).hbm_bytes < 10 * row_bytes
+
+
 def signalled(x, *, given: int, wanted: int):
     def kernel(x_vmem, out_vmem, sem):
         pl.semaphore_signal(sem, given)
@@ -230,6 +240,38 @@ def test_bytes_in_scalar_memory(simulate: Simulate, name: str) -> None:
     busy = [sum(core.matrix_busy_cycles for core in run.cores) for run in (six, none, all_eight)]
     assert busy[2] > 0
     assert busy[:2] == [busy[2] * 6 // 8, 0]
+
+
+@pytest.mark.parametrize("name", COPYING)
+def test_words_at_an_offset_in_hbm(simulate: Simulate, name: str) -> None:
+    """The kernel fetches three rows of a table that stays in HBM, each with how often a loop goes round."""
+
+    def kernel(table_hbm, x_hbm, out_vmem, rounds_smem, sem):
+        for row in (3, 17, 41):
+            fetch = pltpu.make_async_copy(table_hbm.at[pl.ds(row * 8, 8)], rounds_smem, sem)
+            fetch.start()
+            fetch.wait()
+
+            @pl.loop(0, rounds_smem[2, 0])
+            def _(i):
+                copy = pltpu.make_async_copy(x_hbm, out_vmem, sem)
+                copy.start()
+                copy.wait()
+
+    def fn(table, x):
+        return pl.pallas_call(
+            kernel,
+            out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32),
+            in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * 2,
+            scratch_shapes=[pltpu.SMEM((8, 128), jnp.int32), pltpu.SemaphoreType.DMA],
+        )(table, x)
+
+    table = np.arange(8192 * 128, dtype=np.int32).reshape(8192, 128) % 100  # 4 MiB
+    run = simulate(name, fn, table, f32(8, 128))
+    copies = sum(
+        size.count for size in run.cores[0].copy_sizes if (size.destination, size.size_bytes) == ("vmem", 4096)
+    )
+    assert copies == sum(table[row * 8 + 2, 0] for row in (3, 17, 41))
 
 
 @pytest.mark.parametrize("name", ["v5e", "v6e", "v7x"])  # one core, which fetches what the list says

@@ -135,7 +135,7 @@ _REGISTER = re.compile(
 )
 _CALLED = (
     "start wait blocked add put segment load store call send receive signal move word operand parameter wait_for_value "
-    "lap left count too_long float_compare float_from_signed float_result larger leading_zeros rounded_float "
+    "pushed lap left count too_long float_compare float_from_signed float_result larger leading_zeros rounded_float "
     "signed_division signed_from_float signed_from_whole_float smaller"
 )
 

@@ -145,7 +145,8 @@ def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, agains
         for case in cases:
             asked: list[tuple[Who, Any]] = [("ours", case.spec)]
             if against_xla:
-                asked += [("xla", case.spec), ("flagged xla", case.spec)]
+                asked.append(("xla", case.spec))
+                asked.append(("flagged xla", case.spec))
             if case.even is not None:
                 asked.append(("ours", case.even))
             for who, spec in asked:

@@ -41,6 +41,7 @@ class MachineModel:
     branch_delay_slots: int  # bundles after a branch that still run
     granule_bytes: int  # in which copies are counted
     hbm_address_bytes: int  # in which copies count addresses in HBM
+    hbm_pointer_bytes: int  # in which a program is handed addresses in HBM: those of its parameters and operands
     vmem_address_bytes: int  # and in VMEM
 
 

@@ -90,6 +90,8 @@ def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
       ConstantsError: a constant that the program was read and compiled for has another value, there is no rate for a
         type of operands that had one, or a value is one that no hardware has.
     """
+    if not isinstance(machine, MachineModel):
+        raise ConstantsError(f"machine={shown(machine)} is no `MachineModel`, such as `systolic.chip('v5e').machine`")
     for name in _OF_THE_PROGRAM:
         mine, its = getattr(prepared_for, name), getattr(machine, name)
         if mine != its:
@@ -106,8 +108,8 @@ def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
 
 
 def _check_possible(name: str, value: Any, *, whole: bool) -> None:
-    if type(value) not in ((int,) if whole else (int, float)) or not abs(value) < _LARGEST:  # NaN neither
-        raise ConstantsError(f"{name}={shown(value)} is no {'whole ' * whole}number below {_LARGEST:g}")
+    if type(value) not in ((int,) if whole else (int, float)) or not abs(value) <= _LARGEST:  # NaN neither
+        raise ConstantsError(f"{name}={shown(value)} is no {'whole ' * whole}number up to {_LARGEST:g}")
     divides = "_per_" in name or name.endswith(("_hz", "_bytes"))
     if value < 0 or (divides and value == 0):
         raise ConstantsError(f"{name}={value} has to be {'above 0' if divides else '0 or more'}")

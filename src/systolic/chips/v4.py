@@ -70,6 +70,7 @@ V4 = Chip(
         branch_delay_slots=1,
         granule_bytes=512,
         hbm_address_bytes=512,
+        hbm_pointer_bytes=512,
         vmem_address_bytes=512,
     ),
     step_estimate=V5E.step_estimate,
@@ -120,6 +121,7 @@ V4 = Chip(
         "machine.branch_delay_slots": _LISTING,
         "machine.granule_bytes": _LISTING,
         "machine.hbm_address_bytes": _LISTING,
+        "machine.hbm_pointer_bytes": _LISTING,
         "machine.vmem_address_bytes": _LISTING,
     },
 )

@@ -80,6 +80,7 @@ V5E = Chip(
         branch_delay_slots=4,
         granule_bytes=32,
         hbm_address_bytes=32,
+        hbm_pointer_bytes=512,
         vmem_address_bytes=32,
     ),
     step_estimate=StepEstimate(
@@ -142,6 +143,7 @@ V5E = Chip(
         "machine.branch_delay_slots": _LISTING,
         "machine.granule_bytes": _LISTING,
         "machine.hbm_address_bytes": _LISTING,
+        "machine.hbm_pointer_bytes": _LISTING,
         "machine.vmem_address_bytes": _LISTING,
     },
 )

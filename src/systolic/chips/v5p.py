@@ -67,7 +67,8 @@ V5P = Chip(
         dma_wait_cycles=36,
         branch_delay_slots=4,
         granule_bytes=32,
-        hbm_address_bytes=512,
+        hbm_address_bytes=32,
+        hbm_pointer_bytes=32,
         vmem_address_bytes=32,
     ),
     step_estimate=V5E.step_estimate,
@@ -118,6 +119,7 @@ V5P = Chip(
         "machine.branch_delay_slots": _LISTING,
         "machine.granule_bytes": _LISTING,
         "machine.hbm_address_bytes": _LISTING,
+        "machine.hbm_pointer_bytes": _LISTING,
         "machine.vmem_address_bytes": _LISTING,
     },
 )

@@ -73,7 +73,8 @@ V6E = Chip(
         dma_wait_cycles=102,
         branch_delay_slots=4,
         granule_bytes=32,
-        hbm_address_bytes=512,
+        hbm_address_bytes=32,
+        hbm_pointer_bytes=32,
         vmem_address_bytes=32,
     ),
     step_estimate=StepEstimate(
@@ -136,6 +137,7 @@ V6E = Chip(
         "machine.branch_delay_slots": _LISTING,
         "machine.granule_bytes": _LISTING,
         "machine.hbm_address_bytes": _LISTING,
+        "machine.hbm_pointer_bytes": _LISTING,
         "machine.vmem_address_bytes": _LISTING,
     },
 )

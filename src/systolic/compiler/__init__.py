@@ -10,6 +10,7 @@ from systolic.compiler.arguments import abstract_arguments, argument_values
 from systolic.compiler.blame import short_place, source_line, written_at
 from systolic.compiler.cache import CacheWarning, ProgramCache, cache_folder
 from systolic.compiler.contents import Deferred, Missing, PallasOperands, inner_jaxprs, pallas_operands
+from systolic.compiler.donation import with_donation
 from systolic.compiler.driver import compile_function, traced_jaxpr, under_settings
 from systolic.compiler.endings import (
     CompilerCrash,
@@ -84,6 +85,7 @@ __all__ = [
     "tracing_settings",
     "under_settings",
     "versions",
+    "with_donation",
     "with_virtual_devices",
     "written_at",
 ]

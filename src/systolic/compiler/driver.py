@@ -16,6 +16,7 @@ from systolic.bugs import runs_user_code
 from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.blame import source_line
 from systolic.compiler.cache import ProgramCache
+from systolic.compiler.donation import without_donation
 from systolic.compiler.dump import Dump, empty_dump, read_dump
 from systolic.compiler.errors import CompilerError, CompilerFlagError, CompilerRefusal, RefusalKind, check_available
 from systolic.compiler.named import NamedFunction
@@ -160,8 +161,9 @@ def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     import jax
 
     # An argument that is not used stays a parameter: the program's are those of the call, by number.
+    function, donated = without_donation(fn)
     with at_stage("tracing"):
-        return jax.jit(fn, keep_unused=True).trace(*args)
+        return jax.jit(function, keep_unused=True, donate_argnums=donated).trace(*args)
 
 
 def _lower(traced: Any) -> Any:

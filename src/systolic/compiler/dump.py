@@ -16,13 +16,14 @@ TOP_LEVEL = "TLP"
 # <time stamp>-<name>-<number>-final_bundles.txt. A name may hold dots, dashes, underscores and digits, so it is bounded
 # by the two numbers; `…-<number>-schedule-analysis_final_bundles.txt`, which only totals, does not match.
 _LISTING_FILE = re.compile(r"\d+-(?P<name>.+)-\d+-final_bundles\.txt")
+_STAMP = re.compile(r"\d+")
 _UTILIZATION_FILE = re.compile(r"\d+-(?P<name>.+)-\d+-final_hlo-static-per-bundle-utilization\.txt")
 _VMEM_FILE = re.compile(rf"\d+-{TOP_LEVEL}-\d+-vmem_report\.html")
 # The report is a page that draws what stands in it as JSON.
 _VMEM_DATA = re.compile(r"\bconst DATA ?= ?(?=\{)")
 _HLO_FILE = re.compile(rf"\d+-{TOP_LEVEL}-hlo\.txt")
 _CUT_NAME = re.compile(r"(?P<start>.{100,})-\d{10,20}")
-_CALL = re.compile(r"= inlined_call\b[^/=\n]*/\* %(?P<name>\S+)")
+_CALL = re.compile(r"= (?:inlined_)?call\b[^/=\n]*/\* %(?P<name>\S+)")
 
 
 def dump_flags(folder: Path) -> tuple[str, ...]:
@@ -71,13 +72,14 @@ def read_dump(folder: Path) -> Dump:
     utilization: dict[str, str] = {}
     hlo: list[str] = []
     vmem_report = ""
-    for file in sorted(folder.iterdir()):
+    for file in sorted(folder.iterdir(), key=_age):
         if found := _LISTING_FILE.fullmatch(file.name):
             name = found["name"]
             if name.startswith("<late-"):
                 continue
-            if name in listings:
+            if name == TOP_LEVEL and name in listings:
                 raise CompilerError(f"the compiler left two listings of {name!r}: more than one program was compiled")
+            # An operation that does not fit at first is compiled again: the newer one is in the program.
             listings[name] = _text(file)
         elif found := _UTILIZATION_FILE.fullmatch(file.name):
             utilization[found["name"]] = _text(file)
@@ -115,6 +117,12 @@ def empty_dump(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def _age(file: Path) -> tuple[int, str]:
+    """Orders files by the time stamp that begins their names."""
+    stamp = _STAMP.match(file.name)
+    return int(stamp.group()) if stamp else 0, file.name
 
 
 def _text(file: Path) -> str:

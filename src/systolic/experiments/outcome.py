@@ -19,7 +19,7 @@ from systolic.compiler import (
     source_line,
 )
 from systolic.schedule import TilesError
-from systolic.simulator import SimulatedRun, SimulationError
+from systolic.simulator import SimulatedRun, SimulationError, UnknownValueError
 from systolic.spec import SpecError
 from systolic.status import Status
 from systolic.timing import Measurement
@@ -29,6 +29,7 @@ _STATUSES: tuple[tuple[type[Exception], Status], ...] = (
     (CompilerTimeout, "timed out"),
     (CompilerOutOfMemory, "out of memory"),
     (CompilerCrash, "crashed"),
+    (UnknownValueError, "unknown"),
     (SimulationError, "not simulated"),
     (UnsupportedDtypeError, "unsupported"),
     (SpecError, "illegal"),

@@ -28,6 +28,7 @@ _MOST_PARTS = 40
 # What the simulator's names of units mean.
 UNITS = {
     "mxu": "matrix units: rows going through",
+    "push": "weights into matrix units",
     "xlu": "across lanes: transposes, reductions, rotations",
     "vpu": "elementwise arithmetic",
     "pop": "results taken from other units",

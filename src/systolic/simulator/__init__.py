@@ -1,6 +1,6 @@
 """Reads a compiled TPU program, executes its control flow, and counts cycles, stalls and bytes on a chip's model."""
 
-from systolic.simulator.errors import DeadlockError, SimulationError, UnknownValueError
+from systolic.simulator.errors import DeadlockError, SimulationError, UnknownTimeError, UnknownValueError
 from systolic.simulator.hardware.layout import words_of
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.timeline import Span
@@ -24,6 +24,7 @@ __all__ = [
     "Span",
     "TopLevelHlo",
     "Unknown",
+    "UnknownTimeError",
     "UnknownValueError",
     "VmemBuffer",
     "Words",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from systolic.chips import Chip
+from systolic.simulator.assumptions import Assumption, Progression
 from systolic.simulator.errors import SimulationError, check_most
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTime, LoopTimer
-from systolic.simulator.hardware.memory import ROW_WORDS, Contents, Memory, Words
+from systolic.simulator.hardware.memory import ROW_BYTES, ROW_WORDS, WORD_BYTES, Contents, Memory, Words
 from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import COMPUTED, Unknown
@@ -20,6 +20,7 @@ from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.records import CopySize, CoreRun, OpRun, RegionRun
+from systolic.simulator.results import ResultPointers
 from systolic.simulator.sequencer import Mailboxes, Passed, Progress, Sequencer
 from systolic.simulator.translating.names import parameter_address
 from systolic.simulator.translating.translate import Translation
@@ -45,7 +46,9 @@ class DeviceSetup:
     parameters: Sequence[Words | Unknown]  # contents, by number
     operand_words: OperandWords
     initial: Callable[[int], int]  # words of scalar memory that the runtime has written
-    assumed_zero: frozenset[str]  # operations in which computed values that are not known count as zero
+    pointers: Mapping[int, int]  # and those where it has left a pointer to the results, by address
+    assumed: frozenset[str]  # operations in which something counts for computed values that are not known
+    progression: Progression  # what does
     remember: bool
     max_iterations: int
 
@@ -62,7 +65,8 @@ class Core:
         self._number = number
         self._timeline = timeline
         self._iterations = IterationBudget(setup.max_iterations)
-        self._memory = Memory(setup.initial, self._iterations)
+        results = ResultPointers(words=setup.pointers, others=setup.initial, hlo=setup.hlo, parameter=self._parameter)
+        self._memory = Memory(results.word, self._iterations)
         self._mxus = {
             name: Mxus(setup.chip.machine, program.segments, remember=setup.remember, timeline=timeline)
             for name, program in setup.translations.items()
@@ -71,7 +75,15 @@ class Core:
         self._depth: list[Sequencer] = []
         for index, words in enumerate(setup.parameters):
             size = _UNKNOWN_WORDS if isinstance(words, Unknown) else max(1, len(words))
-            self._memory.define("hbm", self._parameter(index) * ROW_WORDS, size, functools.partial(_itself, words))
+            self._define("hbm", self._parameter(index), size, words)
+
+        for pointer, table in results.tables().items():
+            self._define("hbm", pointer, len(table), table)
+
+    @property
+    def iterations(self) -> int:
+        """How often loops have gone round so far."""
+        return self._setup.max_iterations - self._iterations.left
 
     @property
     def waits_for(self) -> str:
@@ -103,11 +115,18 @@ class Core:
             call=self._call,
             model=self._setup.chip.machine,
             iterations=self._iterations,
-            assume_zero=name in self._setup.assumed_zero,
+            assumption=Assumption(self._setup.progression) if name in self._setup.assumed else None,
         )
 
     def _parameter(self, number: int) -> int:
-        return parameter_address(number, len(self._setup.parameters))
+        row = parameter_address(number, len(self._setup.parameters))
+        return row * ROW_BYTES // self._setup.chip.machine.hbm_pointer_bytes
+
+    def _first_word(self, space: str, pointer: int) -> int:
+        """Finds the word that a pointer points to: what it counts differs between memories."""
+        if space == "hbm":
+            return pointer * self._setup.chip.machine.hbm_pointer_bytes // WORD_BYTES
+        return pointer if space == "smem" else pointer * ROW_WORDS
 
     # ---- calls ----
 
@@ -156,7 +175,7 @@ class Core:
             words = contents()
             registers[operand.register] = words if isinstance(words, Unknown) else words[0]
         elif not isinstance(at, Unknown):
-            address = at if operand.space == "smem" else at * ROW_WORDS
+            address = self._first_word(operand.space, at)
             self._check_first_word(name, operand, address, contents)
             self._memory.define(operand.space, address, operand.padded_words, contents)
 
@@ -176,8 +195,10 @@ class Core:
         """Marks a result as not known, unless the operation's own copies bring it there."""
         at = registers.get(operand.register, COMPUTED)
         if operand.space in ("hbm", "vmem", "cmem") and not isinstance(at, Unknown):
-            result = functools.partial(_itself, Unknown(f"what {name} computes"))
-            self._memory.define(operand.space, at * ROW_WORDS, operand.padded_words, result)
+            self._define(operand.space, at, operand.padded_words, Unknown(f"what {name} computes"))
+
+    def _define(self, space: str, pointer: int, size: int, words: Words | Unknown) -> None:
+        self._memory.define(space, self._first_word(space, pointer), size, lambda: words)
 
     # ---- what it all came to ----
 
@@ -277,7 +298,3 @@ class _OpTotals:
         pairs = zip(self.block_counts or (0,) * len(block_counts), block_counts, strict=True)
         self.block_counts = tuple(map(sum, pairs))
         self.loop = loop
-
-
-def _itself(words: Words | Unknown) -> Words | Unknown:
-    return words

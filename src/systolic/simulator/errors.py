@@ -27,6 +27,10 @@ class UnknownValueError(SimulationError):
     computed = False  # by the program; else it belongs to an argument
 
 
+class UnknownTimeError(UnknownValueError):
+    """The program's time depends on values that are not known; the message says in which operation."""
+
+
 @contextmanager
 def reading(what: str) -> Iterator[None]:
     """Reads a text that may be damaged: what it cannot be taken for is an error that says `what` was read.

@@ -113,9 +113,10 @@ class SimulatedRun:
     `prefetch_us` is what the copies add that XLA starts ahead of the program to bring an argument into VMEM: with
     repeated calls they run during the call before, and published device times match the program without them.
 
-    `slots` are instructions that a unit can issue in a cycle: mxu, xlu (across lanes), vpu (elementwise), pop (results
-    of the others), eup (transcendental), load, fill (loads of spilled registers), store, spill, scalar. It is empty
-    where the program came without the compiler's table of them.
+    `slots` are instructions that a unit can issue in a cycle: mxu, push (weights into matrix units, where the compiler
+    counts them apart), xlu (across lanes), vpu (elementwise), pop (results of the others), eup (transcendental), load,
+    fill (loads of spilled registers), store, spill, scalar. It is empty where the program came without the compiler's
+    table of them.
     """
 
     chip: str  # behind an @, its clock state where it is not the default one

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from systolic.chips import Chip, MachineModel
 from systolic.chips.constants import check_constants
 from systolic.chips.time_error import time_error
+from systolic.simulator.assumptions import ZEROS, DeviceRun, Progression, check_time, never_ends
 from systolic.simulator.core import TOP_LEVEL, Core, DeviceSetup, OperandWords
 from systolic.simulator.errors import SimulationError, UnknownValueError, reading
 from systolic.simulator.hardware.dma import DmaEngine
@@ -20,7 +21,7 @@ from systolic.simulator.reading.hlo import TopLevelHlo, parse_hlo
 from systolic.simulator.reading.listing import Program, parse_listing
 from systolic.simulator.reading.utilization import BlockUse, parse_utilization
 from systolic.simulator.reading.verify import check_registers
-from systolic.simulator.records import CoreRun, SimulatedRun, VmemBuffer
+from systolic.simulator.records import SimulatedRun, VmemBuffer
 from systolic.simulator.sequencer import Mailboxes, run_together
 from systolic.simulator.traits import traits_of
 from systolic.simulator.translating.names import Allocations
@@ -82,14 +83,15 @@ class PreparedProgram:
           ConstantsError: a constant that cannot change, or that no hardware has; see `check_constants`.
           SimulationError: the program does something that is not understood.
           UnknownValueError: its control flow depends on contents that were not given.
+          UnknownTimeError: its time depends on values that XLA's own operations compute.
           DeadlockError: it waits for something that does not come.
         """
         check_constants(chip.machine, self.prepared_for)
 
-        def cores(assumed: Mapping[str, str], *, warm: bool) -> tuple[CoreRun, ...]:
+        def cores(
+            assumed: Mapping[str, str], *, warm: bool, progression: Progression = ZEROS, most: int = max_iterations
+        ) -> DeviceRun:
             def initial(address: int) -> int:
-                if address in self.pointers:
-                    return self.pointers[address]
                 return 1 if warm or address in self.flags else 0
 
             setup = DeviceSetup(
@@ -99,32 +101,42 @@ class PreparedProgram:
                 hlo=self.hlo,
                 parameters=self._known(parameters),
                 operand_words=operand_words,
-                assumed_zero=frozenset(assumed),
+                assumed=frozenset(assumed),
+                progression=progression,
                 initial=initial,
+                pointers=self.pointers,
                 remember=remember,
-                max_iterations=max_iterations,
+                max_iterations=most,
             )
-            return _run_device(setup, spans if warm else 0)
+            return _run_device(setup, spans if warm and progression == ZEROS else 0)
 
         assumed: dict[str, str] = {}  # operation → what is taken as zero in it
         while True:
             try:
-                runs = cores(assumed, warm=True)
-                cold = cores(assumed, warm=False) if self.may_prefetch else runs
+                run = cores(assumed, warm=True)
+                cold = cores(assumed, warm=False) if self.may_prefetch else run
                 break
             except UnknownValueError as error:
-                # XLA's own operations clamp and mask by indices that they compute. Which way those branches go decides
-                # a few cycles, and can't be asked of anybody; zero is an index that is always there.
                 kernels = self.hlo.kernels if self.hlo is not None else frozenset(self.translations)
                 if not error.computed or error.program in {TOP_LEVEL, *kernels, *assumed}:
                     raise
                 assumed[error.program] = error.why
-        run = SimulatedRun(
+            except SimulationError as error:
+                if not assumed:
+                    raise
+                raise never_ends(assumed) from error
+        if assumed:
+
+            def others(progression: Progression, most: int) -> DeviceRun:
+                return cores(assumed, warm=True, progression=progression, most=most)
+
+            check_time(run, assumed, others)
+        simulated = SimulatedRun(
             chip=chip.name,
             flags=dict(chip.compiler_flags),
             clock_hz=chip.machine.clock_hz,
-            cores=runs,
-            prefetch_cycles=max(0, max(core.cycles for core in cold) - max(core.cycles for core in runs)),
+            cores=tuple(run.cores),
+            prefetch_cycles=max(0, cold.cycles - run.cycles),
             matrix_units=chip.machine.mxu_count,
             bundles=sum(translation.blocks[-1].last + 1 for translation in self.translations.values()),
             hbm_bytes_per_cycle=chip.machine.hbm_bytes_per_s / chip.machine.clock_hz,
@@ -132,7 +144,7 @@ class PreparedProgram:
             vmem=self.vmem,
             assumptions=tuple(f"{name}: {why} counts as zero" for name, why in assumed.items()),
         )
-        return replace(run, error=time_error(chip, traits_of(run)))
+        return replace(simulated, error=time_error(chip, traits_of(simulated)))
 
     def _known(self, parameters: Sequence[Words | Unknown]) -> Sequence[Words | Unknown]:
         declared = self.hlo.parameters if self.hlo is not None else {}
@@ -207,7 +219,7 @@ def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[froze
 
     The top-level program reads a few words that it never wrote. One it compares with 1, to skip everything if it
     differs. Another says whether the prefetch of an argument has been done ahead of the call. Others say where results
-    go; each gets an address of its own.
+    go, or where a table says so; each gets an address of its own.
     """
     loaded: dict[str, str] = {}
     flags: set[int] = set()
@@ -219,7 +231,8 @@ def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[froze
                 if place is not None:
                     loaded["%" + instruction.dest] = place
         for instruction in bundle.instructions:
-            place = next((loaded[text] for text in instruction.operands if text in loaded), None)
+            used = (text.rsplit("] ", 1)[-1] for text in instruction.operands)
+            place = next((loaded[text] for text in used if text in loaded), None)
             if place is None or place not in addresses:
                 continue
             if instruction.opcode.startswith("scmp.ne") and instruction.operands[1] == "1":
@@ -229,11 +242,12 @@ def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[froze
     return frozenset(flags), pointers
 
 
-def _run_device(setup: DeviceSetup, spans: int) -> tuple[CoreRun, ...]:
+def _run_device(setup: DeviceSetup, spans: int) -> DeviceRun:
     numbers = range(setup.chip.cores_per_device)
     timelines = [Timeline(spans) for _ in numbers] if spans else None
     dma = DmaEngine(setup.chip.machine, len(numbers), timelines)
     mailboxes = Mailboxes(len(numbers))
     cores = [Core(setup, dma, mailboxes, number, timelines[number] if timelines else None) for number in numbers]
     ends = run_together([core.run() for core in cores], lambda number: cores[number].waits_for)
-    return tuple(core.result(end) for core, end in zip(cores, ends, strict=True))
+    runs = tuple(core.result(end) for core, end in zip(cores, ends, strict=True))
+    return DeviceRun(cores=runs, iterations=max(core.iterations for core in cores))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import struct
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from functools import partial
 
 from systolic.chips import MachineModel
+from systolic.simulator.assumptions import Assumption
 from systolic.simulator.errors import DeadlockError, SimulationError, UnknownValueError, check_most
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
@@ -61,7 +62,7 @@ class Sequencer:
       call: starts a called program; (time, name, registers) → its progress.
       model: the model of the chip's core.
       iterations: how often the loops of all programs of the core may still go round.
-      assume_zero: what the program computes and is not known counts as zero.
+      assumption: what counts for values that the program computes and that are not known; None: nothing does.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Sequencer:
         call: Callable[[int, str, Passed], Progress],
         model: MachineModel,
         iterations: IterationBudget,
-        assume_zero: bool,
+        assumption: Assumption | None,
     ) -> None:
         self._translation = translation
         self._dma = dma
@@ -94,7 +95,7 @@ class Sequencer:
             "vmem": model.vmem_address_bytes // WORD_BYTES,
             "cmem": ROW_WORDS,
         }
-        self._assume_zero = assume_zero
+        self._assumption = assumption
         self.timer = timer
         self.iterations = iterations
         self.counts: Sequence[int] = ()  # how often each basic block ran, once the program is over
@@ -114,7 +115,7 @@ class Sequencer:
         self.store = memory.store
         self.parameter = parameter
         self.call = call
-        self.vector = self._known(COMPUTED)
+        self.vector = COMPUTED
 
     def run(self, time: int) -> Progress:
         """Runs the program from `time`.
@@ -175,21 +176,28 @@ class Sequencer:
 
     def operand(self, register: str) -> int | Unknown:
         """Reads what the caller handed over in a register."""
-        return self._known(self._passed.get(register, NEVER_WRITTEN))
+        return self._known(self._passed.get(register, NEVER_WRITTEN), register)
+
+    def pushed(self, value: int | Unknown) -> int | Unknown:
+        """Brings a value from the vector side to the scalar side."""
+        return self._known(value, None)
 
     def load(self, address: int, comment: str) -> int | Unknown:
         """Reads a word of scalar memory."""
         named = _CORE.search(comment)
         if named:
             return self._core if named.group() == "core id" else 0
-        return self._known(self._memory.load(address))
+        return self._known(self._memory.load(address), None if isinstance(address, Unknown) else ("smem", address))
 
     def word(self, row: int) -> int | Unknown:
         """Reads the first word of a row of VMEM."""
-        return self._known(self._memory.word("vmem", row * ROW_WORDS))
+        place = None if isinstance(row, Unknown) else ("vmem", row)
+        return self._known(self._memory.word("vmem", row * ROW_WORDS), place)
 
-    def _known(self, value: int | Unknown) -> int | Unknown:
-        return 0 if self._assume_zero and isinstance(value, Unknown) and value.computed else value
+    def _known(self, value: int | Unknown, place: Hashable | None) -> int | Unknown:
+        if self._assumption is None or not isinstance(value, Unknown) or not value.computed:
+            return value
+        return self._assumption.value(place)
 
 
 def run_together(cores: Sequence[Progress], stuck: Callable[[int], str]) -> list[int]:

@@ -39,7 +39,7 @@ def device_of(chip: Chip) -> Any:
 
 
 def measure(fn: Callable[..., Any], args: Sequence[Any], chip: Chip, *, repeats: int = 20) -> Measurement:
-    """Compiles `fn(*args)` for the attached device, and runs it; the median of its times on the device.
+    """Compiles `fn(*args)` with the flags of `chip` for the attached device, and runs it; the median of its times.
 
     Args:
       args: arrays, or `jax.ShapeDtypeStruct`s, in place of which random numbers are used; or pytrees of them.
@@ -53,7 +53,7 @@ def measure(fn: Callable[..., Any], args: Sequence[Any], chip: Chip, *, repeats:
     device = device_of(chip)
     leaves, structure = jax.tree.flatten(list(args))
     arrays = structure.unflatten(jax.device_put(_contents(one, number), device) for number, one in enumerate(leaves))
-    run = jax.jit(fn).lower(*arrays).compile()
+    run = jax.jit(fn).lower(*arrays).compile(compiler_options=dict(chip.compiler_flags) or None)
     for _ in range(_WARM_UP):
         jax.block_until_ready(run(*arrays))
     with tempfile.TemporaryDirectory() as folder:

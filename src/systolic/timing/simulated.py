@@ -28,6 +28,7 @@ from systolic.compiler import (
     pallas_operands,
     traced_jaxpr,
     tracing_settings,
+    with_donation,
 )
 from systolic.simulator import PreparedProgram, SimulatedRun, TopLevelHlo, VmemBuffer, prepare_listings
 from systolic.timing.contents import KernelContents, parameter_contents
@@ -192,7 +193,8 @@ def submit_simulation(
       spans: of the timeline to keep, of each kind, from its beginning and from its end.
     """
     shapes, values = abstract_arguments(args), argument_values(args)
-    return pool.submit(simulate_in_worker, fn, shapes, values, chip, cached, tracing_settings(), spans, label=label)
+    job = (with_donation(fn), shapes, values, chip, cached, tracing_settings(), spans)
+    return pool.submit(simulate_in_worker, *job, label=label)
 
 
 @reports_bugs
@@ -213,6 +215,7 @@ def simulate(
 
     Args:
       fn: any function that `jax.jit` takes, with or without Pallas calls. Bind what is static with `functools.partial`.
+        What `jax.jit(fn, donate_argnums=…)` gives away is given away: state that is updated in place counts once.
       args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them. Contents matter only where a program branches on
         them: kernels with scalar prefetch, dynamic grids, `lax.cond`. Of arrays of more than 16 MiB only the shape
         counts.
@@ -233,6 +236,7 @@ def simulate(
       CompilerRefusal: the compiler said no; its reason is the message.
       CompilerCrash, CompilerTimeout, CompilerOutOfMemory, CompilerMissing: it came to no answer.
       UnknownValueError: control flow depends on contents that were not given; the message says of which argument.
+      UnknownTimeError: how long XLA's own operations take depends on values that they compute.
       SimulationError: the program holds something that is not understood; the message quotes it.
       DeadlockError: the program waits for something that never comes; the message names the wait.
       SystolicBug: this package is at fault, and not the function.

@@ -56,6 +56,21 @@ def test_a_name_that_was_cut_is_restored(dump):
     assert read_dump(dump).listings[name] == "long"
 
 
+def test_an_operation_that_is_called_by_the_other_name_needs_a_listing_too(dump):
+    leave(dump, "TLP", CALLS + "  0x80   :  { %339 = call %s0, %s1 /* %sort.2 = sort(%x) */ }\n")
+    with pytest.raises(CompilerError, match=r"sort\.2"):
+        read_dump(dump)
+
+
+def test_of_an_operation_that_was_compiled_twice_the_newer_listing_counts(dump):
+    for stamp in (9, 171):  # as numbers they are before and behind the one of 17
+        leave(dump, "mm.1", f"matmul of {stamp}", number=1, stamp=stamp)
+        (dump / f"{stamp}-mm.1-00-final_hlo-static-per-bundle-utilization.txt").write_text(f"table of {stamp}")
+    found = read_dump(dump)
+    assert found.listings["mm.1"] == "matmul of 171"
+    assert found.utilization["mm.1"] == "table of 171"
+
+
 def test_a_called_operation_without_listing_is_an_error(dump):
     (dump / "17-mm.1-02-final_bundles.txt").unlink()
     with pytest.raises(CompilerError, match=r"mm\.1"):
@@ -70,8 +85,8 @@ def test_no_top_level_program_is_an_error(dump, lost):
 
 
 def test_two_programs_are_an_error(dump):
-    leave(dump, "mm.1", "other", stamp=18)
-    with pytest.raises(CompilerError, match=r"two listings of 'mm\.1'"):
+    leave(dump, "TLP", CALLS, stamp=18)
+    with pytest.raises(CompilerError, match="two listings of 'TLP'"):
         read_dump(dump)
 
 

@@ -72,6 +72,26 @@ def test_a_shadow_does_not_reach_into_a_region_that_begins_behind_it() -> None:
         assert run.cycles == 2 + 6 + (0 if taken else 1) + 4
 
 
+def test_a_shadow_that_is_printed_whole_ends_where_its_loop_ends() -> None:
+    """Empty slots are among the six, one of them right behind the end of an inner region; the last one counts up."""
+    rounds = 5
+    run = simulate(
+        "%s1_s1 = smov 0",
+        "LB|%s2_s1 = sphi %s1_s1, %s3_s1 /* Start region 91 :: Start region 90 */",
+        f"%p1_p1 = scmp.ge.s32.totalorder %s2_s1, {rounds - 1}",
+        "%9 = sbr.rel (!%p1_p1) target = $region91",
+        "",
+        "%s4_s4 = smov 7",
+        "",
+        "%s5_s5 = sadd.s32 1, %s2_s1 /* End region 91 */",
+        "",
+        "%s3_s1 = smov %s5_s5 /* End region 90 */",
+        "PF|%s6_s6 = smov 0 /* Start/End empty region 92 */",
+        chip_name="v7x",
+    )
+    assert run.cycles == 1 + rounds * (3 + 6) + 1
+
+
 def test_a_shadow_does_not_reach_over_a_wait() -> None:
     """Behind a loop the program waits, and ends a region six bundles on: the one `{}` is all of the shadow."""
     run = simulate(

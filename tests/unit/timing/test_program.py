@@ -24,6 +24,7 @@ from systolic.timing import Program, ProgramFileError, load_program, prepare_pro
 from systolic.timing.contents import ProgramContents, parameter_contents
 from systolic.timing.program import translated
 from systolic.timing.program_file import _KEPT, FORMAT
+from systolic.tuning.profiling import without_copies
 
 FIXED = ("mxu_count", "mxu_rows", "mxu_columns", "branch_delay_slots")
 GATHER = next(each for each in compiled_programs() if each.chip == "v5e")
@@ -120,6 +121,16 @@ def test_a_rate_decides_how_long_the_matrix_units_are_busy() -> None:
 def test_a_value_that_no_hardware_has(name: str, value: object) -> None:
     with pytest.raises(ConstantsError, match=name):
         everything().run(machine=replace(V5E.machine, **{name: value}))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_chip_whose_copies_take_no_time() -> None:
+    """Profiles of tiles are made with it."""
+    assert everything().run(machine=without_copies(V5E).machine).cores[0].copy_stall_cycles < 100
+
+
+def test_a_chip_is_no_machine_model() -> None:
+    with pytest.raises(ConstantsError, match="is no `MachineModel`"):
+        everything().run(machine=V5E)  # pyright: ignore[reportArgumentType]
 
 
 def test_operations_say_whether_they_are_kernels() -> None:

@@ -92,7 +92,7 @@ class LadderRow:
     @property
     def untimed(self) -> bool:
         """Whether it should have a time, and has none."""
-        return self.time_us is None and self.status in ("ok", "not simulated")
+        return self.time_us is None and self.status in ("ok", "not simulated", "unknown")
 
     def record(self) -> dict[str, Any]:
         """Fields and what follows from them, as a result holds them."""

@@ -24,8 +24,8 @@ FLAG_BITS = 13
 FLAG_MASK = (1 << FLAG_BITS) - 1
 _HALF = 16
 # Sync flags of a called program are its own; those of the top-level program, from here on, are everybody's, also where
-# it passes one on.
-SHARED_FLAGS_FROM = 7 << (FLAG_BITS - 3)
+# it passes one on. A whole training step names close to 200 there.
+SHARED_FLAGS_FROM = 5 << (FLAG_BITS - 3)
 # Seen in listings for v4 with both cores in one device: a flag of the other core, as the end of a copy, has this bit;
 # the flag of a remote addition names its core by it.
 _REMOTE_CORE_BIT = 14

@@ -16,7 +16,8 @@ from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
 
 WORD_BYTES = 4
-ROW_WORDS = 128  # addresses in HBM and VMEM count rows of 512 bytes
+ROW_WORDS = 128  # addresses in VMEM, and those that are made up, count rows of 512 bytes
+ROW_BYTES = ROW_WORDS * WORD_BYTES
 
 _SCALAR_WORDS = 1 << 18  # of a core's scalar memory
 _MOST_SCALAR_WORDS = 4 * _SCALAR_WORDS  # allocations lie further apart here than on the chip

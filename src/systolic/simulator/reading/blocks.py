@@ -52,8 +52,8 @@ def split_blocks(program: Program, delay_slots: int) -> tuple[Block, ...]:
         branch = branch_of(bundle)
         if branch is None:
             continue
-        last, cycles = _shadow(program, index, delay_slots)
         target = _target(program, bundle, branch)
+        last, cycles = _shadow(program, index, delay_slots, target)
         shadows[index] = (last, cycles, target)
         if target is not None:
             leaders.add(target)
@@ -100,7 +100,7 @@ def _waits(bundle: Bundle) -> bool:
     return any(instruction.opcode.startswith(("dma.done.wait", "vwait")) for instruction in bundle.instructions)
 
 
-def _shadow(program: Program, index: int, delay_slots: int) -> tuple[int, int]:
+def _shadow(program: Program, index: int, delay_slots: int, target: int | None) -> tuple[int, int]:
     """Finds the last delay slot of the branch in bundle `index`, and the cycles that its line stands for."""
     bundles = program.bundles
     slots = bundles[index + 1 : index + 1 + delay_slots]
@@ -112,6 +112,10 @@ def _shadow(program: Program, index: int, delay_slots: int) -> tuple[int, int]:
     # begin of a region, another branch or a wait for a copy, and a run of empty slots not over the end of a region.
     # Nothing waits in a shadow on the chips that print all of their slots either (651 branches of 80 programs).
     slots = slots[: _reach(slots)]
+    # The regions of a loop begin where its branch leads to. One that ends in the last slot has all slots within it.
+    looped = bundles[target].region_starts if target is not None and target <= index else ()
+    if len(slots) == delay_slots and not set(looped).isdisjoint(slots[-1].region_ends):
+        return index + delay_slots, 1
     empty = [slot for slot, bundle in enumerate(slots, 1) if bundle.empty]
     for slot in empty:
         ahead = bundles[index + slot + 1] if index + slot + 1 < len(bundles) else None

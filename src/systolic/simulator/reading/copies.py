@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.reading.listing import Instruction, Program
+from systolic.simulator.reading.listing import MOVES, Instruction, Program
 
 _DIRECTION = re.compile(r"dma\.(\w+)_to_(\w+)$")
 _DESCRIBED = re.compile(r"\b([a-z]+)-to-([a-z]+)\b")  # of `dma.general`, in its comment
@@ -144,7 +144,7 @@ class CopyReader:
             return int(text)
         match = _VIRTUAL.match(text)
         defined = self._definitions.get(match.group(1)) if match else None
-        if defined is None or defined.opcode != "smov" or not re.fullmatch(r"\d+", defined.operands[0]):
+        if defined is None or defined.opcode not in MOVES or not re.fullmatch(r"\d+", defined.operands[0]):
             return None
         return int(defined.operands[0])
 

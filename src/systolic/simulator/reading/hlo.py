@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from systolic.simulator.errors import SimulationError
 
@@ -13,6 +13,7 @@ _SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?", re.ASCII)
 _OPERAND = re.compile(r"%([\w.\-]+)", re.ASCII)
 _KERNEL = 'custom_call_target="tpu_custom_call"'
 _MOST_DIGITS = 18  # of a size, so that it fits 64 bits
+_ALIAS = re.compile(r"\{(\d{0,9})\}: \((\d{1,9}), \{\}, (?:may|must)-alias\)", re.ASCII)
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 
@@ -44,6 +45,8 @@ class TopLevelHlo:
       operands: names of what every instruction takes, by name.
       kernels: names of the instructions that are Pallas kernels.
       scopes: JAX's name stack of every instruction, by name: "jit(f)/while/body/dot_general".
+      results: how many arrays the program returns as a tuple; None: one, and no tuple.
+      aliases: results that take the memory of a parameter, by number, and that parameter's number.
     """
 
     parameters: Mapping[int, HloParameter]
@@ -51,6 +54,8 @@ class TopLevelHlo:
     operands: Mapping[str, tuple[str, ...]]
     kernels: frozenset[str]
     scopes: Mapping[str, str]
+    results: int | None = None
+    aliases: Mapping[int, int] = field(default_factory=dict)
 
     def operand_shape(self, instruction: str, index: int) -> HloShape | None:
         """Finds the shape of one of an instruction's operands; None where the text does not say."""
@@ -69,6 +74,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
     operands: dict[str, tuple[str, ...]] = {}
     scopes: dict[str, str] = {}
     kernels: set[str] = set()
+    results = None
     in_entry = False
     for line in text.splitlines():
         if line.startswith("ENTRY "):
@@ -79,6 +85,8 @@ def parse_hlo(text: str) -> TopLevelHlo:
         if found is None:
             continue
         name, shape_text, opcode, rest = found.groups()
+        if in_entry and line.lstrip().startswith("ROOT ") and shape_text.startswith("("):
+            results = len(_SHAPE.findall(shape_text))
         shape = _shape(shape_text)
         if shape is not None:
             shapes[name] = shape
@@ -100,8 +108,19 @@ def parse_hlo(text: str) -> TopLevelHlo:
             f"the HLO has {len(parameters)} parameters, of which one has the number {max(parameters)}"
         )
     return TopLevelHlo(
-        parameters=parameters, shapes=shapes, operands=operands, kernels=frozenset(kernels), scopes=scopes
+        parameters=parameters,
+        shapes=shapes,
+        operands=operands,
+        kernels=frozenset(kernels),
+        scopes=scopes,
+        results=results,
+        aliases=_aliases(text.partition("\n")[0], len(parameters)),
     )
+
+
+def _aliases(header: str, parameters: int) -> dict[int, int]:
+    found = {int(result or 0): int(number) for result, number in _ALIAS.findall(header)}
+    return {result: number for result, number in found.items() if number < parameters}
 
 
 def _shape(text: str) -> HloShape | None:

@@ -1,6 +1,6 @@
 """Reads a listing of final bundles: the text that the TPU compiler leaves behind, one VLIW bundle a line.
 
-The format is undocumented; what is known of it was seen in listings of libtpu 0.0.42 to 0.0.50. The reader fails with
+The format is undocumented; what is known of it was seen in listings of libtpu 0.0.42 to 0.0.52. The reader fails with
 the line it does not understand rather than guess.
 
     0x68   : > { %s1 = smov 1  ;;  %9 = sbr.rel (%p196_p1) target = $region4 } /* End region 2 */
@@ -19,6 +19,7 @@ from systolic.simulator.errors import SimulationError, reading
 _BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|0)\s+((?:[A-Z]{2} ?)*):([ >]*)\{", re.ASCII)
 _INSTRUCTION = re.compile(r"(?:%(\S+) = )?([A-Za-z][\w.\-]*)\s*(.*)", re.ASCII | re.DOTALL)
 _PREDICATE = re.compile(r"\((!?)(?:%(\w+)_(p\d+)|(\d))\)", re.ASCII)
+_ANNOTATED = re.compile(r"\[resolvable:\$\w+\]$", re.ASCII)  # belongs to the operand behind it
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
 _REGION = re.compile(r"(Start/End empty|Start|End) region (\d+)")
 _ACCESS = re.compile(r"\[([vcs]mem):\[#(\w+)", re.ASCII)
@@ -104,6 +105,19 @@ def registers(text: str) -> list[str]:
 def is_scalar_pop(instruction: Instruction) -> bool:
     """Says whether it pops something for the scalar side: a message of another core, or a sync flag."""
     return instruction.opcode in ("vpop.ccrf", "vpop.sfrf")
+
+
+MOVES = ("smov", "smov.u32")  # the second since libtpu 0.0.52
+
+
+def is_call(instruction: Instruction) -> bool:
+    """Says whether it runs another program. Large top-level programs spell it `call`, others `inlined_call`."""
+    return instruction.opcode in ("call", "inlined_call")
+
+
+def is_phi(instruction: Instruction) -> bool:
+    """Says whether it only names what is in its register anyway, on whichever path the program came."""
+    return instruction.opcode in ("sphi", "pphi")
 
 
 def parse_listing(name: str, text: str) -> Program:
@@ -253,7 +267,8 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
         predicate = Predicate(register, bool(negated), constant != "0", name)
         before = rest[: found.start()].rstrip().removesuffix(",").rstrip()
         after = rest[found.end() :].lstrip().removeprefix(",").lstrip()
-        rest = f"{before}, {after}" if before and after else before or after
+        joint = " " if _ANNOTATED.search(before) else ", "
+        rest = f"{before}{joint}{after}" if before and after else before or after
     if opcode in ("vmov", "vld") and (dest is None or not _read_by_scalar_side(opcode, rest)):
         return _VECTOR
     if rest.startswith("[thread:"):

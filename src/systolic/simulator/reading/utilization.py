@@ -11,6 +11,8 @@ from systolic.simulator.reading.blocks import Block
 # The table's names for units, and ours.
 _UNITS = {
     "MXU": "mxu",
+    "MATMUL": "mxu",  # since libtpu 0.0.52, which counts the loading of weights apart
+    "MATPUSH": "push",
     "XLU": "xlu",
     "VALU": "vpu",
     "VPOP": "pop",

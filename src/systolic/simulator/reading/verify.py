@@ -4,9 +4,9 @@ Every use of a register names the value that is meant: `%s12_s3` is virtual regi
 along every path through the basic blocks as they were read, s12 has to be what was written to s3 last. A delay slot
 too many, a region's start misplaced or a branch misread puts another value there on some path.
 
-Values meet at a `sphi` only, each of whose sources comes along some path. A predicated write leaves the old value where
-its predicate does not hold: which of the two is there is known where an instruction or a branch asks for the same
-predicate, and elsewhere either may be meant.
+Values meet at a `sphi` or `pphi` only, each of whose sources comes along some path. A predicated write leaves the old
+value where its predicate does not hold: which of the two is there is known where an instruction or a branch asks for
+the same predicate, and elsewhere either may be meant.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.reading.blocks import Block, branch_of
-from systolic.simulator.reading.listing import Bundle, Instruction, Predicate, Program
+from systolic.simulator.reading.listing import Bundle, Instruction, Predicate, Program, is_phi
 
 _USE = re.compile(r"%(\w+)_((?:s|p)\d+)\b", re.ASCII)
 
@@ -151,10 +151,10 @@ class _Check:
                 state.write(instruction, register, self._value(name))
 
     def _check(self, bundle: Bundle, state: _State) -> None:
-        """Checks the uses in a bundle. Reads come before writes, but `sphi` comes first and `int_to_ptr` last."""
+        """Checks the uses in a bundle. Reads come before writes, but a phi comes first and `int_to_ptr` last."""
         reads = state.copy()
         for instruction in bundle.instructions:
-            if instruction.opcode == "sphi" and instruction.dest is not None:
+            if is_phi(instruction) and instruction.dest is not None:
                 self._check_uses(bundle, instruction, [state], some=True)
                 name, register = instruction.dest.rsplit("_", 1)
                 reads.write(instruction, register, self._value(name))
@@ -164,7 +164,7 @@ class _Check:
             if instruction.opcode.startswith("int_to_ptr"):
                 # It forwards: what its own bundle writes is as good as what was there.
                 self._check_uses(bundle, instruction, [reads, written], some=True)
-            elif instruction.opcode != "sphi":
+            elif not is_phi(instruction):
                 self._check_uses(bundle, instruction, [reads], some=False)
 
     def _check_uses(self, bundle: Bundle, instruction: Instruction, states: Sequence[_State], *, some: bool) -> None:
@@ -182,9 +182,9 @@ class _Check:
 
 
 def _in_order(bundle: Bundle) -> list[Instruction]:
-    """Writes of a bundle in the order in which they take effect: `sphi` first, `int_to_ptr` last."""
+    """Writes of a bundle in the order in which they take effect: phis first, `int_to_ptr` last."""
 
     def rank(instruction: Instruction) -> int:
-        return 0 if instruction.opcode == "sphi" else 2 if instruction.opcode.startswith("int_to_ptr") else 1
+        return 0 if is_phi(instruction) else 2 if instruction.opcode.startswith("int_to_ptr") else 1
 
     return sorted(bundle.instructions, key=rank)

@@ -12,6 +12,7 @@ from systolic.simulator.reading.listing import (
     Instruction,
     Predicate,
     Program,
+    is_call,
     is_scalar_pop,
     physical,
     registers,
@@ -20,7 +21,7 @@ from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.names import Names
 from systolic.simulator.translating.scalar import IGNORED, address, choice, expression, operand, spill_slot
 
-_EVENTS = ("inlined_call", "vpush.ccrf", "vpop.ccrf", "vsyncadd.remote")
+_EVENTS = ("vpush.ccrf", "vpop.ccrf", "vsyncadd.remote")
 _CALLED = re.compile(r"%([\w.\-]+) = ")
 _NAMED = re.compile(r"%(\d+)", re.ASCII)
 
@@ -86,7 +87,7 @@ class BundleCode:
     def is_event(instruction: Instruction) -> bool:
         """Says whether the instruction takes time by itself."""
         opcode = instruction.opcode
-        return opcode.startswith(("dma.", "vwait")) or opcode in _EVENTS
+        return opcode.startswith(("dma.", "vwait")) or opcode in _EVENTS or is_call(instruction)
 
     def _event(self, instruction: Instruction, bundle: Bundle) -> list[str]:
         opcode, operands = instruction.opcode, instruction.operands
@@ -103,11 +104,11 @@ class BundleCode:
         if opcode == "vsyncadd.remote":
             return [*turn, f"signal(t, {self._operand(operands[0])}, {self._operand(operands[1])})"]
         if opcode == "vpush.ccrf":
-            return [*turn, f"send(t, {self._operand(operands[0])})"]
+            return [*turn, f"send(t, pushed({self._operand(operands[0])}))"]
         if opcode == "vpop.ccrf":
             dest = self._dest(instruction)
             return [*turn, *_until("receive(t)", where), f"t, {dest or '_'} = r"]
-        if opcode == "inlined_call":
+        if is_call(instruction):
             if "<late-" in instruction.comment:
                 return []  # set-up and clean-up by the runtime, before and after the program
             called = _CALLED.search(instruction.comment)
@@ -182,7 +183,7 @@ class BundleCode:
             value = slot or f"load({address(operands[0], self.names)}, {quoted(instruction.comment)})"
             assigns.append((dest, value, instruction))
         elif opcode == "vpush":
-            assigns.append((dest or "_", self._operand(operands[0]), instruction))
+            assigns.append((dest or "_", f"pushed({self._operand(operands[0])})", instruction))
         elif opcode == "vmov":
             value = number(int(operands[0])) if re.fullmatch(r"\d+", operands[0], re.ASCII) else "vector"
             assigns.append((dest or "_", value, instruction))

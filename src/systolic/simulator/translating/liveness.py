@@ -11,7 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from systolic.simulator.reading.blocks import Block
-from systolic.simulator.reading.listing import Instruction, Program, is_scalar_pop, physical, registers
+from systolic.simulator.reading.listing import Instruction, Program, is_call, is_phi, is_scalar_pop, physical, registers
 from systolic.simulator.translating.scalar import IGNORED, spill_slot, static_allocation
 
 _ALLOCATION = re.compile(r"#(\w+)", re.ASCII)
@@ -50,7 +50,7 @@ def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]
     if opcode in IGNORED:
         writes = physical(instruction.dest) if instruction.dest and "_" in instruction.dest else None
         return Effect((), writes, True, False)
-    if base == "sphi":  # every source is the destination's own physical register
+    if is_phi(instruction):  # every source is the destination's own physical register
         return Effect((), None, False, False)
     if base in ("vmatmul", "vpop", "vmatpush", "vmatpush1", "vmatpush2", "vmatpush3") and not is_scalar_pop(
         instruction
@@ -60,7 +60,7 @@ def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]
     text = " ".join(_operands_that_count(instruction, followed))
     reads = [*registers(text), *(f"x{name}" for name in _NAMED.findall(text))]
     writes = None
-    root = opcode.startswith(("dma.", "vsync", "vwait")) or opcode in ("sbr.rel", "inlined_call")
+    root = opcode.startswith(("dma.", "vsync", "vwait")) or opcode == "sbr.rel" or is_call(instruction)
     if opcode == "vsyncmov":  # only reads a flag
         root = False
     if opcode in ("vpush.ccrf", "vpop.ccrf", "spop.drf"):

@@ -2,8 +2,8 @@
 
 The addresses are made up. Only that they do not overlap matters: what a program computes from them ends up in copies
 and loads whose places are compared with each other, and with nothing else. Allocations and parameters of all programs
-share one space, since the top-level program passes addresses on to what it calls. Addresses in HBM and VMEM count rows
-of 512 bytes, those in scalar memory words.
+share one space, since the top-level program passes addresses on to what it calls. Addresses in VMEM count rows of 512
+bytes, those in HBM what `hbm_pointer_bytes` of the chip says, those in scalar memory words.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Allocations:
 
 
 def parameter_address(number: int, count: int) -> int:
-    """Makes up where parameter `number` of `count` begins in HBM."""
+    """Makes up the row of 512 bytes in HBM where parameter `number` of `count` begins."""
     return _PARAMETERS_FROM + number * ((_PARAMETERS_TO - _PARAMETERS_FROM) // (count + 1))
 
 

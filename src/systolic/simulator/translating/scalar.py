@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.values import MASK, as_word
-from systolic.simulator.reading.listing import Instruction, Program, physical
+from systolic.simulator.reading.listing import MOVES, Instruction, Program, physical
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.names import Names
 
@@ -22,26 +22,46 @@ _ALLOCATION = re.compile(r"\[?#(\w+)(?: \+ \$(0x[0-9a-f]+))?\]?", re.ASCII)
 _SPILL = re.compile(r"\[smem:\[#(\w+_spill)(?: \+ \$(0x[0-9a-f]+))?\]\]", re.ASCII)
 
 # Instructions without effect on control flow, copies or time. `shalt.err` stops a program whose address is out of
-# bounds; `cld` and `cst` move vectors from and to v4's CMEM; `vsetptstate` asks for a clock state.
+# bounds; `cld` and `cst` move vectors from and to v4's CMEM; `vsetptstate` asks for a clock state; `vsyncset.done`
+# writes a bit beside a flag's count, for which no program seen waits.
 IGNORED = frozenset(
-    {"sfence", "cfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "cld", "cst", "vsetptstate"}
+    {
+        *("sfence", "cfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "cld", "cst", "vsetptstate"),
+        "vsyncset.done",
+    }
 )
 
 
 def flag_names(program: Program) -> frozenset[str]:
-    """Allocations that hold sync flags, by how they are used."""
-    found = set()
+    """Allocations that hold sync flags, by how they are used: they, or a register in which one was selected."""
+    found: set[str] = set()
+    used_registers: set[str] = set()
+    choices: list[tuple[str, set[str]]] = []  # register, and the allocations between which it was selected
     for bundle in program.bundles:
         for instruction in bundle.instructions:
-            opcode, operands = instruction.opcode, instruction.operands
-            if opcode.startswith(("vsync", "vwait")) or opcode in ("scalar_lea.sflag", "dma.done.wait"):
-                used = operands[:1]
-            elif opcode.startswith("dma."):
-                used = operands[3:5] if opcode == "dma.general" else operands[3:4]
-            else:
-                continue
-            found.update(match.group(1) for match in map(_ALLOCATION.fullmatch, used) if match)
+            for text in _used_as_flags(instruction):
+                named = _ALLOCATION.fullmatch(text)
+                if named:
+                    found.add(named.group(1))
+                elif text[0] == "%":
+                    used_registers.add(text)
+            if instruction.opcode == "scalar_select" and instruction.dest is not None:
+                named = filter(None, map(_ALLOCATION.fullmatch, instruction.operands))
+                choices.append((f"%{instruction.dest}", {match.group(1) for match in named}))
+    for register, allocations in choices:
+        if register in used_registers or not found.isdisjoint(allocations):
+            found |= allocations
     return frozenset(found)
+
+
+def _used_as_flags(instruction: Instruction) -> tuple[str, ...]:
+    """Operands that can be nothing but sync flags."""
+    opcode, operands = instruction.opcode, instruction.operands
+    if opcode.startswith(("vsync", "vwait")) or opcode in ("scalar_lea.sflag", "dma.done.wait"):
+        return operands[:1]
+    if opcode.startswith("dma."):
+        return operands[3:5] if opcode == "dma.general" else operands[3:4]
+    return ()
 
 
 def operand(text: str, names: Names) -> str:
@@ -124,7 +144,7 @@ _BINARY: dict[str, Callable[[str, str], str]] = {
 }
 _COMPARISON = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _UNARY = {
-    "smov": "{a}",
+    **dict.fromkeys(MOVES, "{a}"),
     "pmov": "{a}",
     "pneg": "True ^ {a}",
     "sneg.s32": "-{a} & 0xFFFFFFFF",
@@ -160,7 +180,7 @@ def expression(instruction: Instruction, names: Names) -> str | None:
         return f"parameter({number(int(operands[0]))})"
     if base == "inlined_call_operand":
         return f"operand({quoted(physical('%' + (instruction.dest or '')))})"
-    if opcode == "scalar_select" or (opcode == "smov" and operands[0].startswith("(")):
+    if opcode == "scalar_select" or (opcode in MOVES and operands[0].startswith("(")):
         return _select(operands, names)
     if opcode in _UNARY:
         return _UNARY[opcode].format(a=operand(operands[0], names))

@@ -21,7 +21,7 @@ from systolic.simulator.hardware.values import FUNCTIONS, NEVER_WRITTEN, Unknown
 from systolic.simulator.reading.blocks import Block, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
-from systolic.simulator.reading.listing import Instruction, Program
+from systolic.simulator.reading.listing import Instruction, Program, physical, registers
 from systolic.simulator.translating.bundle import BundleCode, is_matrix
 from systolic.simulator.translating.liveness import live_instructions
 from systolic.simulator.translating.names import Allocations, Names
@@ -129,6 +129,8 @@ class _Translator:
             bundle = self.program.bundles[index]
             offset = index - block.first
             try:
+                if any(instruction.opcode == "call" for instruction in bundle.instructions):
+                    self._check_shadow_of_call(index)
                 if events := self.code.events(bundle):
                     self._close(number, gathered, offset - last_start, code)
                     last_start = offset
@@ -143,6 +145,17 @@ class _Translator:
                 raise SimulationError(f"{self.program.name}, line {bundle.line}: not understood: {text}") from error
         self._close(number, gathered, block.cycles - last_start, code)
         return code + self._leave(number, block)
+
+    def _check_shadow_of_call(self, index: int) -> None:
+        """Checks that it makes no difference that what stands in a call's shadow runs ahead of what is called."""
+        bundles = self.program.bundles
+        (call,) = (each for each in bundles[index].instructions if each.opcode == "call")
+        handed = set(registers(" ".join(call.operands)))
+        for slot in bundles[index + 1 : index + 1 + self.machine.branch_delay_slots]:
+            for instruction in slot.instructions:
+                written = physical(instruction.dest) if instruction.dest and "_" in instruction.dest else None
+                if self.code.is_event(instruction) or written in handed:
+                    raise SimulationError(f"not understood in the shadow of a call: {instruction.text}")
 
     def _leave(self, number: int, block: Block) -> list[str]:
         def to(target: int | None) -> list[str]:
@@ -196,7 +209,8 @@ class _Translator:
 # What a program calls: attributes of the sequencer.
 _CALLED = (
     *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
-    *("segment", "load", "store", "word", "operand", "parameter", "vector", "call", "lap", "left", "too_long"),
+    *("segment", "load", "store", "word", "operand", "parameter", "vector", "pushed"),
+    *("call", "lap", "left", "too_long"),
 )
 
 _MARK = re.compile(r"  # line (\d+)$")

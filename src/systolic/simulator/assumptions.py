@@ -1,0 +1,93 @@
+"""What counts for values that XLA's own operations compute for themselves and that the simulator does not have.
+
+They clamp and mask by indices that they compute, which cannot be asked of anybody and mostly decides a few cycles. So
+such an operation runs with zeros in their place, and for comparison with numbers that rise and that fall from one value
+to the next. Where the whole program then takes the same time, it is the program's time. Where it does not, or a loop
+goes round more often, nobody knows the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from systolic.simulator.errors import SimulationError, UnknownTimeError
+from systolic.simulator.records import CoreRun
+
+_SAME_TIME = 0.03  # the share of the program's time by which the assumed values may change it
+_SAME_ITERATIONS = 100  # by which they may change how often loops go round: a loop of a thousand rounds is seen
+_MORE_ITERATIONS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progression:
+    """What counts for the first value of a call that is not known, and how much more for each further one."""
+
+    first: int
+    step: int
+
+
+ZEROS = Progression(first=0, step=0)
+_OTHERS = (Progression(first=1000, step=1000), Progression(first=1_000_000, step=-1000))
+
+
+class Assumption:
+    """The values that are assumed during one call of an operation."""
+
+    def __init__(self, progression: Progression) -> None:
+        self._progression = progression
+        self._known: dict[Hashable, int] = {}
+
+    def value(self, place: Hashable | None) -> int:
+        """Assumes a value; the same place holds the same one, and None is a new place each time."""
+        key = ("new", len(self._known)) if place is None else place
+        number = self._progression.first + self._progression.step * len(self._known)
+        return self._known.setdefault(key, number & 0xFFFFFFFF)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRun:
+    """What the cores of a device did, and how often loops went round on the busiest."""
+
+    cores: Sequence[CoreRun]
+    iterations: int
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of the core that ends last."""
+        return max(core.cycles for core in self.cores)
+
+
+def check_time(run: DeviceRun, assumed: Mapping[str, str], run_with: Callable[[Progression, int], DeviceRun]) -> None:
+    """Checks that a program takes the same time whatever the values that were assumed in it.
+
+    Args:
+      run: with zeros.
+      assumed: whose value was not known, by operation.
+      run_with: runs it with other values, and so many iterations at the most.
+
+    Raises:
+      UnknownTimeError: it takes another time, or does not come to an end.
+    """
+    for progression in _OTHERS:
+        try:
+            other = run_with(progression, 2 * run.iterations + _MORE_ITERATIONS)
+        except SimulationError as error:
+            raise never_ends(assumed) from error
+        changed = abs(other.cycles - run.cycles) > _SAME_TIME * run.cycles
+        if changed or abs(other.iterations - run.iterations) > _SAME_ITERATIONS:
+            name = max(assumed, key=lambda name: abs(_cycles(other, name) - _cycles(run, name)))
+            raise UnknownTimeError(
+                f"how long {name} takes depends on {assumed[name]}: the program takes {run.cycles:,} cycles with zeros "
+                f"there, {other.cycles:,} with other values"
+            )
+
+
+def never_ends(assumed: Mapping[str, str]) -> UnknownTimeError:
+    """The error that a program cannot be executed with assumed values."""
+    named = "; ".join(f"{name}: {why}" for name, why in assumed.items())
+    return UnknownTimeError(f"how long the program takes depends on values that are not known: {named}")
+
+
+def _cycles(run: DeviceRun, name: str) -> int:
+    return sum(op.cycles for core in run.cores for op in core.ops if op.name == name)

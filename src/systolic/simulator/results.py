@@ -1,0 +1,43 @@
+"""Where the runtime lets a program's results go: it leaves a pointer, or, for several results, one to a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from systolic.simulator.reading.hlo import TopLevelHlo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultPointers:
+    """The pointers to a program's results.
+
+    Attributes:
+      words: words of scalar memory that hold such a pointer, by address.
+      others: words that the runtime has left otherwise.
+      hlo: says how many results there are, and which take the memory of a parameter; None: one that takes none.
+      parameter: gives the address of a parameter.
+    """
+
+    words: Mapping[int, int]
+    others: Callable[[int], int]
+    hlo: TopLevelHlo | None
+    parameter: Callable[[int], int]
+
+    def word(self, address: int) -> int:
+        """Finds what the runtime has left in a word of scalar memory."""
+        pointer = self.words.get(address)
+        if pointer is None:
+            return self.others(address)
+        return self._result(0, pointer) if self.hlo is None or self.hlo.results is None else pointer
+
+    def tables(self) -> dict[int, list[int]]:
+        """Lists the tables of results, by the pointers to them."""
+        count = self.hlo.results if self.hlo is not None else None
+        if count is None:
+            return {}
+        return {pointer: [self._result(n, pointer) for n in range(count)] for pointer in self.words.values()}
+
+    def _result(self, number: int, elsewhere: int) -> int:
+        parameter = self.hlo.aliases.get(number) if self.hlo is not None else None
+        return elsewhere + number if parameter is None else self.parameter(parameter)

@@ -1,0 +1,77 @@
+"""Values that XLA computes: an assumption where they hardly matter, an error where they decide the time."""
+
+from __future__ import annotations
+
+import pytest
+from simulator_listings import V5E, listing
+
+from systolic.experiments import Outcome
+from systolic.simulator import SimulatedRun, UnknownTimeError, UnknownValueError, prepare_listings
+
+HLO = "ENTRY %m {\n  %op.1 = s32[4]{0} fusion(%x)\n}\n"
+KERNEL = 'ENTRY %m {\n  %op.1 = s32[4]{0} custom-call(%x), custom_call_target="tpu_custom_call"\n}\n'
+POPPED = ("%13 = vpush %v1_v1", "%s10_s10 = spop %13", "%14 = vpush %v2_v2", "%s20_s20 = spop %14")
+LOOP = (
+    "%s11_s11 = smov {start}",
+    "LB|%s13_s11 = sphi %s11_s11, %s12_s11  ;;  %s12_s11 = sadd.s32 1, %s13_s11 /* Start region 1 */",
+    "%p1_p1 = scmp.lt.s32.totalorder %s12_s11, {end}",
+    "%8 = sbr.rel (%p1_p1) target = $region1",
+    *[""] * 4,
+)
+BUSY = [""] * 5000
+
+
+def simulate(*body: str, hlo: str = HLO, max_iterations: int = 100_000) -> SimulatedRun:
+    top = listing("%3 = inlined_call /* %op.1 = f(%x) */", *BUSY)
+    prepared = prepare_listings({"TLP": top, "op.1": listing(*body)}, V5E, hlo_text=hlo)
+    return prepared.run(V5E, max_iterations=max_iterations)
+
+
+def looped(start: str, end: str) -> tuple[str, ...]:
+    return tuple(line.format(start=start, end=end) for line in LOOP)
+
+
+def branched(length: int) -> tuple[str, ...]:
+    """Passes over `length` bundles unless the first value is below 5."""
+    return (
+        *POPPED,
+        "%p1_p1 = scmp.ge.s32.totalorder %s10_s10, 5",
+        "%8 = sbr.rel (%p1_p1) target = $region7",
+        *[""] * 4,
+        *[""] * length,
+        "PF|%s4_s4 = smov 1 /* Start/End empty region 7 */",
+    )
+
+
+def test_what_decides_a_few_cycles_is_an_assumption() -> None:
+    run = simulate(*branched(100))
+    (assumption,) = run.assumptions
+    assert assumption.startswith("op.1: ")
+    assert run.cycles == 5000 + 1 + 10 + 100 + 1  # zero: nothing is passed over
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        branched(1000),
+        (*POPPED, *looped("0", "%s10_s10")),
+        (*POPPED, *looped("%s10_s10", "%s20_s20")),
+        (*POPPED, *looped("%s20_s20", "%s10_s10")),  # zero rounds as long as the second value is not the smaller one
+    ],
+)
+def test_what_decides_the_time_makes_it_unknown(body: tuple[str, ...]) -> None:
+    with pytest.raises(UnknownTimeError, match=r"op\.1"):
+        simulate(*body)
+
+
+def test_a_loop_without_end_is_no_time() -> None:
+    endless = (line.replace("scmp.lt", "scmp.ge") for line in looped("0", "%s10_s10"))
+    with pytest.raises(UnknownTimeError):
+        simulate(*POPPED, *endless)
+
+
+def test_in_a_kernel_nothing_is_assumed() -> None:
+    with pytest.raises(UnknownValueError) as raised:
+        simulate(*branched(100), hlo=KERNEL)
+    assert not isinstance(raised.value, UnknownTimeError)
+    assert Outcome.failed("x", raised.value).status == "unknown"
