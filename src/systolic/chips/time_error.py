@@ -70,7 +70,7 @@ class CheckedKind:
       programs: different programs that were compared.
       bias_percent: the median of published over simulated time, less 1.
       error_percent: nine of ten published times lie within so much of the simulated one; None: too few programs.
-      pairs: of programs of the same kernel.
+      ratio_programs: on this chip, with another one of the same kernel and like sizes, of any kind.
       ratio_percent: the same as `error_percent` of the ratio of two times of the same kernel.
       least_us: of the shortest program.
       most_copies_per_us: of the program with most copies, in its time.
@@ -81,7 +81,7 @@ class CheckedKind:
     programs: int
     bias_percent: float
     error_percent: float | None
-    pairs: int
+    ratio_programs: int
     ratio_percent: float | None
     least_us: float
     most_copies_per_us: float
@@ -194,14 +194,14 @@ def percent_text(percent: float) -> str:
 def ratio_error_percent(mine: TimeError, other: TimeError, *, same_kernel: bool) -> float | None:
     """How far the ratio of two simulated times may be off; None: not known.
 
-    Of the same kernel, it is what pairs of published times have shown. Otherwise both are off independently, and the
-    squares of their errors add up.
+    Both are off by their errors; where these are independent, their squares add up. Errors of one kernel are less so:
+    where published times of one kernel have shown that their ratio is off by less, it is.
     """
     if mine.percent is None or other.percent is None:
         return None
     apart = math.hypot(mine.percent, other.percent)
     paired = [each for each in (mine.ratio_percent, other.ratio_percent) if each is not None]
-    return max(paired) if same_kernel and len(paired) == 2 else apart
+    return min(max(paired), apart) if same_kernel and len(paired) == 2 else apart
 
 
 def ratio_verdict(ratio: float, error_percent: float | None) -> RatioVerdict:

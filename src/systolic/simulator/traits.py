@@ -16,7 +16,7 @@ def traits_of(run: SimulatedRun) -> ProgramTraits:
     pallas = sum(op.cycles for op in core.ops if op.is_pallas)
     return ProgramTraits(
         pallas_share=pallas / max(1, core.cycles),
-        matrix_share=run.matrix_busy_share,
+        matrix_share=core.matrix_busy_cycles / max(1, core.cycles * run.matrix_units),
         hbm_share=run.copy_busy_share,
         time_us=run.time_us,
         copies_per_us=core.copies / run.time_us if run.time_us else None,

@@ -10,6 +10,10 @@ fewer than three there is no number.
 
 Constants were fitted to some of the programs, which lie closer for that. With p constants fitted to N programs a
 deviation that is left out of the fit is larger by 1/(1 − p/N) on average (the leverage of a row), and counts so.
+
+Two times of the same kernel share much of what is wrong with either, so their ratio has an interval of its own: by the
+same rule, of how far a program of a kernel and the one nearest in its sizes lie apart. Programs that are compared with
+each other are nearer still, as a rule: they have equal sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +22,6 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from systolic.chips import Chip, chip
 from systolic.chips.constants import fittable
@@ -28,6 +31,7 @@ from systolic.validation.errors import WALL_CLOCK, ComparedRow
 
 _COVERED = 0.9
 _LEAST_PROGRAMS = 3
+_LIKE_SIZES = 2.0 + 1e-9  # the largest factor between sizes of programs whose ratio is looked at
 # What a host needs to send a call off is known to a seventh of it; of a time of which it is more, too little is known.
 _MOST_DISPATCH = 0.2
 
@@ -37,10 +41,12 @@ class Compared:
     """One published program: simulated, and timed once or several times.
 
     Attributes:
+      sizes: m, k and n.
       in_view: whether constants were fitted with it in view.
     """
 
     chip: str
+    sizes: tuple[int, int, int]
     device_us: float
     run: SimulatedRun
     in_view: bool
@@ -72,12 +78,29 @@ def compared_programs(rows: Iterable[ComparedRow], runs: Mapping[str, SimulatedR
     return [
         Compared(
             chip=shared[0].chip,
+            sizes=(shared[0].m or 1, shared[0].k or 1, shared[0].n or 1),
             device_us=statistics.median(row.published_us - row.dispatch_us for row in shared),
             run=runs[program],
             in_view=any(row.in_view for row in shared),
         )
         for program, shared in of_program.items()
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """A program, and by how much its deviation counts for more because constants were fitted with it in view."""
+
+    program: Compared
+    factor: float
+
+    @property
+    def counts(self) -> bool:
+        return math.isfinite(self.factor)
+
+    def apart(self, other: _Weighed) -> float:
+        difference = math.log1p(self.program.deviation) - math.log1p(other.program.deviation)
+        return abs(difference) * max(self.factor, other.factor)
 
 
 def time_errors(
@@ -92,11 +115,12 @@ def time_errors(
     kinds = []
     for name, record in records.items():
         widening = _widening(record, programs)
-        of_kind: dict[str, list[Compared]] = {}
-        for each in programs:
-            if each.chip == name and (kind := traits_of(each.run).kind):
-                of_kind.setdefault(kind, []).append(each)
-        kinds += [_checked(name, kind, alike, widening) for kind, alike in sorted(of_kind.items())]
+        of_chip = [_Weighed(each, widening if each.in_view else 1.0) for each in programs if each.chip == name]
+        apart = _apart(of_chip)
+        of_kind: dict[str, list[_Weighed]] = {}
+        for each in of_chip:
+            of_kind.setdefault(traits_of(each.program.run).kind, []).append(each)
+        kinds += [_checked(name, kind, alike, apart) for kind, alike in sorted(of_kind.items()) if kind]
     return TimeErrors(
         command=command,
         versions=dict(versions),
@@ -126,25 +150,46 @@ def _widening(known: Chip, programs: Sequence[Compared]) -> float:
     return seen / (seen - fitted) if seen > fitted else math.inf
 
 
-def _checked(name: str, kind: str, alike: Sequence[Compared], widening: float) -> CheckedKind:
-    factors = [widening if each.in_view else 1.0 for each in alike]
-    deviations = [each.deviation * by for each, by in zip(alike, factors, strict=True) if math.isfinite(by)]
-    pairs = [
-        abs(math.log((one.deviation + 1) / (other.deviation + 1))) * max(factors[at], factors[beside])
-        for (at, one), (beside, other) in combinations(enumerate(alike), 2)
-        if one.kernel == other.kernel != "" and math.isfinite(max(factors[at], factors[beside]))
-    ]
+def _checked(name: str, kind: str, alike: Sequence[_Weighed], apart: Sequence[float]) -> CheckedKind:
+    runs = [each.program.run for each in alike]
+    deviations = [each.program.deviation * each.factor for each in alike if each.counts]
+    with_another = apart if any(each.program.kernel for each in alike) else ()
     return CheckedKind(
         chip=name,
         kind=kind,
         programs=len(deviations),
-        bias_percent=round(100 * statistics.median(each.deviation for each in alike), 2),
+        bias_percent=round(100 * statistics.median(each.program.deviation for each in alike), 2),
         error_percent=_percent(half_width(deviations)),
-        pairs=len(pairs),
-        ratio_percent=_percent(half_width(pairs)),
-        least_us=round(min(each.run.time_us for each in alike), 2),
-        most_copies_per_us=round(max(traits_of(each.run).copies_per_us or 0.0 for each in alike), 3),
+        ratio_programs=len(with_another),
+        ratio_percent=_percent(half_width(with_another)),
+        least_us=round(min(run.time_us for run in runs), 2),
+        most_copies_per_us=round(max(traits_of(run).copies_per_us or 0.0 for run in runs), 3),
     )
+
+
+def _apart(programs: Sequence[_Weighed]) -> list[float]:
+    """How far each program's deviation is from that of the one of the same kernel that is nearest in its sizes.
+
+    None of its sizes may be more than twice as large or as small. A program that is the nearest of several counts with
+    each.
+    """
+    known = [each for each in programs if each.program.kernel and each.counts]
+    found = []
+    for one in known:
+        others = [
+            (_distance(one.program, other.program), one.apart(other))
+            for other in known
+            if other is not one and other.program.kernel == one.program.kernel
+        ]
+        distance, apart = min(others, default=(math.inf, 0.0))
+        if distance <= math.log(_LIKE_SIZES):
+            found.append(apart)
+    return found
+
+
+def _distance(one: Compared, other: Compared) -> float:
+    """The largest factor between two sizes, as a logarithm."""
+    return max((abs(math.log(a / b)) for a, b in zip(one.sizes, other.sizes, strict=True)), default=0.0)
 
 
 def _percent(share: float | None) -> float | None:
