@@ -47,6 +47,7 @@ def program(number: int) -> CompiledProgram:
     return CompiledProgram(
         listings={"TLP": f"bundles of {number}\n" * (1000 + number), "mm.1": "more é"},
         utilization={"TLP": "table"},
+        sparse_listings={},
         vmem_report="{}",
         top_level_hlo=f"HloModule m{number}",
         generated_code_bytes=number,

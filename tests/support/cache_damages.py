@@ -20,6 +20,7 @@ from systolic.compiler import CompiledProgram, CompilerRefusal, ProgramCache
 PROGRAM = CompiledProgram(
     listings={"TLP": "bundles é" * 2_000, "mm.1": "more"},
     utilization={"TLP": "table"},
+    sparse_listings={"gather": "scs"},
     vmem_report="{}",
     top_level_hlo="HloModule m",
     generated_code_bytes=1,

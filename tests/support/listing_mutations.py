@@ -122,7 +122,8 @@ def mutated_program(program: CompiledProgram, seed: int) -> CompiledProgram:
 def compiled_programs() -> list[CompiledProgram]:
     """Small programs as the compiler left them, of four chips; `compile_programs.py` made them."""
     file = Path(__file__).parents[1] / "data" / "compiled_programs.json.gz"
-    return [CompiledProgram(**each) for each in json.loads(gzip.decompress(file.read_bytes()))]
+    known = json.loads(gzip.decompress(file.read_bytes()))
+    return [CompiledProgram(**{"sparse_listings": {}, **each}) for each in known]
 
 
 _STATEMENTS = (ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Assign, ast.AugAssign, ast.If, ast.While)
@@ -131,33 +132,43 @@ _EXPRESSIONS = (ast.Name, ast.Constant, ast.Tuple, ast.List, ast.Starred, ast.Ca
 _EXPRESSIONS += (ast.IfExp, ast.Subscript, ast.Slice, ast.Attribute, ast.operator, ast.unaryop, ast.cmpop)
 _EXPRESSIONS += (ast.expr_context,)
 _REGISTER = re.compile(
-    r"[spwxdnq]\d+|m_\w+|_|r|t|sequencer|block|iterations|limit|jump|nothing|vector|Unknown", re.ASCII
+    r"[spwxdnq]\d+|m_\w+|_|r|t|sequencer|block|iterations|limit|jump|nothing|vector|Unknown|machine|cycle|computed",
+    re.ASCII,
 )
 _CALLED = (
     "start wait blocked add put segment load store call send receive signal move word operand parameter wait_for_value "
     "pushed lap left count too_long float_compare float_from_signed float_result larger leading_zeros rounded_float "
-    "signed_division signed_from_float signed_from_whole_float smaller"
+    "signed_division signed_from_float signed_from_whole_float smaller send_descriptor wait_for_sparse_core "
+    "stream copy task barrier read_argument write_argument lanes round tile core"
 )
 
 
 def check_generated_code(prepared: PreparedProgram) -> None:
     """Fails where the code that was made of listings is more than arithmetic on registers and calls of the model."""
+    sources = [translation.source for translation in prepared.translations.values()]
+    for program in prepared.sparse_programs:
+        sources += [function.source for function in (program.scs, program.tec) if function is not None]
+    for source in sources:
+        check_source(source)
+
+
+def check_source(source: str) -> None:
+    """Fails where a text of Python is more than arithmetic on registers and calls of the model."""
     called = set(_CALLED.split())
-    for translation in prepared.translations.values():
-        for node in ast.walk(ast.parse(translation.source)):
-            assert isinstance(node, (*_STATEMENTS, *_EXPRESSIONS)), ast.dump(node)
-            if isinstance(node, ast.Name):
-                assert node.id in called or _REGISTER.fullmatch(node.id), node.id
-            elif isinstance(node, ast.Constant):
-                assert type(node.value) in (int, str, bool, type(None)), node.value
-            elif isinstance(node, ast.Call):
-                pops = isinstance(node.func, ast.Attribute) and node.func.attr == "pop"
-                assert pops or (isinstance(node.func, ast.Name) and node.func.id in called), ast.dump(node)
-            elif isinstance(node, ast.Attribute):
-                of_sequencer = re.fullmatch(
-                    r"sequencer\.[a-z]\w*|sequencer\.iterations\.left", ast.unparse(node), re.ASCII
-                )
-                assert of_sequencer or node.attr in ("pop", "__class__"), ast.dump(node)
+    for node in ast.walk(ast.parse(source)):
+        assert isinstance(node, (*_STATEMENTS, *_EXPRESSIONS)), ast.dump(node)
+        if isinstance(node, ast.Name):
+            assert node.id in called or _REGISTER.fullmatch(node.id), node.id
+        elif isinstance(node, ast.Constant):
+            assert type(node.value) in (int, str, bool, type(None)), node.value
+        elif isinstance(node, ast.Call):
+            pops = isinstance(node.func, ast.Attribute) and node.func.attr == "pop"
+            assert pops or (isinstance(node.func, ast.Name) and node.func.id in called), ast.dump(node)
+        elif isinstance(node, ast.Attribute):
+            of_sequencer = re.fullmatch(
+                r"(?:sequencer|machine)\.[a-z]\w*|sequencer\.iterations\.left", ast.unparse(node), re.ASCII
+            )
+            assert of_sequencer or node.attr in ("pop", "__class__"), ast.dump(node)
 
 
 def read_and_run(program: CompiledProgram, chip: Chip, max_iterations: int = 2000) -> SimulatedRun:

@@ -64,7 +64,10 @@ def imported(tree: ast.Module) -> Iterator[str]:
 RUNS_CODE = {
     "pickle": {"bugs", "compiler/pool", "compiler/process", "compiler/worker"},  # between a process and its workers
     "cloudpickle": {"compiler/pickling", "compiler/worker"},
-    "exec": {"simulator/translating/translate"},  # what it makes itself, of `translating/literals.py`
+    "exec": {
+        "simulator/translating/translate",
+        "simulator/sparse_core/translate",
+    },  # what it makes itself, of `translating/literals.py`
     **{name: set[str]() for name in ("eval", "marshal", "shelve", "dill", "joblib", "diskcache")},
 }
 

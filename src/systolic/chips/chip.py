@@ -46,6 +46,21 @@ class MachineModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SparseCoreModel:
+    """What the simulator needs to know of **one SparseCore**. Each field has its source in `Chip.sources`.
+
+    Cycles are cycles of its `clock_hz`.
+    """
+
+    cores_per_device: int
+    tiles_per_core: int
+    clock_hz: float
+    stream_bytes_per_s: float  # of one tile in one direction
+    stream_latency_cycles: int  # from a stream's last byte to its flag being seen
+    index_cycles: float  # a stream with a list of indices takes so long for each, where its bytes take less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepEstimate:
     """Constants by which `cost.estimate` estimates how long a step of a kernel takes that was never simulated.
 
@@ -117,8 +132,8 @@ class Chip:
 
     A generation with several clock states is one chip a state: `v7x` runs in the default state, `v7x@p7` in another.
 
-    `sources` names for each field, and for each field of `machine` as `machine.NAME`, where the number is from; clock
-    states name theirs, and compiler flags are the user's.
+    `sources` names for each field, and for each field of `machine` as `machine.NAME` and of `sparse_core` as
+    `sparse_core.NAME`, where the number is from; clock states name theirs, and compiler flags are the user's.
     """
 
     name: str  # in lower case; behind an @, the clock state where it is not the default one
@@ -143,6 +158,7 @@ class Chip:
     emulated_dtypes: Mapping[str, str]  # accepted, but converted first: dtype → what it is converted to
     dot_operands: DotOperands  # what a dot in a kernel takes
     machine: MachineModel
+    sparse_core: SparseCoreModel | None  # None: the chip has none that are simulated
     step_estimate: StepEstimate
     cloud: CloudOffer | NotOffered
     seen_rows: tuple[SeenRows, ...]  # besides those of a tuning cache, which were in view for every chip

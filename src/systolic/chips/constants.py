@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from systolic.chips.chip import Chip, MachineModel
+from systolic.chips.chip import Chip, MachineModel, SparseCoreModel
 from systolic.untrusted import UntrustedError, read_json, shown
 
 _LARGEST = 1e18  # above every rate, in hertz and bytes a second
@@ -83,6 +83,9 @@ def with_constants(chip: Chip, fitted: FittedConstants) -> Chip:
     return replace(chip, machine=replace(chip.machine, **machine), sources=sources)
 
 
+_SPARSE_COUNTS = ("cores_per_device", "tiles_per_core")
+
+
 def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
     """Checks that a program that was prepared for one machine model can run on another.
 
@@ -105,6 +108,20 @@ def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
         value = getattr(machine, field.name)
         for each in value.values() if isinstance(value, Mapping) else (value,):
             _check_possible(field.name, each, whole=field.type == "int")
+
+
+def check_sparse_core(given: SparseCoreModel | None, known: SparseCoreModel | None) -> None:
+    """Checks that constants of SparseCores are those of a chip that has as many cores and tiles.
+
+    Raises:
+      ConstantsError: it has none, or others, or a value is one that no hardware has.
+    """
+    if given is None and known is None:
+        return
+    if given is None or known is None or any(getattr(given, name) != getattr(known, name) for name in _SPARSE_COUNTS):
+        raise ConstantsError("its SparseCores are not those of the chip")
+    for field in fields(SparseCoreModel):
+        _check_possible(field.name, getattr(given, field.name), whole=field.type == "int")
 
 
 def _check_possible(name: str, value: Any, *, whole: bool) -> None:

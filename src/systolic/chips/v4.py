@@ -73,6 +73,7 @@ V4 = Chip(
         hbm_pointer_bytes=512,
         vmem_address_bytes=512,
     ),
+    sparse_core=None,
     step_estimate=V5E.step_estimate,
     cloud=CloudOffer(
         accelerator_type="v4-8",  # the API counts cores, and the smallest machine has four chips
@@ -102,6 +103,7 @@ V4 = Chip(
         "peak_clock_hz": _PEAK,
         "emulated_dtypes": _LISTING,
         "dot_operands": _DOTS,
+        "sparse_core": "its SparseCores are not simulated: nothing hands them work",
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,
         "seen_rows": "no rows are published",

@@ -83,6 +83,7 @@ V5E = Chip(
         hbm_pointer_bytes=512,
         vmem_address_bytes=32,
     ),
+    sparse_core=None,
     step_estimate=StepEstimate(
         fill_cycles=93,
         drain_cycles_per_row=0.004,
@@ -124,6 +125,7 @@ V5E = Chip(
         "peak_clock_hz": _PEAK,
         "emulated_dtypes": _LISTING,
         "dot_operands": _DOTS,
+        "sparse_core": "it has none",
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,
         "seen_rows": "those of dense tiles of 128³, by which machine.dma_latency_cycles was chosen",

@@ -1,6 +1,6 @@
 """TPU v5p."""
 
-from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel
+from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel, SparseCoreModel
 from systolic.chips.v5e import V5E
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
@@ -18,6 +18,11 @@ _DOTS = (
     "128 × 256 × 128 product with libtpu 0.0.42.1: as on v5e"
 )
 _ESTIMATE = "not fitted: it has v5e's matrix units, and takes its numbers"
+_TILES = "JAX's own table of chips (jax.experimental.pallas.tpu.get_tpu_info)"
+_SPARSE_CLOCK = "assumed: the TensorCore's; none is published, and what was checked hardly feels it"
+_STREAMS = "assumed: 32 bytes a cycle, about what a published time shows on v7x; no published time checks it here"
+_STREAM_LATENCY = "assumed: that of the TensorCore's copies, which was fitted"
+_INDICES = "assumed: one granule of 32 bytes a cycle; no row was checked that would show more"
 _CLOUD = (
     "accelerator type: the page of this TPU version beneath "
     "https://cloud.google.com/tpu/docs/system-architecture-tpu-vm; runtime version: "
@@ -71,6 +76,14 @@ V5P = Chip(
         hbm_pointer_bytes=32,
         vmem_address_bytes=32,
     ),
+    sparse_core=SparseCoreModel(
+        cores_per_device=4,
+        tiles_per_core=16,
+        clock_hz=1.75e9,
+        stream_bytes_per_s=56e9,
+        stream_latency_cycles=1195,
+        index_cycles=1.0,
+    ),
     step_estimate=V5E.step_estimate,
     cloud=CloudOffer(
         accelerator_type="v5p-8",  # the API counts cores, and the smallest machine has four chips
@@ -104,6 +117,12 @@ V5P = Chip(
         "cloud": _CLOUD,
         "seen_rows": "none but those of the tuning cache",
         "bars": _ASKED,
+        "sparse_core.cores_per_device": _TILES,
+        "sparse_core.tiles_per_core": _TILES,
+        "sparse_core.clock_hz": _SPARSE_CLOCK,
+        "sparse_core.stream_bytes_per_s": _STREAMS,
+        "sparse_core.stream_latency_cycles": _STREAM_LATENCY,
+        "sparse_core.index_cycles": _INDICES,
         "machine.clock_hz": _PEAK,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,

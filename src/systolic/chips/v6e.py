@@ -1,6 +1,6 @@
 """TPU v6e (Trillium)."""
 
-from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel, SeenRows, StepEstimate
+from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel, SeenRows, SparseCoreModel, StepEstimate
 from systolic.chips.v5e import V5E
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
@@ -24,6 +24,11 @@ _ESTIMATE = (
     "times: fitted to 98 simulated bfloat16 kernels, of the products that benchmarks/step_estimate.py calls fitted, by "
     "their mean error in per cent; code: set by hand beside those kernels and the ones of the suites"
 )
+_TILES = "JAX's own table of chips (jax.experimental.pallas.tpu.get_tpu_info)"
+_SPARSE_CLOCK = "assumed: the TensorCore's; none is published, and what was checked hardly feels it"
+_STREAMS = "assumed: 32 bytes a cycle, about what a published time shows on v7x; no published time checks it here"
+_STREAM_LATENCY = "assumed: that of the TensorCore's copies, which was fitted"
+_INDICES = "assumed: one granule of 32 bytes a cycle; no row was checked that would show more"
 _CLOUD = (
     "accelerator type: the page of this TPU version beneath "
     "https://cloud.google.com/tpu/docs/system-architecture-tpu-vm; runtime version: "
@@ -77,6 +82,14 @@ V6E = Chip(
         hbm_pointer_bytes=32,
         vmem_address_bytes=32,
     ),
+    sparse_core=SparseCoreModel(
+        cores_per_device=2,
+        tiles_per_core=16,
+        clock_hz=1.75e9,
+        stream_bytes_per_s=56e9,
+        stream_latency_cycles=997,
+        index_cycles=1.0,
+    ),
     step_estimate=StepEstimate(
         fill_cycles=127,
         drain_cycles_per_row=0.067,
@@ -122,6 +135,12 @@ V6E = Chip(
         "cloud": _CLOUD,
         "seen_rows": "XLA's 4096³, which was looked at while machine.hbm_run_cycles was fitted",
         "bars": _ASKED,
+        "sparse_core.cores_per_device": _TILES,
+        "sparse_core.tiles_per_core": _TILES,
+        "sparse_core.clock_hz": _SPARSE_CLOCK,
+        "sparse_core.stream_bytes_per_s": _STREAMS,
+        "sparse_core.stream_latency_cycles": _STREAM_LATENCY,
+        "sparse_core.index_cycles": _INDICES,
         "machine.clock_hz": _PEAK,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,

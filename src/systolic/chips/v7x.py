@@ -1,7 +1,16 @@
 """TPU7x (Ironwood)."""
 
 from systolic.chips.arithmetic import DotOperands
-from systolic.chips.chip import BenchBars, Chip, ClockState, MachineModel, NotOffered, SeenRows, StepEstimate
+from systolic.chips.chip import (
+    BenchBars,
+    Chip,
+    ClockState,
+    MachineModel,
+    NotOffered,
+    SeenRows,
+    SparseCoreModel,
+    StepEstimate,
+)
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
 _COMPILER = "libtpu 0.0.42.1: tpu7x:2x2x1 compiles as this device kind; VMEM limits as its refusals name them"
@@ -38,6 +47,14 @@ _ESTIMATE = (
     "times: fitted to 98 simulated bfloat16 kernels, of the products that benchmarks/step_estimate.py calls fitted, by "
     "their mean error in per cent; code: set by hand beside those kernels and the ones of the suites"
 )
+_TILES = "JAX's own table of chips (jax.experimental.pallas.tpu.get_tpu_info)"
+_SPARSE_CLOCK = "assumed: the TensorCore's; none is published, and what was checked hardly feels it"
+_STREAMS = (
+    "fitted to one published time, 4.05 ms for 4,194,304 rows of 512 bytes by the 16 tiles of each core (JAX's "
+    "pages on SparseCores), with the other constants as they are; it is 33 bytes a cycle of the peak clock"
+)
+_STREAM_LATENCY = "assumed: that of the TensorCore's copies, which was fitted"
+_INDICES = "assumed: one granule of 32 bytes a cycle; no row was checked that would show more"
 _CLOUD = (
     'https://cloud.google.com/tpu/docs/create-tpu-vm: "The Cloud TPU API is not supported on TPU7x and later TPU '
     'versions."'
@@ -91,6 +108,14 @@ V7X = Chip(
         hbm_pointer_bytes=32,
         vmem_address_bytes=32,
     ),
+    sparse_core=SparseCoreModel(
+        cores_per_device=2,
+        tiles_per_core=16,
+        clock_hz=1.87e9,
+        stream_bytes_per_s=72.6e9,
+        stream_latency_cycles=1950,
+        index_cycles=1.0,
+    ),
     step_estimate=StepEstimate(
         fill_cycles=75,
         drain_cycles_per_row=0.226,
@@ -140,6 +165,12 @@ V7X = Chip(
         "cloud": _CLOUD,
         "seen_rows": "those of the tuning cache, and products that were looked at when the clock of p7 was chosen",
         "bars": _ASKED,
+        "sparse_core.cores_per_device": _TILES,
+        "sparse_core.tiles_per_core": _TILES,
+        "sparse_core.clock_hz": _SPARSE_CLOCK,
+        "sparse_core.stream_bytes_per_s": _STREAMS,
+        "sparse_core.stream_latency_cycles": _STREAM_LATENCY,
+        "sparse_core.index_cycles": _INDICES,
         "machine.clock_hz": _DEFAULT_STATE.source,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,

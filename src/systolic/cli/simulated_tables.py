@@ -10,7 +10,7 @@ from systolic.report.columns import Column, numeric, textual
 from systolic.report.explained_tables import units_table
 from systolic.report.time_errors import time_text
 from systolic.schedule import MIB
-from systolic.simulator import CopySize, OpRun, SimulatedRun
+from systolic.simulator import CopySize, OpRun, SimulatedRun, SparseCoreRun, SparseOpRun
 
 _MOST_OPS = 20
 _MOST_COPIES = 8
@@ -20,7 +20,7 @@ def show_run(out: Console, title: str, run: SimulatedRun) -> None:
     """Prints a verdict, and tables of operations, loops, units and copies."""
     core = run.later_core
     time = escape(time_text(run.time_us, run.error))
-    out.print(f"[bold]{run.chip}[/] {escape(title)}: [bold]simulated {time}[/]{_verdict(run)}")
+    out.print(f"[bold]{run.chip}[/] {escape(title)}: [bold]{run.provenance} {time}[/]{_verdict(run)}")
     if len(run.cores) > 1:
         shares = ", ".join(f"core {each.core} {each.cycles / max(1, run.cycles):.0%}" for each in run.cores)
         out.print(f"two cores, of which the later counts: {shares} of the time")
@@ -42,6 +42,9 @@ def show_run(out: Console, title: str, run: SimulatedRun) -> None:
             total = sum(size.size_bytes * size.count for size in rest)
             copies = sum(size.count for size in rest)
             out.print(f"and {len(rest)} other kinds: {copies:,} copies of {total / 1e6:,.2f} MB")
+    if run.sparse_cores:
+        out.print("")
+        show_table(out, _sparse_columns(run), [(core, op) for core in run.sparse_cores for op in core.ops])
     for assumption in run.assumptions:
         out.print(f"assumed: {escape(assumption)}")
 
@@ -61,6 +64,17 @@ def _verdict(run: SimulatedRun) -> str:
     if run.prefetch_cycles:
         parts.append(f"a first call takes {run.prefetch_us:,.1f} µs longer (prefetch of an argument)")
     return "; ".join(parts)
+
+
+def _sparse_columns(run: SimulatedRun) -> tuple[Column[tuple[SparseCoreRun, SparseOpRun]], ...]:
+    scale = 1e6 / run.clock_hz
+    return (
+        numeric("SparseCore", lambda row: row[0].core),
+        textual("program", lambda row: row[1].name),
+        numeric("from µs", lambda row: row[1].begin_cycles * scale, ",.2f"),
+        numeric("to µs", lambda row: row[1].end_cycles * scale, ",.2f"),
+        numeric("modelled µs", lambda row: (row[1].end_cycles - row[1].begin_cycles) * scale, ",.2f"),
+    )
 
 
 def _op_columns(run: SimulatedRun) -> tuple[Column[OpRun], ...]:

@@ -24,7 +24,7 @@ _MOST_HEAD_BYTES = 8 * 2**20
 _COMPRESSION_LEVEL = 1
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
-_TEXTS_BY_NAME = ("listings", "utilization")
+_TEXTS_BY_NAME = ("listings", "utilization", "sparse_listings")
 _TEXTS = ("vmem_report", "top_level_hlo")
 # The types of a field, by its annotation. True is no number here, as it is one to Python.
 _TYPES = {"int": (int,), "str": (str,), "float": (float, int), "float | None": (float, int, NoneType)}

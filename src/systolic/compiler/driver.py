@@ -28,11 +28,11 @@ from systolic.compiler.worker import DUMP_VARIABLE
 # jax is imported inside the functions: this module's names are needed in processes that never compile.
 
 # Part of every key: a change to what an entry holds, or to how a program is obtained, needs a new number.
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 3
 
-# XLA hands gathers, scatters and sorts to the SparseCores where it can, on v6e and later. What those do is not in the
-# listings, so their work stays on the TensorCore.
-_SPARSE_CORE_WORK = ("copy", "gather", "reduce", "reshape", "scatter", "sort")
+# XLA hands gathers, scatters and sorts to the SparseCores where it can. What they do with a scatter depends on which of
+# its indices are equal, which nothing here knows, so that scatters stay on the TensorCore.
+_SPARSE_CORE_WORK = ("scatter",)
 _COMPILER_OPTIONS = {f"xla_tpu_enable_offloading_{work}_to_sparsecore": "false" for work in _SPARSE_CORE_WORK}
 
 
@@ -267,6 +267,7 @@ def _program(compiled: Any, left: Dump, *, target: Target, compile_s: float, key
     return CompiledProgram(
         listings=left.listings,
         utilization=left.utilization,
+        sparse_listings=left.sparse_listings,
         vmem_report=left.vmem_report,
         top_level_hlo=left.top_level_hlo,
         generated_code_bytes=memory.generated_code_size_in_bytes,

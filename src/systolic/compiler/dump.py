@@ -22,6 +22,11 @@ _VMEM_FILE = re.compile(rf"\d+-{TOP_LEVEL}-\d+-vmem_report\.html")
 # The report is a page that draws what stands in it as JSON.
 _VMEM_DATA = re.compile(r"\bconst DATA ?= ?(?=\{)")
 _HLO_FILE = re.compile(rf"\d+-{TOP_LEVEL}-hlo\.txt")
+_SPARSE_FILE = re.compile(r"(?P<name>.+)_(?P<stamp>\d+)_bundles\.txt")
+# Where SparseCores' programs go. libtpu does not make the folder.
+_SPARSE_FOLDER = "sparse"
+# Set-up before the first SparseCore program, and cleaning behind the last, have one name.
+_SPARSE_START = "sc-start."
 _CUT_NAME = re.compile(r"(?P<start>.{100,})-\d{10,20}")
 _CALL = re.compile(r"= (?:inlined_)?call\b[^/=\n]*/\* %(?P<name>\S+)")
 
@@ -41,6 +46,7 @@ def dump_flags(folder: Path) -> tuple[str, ...]:
         # Equal operations share their code, and only one of them gets a listing unless this asks for all. The machine
         # code is the same size with and without.
         "--xla_jf_hlo_deduplication_all_unique=true",
+        f"--xla_sc_dump_bundles_to={folder / _SPARSE_FOLDER}",
     )
 
 
@@ -53,12 +59,15 @@ class Dump:
         utilization: for each of them, how many instructions every bundle issues on which unit.
         top_level_hlo: the scheduled HLO.
         vmem_report: what is in VMEM, operation by operation, as JSON; "" if the compiler left none.
+        sparse_listings: the final listing of every program of the SparseCores, by name, in the order in which they were
+            compiled.
     """
 
     listings: dict[str, str]
     utilization: dict[str, str]
     top_level_hlo: str
     vmem_report: str
+    sparse_listings: dict[str, str]
 
 
 def read_dump(folder: Path) -> Dump:
@@ -106,17 +115,30 @@ def read_dump(folder: Path) -> Dump:
         utilization={name: text for name, text in utilization.items() if name in listings},
         top_level_hlo=hlo[0],
         vmem_report=vmem_report,
+        sparse_listings=_sparse_listings(folder / _SPARSE_FOLDER),
     )
 
 
+def _sparse_listings(folder: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    files = [(_SPARSE_FILE.fullmatch(file.name), file) for file in folder.iterdir()] if folder.is_dir() else []
+    stamped = sorted((int(match["stamp"]), match["name"], file) for match, file in files if match is not None)
+    for _, name, file in stamped:
+        # Whatever else is there twice was compiled anew, and the later one is the program's.
+        key = f"{name} again" if name.startswith(_SPARSE_START) and name in found else name
+        found[key] = _text(file)
+    return found
+
+
 def empty_dump(folder: Path) -> None:
-    """Remove everything in `folder`, which is made if it is not there."""
+    """Remove everything in `folder`, which is made if it is not there, and what libtpu expects in it."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+    (folder / _SPARSE_FOLDER).mkdir(exist_ok=True)
 
 
 def _age(file: Path) -> tuple[int, str]:

@@ -35,6 +35,8 @@ class CompiledProgram:
         listings: the final instruction listing of every part: "TLP" is the top-level program, any other key the name of
             the HLO operation that it calls, such as "fusion" or "mm.1".
         utilization: for each of them, the compiler's table of how many instructions a bundle issues on which unit.
+        sparse_listings: the final listing of every program of the SparseCores, by the name of the operation that starts
+            it, in the order in which they were compiled; empty where they have nothing to do.
         vmem_report: what the compiler keeps in VMEM, operation by operation, as JSON; "" where it left no report.
         top_level_hlo: the optimised and scheduled HLO of the whole program.
         generated_code_bytes: size of the machine code.
@@ -53,6 +55,7 @@ class CompiledProgram:
 
     listings: Mapping[str, str]
     utilization: Mapping[str, str]
+    sparse_listings: Mapping[str, str]
     vmem_report: str
     top_level_hlo: str
     generated_code_bytes: int

@@ -75,6 +75,8 @@ def _result(part: Part, chip: Chip, run: Future[RunOutcome] | None, timed: Outco
         status = "wrong"
         reason = "; ".join(str(each) for each in checked.findings) or f"the run found none of {', '.join(part.finds)}"
     simulated = timed.run
+    if status == "ok" and simulated is not None and simulated.provenance != "simulated":
+        reason = simulated.provenance  # what worked were SparseCores
     return PartResult(
         part=part.name,
         chip=chip.name,

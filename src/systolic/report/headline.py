@@ -37,7 +37,7 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
     run = explanation.run
     found = [
         Figure(
-            title="simulated time",
+            title=f"{explanation.run.provenance} time",
             value=us(run.time_us),
             unit=f"µs {run.error.words}",
             beside=f"{run.cycles:,} cycles at {run.clock_hz / 1e9:.2f} GHz"

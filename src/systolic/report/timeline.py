@@ -81,13 +81,15 @@ def activity(span: Span) -> Activity:
 
 
 def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MOST_BARS) -> View:
-    """Collects the later core's spans from `begin_us` to `end_us`, and as much again on either side."""
+    """Collects the later core's spans and SparseCores' programs from `begin_us` to `end_us`, and as much around it."""
     core, scale = run.later_core, 1e6 / run.clock_hz
     begin, end = begin_us / scale, end_us / scale
     around = end - begin
+    sparse = {id(span): f"SparseCore {each.core}" for each in run.sparse_cores for span in each.spans}
     # One operation fills the plot from end to end, and says nothing.
-    one = len({op.name for op in core.ops}) < 2
+    one = len({op.name for op in core.ops}) < 2 and not sparse
     spans = [span for span in core.spans if not (one and span.kind == "op")]
+    spans += [span for each in run.sparse_cores for span in each.spans if span.kind == "op"]
     inside = [span for span in spans if span.end_cycles > begin and span.begin_cycles < end]
     left_out = max(0, len(inside) - most)
     if left_out:
@@ -105,7 +107,7 @@ def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MOST_
     lane_of = {id(span): f"copies {lane + 1}" for span, lane in zip(copies, pack(copies), strict=True)}
     bars = [
         Bar(
-            lane=lane_of.get(id(span), TITLES[activity(span)]),
+            lane=sparse.get(id(span)) or lane_of.get(id(span), TITLES[activity(span)]),
             activity=activity(span),
             begin_us=span.begin_cycles * scale,
             end_us=span.end_cycles * scale,
@@ -115,7 +117,12 @@ def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MOST_
         for span in chosen
     ]
     used = {bar.lane for bar in bars}
-    lanes = [TITLES["op"], TITLES["round"], *sorted(set(lane_of.values()), key=lambda lane: int(lane.split()[1]))]
+    lanes = [
+        TITLES["op"],
+        *sorted(set(sparse.values())),
+        TITLES["round"],
+        *sorted(set(lane_of.values()), key=lambda lane: int(lane.split()[1])),
+    ]
     lanes += [TITLES[kind] for kind in ("matrix", "code", "wait")]
     return View(lanes=tuple(lane for lane in lanes if lane in used), bars=tuple(bars), left_out=left_out)
 

@@ -14,20 +14,23 @@ _FIRST_COPY_ROW = 10
 
 
 def chrome_trace(run: SimulatedRun, *, title: str) -> dict[str, Any]:
-    """Writes the timeline of a run in the Trace Event Format (JSON object form): times in µs, a process for each core.
+    """Writes the timeline of a run in the Trace Event Format (JSON object form): times in µs, a process for each
+    TensorCore, and for each SparseCore its programs, and streams and waits of its first tile.
 
     What the timeline left out is in the metadata: `spans_left_out`.
     """
     scale = 1e6 / run.clock_hz
     events: list[dict[str, Any]] = []
-    for core in run.cores:
-        events.append(_named("process_name", core.core, 0, f"{title}, core {core.core} of {run.chip} (simulated)"))
-        events += [_named("thread_name", core.core, row, name) for row, name in _NAMES.items()]
-        copies = [span for span in core.spans if span.kind == "copy"]
+    processes = [(f"TensorCore {core.core}", "simulated", core.spans) for core in run.cores]
+    processes += [(f"SparseCore {core.core}", "modelled", core.spans) for core in run.sparse_cores]
+    for process, (name, provenance, spans) in enumerate(processes):
+        events.append(_named("process_name", process, 0, f"{title}, {name} of {run.chip} ({provenance})"))
+        events += [_named("thread_name", process, row, name) for row, name in _NAMES.items()]
+        copies = [span for span in spans if span.kind == "copy"]
         lanes = dict(zip(map(id, copies), pack(copies), strict=True))
         names = {_FIRST_COPY_ROW + lane: f"copies {lane}" for lane in sorted(set(lanes.values()))}
-        events += [_named("thread_name", core.core, row, name) for row, name in names.items()]
-        for span in core.spans:
+        events += [_named("thread_name", process, row, name) for row, name in names.items()]
+        for span in spans:
             row = _ROWS[span.kind] if span.kind in _ROWS else _FIRST_COPY_ROW + lanes[id(span)]
             events.append(
                 {
@@ -36,7 +39,7 @@ def chrome_trace(run: SimulatedRun, *, title: str) -> dict[str, Any]:
                     "ph": "X",
                     "ts": span.begin_cycles * scale,
                     "dur": (span.end_cycles - span.begin_cycles) * scale,
-                    "pid": core.core,
+                    "pid": process,
                     "tid": row,
                     "args": _details(span),
                 }
@@ -46,9 +49,9 @@ def chrome_trace(run: SimulatedRun, *, title: str) -> dict[str, Any]:
         "displayTimeUnit": "ns",
         "otherData": {
             "chip": run.chip,
-            "provenance": "simulated",
+            "provenance": run.provenance,
             "clock_hz": run.clock_hz,
-            "spans_left_out": sum(core.spans_left_out for core in run.cores),
+            "spans_left_out": sum(core.spans_left_out for core in (*run.cores, *run.sparse_cores)),
         },
     }
 

@@ -6,7 +6,16 @@ from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.hlo import HloParameter, HloShape, TopLevelHlo, parse_hlo
-from systolic.simulator.records import CopySize, CoreRun, OpRun, RegionRun, SimulatedRun, VmemBuffer
+from systolic.simulator.records import (
+    CopySize,
+    CoreRun,
+    OpRun,
+    RegionRun,
+    SimulatedRun,
+    SparseCoreRun,
+    SparseOpRun,
+    VmemBuffer,
+)
 from systolic.simulator.run import PreparedProgram, prepare_listings
 from systolic.simulator.traits import kernel_name, same_kernel, traits_of
 
@@ -22,6 +31,8 @@ __all__ = [
     "SimulatedRun",
     "SimulationError",
     "Span",
+    "SparseCoreRun",
+    "SparseOpRun",
     "TopLevelHlo",
     "Unknown",
     "UnknownTimeError",

@@ -22,6 +22,8 @@ from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.records import CopySize, CoreRun, OpRun, RegionRun
 from systolic.simulator.results import ResultPointers
 from systolic.simulator.sequencer import Mailboxes, Passed, Progress, Sequencer
+from systolic.simulator.sparse_core.device import SparseCores
+from systolic.simulator.sparse_core.translate import SparseProgram
 from systolic.simulator.translating.names import parameter_address
 from systolic.simulator.translating.translate import Translation
 
@@ -41,6 +43,7 @@ class DeviceSetup:
 
     chip: Chip
     translations: Mapping[str, Translation]
+    sparse_programs: Sequence[SparseProgram]
     uses: Mapping[str, BlockUse]
     hlo: TopLevelHlo | None
     parameters: Sequence[Words | Unknown]  # contents, by number
@@ -57,12 +60,19 @@ class Core:
     """One core, ready to run the top-level program."""
 
     def __init__(
-        self, setup: DeviceSetup, dma: DmaEngine, mailboxes: Mailboxes, number: int, timeline: Timeline | None
+        self,
+        setup: DeviceSetup,
+        dma: DmaEngine,
+        mailboxes: Mailboxes,
+        sparse_cores: SparseCores,
+        number: int,
+        timeline: Timeline | None,
     ) -> None:
         self._setup = setup
         self._dma = dma
         self._mailboxes = mailboxes
-        self._number = number
+        self._sparse_cores = sparse_cores
+        self._number = self.number = number
         self._timeline = timeline
         self._iterations = IterationBudget(setup.max_iterations)
         results = ResultPointers(words=setup.pointers, others=setup.initial, hlo=setup.hlo, parameter=self._parameter)
@@ -116,6 +126,7 @@ class Core:
             model=self._setup.chip.machine,
             iterations=self._iterations,
             assumption=Assumption(self._setup.progression) if name in self._setup.assumed else None,
+            sparse_cores=self._sparse_cores,
         )
 
     def _parameter(self, number: int) -> int:

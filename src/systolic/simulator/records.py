@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import cattrs
 
@@ -96,6 +97,30 @@ class CoreRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SparseOpRun:
+    """One program that a SparseCore ran, from its first bundle to its last."""
+
+    name: str
+    begin_cycles: int
+    end_cycles: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseCoreRun:
+    """What one SparseCore did. Cycles are of the TensorCore's clock; spans of streams are those of the first tile."""
+
+    core: int
+    ops: tuple[SparseOpRun, ...]
+    hbm_read_bytes: int
+    hbm_written_bytes: int
+    streams: int
+    indices: int  # in the lists of all streams
+    tile_stall_cycles: int  # all tiles together, waiting for flags
+    spans: tuple[Span, ...] = ()
+    spans_left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VmemBuffer:
     """Something that an operation keeps in VMEM, in the compiler's own words."""
 
@@ -131,11 +156,17 @@ class SimulatedRun:
     assumptions: tuple[str, ...] = ()  # values that were not known and decided something in XLA's own operations
     flags: Mapping[str, str] = field(default_factory=dict)  # that it was compiled with
     error: TimeError = NOT_SAID  # how far the time may be off
+    sparse_cores: tuple[SparseCoreRun, ...] = ()  # empty where they had nothing to do
 
     @property
     def cycles(self) -> int:
         """Cycles of the core that ends last."""
         return max(core.cycles for core in self.cores)
+
+    @property
+    def provenance(self) -> Literal["simulated", "modelled"]:
+        """How the time is known: "modelled" where SparseCores worked, whose constants too few published times check."""
+        return "modelled" if self.sparse_cores else "simulated"
 
     @property
     def later_core(self) -> CoreRun:
@@ -198,12 +229,12 @@ class SimulatedRun:
     @property
     def hbm_read_bytes(self) -> int:
         """Bytes that all cores read from HBM."""
-        return sum(core.hbm_read_bytes for core in self.cores)
+        return sum(core.hbm_read_bytes for core in (*self.cores, *self.sparse_cores))
 
     @property
     def hbm_written_bytes(self) -> int:
         """Bytes that all cores wrote to HBM."""
-        return sum(core.hbm_written_bytes for core in self.cores)
+        return sum(core.hbm_written_bytes for core in (*self.cores, *self.sparse_cores))
 
     @property
     def hbm_bytes(self) -> int:

@@ -12,6 +12,7 @@ from systolic.simulator.assumptions import ZEROS, DeviceRun, Progression, check_
 from systolic.simulator.core import TOP_LEVEL, Core, DeviceSetup, OperandWords
 from systolic.simulator.errors import SimulationError, UnknownValueError, reading
 from systolic.simulator.hardware.dma import DmaEngine
+from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import Unknown
@@ -22,7 +23,10 @@ from systolic.simulator.reading.listing import Program, parse_listing
 from systolic.simulator.reading.utilization import BlockUse, parse_utilization
 from systolic.simulator.reading.verify import check_registers
 from systolic.simulator.records import SimulatedRun, VmemBuffer
-from systolic.simulator.sequencer import Mailboxes, run_together
+from systolic.simulator.sequencer import Mailboxes, Schedule
+from systolic.simulator.sparse_core.device import SparseCores
+from systolic.simulator.sparse_core.listing import parse_sparse_listing
+from systolic.simulator.sparse_core.translate import SparseProgram, translate_sparse
 from systolic.simulator.traits import traits_of
 from systolic.simulator.translating.names import Allocations
 from systolic.simulator.translating.scalar import static_allocation
@@ -30,6 +34,11 @@ from systolic.simulator.translating.translate import Translation, translate
 
 # A product of 16384³ in tiles of 128³ goes two million times round its loop.
 MAX_ITERATIONS = 50_000_000
+
+# What is said beside every such time, until two published times that no constant was fitted to agree within a fifth.
+_SPARSE_CORES_MODELLED = (
+    "SparseCores: modelled; their programs are executed, but what streams and launches cost rests on one published time"
+)
 
 # Pointers that the runtime leaves in scalar memory, such as those of the results, lie above all others.
 _RESULTS_FROM = (1 << 28) - (1 << 20)
@@ -58,6 +67,7 @@ class PreparedProgram:
     vmem: tuple[VmemBuffer, ...]
     may_prefetch: bool
     prepared_for: MachineModel
+    sparse_programs: tuple[SparseProgram, ...] = ()  # of the SparseCores, in the order in which they were compiled
 
     def run(
         self,
@@ -97,6 +107,7 @@ class PreparedProgram:
             setup = DeviceSetup(
                 chip=chip,
                 translations=self.translations,
+                sparse_programs=self.sparse_programs,
                 uses=self.uses,
                 hlo=self.hlo,
                 parameters=self._known(parameters),
@@ -142,7 +153,11 @@ class PreparedProgram:
             hbm_bytes_per_cycle=chip.machine.hbm_bytes_per_s / chip.machine.clock_hz,
             slots=next((dict(use.slots) for use in self.uses.values()), {}),
             vmem=self.vmem,
-            assumptions=tuple(f"{name}: {why} counts as zero" for name, why in assumed.items()),
+            assumptions=(
+                *(f"{name}: {why} counts as zero" for name, why in assumed.items()),
+                *([_SPARSE_CORES_MODELLED] if run.sparse_cores else []),
+            ),
+            sparse_cores=run.sparse_cores,
         )
         return replace(simulated, error=time_error(chip, traits_of(simulated)))
 
@@ -165,6 +180,7 @@ def prepare_listings(
     utilization: Mapping[str, str] | None = None,
     hlo_text: str | None = None,
     vmem: Sequence[VmemBuffer] = (),
+    sparse_listings: Mapping[str, str] | None = None,
 ) -> PreparedProgram:
     """Reads, checks and translates compiled listings.
 
@@ -173,13 +189,18 @@ def prepare_listings(
       utilization: the compiler's table of units of each, if there is one.
       hlo_text: the top-level HLO.
       vmem: the compiler's account of VMEM, which is passed on.
+      sparse_listings: text of the final bundles of what SparseCores run, in the order in which they were compiled.
 
     Raises:
       SimulationError: a listing holds something that is not understood.
     """
     if TOP_LEVEL not in listings:
         raise SimulationError(f"no top-level program among the listings: {', '.join(listings) or 'none'}")
-    shared = chip.cores_per_device > 1
+    sparse_programs = []
+    for name, text in (sparse_listings or {}).items():
+        with reading(f"the SparseCore listing of {name}"):
+            sparse_programs.append(translate_sparse(parse_sparse_listing(name, text)))
+    shared = chip.cores_per_device > 1 or bool(sparse_programs)
     allocations = Allocations()
     programs: dict[str, Program] = {}
     translations: dict[str, Translation] = {}
@@ -211,6 +232,7 @@ def prepare_listings(
         vmem=tuple(vmem),
         may_prefetch=copies,
         prepared_for=chip.machine,
+        sparse_programs=tuple(sparse_programs),
     )
 
 
@@ -247,7 +269,22 @@ def _run_device(setup: DeviceSetup, spans: int) -> DeviceRun:
     timelines = [Timeline(spans) for _ in numbers] if spans else None
     dma = DmaEngine(setup.chip.machine, len(numbers), timelines)
     mailboxes = Mailboxes(len(numbers))
-    cores = [Core(setup, dma, mailboxes, number, timelines[number] if timelines else None) for number in numbers]
-    ends = run_together([core.run() for core in cores], lambda number: cores[number].waits_for)
-    runs = tuple(core.result(end) for core, end in zip(cores, ends, strict=True))
-    return DeviceRun(cores=runs, iterations=max(core.iterations for core in cores))
+    schedule = Schedule(lambda: dma.changes + mailboxes.changes + sparse_cores.changes)
+    sparse_cores = SparseCores(
+        setup.chip,
+        setup.sparse_programs,
+        setup.hlo.launches if setup.hlo is not None else (),
+        dma,
+        schedule.start,
+        IterationBudget(setup.max_iterations),
+        spans,
+    )
+    cores = [
+        Core(setup, dma, mailboxes, sparse_cores, number, timelines[number] if timelines else None)
+        for number in numbers
+    ]
+    for core in cores:
+        schedule.start(0, core.run(), lambda core=core: f"core {core.number}: {core.waits_for}")
+    ends = schedule.run()
+    runs = tuple(core.result(int(end)) for core, end in zip(cores, ends, strict=False))
+    return DeviceRun(cores=runs, iterations=max(core.iterations for core in cores), sparse_cores=sparse_cores.results())

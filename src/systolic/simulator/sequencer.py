@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 import struct
 from collections import deque
@@ -17,6 +18,8 @@ from systolic.simulator.hardware.loop_timer import LoopTimer
 from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES, Memory
 from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
+from systolic.simulator.sparse_core.device import SPARSE_CORE_BIT, SparseCores
+from systolic.simulator.sparse_core.launch import DESCRIPTOR_GRANULES
 from systolic.simulator.translating.translate import Translation
 
 _CORE = re.compile(r"\bcore id\b|\blogical chip id\b")
@@ -25,6 +28,10 @@ _MOST_MESSAGES = 1 << 16
 # A program in progress. It yields the time at which it is about to act on what cores share, or None where it can't go
 # on until another core has acted, and returns the time at which it is over.
 Progress = Generator[int | None, None, int]
+
+# How a copy names a SparseCore's sync flag as its end: bit 15 says that it is one, the bits from 13 on whose.
+_SPARSE_COPY, _SPARSE_COPY_NUMBER = 15, 13
+_LOCAL_FLAG = 16  # above it, where the copy's end signals another flag of this core
 
 # Registers handed to a called program.
 Passed = Sequence[tuple[str, "int | Unknown"]]
@@ -35,9 +42,11 @@ class Mailboxes:
 
     def __init__(self, cores: int) -> None:
         self._boxes: list[deque[tuple[int, int]]] = [deque() for _ in range(cores)]
+        self.changes = 0
 
     def send(self, core: int, time: int, value: int) -> None:
         """Sends a value to every other core, or to itself where there is no other."""
+        self.changes += 1
         for other, box in enumerate(self._boxes):
             if other != core or len(self._boxes) == 1:
                 box.append((time, value))
@@ -81,6 +90,7 @@ class Sequencer:
         model: MachineModel,
         iterations: IterationBudget,
         assumption: Assumption | None,
+        sparse_cores: SparseCores,
     ) -> None:
         self._translation = translation
         self._dma = dma
@@ -96,6 +106,8 @@ class Sequencer:
             "cmem": ROW_WORDS,
         }
         self._assumption = assumption
+        self._sparse_cores = sparse_cores
+        self._dma_latency_cycles = model.dma_latency_cycles
         self.timer = timer
         self.iterations = iterations
         self.counts: Sequence[int] = ()  # how often each basic block ran, once the program is over
@@ -108,7 +120,6 @@ class Sequencer:
         self.count = partial(dma.count, core, program)
         self.add = partial(dma.add, core, program)
         self.put = partial(dma.set, core, program)
-        self.signal = partial(dma.signal, program)
         self.send = partial(mailboxes.send, core)
         self.segment = mxus.advance
         self.lap = timer.add
@@ -164,6 +175,37 @@ class Sequencer:
         begin *= self._address_words.get(source, 1)
         first *= self._address_words.get(destination, 1)
         self._memory.copy(source, begin, destination, first, granules * self._granule_words, contiguous=contiguous)
+        if source == "smem" and destination == "hbm" and granules == DESCRIPTOR_GRANULES:
+            words = [self._memory.load(begin + word) for word in range(granules * self._granule_words)]
+            self._sparse_cores.describe(self._core, words, launches=False)
+
+    # ---- SparseCores ----
+
+    def signal(self, time: int, address: int, amount: int) -> None:
+        """Adds to a flag of another core."""
+        if address >> SPARSE_CORE_BIT & 1:
+            self._sparse_cores.signal(self._core, time, address, amount)
+        else:
+            self._dma.signal(self._translation.name, time, address, amount)
+
+    def send_descriptor(self, time: int, granules: int, source: int, flag: int, source_flag: int) -> int:
+        """Copies a descriptor into a SparseCore's queue, which launches it; returns when the core goes on."""
+        if not flag >> _SPARSE_COPY & 1 or granules != DESCRIPTOR_GRANULES:
+            raise SimulationError("a copy from scalar memory to HBM that launches nothing")
+        words = [self._memory.load(source + word) for word in range(granules * self._granule_words)]
+        self._sparse_cores.describe(self._core, words, launches=True)
+        program, local = self._translation.name, (1 << _LOCAL_FLAG) - 1
+        # Whoever waits for the copy counts it once on either flag, whatever its size.
+        goes_on = self._dma.start(self._core, program, time, source_flag & local, 1, "smem", "hbm", 0)
+        landed = goes_on + self._dma_latency_cycles
+        self._dma.land(self._core, program, flag >> _LOCAL_FLAG, landed, 1)
+        self._sparse_cores.offer(self._core, landed, flag >> _SPARSE_COPY_NUMBER & 3)
+        return goes_on
+
+    def wait_for_sparse_core(self, time: int, flag: int, count: int) -> int | None:
+        """Waits until a SparseCore has ended what it was launched for."""
+        self._sparse_cores.watch(self._core, self._translation.name, flag)
+        return self.wait(time, flag, count, "semaphore")
 
     def receive(self, time: int) -> tuple[int, int] | None:
         """Receives a message; see `Mailboxes.receive`."""
@@ -200,37 +242,54 @@ class Sequencer:
         return self._assumption.value(place)
 
 
-def run_together(cores: Sequence[Progress], stuck: Callable[[int], str]) -> list[int]:
-    """Runs the programs of a device's cores, always the one that is furthest behind; returns when each is over.
-
-    In this way the copies of all cores enter the common pipe in the order of their times.
+class Schedule:
+    """Runs programs together, always the one that is furthest behind: copies enter the common pipe in order of time.
 
     Args:
-      cores: the programs.
-      stuck: names what a core waits for, for the message.
-
-    Raises:
-      DeadlockError: every core that is not over waits for another.
+      changes: counts what programs may have waited for; one that waits is tried again when it has grown.
     """
-    ends = [0] * len(cores)
-    ready = dict.fromkeys(range(len(cores)), 0)
-    blocked: dict[int, int] = {}
-    while ready:
-        core = min(ready, key=ready.__getitem__)
-        time = ready.pop(core)
-        try:
-            wanted = next(cores[core])
-        except StopIteration as end:
-            ends[core] = end.value
-            wanted = None
-        else:
-            if wanted is None:
-                blocked[core] = time
-                continue
-            ready[core] = wanted
-        # This core has acted: what the others wait for may have come about.
-        ready.update(blocked)
-        blocked.clear()
-    if blocked:
-        raise DeadlockError("; ".join(f"core {core}: {stuck(core)} waits for what never comes" for core in blocked))
-    return ends
+
+    def __init__(self, changes: Callable[[], int]) -> None:
+        self._changes = changes
+        self._ready: list[tuple[float, int, int]] = []  # (time, turn, program)
+        self._turns = 0
+        self._programs: list[Generator[float | None, None, float]] = []
+        self._stuck: list[Callable[[], str]] = []
+
+    def start(self, time: float, program: Generator[float | None, None, float], stuck: Callable[[], str]) -> None:
+        """Adds a program that begins at a time; `stuck` says what it waits for, for the message."""
+        self._programs.append(program)
+        self._stuck.append(stuck)
+        self._add(time, len(self._programs) - 1)
+
+    def _add(self, time: float, program: int) -> None:
+        heapq.heappush(self._ready, (time, self._turns, program))
+        self._turns += 1
+
+    def run(self) -> list[float]:
+        """Runs all programs, also those that are added meanwhile; returns when each is over.
+
+        Raises:
+          DeadlockError: every program that is not over waits for another.
+        """
+        ends: dict[int, float] = {}
+        blocked: dict[int, float] = {}
+        while self._ready:
+            time, _, program = heapq.heappop(self._ready)
+            before = self._changes()
+            try:
+                wanted = next(self._programs[program])
+            except StopIteration as end:
+                ends[program] = end.value
+            else:
+                if wanted is None:
+                    blocked[program] = time
+                else:
+                    self._add(wanted, program)
+            if self._changes() != before:
+                for each, since in blocked.items():
+                    self._add(since, each)
+                blocked.clear()
+        if blocked:
+            raise DeadlockError("; ".join(f"{self._stuck[each]()} waits for what never comes" for each in blocked))
+        return [ends[program] for program in range(len(self._programs))]

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from systolic.chips import Chip, FlagError, MachineModel, UnknownChipError, checked_flags
+from systolic.chips import Chip, FlagError, MachineModel, SparseCoreModel, UnknownChipError, checked_flags
 from systolic.chips import chip as chip_named
-from systolic.chips.constants import ConstantsError, check_constants
+from systolic.chips.constants import ConstantsError, check_constants, check_sparse_core
 from systolic.compiler import CompiledProgram
 from systolic.compiler.cache_entry import MOST_BYTES, EntryError, decode, encode
 from systolic.simulator import Unknown, Words
@@ -26,13 +26,17 @@ from systolic.timing.contents import OperandKey, ProgramContents
 from systolic.untrusted import UntrustedError, read_json, structured
 from systolic.whole_file import whole_file
 
-FORMAT = 1  # another layout, or another meaning of a part, gets another number
+FORMAT = 2  # another layout, or another meaning of a part, gets another number
 
 _FIRST_LINE = re.compile(rb"systolic program, format (\d{1,9})\n")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _MOST_FILE_BYTES = 2 * MOST_BYTES
 _MOST_WORDS = MOST_BYTES // 4
-_KEPT = ("machine", "compiler_flags")  # fields of a chip that a run reads, beside those that say which chip it is
+_KEPT = (
+    "machine",
+    "sparse_core",
+    "compiler_flags",
+)  # fields of a chip that a run reads, beside those that say which chip it is
 
 
 class ProgramFileError(ValueError):
@@ -67,6 +71,7 @@ class _Head:
     chip: str
     cores_per_device: int
     machine: MachineModel
+    sparse_core: SparseCoreModel | None
     compiler_flags: Mapping[str, str]
     key: str  # of the compiler's output
     entry_bytes: int
@@ -172,10 +177,13 @@ def _chip(head: _Head, chosen: Chip | None) -> Chip:
         )
     check_constants(known.machine, head.machine)
     check_constants(head.machine, head.machine)
+    check_sparse_core(head.sparse_core, known.sparse_core)
     kept = {name: getattr(head, name) for name in _KEPT}
     if checked_flags(head.compiler_flags) != head.compiler_flags:
         raise UntrustedError("its compiler flags are none")
-    return replace(known, **{**kept, "machine": known.machine} if chosen is not None else kept)
+    if chosen is not None:
+        kept |= {"machine": known.machine, "sparse_core": known.sparse_core}
+    return replace(known, **kept)
 
 
 def _contents(described: tuple[_Content, ...], words: np.ndarray) -> ProgramContents:

@@ -73,7 +73,7 @@ def simulate_in_worker(
         run = _executed(program, fn, args, values, chip, settings, spans)
     return Measurement(
         chip=chip.name,
-        provenance="simulated",
+        provenance=run.provenance,
         time_us=run.time_us,
         run=run,
         jax_version=program.jax_version,
@@ -135,6 +135,7 @@ def prepare_program(program: CompiledProgram, chip: Chip) -> PreparedProgram:
         utilization=program.utilization,
         hlo_text=program.top_level_hlo,
         vmem=vmem_buffers(program.vmem_report),
+        sparse_listings=program.sparse_listings,
     )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from systolic.chips import CHIPS, Chip, MachineModel, UnknownChipError, UnsupportedDtypeError, chip
+from systolic.chips import CHIPS, Chip, MachineModel, SparseCoreModel, UnknownChipError, UnsupportedDtypeError, chip
 
 # The operand types of the compiler's listing, by which the machine model counts rows.
 LISTED = {"float32": "f32", "bfloat16": "bf16", "int8": "s8", "float8_e4m3fn": "f8", "float8_e5m2": "f8"}
@@ -15,6 +15,9 @@ def test_every_field_has_a_source(known: Chip) -> None:
     fields = {field.name for field in dataclasses.fields(Chip)} - {"machine", "sources"}
     fields -= {"clock_states", "compiler_flags"}  # a state has its own; flags are a user's
     fields |= {f"machine.{field.name}" for field in dataclasses.fields(MachineModel)}
+    if known.sparse_core is not None:
+        fields -= {"sparse_core"}
+        fields |= {f"sparse_core.{field.name}" for field in dataclasses.fields(SparseCoreModel)}
     assert set(known.sources) == fields
     assert all(source.strip() for source in known.sources.values())
     assert all(state.source.strip() for state in known.clock_states)

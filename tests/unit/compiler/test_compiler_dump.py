@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from systolic.compiler import CompilerError
@@ -84,6 +86,25 @@ def test_no_top_level_program_is_an_error(dump, lost):
         read_dump(dump)
 
 
+def test_sparse_core_listings_come_in_the_order_of_their_stamps(dump):
+    folder = dump / "sparse"
+    folder.mkdir(exist_ok=True)
+    for name, stamp in (("sc-start.0", 12), ("gather.1", 13), ("sc-start.0", 11), ("take_start", 9), ("gather.1", 14)):
+        (folder / f"{name}_{stamp}_bundles.txt").write_text(f"{name} at {stamp}")
+    assert list(read_dump(dump).sparse_listings.items()) == [
+        ("take_start", "take_start at 9"),
+        ("sc-start.0", "sc-start.0 at 11"),
+        ("sc-start.0 again", "sc-start.0 at 12"),
+        ("gather.1", "gather.1 at 14"),
+    ]
+
+
+def test_the_compiler_is_told_where_sparse_core_listings_go(dump):
+    empty_dump(dump)
+    (told,) = (flag for flag in dump_flags(dump) if flag.startswith("--xla_sc_dump_bundles_to="))
+    assert Path(told.partition("=")[2]).is_dir()
+
+
 def test_two_programs_are_an_error(dump):
     leave(dump, "TLP", CALLS, stamp=18)
     with pytest.raises(CompilerError, match="two listings of 'TLP'"):
@@ -94,7 +115,7 @@ def test_emptying_takes_everything(dump):
     (dump / "sub").mkdir()
     (dump / "sub" / "file").write_text("x")
     empty_dump(dump)
-    assert list(dump.iterdir()) == []
+    assert [path for path in dump.rglob("*") if path.is_file()] == []
 
 
 def test_white_space_in_the_folder_is_refused(tmp_path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from systolic.report import chrome_trace
-from systolic.simulator import CopySize, CoreRun, OpRun, SimulatedRun, Span, VmemBuffer
+from systolic.report.timeline import view
+from systolic.simulator import CopySize, CoreRun, OpRun, SimulatedRun, Span, SparseCoreRun, SparseOpRun, VmemBuffer
 from systolic.simulator.hardware.loop_timer import LoopTime
 
 
@@ -106,3 +108,34 @@ def test_chrome_trace() -> None:
     assert trace["otherData"]["spans_left_out"] == 7
     named = {event["tid"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
     assert {event["tid"] for event in events} <= named
+
+
+def test_sparse_cores_are_named_and_make_a_time_modelled() -> None:
+    alone = a_run()
+    gathers = Span(kind="op", begin_cycles=100, end_cycles=900, label="gather", amount=0)
+    stream = Span(kind="copy", begin_cycles=200, end_cycles=400, label="hbm → tilespmem", amount=512)
+    op = SparseOpRun(name="gather", begin_cycles=100, end_cycles=900)
+    core = SparseCoreRun(
+        core=1,
+        ops=(op,),
+        hbm_read_bytes=512,
+        hbm_written_bytes=64,
+        streams=1,
+        indices=1,
+        tile_stall_cycles=3,
+        spans=(gathers, stream),
+    )
+    run = dataclasses.replace(alone, sparse_cores=(core,))
+    assert (alone.provenance, run.provenance) == ("simulated", "modelled")
+    assert run.hbm_read_bytes - alone.hbm_read_bytes == 512
+    assert run.hbm_written_bytes - alone.hbm_written_bytes == 64
+    assert SimulatedRun.from_json(run.to_json()) == run
+    trace = chrome_trace(run, title="mine")
+    assert trace["otherData"]["provenance"] == "modelled"
+    (process,) = {event["pid"] for event in trace["traceEvents"] if event["name"] == "gather"}
+    named = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+    assert "SparseCore 1" in named[process]
+    assert "TensorCore 0" in named[0]
+    seen = view(run, 0, run.time_us)
+    assert [bar.what for bar in seen.bars if bar.lane == "SparseCore 1"] == ["gather"]
+    assert "SparseCore 1" in seen.lanes

@@ -18,7 +18,7 @@ from simulator_listings import V5E, listing
 
 import systolic.simulator
 from systolic.chips import Chip, MachineModel, chip
-from systolic.chips.constants import ConstantsError
+from systolic.chips.constants import ConstantsError, check_sparse_core
 from systolic.simulator import SimulatedRun, SimulationError, Unknown
 from systolic.timing import Program, ProgramFileError, load_program, prepare_program
 from systolic.timing.contents import ProgramContents, parameter_contents
@@ -290,3 +290,18 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path.write_bytes(first + b"\n" + hashlib.sha256(rest).digest() + rest)
     with pytest.raises(ProgramFileError, match="do not end"):
         load_program(path)
+
+
+def test_a_file_keeps_constants_of_sparse_cores_that_the_chip_can_have() -> None:
+    known = chip("v7x").sparse_core
+    assert known is not None
+    check_sparse_core(replace(known, stream_bytes_per_s=1e9), known)
+    check_sparse_core(None, None)
+    for other in (
+        None,
+        replace(known, tiles_per_core=10**9),
+        replace(known, clock_hz=0.0),
+        replace(known, index_cycles=-1),
+    ):
+        with pytest.raises(ConstantsError):
+            check_sparse_core(other, known)

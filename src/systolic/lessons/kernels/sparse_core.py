@@ -13,10 +13,11 @@ its grid among them, by the names of both axes of the mesh. Within it a single c
 numbers, `table_hbm.at[index_vmem]`: the hardware goes through the list. XLA does the same unasked where it finds it
 worth while, on v7x with `jnp.take`.
 
-The simulator models a TensorCore: it has no time for what runs on SparseCores, and what it says of the TensorCore's own
-gather rests on the cost of starting a copy, fitted on other kernels and largest by far on v6e. What can be said of the
-SparseCores is how slow a subcore may be: with all of them at work, so long as a row takes a subcore less than the time
-in the last line, they are faster. Neither kind of core can be faster than HBM.
+The simulator executes both: the TensorCore's program with its launch and its wait, and the programs of the SparseCores'
+sequencers and subcores. What it says of the TensorCore's own gather rests on the cost of starting a copy, fitted on
+other kernels and largest by far on v6e; what it says of the SparseCores, on the rate of a subcore's stream, fitted to
+one published gather on v7x and assumed elsewhere. Their times are therefore called modelled. Neither kind of core can
+be faster than HBM.
 
 Grid: (i,) over blocks of 128 rows. In VMEM: a block of the result, twice; on the SparseCore a block of numbers also.
 

@@ -74,6 +74,7 @@ class DmaEngine:
         self._timelines = timelines
         self._flags: dict[tuple[int, str, int], _Flag] = {}
         self.counts = [DmaCounts() for _ in range(cores)]
+        self.changes = 0  # how often anything happened that somebody may wait for
 
     def start(
         self,
@@ -141,14 +142,23 @@ class DmaEngine:
                 self._land(self._flag(other, owner, shared & FLAG_MASK), landed, granules)
         return time
 
+    def cross(self, time: float, size_bytes: int) -> float:
+        """Lets a SparseCore's bytes cross HBM from `time` on; returns when the last of them has."""
+        self._pipe_free = max(self._pipe_free, time) + size_bytes / self._bytes_per_cycle
+        return self._pipe_free
+
+    def land(self, core: int, program: str, flag: int, time: int, amount: int) -> None:
+        """Lets a SparseCore add to a flag that a core's program waits on."""
+        self._land(self._flag(core, _owner(program, flag), flag), time, amount)
+
     def signal(self, program: str, time: int, address: int, amount: int) -> None:
         """Adds to a flag of the core that `address` names, as v4's barriers do: flag below, core from bit 14 on."""
         core = address >> _REMOTE_CORE_BIT & 1
         flag = self._flag(core, _owner(program, address), address & FLAG_MASK)
         self._land(flag, time, (amount ^ _SIGN) - _SIGN)
 
-    @staticmethod
-    def _land(flag: _Flag, time: int, granules: int) -> None:
+    def _land(self, flag: _Flag, time: int, granules: int) -> None:
+        self.changes += 1
         landing = flag.landing
         landing.append((time, granules))
         check_most(len(landing), _MOST_UNDER_WAY, "copies under way to one flag")
@@ -206,10 +216,12 @@ class DmaEngine:
 
     def add(self, core: int, program: str, flag: int, amount: int) -> None:
         """Adds to a flag; `amount` is a 32-bit two's complement number."""
+        self.changes += 1
         self._own_flag(core, program, flag).count += (amount ^ _SIGN) - _SIGN
 
     def set(self, core: int, program: str, flag: int, value: int) -> None:
         """Sets a flag."""
+        self.changes += 1
         self._own_flag(core, program, flag).count = value
 
     def _landed(self, core: int, program: str, time: int, flag: int) -> _Flag:

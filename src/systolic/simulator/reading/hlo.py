@@ -14,6 +14,8 @@ _OPERAND = re.compile(r"%([\w.\-]+)", re.ASCII)
 _KERNEL = 'custom_call_target="tpu_custom_call"'
 _MOST_DIGITS = 18  # of a size, so that it fits 64 bits
 _ALIAS = re.compile(r"\{(\d{0,9})\}: \((\d{1,9}), \{\}, (?:may|must)-alias\)", re.ASCII)
+_LAUNCH = "call-start"
+_SPARSE_THREAD = 'async_execution_thread="sparsecore"'
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 
@@ -47,6 +49,7 @@ class TopLevelHlo:
       scopes: JAX's name stack of every instruction, by name: "jit(f)/while/body/dot_general".
       results: how many arrays the program returns as a tuple; None: one, and no tuple.
       aliases: results that take the memory of a parameter, by number, and that parameter's number.
+      launches: names of the instructions that begin something on SparseCores, in the order of the schedule.
     """
 
     parameters: Mapping[int, HloParameter]
@@ -56,6 +59,7 @@ class TopLevelHlo:
     scopes: Mapping[str, str]
     results: int | None = None
     aliases: Mapping[int, int] = field(default_factory=dict)
+    launches: tuple[str, ...] = ()
 
     def operand_shape(self, instruction: str, index: int) -> HloShape | None:
         """Finds the shape of one of an instruction's operands; None where the text does not say."""
@@ -75,6 +79,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
     scopes: dict[str, str] = {}
     kernels: set[str] = set()
     results = None
+    launches: list[str] = []
     in_entry = False
     for line in text.splitlines():
         if line.startswith("ENTRY "):
@@ -96,6 +101,8 @@ def parse_hlo(text: str) -> TopLevelHlo:
             scopes[name] = scope.group(1)
         if opcode == "custom-call" and _KERNEL in rest:
             kernels.add(name)
+        if opcode == _LAUNCH and _SPARSE_THREAD in rest:
+            launches.append(name)
         if opcode == "parameter" and in_entry:
             digits = rest.split(")", 1)[0]
             if not re.fullmatch(r"\d{1,9}", digits, re.ASCII):
@@ -115,6 +122,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
         scopes=scopes,
         results=results,
         aliases=_aliases(text.partition("\n")[0], len(parameters)),
+        launches=tuple(launches),
     )
 
 

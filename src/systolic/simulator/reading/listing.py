@@ -271,6 +271,8 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
         rest = f"{before}{joint}{after}" if before and after else before or after
     if opcode in ("vmov", "vld") and (dest is None or not _read_by_scalar_side(opcode, rest)):
         return _VECTOR
+    if rest.startswith("[resolvable:"):
+        rest = rest.split("]", 1)[1].lstrip(" ,")
     if rest.startswith("[thread:"):
         rest = rest.split("]", 1)[1].lstrip(" ,")
     if opcode in ("sst", "sld") and "]] " in rest:

@@ -21,7 +21,9 @@ from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.names import Names
 from systolic.simulator.translating.scalar import IGNORED, address, choice, expression, operand, spill_slot
 
-_EVENTS = ("vpush.ccrf", "vpop.ccrf", "vsyncadd.remote")
+_EVENTS = ("vpush.ccrf", "vpop.ccrf", "vsyncadd.remote", "vsyncset.remote")
+# What the compiler writes behind a wait for a SparseCore.
+_SPARSE_CORE_WAIT = "sparse-core-wait"
 _CALLED = re.compile(r"%([\w.\-]+) = ")
 _NAMED = re.compile(r"%(\d+)", re.ASCII)
 
@@ -96,13 +98,19 @@ class BundleCode:
         if opcode in ("dma.done.wait", "vwait.ge", "vwait.ge.trace"):
             flag, granules = (self._operand(text) for text in operands[:2])
             cause = "copy" if opcode == "dma.done.wait" else "semaphore"
+            if _SPARSE_CORE_WAIT in instruction.comment:
+                return ["yield t", *_until(f"wait_for_sparse_core(t, {flag}, {granules})", where), "t = r"]
             return [*turn, *_until(f"wait(t, {flag}, {granules}, {quoted(cause)})", where), "t = r"]
         if opcode.startswith(("vwait.eq", "vwait.ne")):
             flag, value = (self._operand(text) for text in operands[:2])
             equal = opcode.startswith("vwait.eq")
             return [*turn, *_until(f"wait_for_value(t, {flag}, {value}, {equal})", where), "t = r"]
+        if opcode == "vsyncset.remote":
+            if operands[1] != "0":  # as a SparseCore's flags are before the program
+                raise SimulationError(f"not understood: {instruction.text}")
+            return []
         if opcode == "vsyncadd.remote":
-            return [*turn, f"signal(t, {self._operand(operands[0])}, {self._operand(operands[1])})"]
+            return ["yield t", f"signal(t, {self._operand(operands[0])}, {self._operand(operands[1])})"]
         if opcode == "vpush.ccrf":
             return [*turn, f"send(t, pushed({self._operand(operands[0])}))"]
         if opcode == "vpop.ccrf":
@@ -127,6 +135,9 @@ class BundleCode:
         between = f"{quoted(ends.source)}, {quoted(ends.destination)}"
         pieces = "None" if run_bytes is None else number(run_bytes)
         size, flag = self._operand(operands[1]), self._operand(operands[3])
+        if instruction.opcode == "dma.general" and (ends.source, ends.destination) == ("smem", "hbm"):
+            source, source_flag = self._operand(operands[0]), self._operand(operands[4])
+            return ["yield t", f"t = send_descriptor(t, {size}, {source}, {flag}, {source_flag})"]
         source_flag = f", {self._operand(operands[4])}" if instruction.opcode == "dma.general" and self.shared else ""
         code = [f"t = start(t, {flag}, {size}, {between}, {pieces}{source_flag})"]
         if id(instruction) in self.followed:
@@ -161,7 +172,7 @@ class BundleCode:
                 before.append(f"jump = {self.condition(instruction.predicate)}")
         elif opcode == "vsyncadd":
             before += self._guarded(instruction, [f"add({self._operand(operands[0])}, {self._operand(operands[1])})"])
-        elif opcode == "vsyncpa":
+        elif opcode in ("vsyncpa", "vsyncset"):
             before += self._guarded(instruction, [f"put({self._operand(operands[0])}, {self._operand(operands[1])})"])
         elif base == "sst":
             place, value = operands[0], self._operand(operands[1])

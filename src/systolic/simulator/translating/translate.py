@@ -209,6 +209,7 @@ class _Translator:
 # What a program calls: attributes of the sequencer.
 _CALLED = (
     *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
+    *("send_descriptor", "wait_for_sparse_core"),
     *("segment", "load", "store", "word", "operand", "parameter", "vector", "pushed"),
     *("call", "lap", "left", "too_long"),
 )

@@ -1,0 +1,215 @@
+"""One SparseCore: the queue of its launches, and the programs and tasks that come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+
+from systolic.chips import Chip
+from systolic.simulator.errors import SimulationError, UnknownValueError
+from systolic.simulator.hardware.dma import DmaEngine
+from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.timeline import Timeline
+from systolic.simulator.hardware.values import MASK, Unknown
+from systolic.simulator.records import SparseCoreRun, SparseOpRun
+from systolic.simulator.sparse_core.flags import SparseFlags
+from systolic.simulator.sparse_core.launch import Launch
+from systolic.simulator.sparse_core.machine import SparseClock, SparseCounts, SparseMachine, TileState, whole
+from systolic.simulator.sparse_core.translate import SparseFunction, SparseProgram
+
+Running = Generator["float | None", None, float]
+# Takes a program that begins to run at a time, and says what it waits for.
+Start = Callable[[float, Running, Callable[[], str]], None]
+# Signals a flag of another core: (its own number, time, address, amount).
+Signal = Callable[[int, float, int, int], None]
+
+_NO_PROGRAM = MASK
+_FIRST_ARGUMENT = 2  # before it the sequencer says where the function is, and for which cores
+
+
+@dataclass(slots=True)
+class _Barrier:
+    arrived: dict[int, float] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+
+
+class SparseCore:
+    """One SparseCore: the queue of its launches, its sequencer and its tiles."""
+
+    def __init__(
+        self,
+        number: int,
+        chip: Chip,
+        dma: DmaEngine,
+        start: Start,
+        signal: Signal,
+        iterations: IterationBudget,
+        timeline: Timeline | None,
+    ) -> None:
+        model = chip.sparse_core
+        assert model is not None
+        self.number = number
+        self._clock = SparseClock.of(model, chip.machine)
+        self._granule_bytes = chip.machine.granule_bytes
+        self._dma = dma
+        self._start = start
+        self._signal = signal
+        self._iterations = iterations
+        self._timeline = timeline
+        self._counts = SparseCounts()
+        self.flags = SparseFlags()
+        self.tiles = [TileState(number=each) for each in range(model.tiles_per_core)]
+        self._barriers: dict[int, _Barrier] = {}
+        self._functions: dict[int, tuple[SparseFunction, int]] = {}  # what lies in the tiles' memory, by address
+        self._program: SparseProgram | None = None
+        self._code_at = 0
+        self._launched = self._ended = 0
+        self._free_at = 0.0
+        self._ops: list[SparseOpRun] = []
+        self.changes = 0
+
+    def launch(self, time: float, program: SparseProgram, launch: Launch) -> None:
+        """Queues a program, which runs when those before it are over."""
+        number, self._launched = self._launched, self._launched + 1
+        waits: list[SparseMachine] = []
+        running = self._run(time, number, program, launch, waits)
+        self._start(time, running, lambda: waits[0].waits_for if waits else f"the launch of {program.name}")
+
+    def _run(
+        self, time: float, number: int, program: SparseProgram, launch: Launch, waits: list[SparseMachine]
+    ) -> Running:
+        while self._ended < number:
+            yield None
+        begin = max(time, self._free_at)
+        yield begin
+        # The descriptor comes from the queue in HBM, then the program that it names: two copies, one after the other.
+        begin += self._clock.latency_cycles
+        yield begin
+        begin = self._dma.cross(begin, launch.granules * self._granule_bytes) + self._clock.latency_cycles
+        self._program, self._code_at = program, launch.code
+        self._functions.clear()
+        machine = self._machine(None, launch.memory(), {})
+        waits.append(machine)
+        end = yield from _located(program.scs.run(begin, machine, 0), program.scs.name)
+        self._free_at = end
+        self._ended += 1
+        self.changes += 1
+        self._ops.append(SparseOpRun(name=program.name, begin_cycles=whole(begin), end_cycles=whole(end)))
+        if self._timeline is not None:
+            self._timeline.add("op", begin, end, program.name)
+        return end
+
+    def _machine(
+        self, tile: TileState | None, memory: dict[int, int | Unknown], arguments: dict[int, int | Unknown]
+    ) -> SparseMachine:
+        # One tile is enough to look at: the others do the same on other rows.
+        timeline = self._timeline if tile is not None and tile.number == 0 else None
+        return SparseMachine(
+            self,
+            self.number,
+            self._clock,
+            self._dma,
+            self._counts,
+            self._iterations,
+            timeline,
+            tile=tile,
+            memory=memory,
+            arguments=arguments,
+            granule_bytes=self._granule_bytes,
+        )
+
+    # ---- what programs ask for ----
+
+    def code_copied(self, source: int, destination: int) -> None:
+        """Notes which function of the tiles lies where."""
+        program = self._program
+        assert program is not None
+        if program.tec is not None:
+            offset = source - self._code_at - program.symbols["_scs_section_size"]
+            for name, block in program.tec.entries.items():
+                if 2 * program.symbols[name] == offset:
+                    self._functions[destination // 2] = (program.tec, block)
+                    return
+        raise SimulationError(f"{program.name}: tiles load code that is not in the listing")
+
+    def start_task(self, time: float, arguments: Sequence[int | Unknown], tiles: int) -> None:
+        """Starts the function that two of the arguments name, as a mask of all cores and an address."""
+        named = [each for each in arguments[:_FIRST_ARGUMENT] if each != _NO_PROGRAM]
+        if not named:
+            return
+        if len(named) > 1 or isinstance(named[0], Unknown):
+            raise SimulationError("a task of tiles whose function is not known")
+        passed = dict(enumerate(arguments[_FIRST_ARGUMENT:]))
+        for tile in self.tiles:
+            if tiles >> tile.number & 1:
+                machine = self._machine(tile, tile.memory, dict(passed))
+                number, tile.tasks_given = tile.tasks_given, tile.tasks_given + 1
+                running = self._task(time, tile, number, named[0], machine)
+                self._start(time, running, lambda machine=machine: machine.waits_for)
+
+    def _task(self, time: float, tile: TileState, number: int, address: int, machine: SparseMachine) -> Running:
+        while tile.tasks_done < number:
+            yield None
+        if address not in self._functions:  # the task before may have loaded it
+            raise SimulationError("a task of tiles whose function is not known")
+        function, block = self._functions[address]
+        end = yield from _located(function.run(max(time, tile.free_at), machine, block), function.name)
+        tile.free_at = end
+        tile.tasks_done += 1
+        self.changes += 1
+        return end
+
+    def barrier(self, number: int, tile: int, time: float) -> float | None:
+        """Lets a tile go on when all have arrived."""
+        barrier = self._barriers.setdefault(number, _Barrier())
+        if tile in barrier.left:  # it is here again while others have yet to leave
+            return None
+        if tile not in barrier.arrived:
+            barrier.arrived[tile] = time
+            self.changes += 1
+        if len(barrier.arrived) < len(self.tiles):
+            return None
+        barrier.left.add(tile)
+        end = max(barrier.arrived.values())
+        if len(barrier.left) == len(self.tiles):
+            del self._barriers[number]
+            self.changes += 1
+        return end
+
+    def changed(self) -> None:
+        """Notes that something happened that another program may wait for."""
+        self.changes += 1
+
+    def signal_outside(self, time: float, address: int | Unknown, amount: int) -> None:
+        """Signals a flag of another core.
+
+        Raises:
+          SimulationError: it is not known whose.
+        """
+        if isinstance(address, Unknown):
+            raise SimulationError(f"whom a SparseCore signals depends on {address.why}")
+        self._signal(self.number, time, address, amount)
+
+    def result(self) -> SparseCoreRun:
+        """Reports what this core did."""
+        counts, timeline = self._counts, self._timeline
+        return SparseCoreRun(
+            core=self.number,
+            ops=tuple(self._ops),
+            hbm_read_bytes=counts.hbm_read_bytes,
+            hbm_written_bytes=counts.hbm_written_bytes,
+            streams=counts.streams,
+            indices=counts.indices,
+            tile_stall_cycles=whole(counts.stall_cycles),
+            spans=timeline.spans if timeline is not None else (),
+            spans_left_out=timeline.left_out if timeline is not None else 0,
+        )
+
+
+def _located(running: Running, name: str) -> Running:
+    try:
+        return (yield from running)
+    except UnknownValueError as error:
+        raise SimulationError(f"{name}: control flow depends on {error.why}, which is not followed there") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise SimulationError(f"{name}: code that cannot be executed: {error}") from error

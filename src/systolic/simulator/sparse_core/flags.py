@@ -1,0 +1,74 @@
+"""Sync flags of a SparseCore's sequencer or of one of its tiles."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+
+from systolic.simulator.errors import SimulationError, check_most
+from systolic.simulator.hardware.values import MASK, Unknown
+
+_SIGN = 1 << 31
+_MOST_UNDER_WAY = 1 << 18
+
+
+@dataclass(slots=True)
+class _Flag:
+    count: int = 0
+    landing: list[tuple[float, int]] = field(default_factory=list)  # (time, amount), in order of time
+
+
+class SparseFlags:
+    """Flags by number, each with what is under way to it."""
+
+    def __init__(self) -> None:
+        self._flags: dict[int, _Flag] = {}
+        self.changes = 0  # how often something was sent to a flag
+
+    def land(self, flag: int | Unknown, time: float, amount: int) -> None:
+        """Lets `amount` arrive at a flag at `time`."""
+        found = self._flag(flag)
+        bisect.insort(found.landing, (time, amount))
+        check_most(len(found.landing), _MOST_UNDER_WAY, "signals under way to one flag")
+        self.changes += 1
+
+    def wait(self, time: float, flag: int | Unknown, amount: int, equal: bool) -> float | None:
+        """Says when the flag counts `amount`, or more unless `equal`; None while nothing under way brings it there."""
+        found = self._flag(flag)
+        wanted = _signed(amount)
+        landing = found.landing
+        landed = 0
+        count, now = found.count, time
+        while landed < len(landing) and (
+            landing[landed][0] <= time or not (count == wanted if equal else count >= wanted)
+        ):
+            now = max(now, landing[landed][0])
+            count += landing[landed][1]
+            landed += 1
+        if not (count == wanted if equal else count >= wanted):
+            return None
+        found.count = count
+        del landing[:landed]
+        return now
+
+    def add(self, time: float, flag: int | Unknown, amount: int) -> None:
+        """Adds a 32-bit two's complement number to a flag."""
+        found = self._flag(flag)
+        while found.landing and found.landing[0][0] <= time:
+            found.count += found.landing.pop(0)[1]
+        found.count += _signed(amount)
+        self.changes += 1
+
+    def put(self, flag: int | Unknown, value: int) -> None:
+        """Sets a flag."""
+        self._flag(flag).count = _signed(value)
+        self.changes += 1
+
+    def _flag(self, flag: int | Unknown) -> _Flag:
+        if isinstance(flag, Unknown):
+            raise SimulationError(f"which sync flag is meant depends on {flag.why}")
+        return self._flags.setdefault(flag, _Flag())
+
+
+def _signed(word: int) -> int:
+    return ((word & MASK) ^ _SIGN) - _SIGN

@@ -1,0 +1,82 @@
+"""How a TensorCore says what a SparseCore shall run: the descriptor of 128 words that it puts into a queue.
+
+The sequencer finds it at the end of its scalar memory. Three of its words were told from listings and sizes: the number
+of the program, its size in HBM, and where it lies there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from systolic.simulator.errors import SimulationError
+from systolic.simulator.hardware.values import MASK, Unknown
+from systolic.simulator.sparse_core.translate import SparseProgram
+
+DESCRIPTOR_GRANULES = 16
+_WORDS = 128
+_AT = 0x3F80
+_NUMBER, _GRANULES, _CODE = 0x53, 0x5A, 0x5B
+_START = "sc-start."  # sets the core up before the first program, and cleans it after the last
+_START_GRANULES = 8064  # to which both are padded; libtpu 0.0.52 gives them numbers like any other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a descriptor says."""
+
+    words: tuple[int | Unknown, ...]
+    number: int  # of the program; MASK for setting up and cleaning
+    granules: int
+    code: int  # where the program lies in HBM
+
+    @staticmethod
+    def read(words: Sequence[int | Unknown]) -> Launch:
+        """Reads a descriptor.
+
+        Raises:
+          SimulationError: it is cut, or a word that is needed is not known.
+        """
+        if len(words) != _WORDS:
+            raise SimulationError(f"a SparseCore is launched with a descriptor of {len(words)} words")
+        number, granules, code = (words[place] for place in (_NUMBER, _GRANULES, _CODE))
+        if isinstance(number, Unknown) or isinstance(granules, Unknown) or isinstance(code, Unknown):
+            raise SimulationError("which program a SparseCore is to run is not known")
+        return Launch(words=tuple(words), number=number, granules=granules, code=code)
+
+    def memory(self) -> dict[int, int | Unknown]:
+        """The sequencer's scalar memory when the program begins. Its first word is the number of the chip."""
+        return {0: 0, **{_AT + place: word for place, word in enumerate(self.words)}}
+
+
+def programs_by_launch(programs: Sequence[SparseProgram], order: Sequence[str]) -> Callable[[Launch], SparseProgram]:
+    """Finds the program that a launch means: by its size, and by its number where several have that size.
+
+    Args:
+      programs: all of them, in the order in which they were compiled.
+      order: names of those that the schedule launches, in its order.
+    """
+    starts = [program for program in programs if program.name.startswith(_START)]
+    others = [program for program in programs if not program.name.startswith(_START)]
+    seen: list[int] = []
+
+    def find(launch: Launch) -> SparseProgram:
+        if launch.number == MASK or launch.granules == _START_GRANULES:
+            if launch.code not in seen:
+                seen.append(launch.code)
+            if seen.index(launch.code) < len(starts):
+                return starts[seen.index(launch.code)]
+            raise SimulationError("a SparseCore is set up by a program of which there is no listing")
+        sized = [program for program in others if program.granules == launch.granules]
+        if len(sized) == 1:
+            return sized[0]
+        named = order[launch.number] if launch.number < len(order) else None
+        for program in sized:
+            if program.name == named:
+                return program
+        raise SimulationError(
+            f"a SparseCore is to run program {launch.number} of {launch.granules} granules, "
+            f"which is none of {', '.join(f'{each.name} ({each.granules})' for each in others) or 'no listings'}"
+        )
+
+    return find

@@ -1,0 +1,153 @@
+"""Reads the final bundles of one SparseCore program, which libtpu leaves with `--xla_sc_dump_bundles_to`.
+
+The text is an assembler listing of two sections: `scs`, the program of the core's sequencer, and `tec`, what its tiles
+run. Each counts its bundles from zero. What is known of it was seen in listings of libtpu 0.0.42; the reader fails with
+the line that it does not understand rather than guess.
+
+    .Ltmp0:
+    0xa: {  [dreg:$0x4] = wrdreg s2;
+    (pc) = sbr.rel @p0 .LBB2_5-.Ltmp0, $4  }
+
+A semicolon separates the instructions of a bundle, `@p0` and `@!p0` are conditions, and `$4` says how many bundles
+behind a branch still run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from systolic.simulator.errors import SimulationError
+
+SECTIONS = ("scs", "tec")
+
+# Sizes in HBM, in granules: by them a program's end is where the launch says.
+_SEQUENCER_GRANULES = 1
+TILE_GRANULES = 2
+
+_BUNDLE = re.compile(r"0x([0-9a-f]+): \{\s*(.*)", re.ASCII | re.DOTALL)
+_LABEL = re.compile(r"([.\w]+):", re.ASCII)
+_INSTRUCTION = re.compile(
+    r"(?P<dest>\S.*?) =\s+(?P<opcode>[a-z][\w.]*)(?:\s+@(?P<negated>!?)(?P<predicate>p\d+))?\s*(?P<operands>.*)",
+    re.ASCII | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseInstruction:
+    """One instruction: `dests` and `operands` as they are printed, and the condition under which it runs."""
+
+    opcode: str
+    dests: tuple[str, ...]
+    operands: tuple[str, ...]
+    predicate: str | None
+    negated: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseBundle:
+    """The instructions that issue in one cycle."""
+
+    line: int  # of the listing, from 1
+    instructions: tuple[SparseInstruction, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseSection:
+    """The program of the sequencer or of the tiles."""
+
+    bundles: tuple[SparseBundle, ...]
+    labels: dict[str, int] = field(repr=False)  # label → index of the bundle behind it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseListing:
+    """A listing that has been read."""
+
+    name: str
+    scs: SparseSection
+    tec: SparseSection
+
+    @property
+    def granules(self) -> int:
+        """Size of the program in HBM, in granules of 32 bytes."""
+        return len(self.scs.bundles) * _SEQUENCER_GRANULES + len(self.tec.bundles) * TILE_GRANULES
+
+    def symbols(self) -> dict[str, int]:
+        """Values of the names that instructions use as numbers: where functions begin, and their sizes."""
+        found = {"_scs_section_size": len(self.scs.bundles) * _SEQUENCER_GRANULES}
+        functions = {name: at for name, at in self.tec.labels.items() if not name.startswith(".")}
+        starts = sorted(functions.values())
+        for name, at in functions.items():
+            following = next((start for start in starts if start > at), len(self.tec.bundles))
+            found[name] = at
+            found[f"_size_{name}"] = following - at
+        return found
+
+
+def parse_sparse_listing(name: str, text: str) -> SparseListing:
+    """Reads a listing.
+
+    Raises:
+      SimulationError: a line that is no section, label or bundle, or an address out of order.
+    """
+    bundles: dict[str, list[SparseBundle]] = {section: [] for section in SECTIONS}
+    labels: dict[str, dict[str, int]] = {section: {} for section in SECTIONS}
+    section = ""
+    for number, line in _logical_lines(name, text):
+        if line in SECTIONS:
+            section = line
+        elif not section:
+            raise SimulationError(f"{name}, line {number}: neither scs nor tec: {line[:200]}")
+        elif label := _LABEL.fullmatch(line):
+            labels[section][label[1]] = len(bundles[section])
+        elif found := _BUNDLE.fullmatch(line):
+            if int(found[1], 16) != len(bundles[section]):
+                raise SimulationError(f"{name}, line {number}: bundle 0x{found[1]}: the listing is cut or doubled")
+            instructions = tuple(_instruction(name, number, each) for each in _pieces(found[2]))
+            bundles[section].append(SparseBundle(line=number, instructions=instructions))
+        else:
+            raise SimulationError(f"{name}, line {number}: not a bundle: {line[:200]}")
+    if not bundles["scs"]:
+        raise SimulationError(f"{name}: the listing holds no program of a sequencer")
+    scs, tec = (SparseSection(bundles=tuple(bundles[each]), labels=labels[each]) for each in SECTIONS)
+    return SparseListing(name=name, scs=scs, tec=tec)
+
+
+def _logical_lines(name: str, text: str) -> Iterator[tuple[int, str]]:
+    """Joins the lines of a bundle."""
+    pending: list[str] = []
+    start = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        stripped = line.strip()
+        if not pending:
+            start = number
+        if pending or "{" in stripped:
+            pending.append(stripped)
+            if stripped.endswith("}"):
+                yield start, " ".join(pending)
+                pending = []
+        elif stripped:
+            yield number, stripped
+    if pending:
+        raise SimulationError(f"{name}, line {start}: a bundle does not end: {pending[0][:200]}")
+
+
+def _pieces(body: str) -> list[str]:
+    return [piece.strip() for piece in body.removesuffix("}").split(";") if piece.strip()]
+
+
+def _instruction(name: str, line: int, text: str) -> SparseInstruction:
+    found = _INSTRUCTION.fullmatch(text)
+    if found is None:
+        raise SimulationError(f"{name}, line {line}: no instruction: {text[:200]}")
+    return SparseInstruction(
+        opcode=found["opcode"],
+        dests=tuple(part.strip() for part in found["dest"].split(",")),
+        operands=tuple(part.strip() for part in found["operands"].split(",") if part.strip()),
+        predicate=found["predicate"],
+        negated=bool(found["negated"]),
+        text=" ".join(text.split()),
+    )

@@ -1,0 +1,276 @@
+"""What a SparseCore program calls: flags, streams, copies of code, scalar memory and arguments.
+
+A tile has one engine for streams into its memory and one for those out of it. A stream holds its engine for its bytes
+at the engine's rate, or for its indices where these take longer, and crosses the HBM pipe that all cores of the device
+share; it lands a latency later. Which rows an index list names decides no time here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from systolic.chips import MachineModel, SparseCoreModel
+from systolic.simulator.errors import SimulationError
+from systolic.simulator.hardware.dma import DmaEngine
+from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.memory import WORD_BYTES
+from systolic.simulator.hardware.timeline import Timeline
+from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
+from systolic.simulator.sparse_core.flags import SparseFlags
+
+# A sequencer's flag as a tile names it; a tile's flag as a copy of code names it, from tile to tile and in it.
+_SEQUENCER_FLAGS = 1 << 20
+_TILE_FLAGS = 0x1C00
+_FLAGS_OF_A_TILE = 64
+
+
+@dataclass(slots=True)
+class SparseCounts:
+    """What one SparseCore has moved, and what its tiles waited for."""
+
+    hbm_read_bytes: int = 0
+    hbm_written_bytes: int = 0
+    streams: int = 0
+    indices: int = 0
+    stall_cycles: float = 0.0  # of all tiles together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseClock:
+    """How long things take on a SparseCore, in cycles of the TensorCore's clock, which all of a run counts in."""
+
+    cycle: float
+    stream_bytes_per_cycle: float
+    index_cycles: float
+    latency_cycles: float
+
+    @staticmethod
+    def of(model: SparseCoreModel, machine: MachineModel) -> SparseClock:
+        """The model's constants at the TensorCore's clock."""
+        cycle = machine.clock_hz / model.clock_hz
+        return SparseClock(
+            cycle=cycle,
+            stream_bytes_per_cycle=model.stream_bytes_per_s / machine.clock_hz,
+            index_cycles=model.index_cycles * cycle,
+            latency_cycles=model.stream_latency_cycles * cycle,
+        )
+
+
+class CoreActions(Protocol):
+    """What a program may ask of its SparseCore."""
+
+    @property
+    def flags(self) -> SparseFlags:
+        """Flags of the sequencer."""
+        ...
+
+    @property
+    def tiles(self) -> Sequence[TileState]:
+        """All tiles."""
+        ...
+
+    def barrier(self, number: int, tile: int, time: float) -> float | None:
+        """Waits for all tiles; None while some are missing."""
+        ...
+
+    def start_task(self, time: float, arguments: Sequence[int | Unknown], tiles: int) -> None:
+        """Starts a function of the program on the tiles of a mask."""
+        ...
+
+    def code_copied(self, source: int, destination: int) -> None:
+        """Notes that a function of the tiles now begins at an address of their instruction memory."""
+        ...
+
+    def changed(self) -> None:
+        """Notes that something happened that another program may wait for."""
+        ...
+
+    def signal_outside(self, time: float, address: int | Unknown, amount: int) -> None:
+        """Signals a flag of another core."""
+        ...
+
+
+@dataclass(slots=True)
+class TileState:
+    """What stays on a tile from one task to the next."""
+
+    number: int
+    flags: SparseFlags = field(default_factory=SparseFlags)
+    memory: dict[int, int | Unknown] = field(default_factory=dict)
+    engines: dict[str, float] = field(default_factory=dict)  # when each is free again, by the stream's direction
+    free_at: float = 0.0
+    tasks_done: int = 0
+    tasks_given: int = 0
+
+
+class SparseMachine:
+    """Runs one program of a sequencer, or one task of a tile.
+
+    Args:
+      core_number: as the program asks for it.
+      tile: the tile; None: it is the sequencer's program.
+      memory: words of the scalar memory.
+      arguments: the registers in which arguments come.
+    """
+
+    def __init__(
+        self,
+        core: CoreActions,
+        core_number: int,
+        clock: SparseClock,
+        dma: DmaEngine,
+        counts: SparseCounts,
+        iterations: IterationBudget,
+        timeline: Timeline | None,
+        *,
+        tile: TileState | None,
+        memory: dict[int, int | Unknown],
+        arguments: dict[int, int | Unknown],
+        granule_bytes: int,
+    ) -> None:
+        self._core_state = core
+        self._clock = clock
+        self._dma = dma
+        self._counts = counts
+        self._iterations = iterations
+        self._timeline = timeline
+        self._tile_state = tile
+        self._flags = core.flags if tile is None else tile.flags
+        self._memory = memory
+        self._arguments = arguments
+        self._granule_bytes = granule_bytes
+        self.cycle = clock.cycle
+        self.core = core_number
+        self.tile: int | Unknown = NEVER_WRITTEN if tile is None else tile.number
+        self.waits_for = ""
+        self.add: Callable[[float, int | Unknown, int], None] = self._flags.add
+        self.put: Callable[[int | Unknown, int], None] = self._flags.put
+
+    # ---- time ----
+
+    def wait(self, time: float, flag: int | Unknown, amount: int, equal: bool) -> float | None:
+        """Waits for a flag; see `SparseFlags.wait`."""
+        end = self._flags.wait(time, flag, amount, equal)
+        if end is not None and self._tile_state is not None:
+            self._counts.stall_cycles += end - time
+            if self._timeline is not None and end > time:
+                self._timeline.add("stall", time, end, "stream")
+        return end
+
+    def stream(
+        self, time: float, flag: int | Unknown, source: str, destination: str, words: int, count: int, indexed: bool
+    ) -> None:
+        """Starts a stream of `count` times `words`, which adds all its words to `flag` when it has landed."""
+        if isinstance(words, Unknown) or isinstance(count, Unknown):
+            raise SimulationError("how much a stream moves is not known")
+        engines = self._own_tile().engines
+        size = moved = words * count * WORD_BYTES
+        direction = "out" if source == "tilespmem" else "in"
+        if indexed and "hbm" in (source, destination):
+            # HBM is read and written by the granule, also for an index whose row is a word.
+            moved = count * -(-words * WORD_BYTES // self._granule_bytes) * self._granule_bytes
+        begin = max(time, engines.get(direction, 0.0))
+        busy = max(moved / self._clock.stream_bytes_per_cycle, count * self._clock.index_cycles if indexed else 0.0)
+        engines[direction] = end = begin + busy
+        counts = self._counts
+        counts.streams += 1
+        counts.indices += count if indexed else 0
+        counts.hbm_read_bytes += moved if source == "hbm" else 0
+        counts.hbm_written_bytes += moved if destination == "hbm" else 0
+        if "hbm" in (source, destination):
+            end = max(end, self._dma.cross(begin, moved))
+        landed = end + self._clock.latency_cycles
+        if self._timeline is not None:
+            self._timeline.add("copy", begin, landed, f"{source} → {destination}", size)
+        self._flags.land(flag, landed, words * count)
+
+    def copy(
+        self,
+        time: float,
+        flag: int | Unknown,
+        source: str,
+        destination: str,
+        begin: int | Unknown,
+        first: int | Unknown,
+        granules: int | Unknown,
+    ) -> None:
+        """Starts a copy of whole granules: code, or blocks of the memory that tiles share."""
+        if isinstance(granules, Unknown) or isinstance(flag, Unknown):
+            raise SimulationError("how much a copy moves, or which flag it signals, is not known")
+        size = granules * self._granule_bytes
+        end = self._dma.cross(time, size) if "hbm" in (source, destination) else time
+        self._counts.hbm_read_bytes += size if source == "hbm" else 0
+        self._counts.hbm_written_bytes += size if destination == "hbm" else 0
+        flags = self._flags
+        if self._tile_state is not None and flag >= _TILE_FLAGS:
+            tile, flag = divmod(flag - _TILE_FLAGS, _FLAGS_OF_A_TILE)
+            flags = self._core_state.tiles[tile].flags
+            self._core_state.changed()
+        flags.land(flag, end + self._clock.latency_cycles, granules)
+        if destination == "timem":
+            if isinstance(begin, Unknown) or isinstance(first, Unknown):
+                raise SimulationError("which code a tile loads is not known")
+            self._core_state.code_copied(begin, first)
+
+    def barrier(self, time: float, number: int) -> float | None:
+        """Waits for all tiles."""
+        return self._core_state.barrier(number, self._own_tile().number, time)
+
+    def task(self, time: float, first: int, how: int) -> None:
+        """Starts what the argument registers from `first` on describe, on the tiles of the mask in `how`."""
+        given = [self._arguments.get(first + offset, NEVER_WRITTEN) for offset in range(max(self._arguments) + 1)]
+        self._core_state.start_task(time, given, how & 0xFFFF)
+
+    def signal(self, time: float, address: int | Unknown, amount: int) -> None:
+        """Signals a flag that is not its own."""
+        if isinstance(address, int) and address & _SEQUENCER_FLAGS:
+            self._core_state.flags.land(address & (_SEQUENCER_FLAGS - 1), time, amount)
+        else:
+            self._core_state.signal_outside(time, address, amount)
+
+    def blocked(self, where: str) -> None:
+        """Notes what the program can't go on without."""
+        self.waits_for = where
+
+    def round(self) -> None:
+        """Counts a round of a loop."""
+        self._iterations.spend(1)
+
+    def _own_tile(self) -> TileState:
+        if self._tile_state is None:
+            raise SimulationError("a sequencer streams, or waits at a barrier of the tiles")
+        return self._tile_state
+
+    # ---- values ----
+
+    def lanes(self, count: int | Unknown) -> int:
+        """Counts the lanes of a mask."""
+        if isinstance(count, Unknown):
+            raise SimulationError(f"how many lanes a stream's mask has depends on {count.why}")
+        return count
+
+    def load(self, address: int | Unknown) -> int | Unknown:
+        """Reads a word of scalar memory."""
+        return address if isinstance(address, Unknown) else self._memory.get(address, NEVER_WRITTEN)
+
+    def store(self, address: int | Unknown, value: int | Unknown) -> None:
+        """Writes a word of scalar memory."""
+        if isinstance(address, Unknown):
+            raise SimulationError(f"where a word is stored depends on {address.why}")
+        self._memory[address] = value
+
+    def read_argument(self, number: int) -> int | Unknown:
+        """Reads an argument register."""
+        return self._arguments.get(number, NEVER_WRITTEN)
+
+    def write_argument(self, number: int, value: int | Unknown) -> None:
+        """Writes an argument register."""
+        self._arguments[number] = value
+
+
+def whole(time: float) -> int:
+    """Rounds a time up to a cycle of the TensorCore."""
+    return math.ceil(time)

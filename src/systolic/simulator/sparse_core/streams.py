@@ -1,0 +1,84 @@
+"""What one stream of a tile moves, as far as the listing says: between which memories, and how many words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from systolic.simulator.errors import SimulationError
+from systolic.simulator.sparse_core.listing import SparseInstruction
+
+_SPACE = re.compile(r"\[([a-z]+)(?:4b)?:", re.ASCII)
+_KIND = re.compile(r"stream\.(linear|strided|indirect|indirect_vreg)\.(gather|scatter)(?:\.\w+)*", re.ASCII)
+_MASK_STEPS = 4  # a `vcmask` counts four to a lane
+SPACES = ("hbm", "tilespmem", "spmem", "smem", "simem", "timem", "vmem")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A stream. `words` is the operand that says how many words it moves, for each index where it has a list."""
+
+    source: str
+    destination: str
+    words: str
+    count: str | None  # operand that says how many indices the list has; None: it has none
+    mask: str | None  # mask register of the lanes whose indices count; None: all
+    flag: str
+
+
+def is_stream(instruction: SparseInstruction) -> bool:
+    """Says whether the instruction starts a stream."""
+    return instruction.opcode.startswith("stream.")
+
+
+def read_stream(instruction: SparseInstruction) -> Stream:
+    """Reads a stream.
+
+    Raises:
+      SimulationError: one of a form that is not known.
+    """
+    kind = _KIND.fullmatch(instruction.opcode)
+    others = [text for text in instruction.operands if not text.startswith("[")]
+    places = [text for text in (*instruction.dests, *instruction.operands) if text.startswith("[")]
+    flags = [text for text in places if text.startswith("[sflag:")]
+    ends = [text for text in places if not text.startswith("[sflag:")]
+    if kind is None or len(flags) != 1 or len(ends) != 2 or not others:
+        raise SimulationError(f"a stream that is not understood: {instruction.text}")
+    count = mask = None
+    if kind[1] == "indirect":  # words of a row, where the list is, how long it is
+        count = others[2]
+    elif kind[1] == "indirect_vreg":  # words of a row, the vector register with the list, the mask
+        mask = others[2]
+    return Stream(
+        source=space_of(ends[1], instruction),
+        destination=space_of(ends[0], instruction),
+        words=others[0],
+        count=count,
+        mask=mask,
+        flag=flags[0],
+    )
+
+
+def space_of(place: str, instruction: SparseInstruction) -> str:
+    """Names the memory that a place such as `[hbm4b:s2+s3]` is in.
+
+    Raises:
+      SimulationError: a memory that is not known.
+    """
+    found = _SPACE.match(place)
+    if found is None or found[1] not in SPACES:
+        raise SimulationError(f"a memory that is not known: {instruction.text}")
+    return found[1]
+
+
+def mask_lanes(instruction: SparseInstruction) -> int | None:
+    """Counts the lanes of a mask whose bits stand in the instruction that makes it; None where they do not."""
+    bits = instruction.operands[-1]
+    if not bits.startswith("$"):
+        return None
+    if instruction.opcode == "vmmov":
+        return int(bits[1:], 0).bit_count()
+    if instruction.opcode == "vcmask":  # from the low byte's lane on, up to the high byte's
+        last, first = divmod(int(bits[1:], 0), 256)
+        return (last + 1 - first) // _MASK_STEPS
+    return None

@@ -1,0 +1,303 @@
+"""Translates a section of a SparseCore listing into a Python generator that computes when everything happens.
+
+As with the TensorCore's programs, registers are local variables and the machine is called for whatever takes time by
+itself or concerns others; everything else is a cycle a bundle. Vector instructions decide nothing here but the number
+of lanes of a mask; a value that they hand to the scalar side is not known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from systolic.simulator.errors import SimulationError, reading
+from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown, larger, smaller
+from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
+from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseListing, SparseSection
+from systolic.simulator.sparse_core.scalar import IGNORED, expression, operand, place, register
+from systolic.simulator.sparse_core.streams import is_stream, mask_lanes, read_stream, space_of
+from systolic.simulator.translating.literals import number, quoted, variable
+from systolic.simulator.translating.scalar import choice
+
+_MASK_REGISTER = re.compile(r"vm\d+", re.ASCII)
+_CALLED = (
+    *("wait", "stream", "copy", "task", "barrier", "add", "put", "signal", "load", "store", "read_argument"),
+    *("write_argument", "lanes", "blocked", "round", "tile", "core"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseFunction:
+    """A section as a Python function; `entries` says which block a function of the listing begins with."""
+
+    name: str
+    run: Callable[..., Generator[float | None, None, float]]  # (time, machine, block) → time
+    entries: Mapping[str, int]
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseProgram:
+    """A SparseCore program that can be run."""
+
+    name: str
+    scs: SparseFunction
+    tec: SparseFunction | None  # None where the tiles have nothing to do
+    symbols: Mapping[str, int]
+    granules: int
+
+
+def translate_sparse(listing: SparseListing) -> SparseProgram:
+    """Translates both sections of a listing.
+
+    Raises:
+      SimulationError: an instruction that is not understood; the message quotes it.
+    """
+    symbols = listing.symbols()
+    return SparseProgram(
+        name=listing.name,
+        scs=_Translator(listing.name, listing.scs, "scs", symbols).translate(),
+        tec=_Translator(listing.name, listing.tec, "tec", symbols).translate() if listing.tec.bundles else None,
+        symbols=symbols,
+        granules=listing.granules,
+    )
+
+
+class _Translator:
+    def __init__(self, name: str, section: SparseSection, kind: str, symbols: Mapping[str, int]) -> None:
+        self._name = name
+        self._section = section
+        self._kind = kind
+        self._symbols = symbols
+        self._blocks = split_section(name, section, kind)
+        self._variables: set[str] = set()
+
+    def translate(self) -> SparseFunction:
+        bodies = [self._block(index, block) for index, block in enumerate(self._blocks)]
+        names = " = ".join(sorted(self._variables))
+        lines = [
+            "def run(t, machine, block):",
+            *(f"    {name} = machine.{name}" for name in _CALLED),
+            "    cycle = machine.cycle",
+            *([f"    {names} = nothing"] if names else []),
+            "    while True:",
+            *_dispatch(bodies, 0, len(bodies), "        "),
+        ]
+        source = "\n".join(lines)
+        title = f"{self._name} {self._kind}"
+        scope: dict[str, Any] = {
+            "nothing": NEVER_WRITTEN,
+            "computed": COMPUTED,
+            "Unknown": Unknown,
+            "smaller": smaller,
+            "larger": larger,
+            "__builtins__": {},
+        }
+        with reading(title):
+            exec(compile(source, f"<{title!a}>", "exec"), scope)
+        starts = {block.first: index for index, block in enumerate(self._blocks)}
+        labels = self._section.labels
+        entries = {name: starts[at] for name, at in labels.items() if name[0] != "." and at in starts}
+        return SparseFunction(name=title, run=scope["run"], entries=entries, source=source)
+
+    # ---- blocks ----
+
+    def _block(self, index: int, block: SparseBlock) -> list[str]:
+        code: list[str] = []
+        cycles = 0
+        for bundle in self._section.bundles[block.first : block.last + 1]:
+            try:
+                events, rest, ends = self._bundle(bundle)
+            except (SimulationError, LookupError, ValueError) as error:
+                raise SimulationError(f"{self._name}, line {bundle.line}: {error}") from error
+            if events and cycles:
+                code.append(f"t += {cycles} * cycle")
+                cycles = 0
+            code += events + rest
+            cycles += 1 + self._delay(bundle)
+            if ends:
+                return [*code, f"return t + {cycles} * cycle"]
+        if cycles:
+            code.append(f"t += {cycles} * cycle")
+        return code + self._leave(index, block)
+
+    @staticmethod
+    def _delay(bundle: SparseBundle) -> int:
+        waits = [each for each in bundle.instructions if each.opcode == "sdelay"]
+        return max((int(each.operands[0].removeprefix("$"), 0) for each in waits), default=0)
+
+    def _leave(self, index: int, block: SparseBlock) -> list[str]:
+        def to(target: int | None) -> list[str]:
+            if target is None:
+                return ["return t"]
+            return [*(["round()"] if target <= index else []), f"block = {target}"]
+
+        if block.branch is None:
+            return to(block.following)
+        if block.branch.predicate is None:
+            return to(block.taken)
+        taken, following = ([f"    {line}" for line in to(target)] for target in (block.taken, block.following))
+        return ["if jump:", *taken, "else:", *following]
+
+    # ---- one bundle: events, then all reads before all writes ----
+
+    def _bundle(self, bundle: SparseBundle) -> tuple[list[str], list[str], bool]:
+        events: list[str] = []
+        assigns: list[tuple[str, str]] = []
+        effects: list[str] = []
+        ends = False
+        for instruction in bundle.instructions:
+            if instruction.opcode == "shalt" and instruction.predicate is None:
+                ends = True
+            elif event := self._event(instruction, bundle.line):
+                events += self._guarded(instruction, event)
+            elif instruction.opcode.startswith("sbr."):
+                if instruction.predicate is not None:
+                    effects.append(f"jump = {self._condition(instruction)}")
+            elif effect := self._effect(instruction):
+                effects += self._guarded(instruction, [effect])
+            else:
+                assigns += self._assigned(instruction)
+        targets, values = ", ".join(dest for dest, _ in assigns), ", ".join(value for _, value in assigns)
+        return events, effects + ([f"{targets} = {values}"] if assigns else []), ends
+
+    def _event(self, instruction: SparseInstruction, line: int) -> list[str]:
+        opcode, operands = instruction.opcode, instruction.operands
+        where = quoted(f"{self._name}, line {line}: {instruction.text}")
+        turn = [] if self._kind == "tec" else ["yield t"]
+        if opcode in ("swait.ge", "swait.eq"):
+            waits = f"wait(t, {self._place(operands[0])}, {self._operand(operands[1])}, {opcode == 'swait.eq'})"
+            return [*turn, *_until(waits, where), "t = r"]
+        if is_stream(instruction):
+            stream = read_stream(instruction)
+            count = "1" if stream.count is None else self._operand(stream.count)
+            if stream.mask is not None:
+                count = self._lanes(stream.mask)
+            ends = f"{quoted(stream.source)}, {quoted(stream.destination)}"
+            words, flag = self._operand(stream.words), self._place(stream.flag)
+            return [
+                "yield t",
+                f"stream(t, {flag}, {ends}, {words}, {count}, {stream.count or stream.mask is not None})",
+            ]
+        if opcode == "dma.local":
+            (flag,) = (text for text in instruction.dests if text.startswith("[sflag:"))
+            ends = [space_of(text, instruction) for text in (instruction.operands[0], instruction.dests[0])]
+            places = f"{self._place(operands[0])}, {self._place(instruction.dests[0])}"
+            spaces = f"{quoted(ends[0])}, {quoted(ends[1])}"
+            return ["yield t", f"copy(t, {self._place(flag)}, {spaces}, {places}, {self._operand(operands[1])})"]
+        if opcode in ("task", "task.clear_ibuf"):
+            return ["yield t", f"task(t, {self._place(operands[0])}, {self._operand(operands[1])})"]
+        if opcode == "sbarrier.arrive":
+            return ["yield t", *_until(f"barrier(t, {self._place(instruction.dests[0])})", where), "t = r"]
+        if opcode in ("ssyncadd.remote.s32", "ssyncadd.tile.s32"):
+            return ["yield t", f"signal(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"]
+        if opcode.startswith(("dma.", "task", "swait", "ssyncadd.")) and opcode != "ssyncadd.s32":
+            raise SimulationError(f"not understood: {instruction.text}")
+        return []
+
+    def _effect(self, instruction: SparseInstruction) -> str | None:
+        opcode, operands = instruction.opcode, instruction.operands
+        if opcode == "ssyncadd.s32":
+            return f"add(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"
+        if opcode == "ssyncset.s32":
+            return f"put({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
+        if opcode == "sst":
+            return f"store({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
+        if opcode == "wrdreg":
+            return f"write_argument({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
+        return None
+
+    def _assigned(self, instruction: SparseInstruction) -> list[tuple[str, str]]:
+        opcode, operands = instruction.opcode, instruction.operands
+        mask = _MASK_REGISTER.fullmatch(instruction.dests[0])
+        if mask is not None:
+            lanes = mask_lanes(instruction)
+            if instruction.opcode == "vmand":  # indices within bounds, of these lanes: all of them count
+                one, other = (self._variable("x" + text[2:]) for text in instruction.operands)
+                known = f"({one} if {other}.__class__ is Unknown else {other})"
+                return [(self._variable("x" + mask.group()[2:]), known)]
+            return [(self._variable("x" + mask.group()[2:]), "computed" if lanes is None else number(lanes))]
+        if opcode in IGNORED or opcode in ("sdelay", "shalt"):
+            return []
+        found = []
+        for text in instruction.dests:
+            dest = register(text)
+            if dest is None:
+                continue
+            value = self._value(opcode, operands)
+            if instruction.predicate is not None:
+                pair = (dest, f"({value})") if instruction.negated else (f"({value})", dest)
+                value = choice(self._variable(instruction.predicate), *pair)
+            found.append((self._variable(dest), value))
+        if not found and opcode[0] == "s" and not instruction.dests[0].startswith("v"):
+            raise SimulationError(f"not understood: {instruction.text}")
+        return found
+
+    def _value(self, opcode: str, operands: tuple[str, ...]) -> str:
+        if opcode == "sld":
+            return f"load({self._place(operands[0])})"
+        if opcode == "rddreg":
+            return f"read_argument({self._place(operands[0])})"
+        if opcode == "stileid.u32":
+            return "tile"
+        if opcode == "srdreg.scid":
+            return "core"
+        if opcode.startswith("spop"):
+            return "computed"
+        self._use(operands)
+        value = expression(opcode, operands, self._symbols)
+        if value is None:
+            raise SimulationError(f"not understood: {opcode} {', '.join(operands)}")
+        return value
+
+    # ---- names ----
+
+    def _guarded(self, instruction: SparseInstruction, code: list[str]) -> list[str]:
+        if instruction.predicate is None:
+            return code
+        return [f"if {self._condition(instruction)}:", *(f"    {line}" for line in code)]
+
+    def _condition(self, instruction: SparseInstruction) -> str:
+        name = self._variable(instruction.predicate or "")
+        return f"not {name}" if instruction.negated else name
+
+    def _lanes(self, mask: str) -> str:
+        found = _MASK_REGISTER.fullmatch(mask)
+        if found is None:
+            raise SimulationError(f"a mask that is not understood: {mask}")
+        return f"lanes({self._variable('x' + mask[2:])})"
+
+    def _operand(self, text: str) -> str:
+        self._use((text,))
+        return operand(text, self._symbols)
+
+    def _place(self, text: str) -> str:
+        self._use((text,))
+        return place(text, self._symbols)
+
+    def _use(self, texts: tuple[str, ...]) -> None:
+        for text in texts:
+            for name in re.findall(r"\b(lr|[sp]\d+)\b", text, re.ASCII):
+                self._variable(register(name) or "")
+
+    def _variable(self, name: str) -> str:
+        self._variables.add(variable(name))
+        return name
+
+
+def _until(attempt: str, where: str) -> list[str]:
+    return [f"r = {attempt}", "while r is None:", f"    blocked({where})", "    yield None", f"    r = {attempt}"]
+
+
+def _dispatch(bodies: list[list[str]], first: int, end: int, indent: str) -> list[str]:
+    if end - first == 1:
+        return [indent + line for line in bodies[first]]
+    middle = (first + end) // 2
+    return [
+        f"{indent}if block < {middle}:",
+        *_dispatch(bodies, first, middle, indent + " "),
+        f"{indent}else:",
+        *_dispatch(bodies, middle, end, indent + " "),
+    ]

@@ -1,0 +1,121 @@
+"""SparseCore listings: bundles, blocks, streams, and which program a launch means."""
+
+import pytest
+from sparse_listings import GATHER, listing
+
+from systolic.simulator import SimulationError
+from systolic.simulator.sparse_core.blocks import split_section
+from systolic.simulator.sparse_core.launch import Launch, programs_by_launch
+from systolic.simulator.sparse_core.listing import parse_sparse_listing
+from systolic.simulator.sparse_core.streams import Stream, read_stream
+from systolic.simulator.sparse_core.translate import translate_sparse
+
+
+def test_sections_count_from_zero_and_carry_their_functions() -> None:
+    read = parse_sparse_listing("gather", GATHER)
+    assert read.granules == len(read.scs.bundles) + 2 * len(read.tec.bundles)
+    symbols = read.symbols()
+    assert symbols["_scs_section_size"] == len(read.scs.bundles)
+    assert symbols["execute0_lowered"] == 0
+    assert symbols["_size_execute0_lowered"] == symbols["_tile_overlayer_lowered"]
+    assert symbols["_size_execute0_lowered"] + symbols["_size__tile_overlayer_lowered"] == len(read.tec.bundles)
+
+
+def test_an_instruction_has_its_condition_and_all_destinations() -> None:
+    text = listing(["[timem:s3], [sflag:s2] = dma.local @!p0 [hbm:s0], $0x10", "_ = shalt"], [])
+    (copy,) = parse_sparse_listing("one", text).scs.bundles[0].instructions
+    assert (copy.opcode, copy.dests, copy.operands) == (
+        "dma.local",
+        ("[timem:s3]", "[sflag:s2]"),
+        ("[hbm:s0]", "$0x10"),
+    )
+    assert (copy.predicate, copy.negated) == ("p0", True)
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ("0x0: { _ = snop }", "neither scs nor tec"),
+        ("scs\n0x1: { _ = snop }", "cut or doubled"),
+        ("scs\n0x0: { _ = snop", "does not end"),
+        ("scs\n0x0: { snop }", "no instruction"),
+        ("scs\nwhat is this", "not a bundle"),
+        ("tec\n0x0: { _ = snop }", "no program of a sequencer"),
+    ],
+)
+def test_what_is_not_understood_is_named(broken: str, why: str) -> None:
+    with pytest.raises(SimulationError, match=why):
+        parse_sparse_listing("broken", broken)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "slots"), [(", $4", "tec", 4), (", $1", "scs", 1), ("", "tec", 2), ("", "scs", 3)]
+)
+def test_delay_slots_are_those_that_are_printed_or_the_machines(said: str, kind: str, slots: int) -> None:
+    code = [f"(pc) = sbr.rel @p0 .LBB2_1-.Ltmp0{said}", *["_ = snop"] * 5, ".LBB2_1:", "_ = shalt"]
+    read = parse_sparse_listing("branch", listing(*([code, []] if kind == "scs" else [["_ = shalt"], code])))
+    section = read.scs if kind == "scs" else read.tec
+    first, *_, last = split_section("branch", section, kind)
+    assert first.last == slots
+    assert (first.taken, last.first) == (len(split_section("branch", section, kind)) - 1, 6)
+
+
+def test_a_branch_to_nowhere_is_named() -> None:
+    code = ["(pc) = sbr.rel .LBB2_9-.Ltmp0, $1", "_ = snop", "_ = shalt"]
+    with pytest.raises(SimulationError, match=r"line 2: a branch to nowhere"):
+        translate_sparse(parse_sparse_listing("lost", listing(code, [])))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "[tilespmem:s1], [sflag:$0x5] = stream.indirect.gather [hbm4b:s2+s3], $0x80, s4, s5, $0x2000b8",
+            Stream(source="hbm", destination="tilespmem", words="$0x80", count="s5", mask=None, flag="[sflag:$0x5]"),
+        ),
+        (
+            "[spmem:s9] = stream.indirect_vreg.scatter.add.s32 [tilespmem:s1], [sflag:s6], $0x1, v0, vm0, $0x4038",
+            Stream(source="tilespmem", destination="spmem", words="$0x1", count=None, mask="vm0", flag="[sflag:s6]"),
+        ),
+        (
+            "[hbm4b:s2+s3] = stream.linear.scatter [tilespmem:s1], [sflag:s6], $0x4000, $0x38",
+            Stream(source="tilespmem", destination="hbm", words="$0x4000", count=None, mask=None, flag="[sflag:s6]"),
+        ),
+    ],
+)
+def test_streams(text: str, expected: Stream) -> None:
+    ((stream,),) = (bundle.instructions for bundle in parse_sparse_listing("s", listing([text], [])).scs.bundles)
+    assert read_stream(stream) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["s1 = sfrobnicate.s32 s2, s3", "_ = swait.lt [sflag:s1], $0x1", "[hbm:s1] = dma.far s2"]
+)
+def test_an_unknown_instruction_is_quoted(text: str) -> None:
+    with pytest.raises(SimulationError, match=f"line 2.*{text.split()[2]}"):
+        translate_sparse(parse_sparse_listing("odd", listing([text, "_ = shalt"], [])))
+
+
+def launch(number: int, granules: int, code: int = 0) -> Launch:
+    words = [0] * 128
+    words[0x53], words[0x5A], words[0x5B] = number, granules, code
+    return Launch.read(words)
+
+
+def program(name: str, bundles: int):
+    return translate_sparse(parse_sparse_listing(name, listing(["_ = snop"] * (bundles - 1) + ["_ = shalt"], [])))
+
+
+def test_a_launch_is_told_by_size_then_by_its_number_in_the_schedule() -> None:
+    programs = [program(*each) for each in (("sc-start.0", 4), ("sc-start.0 again", 4), ("a", 7), ("b", 9), ("c", 9))]
+    find = programs_by_launch(programs, ["c", "a", "b"])
+    assert find(launch(1, 7)).name == "a"
+    assert [find(launch(number, 9)).name for number in (0, 2)] == ["c", "b"]
+    nobody = 0xFFFFFFFF
+    assert [find(launch(nobody, 8064, code)).name for code in (1, 8065, 1)] == [
+        "sc-start.0", "sc-start.0 again", "sc-start.0",
+    ]  # fmt: skip
+    with pytest.raises(SimulationError, match="program 1 of 9 granules"):
+        find(launch(1, 9))
+    with pytest.raises(SimulationError, match="8 granules"):
+        find(launch(0, 8))

@@ -1,0 +1,182 @@
+"""SparseCores run: launches in order, streams that share HBM, barriers, and the signal that ends it."""
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+import pytest
+from listing_mutations import check_source, mutated
+from sparse_listings import GATHER, gather
+
+from systolic.chips import Chip, chip
+from systolic.simulator import DeadlockError, SimulationError
+from systolic.simulator.errors import reading
+from systolic.simulator.hardware.dma import DmaEngine
+from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.sequencer import Schedule
+from systolic.simulator.sparse_core.device import SparseCores
+from systolic.simulator.sparse_core.listing import parse_sparse_listing
+from systolic.simulator.sparse_core.translate import translate_sparse
+
+ROWS_BYTES = 128 * 128 * 4  # of a tile
+TILES = 16
+DONE = 99  # the TensorCore's flag
+START = 1 << 16 | 7053
+
+
+def a_chip(stream_bytes_per_s: float = 1e9, latency: int = 100, index: float = 0.0, hbm: float = 1e15) -> Chip:
+    """A chip of two SparseCores whose clocks are 1 GHz."""
+    known = chip("v7x")
+    assert known.sparse_core is not None
+    sparse = dataclasses.replace(
+        known.sparse_core,
+        clock_hz=1e9,
+        stream_bytes_per_s=stream_bytes_per_s,
+        stream_latency_cycles=latency,
+        index_cycles=index,
+    )
+    machine = dataclasses.replace(known.machine, clock_hz=1e9, hbm_bytes_per_s=hbm)
+    return dataclasses.replace(known, machine=machine, sparse_core=sparse)
+
+
+class Device:
+    """SparseCores beside a TensorCore of which only the flag is there."""
+
+    def __init__(self, on: Chip, text: str = GATHER) -> None:
+        self.program = translate_sparse(parse_sparse_listing("gather", text))
+        self.dma = DmaEngine(on.machine, 1)
+        self.schedule = Schedule(lambda: self.dma.changes + self.cores.changes)
+        self.cores = SparseCores(
+            on, [self.program], ["gather"], self.dma, self.schedule.start, IterationBudget(10_000), 10
+        )
+        self.cores.watch(0, "TLP", DONE)
+
+    def launch(self, number: int, *, go: int | None = 0) -> None:
+        """Launches the program at 0, and lets it go at `go`."""
+        words = [0] * 128
+        words[0x5A], words[0x5B] = self.program.granules, 5000
+        self.cores.describe(0, words, launches=True)
+        self.cores.offer(0, 0, number)
+        if go is not None:
+            self.cores.signal(0, go, START | number << 14, 1)
+
+    def end(self, number: int = 0) -> int:
+        """Runs everything, and says when the TensorCore's flag counts one."""
+        self.schedule.run()
+        end = self.dma.wait(0, "TLP", 0, DONE, number + 1, "semaphore")
+        assert end is not None
+        return end - self.dma.counts[0].overhead_cycles
+
+
+def time_of(on: Chip) -> int:
+    device = Device(on)
+    device.launch(0)
+    return device.end()
+
+
+def test_a_gather_takes_its_streams_and_latencies() -> None:
+    slow, fast = time_of(a_chip(stream_bytes_per_s=1e9)), time_of(a_chip(stream_bytes_per_s=2e9))
+    # A list of 512 bytes, rows in, rows out, one after the other.
+    assert slow - fast == pytest.approx((512 + 2 * ROWS_BYTES) / 2, abs=2)
+    # Descriptor, program, loader, the tiles' code, list, rows, rows.
+    assert time_of(a_chip(latency=200)) - time_of(a_chip(latency=100)) == pytest.approx(7 * 100, abs=2)
+
+
+def test_indices_count_where_they_take_longer_than_the_bytes() -> None:
+    bytes_alone = time_of(a_chip(index=0.0))
+    assert time_of(a_chip(index=ROWS_BYTES / 128)) == bytes_alone
+    assert time_of(a_chip(index=2 * ROWS_BYTES / 128)) - bytes_alone == pytest.approx(ROWS_BYTES, abs=2)
+
+
+def test_all_tiles_share_hbm() -> None:
+    one_gb_per_s = time_of(a_chip(stream_bytes_per_s=1e15, hbm=1e9))
+    least = 2 * TILES * ROWS_BYTES + TILES * 512
+    assert least <= one_gb_per_s <= least + 10_000
+
+
+def test_what_it_did_is_counted() -> None:
+    device = Device(a_chip())
+    device.launch(0)
+    device.launch(1)
+    device.end()
+    for run in device.cores.results():
+        assert run.hbm_written_bytes == TILES * ROWS_BYTES
+        assert run.hbm_read_bytes == TILES * (512 + ROWS_BYTES) + 64 * len_of_code()
+        assert (run.streams, run.indices) == (3 * TILES, TILES * 128)
+        assert [op.name for op in run.ops] == ["gather"]
+        assert {span.kind for span in run.spans} == {"op", "copy", "stall"}
+
+
+def len_of_code() -> int:
+    return len(parse_sparse_listing("gather", GATHER).tec.bundles)
+
+
+def test_a_second_launch_waits_for_the_first() -> None:
+    device = Device(a_chip())
+    device.launch(0)
+    device.launch(0)
+    device.schedule.run()
+    (first, second), none = (run.ops for run in device.cores.results())
+    assert second.begin_cycles >= first.end_cycles
+    assert none == ()
+
+
+def test_it_begins_when_the_tensor_core_says() -> None:
+    early, late = Device(a_chip()), Device(a_chip())
+    early.launch(0, go=50_000)
+    late.launch(0, go=60_000)
+    assert late.end() - early.end() == 10_000
+
+
+def test_who_never_starts_it_is_named() -> None:
+    device = Device(a_chip())
+    device.launch(0, go=None)
+    with pytest.raises(DeadlockError, match=r"gather, line \d+: _ = swait.ge \[sflag:\$0x1B8D\]"):
+        device.schedule.run()
+
+
+def run_tiles(code: Sequence[str]) -> None:
+    device = Device(a_chip(), gather([*code, "_ = shalt"]))
+    device.launch(0)
+    device.schedule.run()
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (["s1 = spop.v2s; p0 = sne.s32 s0, s0", "p0 = sne.s32 s1, $0x0", "s2 = sadd.s32 @p0 $0x1, s2",
+          ".LBB2_1:", "(pc) = sbr.rel @p0 .LBB2_1-.Ltmp0, $1", "_ = snop"], "control flow depends on"),
+        (["[tilespmem:s0], [sflag:$0x5] = stream.indirect_vreg.gather [hbm:s0], $0x80, v0, vm3, $0x38"], "lanes"),
+        ([".LBB2_1:", "(pc) = sbr.rel .LBB2_1-.Ltmp0, $1", "_ = snop"], "loops went round"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_said(code: list[str], why: str) -> None:
+    with pytest.raises(SimulationError, match=why):
+        run_tiles(code)
+
+
+def test_lanes_of_a_mask_whose_bits_are_printed_count() -> None:
+    stream = "[tilespmem:s0], [sflag:$0x5] = stream.indirect_vreg.gather [hbm:s0], $0x80, v0, {mask}, $0x38"
+    code = ["s0 = simm.s32 $0x0; vm0 = vmmov $0xff", "vm1 = vcmask $0x3F20", stream.format(mask="vm0")]
+    code += [stream.format(mask="vm1"), "_ = swait.eq [sflag:$0x5], $0x800"]
+    # It ends, but for the sequencer, which nobody tells.
+    with pytest.raises(DeadlockError, match=r"\[sflag:\$0x1\], \$0x1"):
+        run_tiles(code)
+
+
+def test_a_damaged_listing_is_refused_or_runs_and_never_more() -> None:
+    ended = 0
+    for seed in range(200):
+        text = mutated(GATHER, random.Random(seed))
+        try:
+            with reading("the listing"):
+                device = Device(a_chip(), text)
+            for function in (device.program.scs, device.program.tec):
+                if function is not None:
+                    check_source(function.source)
+            device.launch(0)
+            device.schedule.run()
+            ended += 1
+        except SimulationError:
+            continue
+    assert 0 < ended < 200
