@@ -32,6 +32,7 @@ class MachineModel:
     mxu_columns: int
     mxu_rows_per_cycle: Mapping[str, float]  # rows of lhs that one unit takes a cycle, by the listing's operand type
     result_latency_cycles: int  # from the last row into the matrix unit to the first result out
+    weight_push_cycles: float  # a unit takes no rows for so long while a register of weights is pushed into it
     matmul_queue_depth: int  # `vmatmul`s that may wait before a unit; one more stalls the core
     hbm_bytes_per_s: float  # what a copy engine reaches, reads and writes together, for the whole device
     hbm_run_cycles: float  # a strided copy holds HBM so long for each contiguous piece, besides its bytes

@@ -2,12 +2,14 @@
 
 A `vmatmul` sends the rows of one vector register through a unit; its results come out a latency after it began, through
 a queue (`mrf`) or into numbered places (`mrb`), from which `vpop` takes them. The core stalls when a unit already has
-`matmul_queue_depth` such pieces of work before it, and when a result is popped before it is there.
+`matmul_queue_depth` such pieces of work before it, and when a result is popped before it is there. A `vmatpush` brings
+a register of weights; on chips where that takes `weight_push_cycles`, rows wait for so long.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -30,11 +32,11 @@ _REGISTER_ELEMENTS = 1024  # results of 32 bits in a vector register
 
 @dataclass(frozen=True, slots=True)
 class MatrixOp:
-    """One `vmatmul` (with rows) or one `vpop` (without), at a cycle of its segment."""
+    """One `vmatmul` (with rows and results), `vmatpush` (with neither) or `vpop` (with a result), at its cycle."""
 
     offset: int
     unit: int
-    operand_type: str  # by which `MachineModel.mxu_rows_per_cycle` knows the rate; "" of a `vpop`
+    operand_type: str  # by which `MachineModel.mxu_rows_per_cycle` knows the rate; "" of others
     rows: int
     place: int | None  # in the result buffer; None where results queue
     results: int  # vector registers of results
@@ -43,11 +45,16 @@ class MatrixOp:
     @property
     def is_pop(self) -> bool:
         """Whether it takes a result out."""
-        return self.rows == 0
+        return self.rows == 0 and self.results > 0
+
+    @property
+    def is_push(self) -> bool:
+        """Whether it brings weights."""
+        return self.results == 0
 
 
 def matrix_ops(instruction: Instruction, offset: int, machine: MachineModel, condition: int | None) -> list[MatrixOp]:
-    """Reads the work of a `vmatmul` or `vpop`; nothing for other instructions.
+    """Reads the work of a `vmatmul`, `vmatpush` or `vpop`; nothing for other instructions.
 
     Raises:
       SimulationError: the instruction names no unit, or a type whose rate the machine model does not have.
@@ -55,6 +62,8 @@ def matrix_ops(instruction: Instruction, offset: int, machine: MachineModel, con
     opcode = instruction.opcode
     if opcode.startswith("vmatmul"):
         return [_matmul(instruction, offset, machine, condition)]
+    if opcode.startswith("vmatpush"):
+        return [MatrixOp(offset, int(unit), "", 0, None, 0, condition) for unit in _UNIT.findall(opcode)]
     if opcode.startswith("vpop") and "mr" in opcode:
         place = _PLACE.match(instruction.operands[0]) if instruction.operands else None
         if place:
@@ -100,7 +109,7 @@ class Segment:
 
 
 # State of the units relative to the present: cycles until free; cycles until each queued result; (place, cycles) pairs.
-_Relative = tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[tuple[tuple[int, int], ...], ...]]
+_Relative = tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[tuple[tuple[int, int], ...], ...]]
 
 
 class Mxus:
@@ -122,6 +131,7 @@ class Mxus:
         self._latency = machine.result_latency_cycles
         self._depth = machine.matmul_queue_depth
         self._units = machine.mxu_count
+        self._push = machine.weight_push_cycles
         self._busy_for = functools.cache(functools.partial(_busy_for, machine))  # most programs have one or two kinds
         self._segments = segments
         self._remember = remember
@@ -164,7 +174,7 @@ class Mxus:
         return self._at
 
     def _run(self, segment: Segment, conditions: tuple[bool, ...], state: _Relative) -> tuple[int, _Relative, int]:
-        free = list(state[0])
+        free: list[float] = list(state[0])
         queued = [deque(results) for results in state[1]]
         placed = [dict(results) for results in state[2]]
         stall = busy = 0
@@ -173,13 +183,17 @@ class Mxus:
                 continue
             now = op.offset + stall
             unit = op.unit
+            if op.is_push:
+                if self._push:
+                    free[unit] = max(now, free[unit]) + self._push
+                continue
             if op.is_pop:
                 ready = placed[unit].get(op.place, 0) if op.place is not None else _next(queued[unit], op)
                 stall += max(0, ready - now)
                 continue
             taken = self._busy_for(op.operand_type, op.rows)
-            stall += max(0, free[unit] - now - self._depth * taken)
-            begin = max(op.offset + stall, free[unit])
+            stall += max(0, math.ceil(free[unit]) - now - self._depth * taken)
+            begin = max(op.offset + stall, math.ceil(free[unit]))
             free[unit] = begin + taken
             busy += taken
             ready = begin + self._latency

@@ -295,7 +295,7 @@ class BundleCode:
 
 def is_matrix(instruction: Instruction) -> bool:
     """Says whether the instruction belongs to the MXUs."""
-    return instruction.opcode.startswith(("vmatmul", "vpop")) and not is_scalar_pop(instruction)
+    return instruction.opcode.startswith(("vmatmul", "vmatpush", "vpop")) and not is_scalar_pop(instruction)
 
 
 def _check_harmless(instruction: Instruction) -> None:

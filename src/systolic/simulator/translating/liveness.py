@@ -55,7 +55,7 @@ def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]
     if base in ("vmatmul", "vpop", "vmatpush", "vmatpush1", "vmatpush2", "vmatpush3") and not is_scalar_pop(
         instruction
     ):
-        reads = (predicate.register,) if predicate and predicate.register and base in ("vmatmul", "vpop") else ()
+        reads = (predicate.register,) if predicate and predicate.register else ()
         return Effect(reads, None, False, bool(reads))
     text = " ".join(_operands_that_count(instruction, followed))
     reads = [*registers(text), *(f"x{name}" for name in _NAMED.findall(text))]
