@@ -47,7 +47,7 @@ ROOMS += ["lessons", "installation", "cli"]
 DOORS = ["analysis", "checking", "explaining"]
 
 # And within the simulator: each part may import itself and any part before it.
-PARTS = ["errors", "reading", "hardware", "translating", "records", "sequencer", "core", "run"]
+PARTS = ["errors", "reading", "hardware", "translating", "records", "sequencer", "core", "traits", "run"]
 
 
 def imported(tree: ast.Module) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from systolic.bench.cases import Case
 from systolic.bench.xla_flags import COMMON_FLAGS, with_common_flags
 from systolic.chips import Chip, UnsupportedDtypeError
+from systolic.chips.time_error import TimeError
 from systolic.cost import machine_roofline, repeated_us
 from systolic.experiments import Experiment, Outcome, Runner
 from systolic.op import op_of
@@ -53,6 +54,8 @@ class BenchRow:
     xla_us: float | None = None
     xla_prefetch_us: float | None = None  # of the copy that XLA starts ahead of the call
     xla_reason: str = ""  # why XLA has no time
+    ours_error: TimeError | None = None  # how far the time may be off
+    xla_error: TimeError | None = None
     xla_flags: Mapping[str, str] = dataclasses.field(default_factory=dict)  # beside `flags`, where it is faster so
     xla_without_flags_us: float | None = None  # XLA's time in repeated calls without them
     even_us: float | None = None  # our time at the next larger sizes that tiles divide
@@ -208,6 +211,8 @@ def _row(case: Case, chip: Chip, *, mine: Outcome, others: Outcome, even: Outcom
         xla_us=others.time_us,
         xla_prefetch_us=others.run.prefetch_us if others.run is not None else None,
         xla_reason=_why(others),
+        ours_error=run.error if run is not None else None,
+        xla_error=others.run.error if others.run is not None else None,
         even_us=even.time_us,
         even_reason=_why(even),
         **expected,
@@ -223,6 +228,7 @@ def _with_better_xla(row: BenchRow, flagged: Outcome) -> BenchRow:
         xla_us=flagged.time_us,
         xla_prefetch_us=flagged.run.prefetch_us,
         xla_reason="",
+        xla_error=flagged.run.error,
         xla_flags=COMMON_FLAGS,
         xla_without_flags_us=row.xla_repeated_us,
     )

@@ -11,6 +11,7 @@ from systolic.bench.xla_flags import COMMON_FLAGS
 from systolic.chips import flags_text
 from systolic.cli.output import SIMULATED, by_reason, console, heading, show_table
 from systolic.report.columns import Column, numeric, textual
+from systolic.report.time_errors import error_column, error_lines
 
 if TYPE_CHECKING:
     from systolic.bench.bars import BenchSummary, Cleared, Standing
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 _COLUMNS: tuple[Column[BenchRow], ...] = (
     textual("case", lambda row: row.case),
     numeric("ours µs", lambda row: row.status if row.ours_us is None else row.ours_us, ",.1f"),
+    error_column(lambda row: row.ours_error),
     numeric("XLA µs", lambda row: row.xla_repeated_us, ",.1f"),
+    error_column(lambda row: row.xla_error, "± XLA", droppable=True),
     textual("with", lambda row: "more VMEM" if row.xla_flags else "", optional=True),
     numeric("× XLA", lambda row: row.ratio, ".2f"),
     numeric("alone", lambda row: row.ratio_alone, ".2f", droppable=True),
@@ -64,7 +67,8 @@ def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str,
         out.print("\nbars missed:")
     for bar in summary.missed:
         out.print(f"  {missed_line(bar)}", markup=False, soft_wrap=True)
-    for line in by_reason(_reasons(rows)):
+    errors = (error for row in rows for error in (row.ours_error, row.xla_error))
+    for line in (*error_lines(errors), *by_reason(_reasons(rows))):
         out.print(line, markup=False, soft_wrap=True)
 
 

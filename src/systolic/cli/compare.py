@@ -18,6 +18,7 @@ from systolic.cli.results import read_document, wrong_kind
 from systolic.explaining import Explanation, ExplanationError
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.compared import ComparedRow, Comparison, compare_explanations, compare_runs
+from systolic.report.time_errors import verdict_text
 from systolic.schedule import MIB
 from systolic.simulator import SimulatedRun
 
@@ -189,6 +190,11 @@ def _record(comparison: Comparison) -> dict[str, Any]:
         "before_us": comparison.before_us,
         "after_us": comparison.after_us,
         "slower_percent": comparison.slower * 100,
+        "error_percent_before": comparison.error_before.percent if comparison.error_before is not None else None,
+        "error_percent_after": comparison.error_after.percent if comparison.error_after is not None else None,
+        "same_kernel": comparison.same_kernel,
+        "ratio_error_percent": comparison.ratio_error_percent,
+        "verdict": comparison.verdict,
         "flags_before": comparison.flags_before,
         "flags_after": comparison.flags_after,
         "findings_gone": comparison.findings_gone,
@@ -222,11 +228,15 @@ def _show(comparisons: Sequence[Comparison], lost: Sequence[_Answer], unmatched:
 
 
 def _verdict(comparison: Comparison) -> str:
+    error = comparison.ratio_error_percent
     times = f"simulated {comparison.before_us:,.2f} → {comparison.after_us:,.2f} µs"
+    times += f", {verdict_text(comparison.verdict, error, same_kernel=comparison.same_kernel)}"
     if abs(comparison.slower) < 0.0005:
         return f"[bold]as fast as before[/], {times}"
     word = "slower" if comparison.slower > 0 else "faster"
-    return f"[bold]{abs(comparison.slower):.1%} {word}[/], {times}"
+    change = f"{abs(comparison.slower):.1%} {word}"
+    # Inside the interval it is the model's word alone.
+    return f"[bold]{change}[/], {times}" if comparison.verdict in ("faster", "slower") else f"{change}, {times}"
 
 
 def _value(row: ComparedRow, value: float | None) -> str | None:

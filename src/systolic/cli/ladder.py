@@ -29,6 +29,7 @@ from systolic.cli.output import (
 )
 from systolic.compiler import CompilerMissing, WorkerPool, check_available
 from systolic.report.columns import Column, numeric, textual
+from systolic.report.time_errors import error_column, error_lines
 from systolic.schedule import MIB, Tiles
 from systolic.status import Status
 
@@ -42,9 +43,11 @@ _COLUMNS: tuple[Column[LadderRow], ...] = (
     numeric("tiles m/k/n", lambda row: f"{row.tile_m}/{row.tile_k}/{row.tile_n}"),
     textual("status", lambda row: row.status),
     numeric("simulated µs", lambda row: row.time_us, ",.1f"),
+    error_column(lambda row: row.time_error),
     numeric("Tflop/s", lambda row: row.tflops, ".1f", droppable=True),
     numeric("% of peak", lambda row: row.percent_of_peak, ".1f"),
     numeric("XLA simulated µs", lambda row: row.xla_time_us, ",.1f", droppable=True),
+    error_column(lambda row: row.xla_time_error, "± XLA", droppable=True),
     numeric("× XLA", lambda row: row.ratio_to_xla, ".2f"),
     numeric("stalls", lambda row: row.stall_share, ".0%"),
     numeric("HBM MB", lambda row: row.hbm_bytes / 1e6 if row.hbm_bytes is not None else None, ",.0f", droppable=True),
@@ -207,7 +210,8 @@ def _show(rows: Sequence[LadderRow], summary: dict[str, Any]) -> None:
         shown = [row for row in rows if row.chip == name]
         out.print(f"\n[bold]{name}[/]" if len(names) > 1 else "")
         show_table(out, _COLUMNS, shown)
-    for finding in _findings(rows):
+    errors = (error for row in rows for error in (row.time_error, row.xla_time_error))
+    for finding in (*error_lines(errors), *_findings(rows)):
         out.print(finding, markup=False, soft_wrap=True)
 
 

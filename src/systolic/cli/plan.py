@@ -85,6 +85,7 @@ def _record(made: Plan) -> dict[str, Any]:
         "profiles": None if made.profiles is None else dataclasses.asdict(made.profiles),
         "store_misses_by": _misses(made),
         "time_us": made.time_us,
+        "time_error": None if made.time_error is None else dataclasses.asdict(made.time_error),
         "mxu_us": made.mxu_us,
         "hbm_us": made.hbm_us,
         "hbm_bytes": made.hbm_bytes,

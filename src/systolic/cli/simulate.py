@@ -14,12 +14,15 @@ import click
 
 from systolic.chips import Chip
 from systolic.chips.constants import load_constants, with_constants
+from systolic.chips.time_error import ratio_error_percent, ratio_verdict
 from systolic.cli.function import function_options, named
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import SIMULATED, check_target, console, give, heading, note, progress_bar, write_text
 from systolic.cli.simulated_tables import show_run
 from systolic.compiler import NamedFunctionError, check_available
 from systolic.experiments import Experiment, Outcome, Runner
+from systolic.report.time_errors import verdict_text
+from systolic.simulator import same_kernel
 
 # Of each kind, from the beginning and from the end: what a table needs, and what a picture can show.
 _SPANS_OF_A_TABLE = 200
@@ -120,12 +123,16 @@ def _calibrated(chips: tuple[Chip, ...], constants_file: Path) -> tuple[Chip, ..
 
 def _summary(answers: list[_Answer], names: list[str]) -> dict[str, Any]:
     """How much faster the function is on each chip than the one that it is compared with."""
-    ratios = {}
+    ratios, errors = {}, {}
     if len(names) == 2:
         for mine, other in zip(answers[::2], answers[1::2], strict=True):
-            if mine.outcome.time_us is not None and other.outcome.time_us is not None:
-                ratios[mine.chip.name] = other.outcome.time_us / mine.outcome.time_us
-    return {"provenance": "simulated", "speed_ratio_to_other": ratios}
+            first, second = mine.outcome.run, other.outcome.run
+            if first is not None and second is not None:
+                ratios[mine.chip.name] = second.time_us / first.time_us
+                errors[mine.chip.name] = ratio_error_percent(
+                    first.error, second.error, same_kernel=same_kernel(first, second)
+                )
+    return {"provenance": "simulated", "speed_ratio_to_other": ratios, "ratio_error_percent": errors}
 
 
 def _record(answer: _Answer) -> dict[str, Any]:
@@ -144,6 +151,8 @@ def _record(answer: _Answer) -> dict[str, Any]:
         **row,
         "provenance": measurement.provenance,
         "time_us": run.time_us,
+        "error_percent": run.error_percent,
+        "time_error": dataclasses.asdict(run.error),
         "prefetch_us": run.prefetch_us,
         "cycles": run.cycles,
         "core_share": [core.cycles / max(1, run.cycles) for core in run.cores],
@@ -172,7 +181,10 @@ def _show(answers: list[_Answer], summary: dict[str, Any], arguments: tuple[str,
         else:
             show_run(out, answer.function, outcome.run)
     for chip, ratio in summary["speed_ratio_to_other"].items():
-        out.print(f"\n{chip}: {answers[0].function} is {ratio:.2f} × as fast as {answers[1].function}", markup=False)
+        error = summary["ratio_error_percent"][chip]
+        said = verdict_text(ratio_verdict(ratio, error), error)
+        names = answers[0].function, answers[1].function
+        out.print(f"\n{chip}: {names[0]} is {ratio:.2f} × as fast as {names[1]}, {said}", markup=False)
 
 
 def _write_traces(answers: list[_Answer], function: str, path: Path, *, several: bool, quiet: bool) -> None:

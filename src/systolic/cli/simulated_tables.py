@@ -8,6 +8,7 @@ from rich.markup import escape
 from systolic.cli.output import show_table
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.explained_tables import units_table
+from systolic.report.time_errors import time_text
 from systolic.schedule import MIB
 from systolic.simulator import CopySize, OpRun, SimulatedRun, SparseCoreRun, SparseOpRun
 
@@ -18,7 +19,8 @@ _MOST_COPIES = 8
 def show_run(out: Console, title: str, run: SimulatedRun) -> None:
     """Prints a verdict, and tables of operations, loops, units and copies."""
     core = run.later_core
-    out.print(f"[bold]{run.chip}[/] {escape(title)}: [bold]{run.provenance} {run.time_us:,.1f} µs[/]{_verdict(run)}")
+    time = escape(time_text(run.time_us, run.error))
+    out.print(f"[bold]{run.chip}[/] {escape(title)}: [bold]{run.provenance} {time}[/]{_verdict(run)}")
     if len(run.cores) > 1:
         shares = ", ".join(f"core {each.core} {each.cycles / max(1, run.cycles):.0%}" for each in run.cores)
         out.print(f"two cores, of which the later counts: {shares} of the time")

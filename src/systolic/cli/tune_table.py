@@ -9,6 +9,7 @@ import click
 from systolic.cli.output import console, printable, show_table, versions
 from systolic.op import op_of
 from systolic.report.columns import Column, numeric, textual
+from systolic.report.time_errors import time_text, verdict_text
 from systolic.store import Trial
 from systolic.tuning import TuningResult
 
@@ -37,8 +38,10 @@ def _show_one(result: TuningResult) -> None:
     if winner is None or winner.time_us is None:
         click.echo(f"{what}: no trial has a time")
     else:
-        ratio = f", {result.ratio_to_xla:.3f} × XLA" if result.ratio_to_xla is not None else ""
-        click.echo(f"{what}: {winner.time_us:,.1f} µs {provenance(winner)}{ratio} with {winner.config}")
+        time = f"{provenance(winner)} {time_text(winner.time_us, result.winner_error)}"
+        click.echo(f"{what}: {time}{_beside_xla(result)} with {winner.config}")
+        if result.level_trials:
+            click.echo(f"{result.level_trials} other trials of its kernel are level: their times are no further apart")
     click.echo(
         f"{result.compiled} of {result.considered:,} configurations tried now in {result.seconds:.0f} s, "
         f"{len(result.trials)} in all; {_ENDS[result.end]}"
@@ -46,6 +49,15 @@ def _show_one(result: TuningResult) -> None:
     show_table(console(), _columns(result.xla_us), result.trials[:_SHOWN])
     if result.xla is not None and result.xla_us is None:
         click.echo(f"XLA has no time: {printable(_first_line(result.xla.reason))}")
+
+
+def _beside_xla(result: TuningResult) -> str:
+    if result.ratio_to_xla is None:
+        return ""
+    ratio = f", {result.ratio_to_xla:.3f} × XLA"
+    if result.winner_error is None or result.xla_error is None:  # measured
+        return ratio
+    return f"{ratio} ({verdict_text(result.verdict, result.ratio_error_percent)})"
 
 
 def _columns(xla_us: float | None) -> tuple[Column[Trial], ...]:

@@ -30,14 +30,18 @@ from systolic.cli.published import PROGRAM, programs_of, published_options, reas
 from systolic.compiler import check_available
 from systolic.experiments import Runner
 from systolic.report.columns import Column, numeric, textual
+from systolic.report.time_errors import error_column, error_lines
+from systolic.timing import Measurement
 from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics, statistics_by_chip
-from systolic.validation.predictions import compared_rows, simulated_us
+from systolic.validation.intervals import compared_programs, time_errors
+from systolic.validation.predictions import compared_rows, simulated
 
 _COLUMNS: tuple[Column[ComparedRow], ...] = (
     *PROGRAM,
     textual("timing", lambda row: row.timing, droppable=True),
     numeric("published µs", lambda row: row.published_us, ",.1f"),
     numeric("simulated µs", lambda row: row.predicted_us, ",.1f"),
+    error_column(lambda row: row.time_error),
     numeric("error", lambda row: row.error if row.counted or row.error is None else f"({row.error:+.1%})", "+.1%"),
     textual("in view", lambda row: "yes" if row.in_view else "", droppable=True),
 )
@@ -69,6 +73,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--plot", "plot_file", type=_FILE, metavar="FILE.png", help="Draw simulated over measured times.")
 @click.option("--page", "page_file", type=_FILE, metavar="FILE.md", help="Write the page on how far to trust a time.")
+@click.option(
+    "--intervals",
+    "intervals_file",
+    type=_FILE,
+    metavar="FILE.json",
+    help="Write how far times of each kind of program are off, as src/systolic/chips/time_errors.json holds it.",
+)
 @output_options
 def validate(
     csv_files: tuple[Path, ...],
@@ -78,6 +89,7 @@ def validate(
     constants_file: Path | None,
     plot_file: Path | None,
     page_file: Path | None,
+    intervals_file: Path | None,
     workers: Workers,
     json_file: str | None,
     quiet: bool,
@@ -101,6 +113,7 @@ def validate(
     check_target(json_file)
     check_target(plot_file)
     check_target(page_file)
+    check_target(intervals_file)
     published = rows_of(csv_files, chips, dict(xla_flags))
     constants = None if constants_file is None else load_constants(constants_file)
     in_use: dict[str, Chip] = {}
@@ -114,17 +127,27 @@ def validate(
     check_available()
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         programs = programs_of(published)
-        predicted = simulated_us(Runner(pool, bar), programs, in_use)
+        predicted = simulated(Runner(pool, bar), programs, in_use)
     fitted_on = () if constants is None else constants.fitted_on
     rows = compared_rows(published, programs, predicted, dispatch_us=dispatch_us, fitted_on=fitted_on)
     statistics = statistics_by_chip(rows)
     summary = {name: found.record() for name, found in statistics.items()}
     give(json_file, "validate", map(asdict, rows), summary, lambda: _show(rows, statistics, dispatch_us, constants))
+    if intervals_file is not None:
+        outputs = {"--constants": constants_file, "--intervals": intervals_file}
+        command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs)
+        timed = {str(program): found for program, found in predicted.items() if isinstance(found, Measurement)}
+        runs = {program: found.run for program, found in timed.items() if found.run is not None}
+        made_with = {name: text for name, text in versions().items() if text}
+        found = time_errors(compared_programs(rows, runs), command=command, versions=made_with, chips=in_use)
+        write_text(intervals_file, found.as_json())
+        note(f"intervals {intervals_file}", quiet=quiet)
     if plot_file is not None:
         note(_plot(rows, plot_file), quiet=quiet)
     if page_file is not None:
         used = [found for name in statistics if (found := in_use.get(name) or known_chip(name)) is not None]
-        command = _command(csv_files, chips, dict(xla_flags), dispatch_us, constants_file, plot_file, page_file)
+        outputs = {"--constants": constants_file, "--plot": plot_file, "--page": page_file}
+        command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs)
         _write_page(rows, statistics, used, command, dispatch_us, constants, plot_file, page_file)
         note(f"page {page_file}", quiet=quiet)
     return 0 if any(row.predicted_us is not None for row in rows) else 1
@@ -163,7 +186,7 @@ def _show(
         if part.rows
     ]
     show_table(out, _STATISTICS, parts)
-    for line in reason_lines(rows):
+    for line in (*error_lines(row.time_error for row in rows), *reason_lines(rows)):
         out.print(line, markup=False, soft_wrap=True)
 
 
@@ -216,18 +239,20 @@ def _command(
     chips: Sequence[Chip],
     flags: Mapping[str, str],
     dispatch_us: float,
-    constants_file: Path | None,
-    plot_file: Path | None,
-    page_file: Path,
+    files: Mapping[str, Path | None],
 ) -> str:
-    """The call that makes the page. Of files elsewhere only the names: the page is for other machines too."""
+    """The call that makes a file. Of files elsewhere only the names: what is made is for other machines too.
+
+    Args:
+      files: by the option that names them.
+    """
     words = ["systolic", "validate", *(file.name for file in csv_files)]
     if chips:
         words += ["--chip", ",".join(known.name for known in chips)]
     for name, value in flags.items():
         words += ["--xla-flag", f"{name}={value}"]
     words += ["--dispatch-us", f"{dispatch_us:g}"]
-    for option, file in (("--constants", constants_file), ("--plot", plot_file), ("--page", page_file)):
+    for option, file in files.items():
         if file is not None:
             words += [option, file.name if file.is_absolute() else file.as_posix()]
     return " ".join(words)

@@ -121,7 +121,7 @@ def verdict(run: SimulatedRun, now: FunctionAnalysis, savings: Sequence[Saving],
     unit = run.matrix_busy_share
     share = f"{unit:.0%} of the matrix unit" if unit else f"{run.copy_busy_share:.0%} of HBM's bandwidth"
     limit = bottleneck(run, now.lines, now.traffic).words
-    return f"simulated {run.time_us:,.1f} µs on {run.chip}: {share}; {limit}; {advice}"
+    return f"simulated {run.time_us:,.1f} µs {run.error.words} on {run.chip}: {share}; {limit}; {advice}"
 
 
 def notes(

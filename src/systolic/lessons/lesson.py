@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from systolic.chips import Chip
+from systolic.chips.time_error import TimeError
 from systolic.status import Status
 
 
@@ -61,6 +62,7 @@ class PartResult:
       status: "unsupported" where the chip lacks what the part takes; "wrong" where its run did not come out as it must.
       reason: why it is not ok.
       time_us: simulated; None where there is none.
+      time_error: how far that may be off.
       error, tolerance: of the run, against the reference; None where nothing was compared.
       found: rules of grade error that the run found.
     """
@@ -70,6 +72,7 @@ class PartResult:
     status: Status
     reason: str = ""
     time_us: float | None = None
+    time_error: TimeError | None = None
     hbm_bytes: int | None = None
     matrix_busy: float | None = None
     waiting: float | None = None  # share of the time in which the core waits for copies
@@ -90,6 +93,7 @@ class PartResult:
             "chip": self.chip,
             "status": self.status,
             "simulated_us": self.time_us,
+            "error_percent": _error(self.time_error),
             "hbm_mb": None if self.hbm_bytes is None else self.hbm_bytes / 1e6,
             "matrix_busy": self.matrix_busy,
             "waiting_for_copies": self.waiting,
@@ -138,6 +142,13 @@ class Results:
         rows = [each.row() for each in self.parts]
         filled = {key for row in rows for key, value in row.items() if value is not None}
         return tuple({key: value for key, value in row.items() if key in filled} for row in rows)
+
+
+def _error(found: TimeError | None) -> float | str | None:
+    """The percentage; where it is not known, why."""
+    if found is None:
+        return None
+    return found.percent if found.percent is not None else f"? ({found.reason})"
 
 
 def _agreeing(values: Mapping[str, str]) -> str:

@@ -83,6 +83,7 @@ def _result(part: Part, chip: Chip, run: Future[RunOutcome] | None, timed: Outco
         status=status,
         reason=reason,
         time_us=timed.time_us,
+        time_error=simulated.error if simulated is not None else None,
         hbm_bytes=timed.hbm_bytes,
         matrix_busy=simulated.matrix_busy_share if simulated is not None else None,
         waiting=simulated.stalls["copy"] if simulated is not None else None,

@@ -15,8 +15,10 @@ from typing import Any, Literal, Protocol
 from systolic.bugs import reports_bugs, warn_user
 from systolic.chips import Chip, UnsupportedDtypeError, known_chip
 from systolic.chips import chip as chip_named
+from systolic.chips.time_error import TimeError
 from systolic.cost import MadeWith, ModelledTime, roofline
 from systolic.op import op_of
+from systolic.ops.trial_error import trial_error
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
 from systolic.spec import Spec
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore, store_file
@@ -52,15 +54,17 @@ class Plan:
     vmem_limit_bytes: int
     considered: int
     reason: str
+    time_error: TimeError | None = None  # of a simulated time
     profiles: MadeWith | None = None  # what made the profile that the time comes from; None: it comes from none
 
     def __str__(self) -> str:
         sizes, dtypes, _ = op_of(self.spec).words(self.spec)
+        error = f" {self.time_error.words}" if self.time_error is not None else ""
         return (
             f"{sizes}, {dtypes} on {self.chip}\n"
             f"kernel   {self.config}\n"
             f"why      {self.reason}\n"
-            f"time     {self.time_us:,.1f} µs {self.provenance}; at peak {self.mxu_us:,.1f}, "
+            f"time     {self.time_us:,.1f} µs {self.provenance}{error}; at peak {self.mxu_us:,.1f}, "
             f"least HBM traffic {self.hbm_us:,.1f}"
         )
 
@@ -106,10 +110,11 @@ class Planner:
         trial = self._winner(computed, chip) if tiles is None else None
         if trial is not None and trial.config is not None and trial.time_us is not None:
             best, considered = op.judge(computed, trial.config, chip), 1
+            error = trial_error(trial, computed, chip)
             time_us, provenance = trial.time_us, "measured" if trial.measured_us is not None else "simulated"
         else:
             found = op.plan(spec, chip, tiles)
-            best, considered = found.configs[0], found.considered
+            best, considered, error = found.configs[0], found.considered, None
             time_us, provenance = best.modelled.time_us, best.provenance
         limits = roofline(spec, chip)
         layout = op.layout(computed, best.config, chip)
@@ -129,6 +134,7 @@ class Planner:
             grid=layout.grid,
             time_us=time_us,
             provenance=provenance,
+            time_error=error,
             modelled=best.modelled,
             mxu_us=limits.mxu_us,
             hbm_us=limits.hbm_us,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
 from systolic.explaining import Explanation, OperandTraffic
 from systolic.report.explained_tables import program, rate_tflops
-from systolic.simulator import SimulatedRun
+from systolic.simulator import SimulatedRun, same_kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,9 @@ class Comparison:
     findings_new: tuple[str, ...] = ()
     flags_before: Mapping[str, str] = field(default_factory=dict)  # that the first was compiled with
     flags_after: Mapping[str, str] = field(default_factory=dict)
+    error_before: TimeError | None = None  # how far either simulated time may be off
+    error_after: TimeError | None = None
+    same_kernel: bool = False  # whether both take most of their time in Pallas kernels of one name
 
     @property
     def before_us(self) -> float:
@@ -64,6 +69,18 @@ class Comparison:
     def after_us(self) -> float:
         """The second's simulated time."""
         return self.rows[0].after or 0.0
+
+    @property
+    def ratio_error_percent(self) -> float | None:
+        """How far the ratio of the two times may be off; None: not known."""
+        if self.error_before is None or self.error_after is None:
+            return None
+        return ratio_error_percent(self.error_before, self.error_after, same_kernel=self.same_kernel)
+
+    @property
+    def verdict(self) -> RatioVerdict:
+        """Whether the second is faster than the first, by more than their times may be off."""
+        return ratio_verdict(1 / (1 + self.slower), self.ratio_error_percent)
 
     @property
     def slower(self) -> float:
@@ -81,6 +98,7 @@ def compare_runs(before: SimulatedRun, after: SimulatedRun, *, names: tuple[str,
         rows=rows,
         flags_before=before.flags,
         flags_after=after.flags,
+        **_errors(before, after),
     )
 
 
@@ -109,7 +127,12 @@ def compare_explanations(before: Explanation, after: Explanation) -> Comparison:
         findings_new=_only(after, before),
         flags_before=first.flags,
         flags_after=second.flags,
+        **_errors(first, second),
     )
+
+
+def _errors(before: SimulatedRun, after: SimulatedRun) -> dict[str, Any]:
+    return {"error_before": before.error, "error_after": after.error, "same_kernel": same_kernel(before, after)}
 
 
 def _row(group: str, quantity: str, unit: str, before: float | None, after: float | None) -> ComparedRow:

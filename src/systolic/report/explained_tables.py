@@ -18,6 +18,7 @@ from systolic.explaining import (
     VmemPart,
 )
 from systolic.report.columns import Column, Row, numeric, textual
+from systolic.report.time_errors import error_column
 from systolic.report.written import megabytes, mib, percent, us
 from systolic.simulator import OpRun, SimulatedRun
 
@@ -72,6 +73,7 @@ def programs_table(explanation: Explanation) -> ExplainedTable[Program]:
         (
             textual("program", lambda found: found.label),
             numeric("simulated µs", lambda found: us(found.time_us)),
+            error_column(lambda found: found.run.error if found.run is not None else None),
             numeric(
                 "relative speed",
                 lambda found: f"{explanation.time_us / found.time_us:.2f} ×" if found.time_us else None,

@@ -39,7 +39,7 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
         Figure(
             title=f"{explanation.run.provenance} time",
             value=us(run.time_us),
-            unit="µs",
+            unit=f"µs {run.error.words}",
             beside=f"{run.cycles:,} cycles at {run.clock_hz / 1e9:.2f} GHz"
             + (f"; a first call {us(run.prefetch_us)} µs longer" if run.prefetch_cycles else ""),
         )

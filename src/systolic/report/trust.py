@@ -10,6 +10,7 @@ import jinja2
 
 from systolic.chips import Chip, flags_text
 from systolic.chips.constants import FittedConstants, fittable
+from systolic.chips.time_error import percent_text, shipped_time_errors
 from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics
 
 
@@ -32,7 +33,7 @@ def trust_page(facts: TrustFacts) -> str:
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"percent": _percent, "cell": _cell, "us": _us, "flags": flags_text}
+    environment.filters |= {"percent": _percent, "cell": _cell, "us": _us, "flags": flags_text, "error": _error}
     template = environment.from_string(files("systolic.report").joinpath("trust.md.jinja").read_text("utf-8"))
     counted = [row for row in facts.rows if row.counted]
     return template.render(
@@ -41,6 +42,7 @@ def trust_page(facts: TrustFacts) -> str:
         not_counted=[row for row in facts.rows if not row.counted],
         in_view=[row for row in counted if row.in_view],
         lines=_statistics_lines(facts.statistics),
+        errors=shipped_time_errors(),
         sources=_sources(facts.chips),
     )
 
@@ -66,6 +68,10 @@ def _sources(chips: Sequence[Chip]) -> list[tuple[str, list[str], str]]:
 
 def _percent(value: float | None, sign: bool = False) -> str:
     return "" if value is None else f"{value:{'+' if sign else ''}.1%}".replace("%", " %")
+
+
+def _error(percent: float | None) -> str:
+    return "not known" if percent is None else f"± {percent_text(percent)}"
 
 
 def _us(value: float | None) -> str:

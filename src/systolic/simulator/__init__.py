@@ -17,6 +17,7 @@ from systolic.simulator.records import (
     VmemBuffer,
 )
 from systolic.simulator.run import PreparedProgram, prepare_listings
+from systolic.simulator.traits import kernel_name, same_kernel, traits_of
 
 __all__ = [
     "CopySize",
@@ -38,7 +39,10 @@ __all__ = [
     "UnknownValueError",
     "VmemBuffer",
     "Words",
+    "kernel_name",
     "parse_hlo",
     "prepare_listings",
+    "same_kernel",
+    "traits_of",
     "words_of",
 ]

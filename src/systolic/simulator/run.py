@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from systolic.chips import Chip, MachineModel
 from systolic.chips.constants import check_constants
+from systolic.chips.time_error import time_error
 from systolic.simulator.assumptions import ZEROS, DeviceRun, Progression, check_time, never_ends
 from systolic.simulator.core import TOP_LEVEL, Core, DeviceSetup, OperandWords
 from systolic.simulator.errors import SimulationError, UnknownValueError, reading
@@ -26,6 +27,7 @@ from systolic.simulator.sequencer import Mailboxes, Schedule
 from systolic.simulator.sparse_core.device import SparseCores
 from systolic.simulator.sparse_core.listing import parse_sparse_listing
 from systolic.simulator.sparse_core.translate import SparseProgram, translate_sparse
+from systolic.simulator.traits import traits_of
 from systolic.simulator.translating.names import Allocations
 from systolic.simulator.translating.scalar import static_allocation
 from systolic.simulator.translating.translate import Translation, translate
@@ -140,7 +142,7 @@ class PreparedProgram:
                 return cores(assumed, warm=True, progression=progression, most=most)
 
             check_time(run, assumed, others)
-        return SimulatedRun(
+        simulated = SimulatedRun(
             chip=chip.name,
             flags=dict(chip.compiler_flags),
             clock_hz=chip.machine.clock_hz,
@@ -157,6 +159,7 @@ class PreparedProgram:
             ),
             sparse_cores=run.sparse_cores,
         )
+        return replace(simulated, error=time_error(chip, traits_of(simulated)))
 
     def _known(self, parameters: Sequence[Words | Unknown]) -> Sequence[Words | Unknown]:
         declared = self.hlo.parameters if self.hlo is not None else {}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from systolic.chips import Chip
+from systolic.chips import Chip, known_chip
+from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
 from systolic.cost import machine_roofline, repeated_us
+from systolic.ops.trial_error import trial_error
 from systolic.schedule import KernelConfig
 from systolic.spec import Spec
 from systolic.store import Trial
@@ -66,6 +68,51 @@ class TuningResult:
         if (winner.measured_us is None) != (xla.measured_us is None):
             return None  # a measured time over a simulated one says nothing
         return self.xla_us / winner.time_us
+
+    @property
+    def winner_error(self) -> TimeError | None:
+        """How far the winner's simulated time may be off."""
+        return self._error(self.winner)
+
+    @property
+    def xla_error(self) -> TimeError | None:
+        """How far XLA's may be off."""
+        return self._error(self.xla)
+
+    @property
+    def ratio_error_percent(self) -> float | None:
+        """How far the ratio of simulated times to XLA may be off; None: not known, or the times are measured."""
+        mine, other = self.winner_error, self.xla_error
+        return None if mine is None or other is None else ratio_error_percent(mine, other, same_kernel=False)
+
+    @property
+    def verdict(self) -> RatioVerdict:
+        """Whether the winner is faster than XLA by more than their simulated times may be off; measured times hold."""
+        if self.ratio_to_xla is None:
+            return "not known"
+        measured = self.winner is not None and self.winner.measured_us is not None
+        return ratio_verdict(self.ratio_to_xla, 0.0 if measured else self.ratio_error_percent)
+
+    @property
+    def level_trials(self) -> int | None:
+        """Other trials whose times say nothing against them beside the winner's; None: not known."""
+        winner, error = self.winner, self.winner_error
+        if winner is None or winner.config is None or not winner.time_us or error is None:
+            return None
+        percent = ratio_error_percent(error, error, same_kernel=True)
+        alike = [
+            trial.simulated_us / winner.time_us
+            for trial in self.trials
+            if trial is not winner
+            and trial.simulated_us
+            and trial.config is not None
+            and trial.config.kernel == winner.config.kernel
+        ]
+        return None if percent is None else sum(ratio_verdict(ratio, percent) == "level" for ratio in alike)
+
+    def _error(self, trial: Trial | None) -> TimeError | None:
+        known = known_chip(self.chip)
+        return None if trial is None or known is None else trial_error(trial, self.computed, known)
 
 
 def xla_repeated_us(xla: Trial, spec: Spec, chip: Chip) -> float | None:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from systolic.chips import Chip, UnknownChipError, chip, flags_text, known_chip, with_flags
+from systolic.chips.time_error import TimeError
+from systolic.timing import Measurement
 from systolic.validation.published import PublishedRow
 
 WALL_CLOCK = "wall_clock"
@@ -75,6 +77,7 @@ class ComparedRow(PublishedRow):
         chosen, so that its error says little about others.
       program: the same text for the same program.
       left_open: what the source leaves open of the program, in its words; "" where it says everything.
+      time_error: how far such times are said to be off; None where that is not asked.
     """
 
     predicted_us: float | None
@@ -86,6 +89,7 @@ class ComparedRow(PublishedRow):
     reason: str
     program: str
     left_open: str = ""
+    time_error: TimeError | None = None
 
     @property
     def dtypes(self) -> str:
@@ -154,7 +158,7 @@ def device_us(row: PublishedRow, dispatch_us: float) -> float | None:
 def compared(
     row: PublishedRow,
     program: PublishedProgram | str,
-    predicted: float | str,
+    predicted: Measurement | float | str,
     *,
     dispatch_us: float,
     fitted_on: Collection[str] = (),
@@ -163,12 +167,13 @@ def compared(
 
     Args:
       program: from `program_or_reason`.
-      predicted: simulated µs, or why there are none.
+      predicted: the simulated time, or its µs alone, or why there is none.
       dispatch_us: what the host needs to send one call off, taken off wall-clock rows.
       fitted_on: programs to which the constants in use were fitted, beside the shipped ones.
     """
     found = predicted if isinstance(program, PublishedProgram) else program
-    time_us = None if isinstance(found, str) else found
+    run = found.run if isinstance(found, Measurement) else None
+    time_us = found.time_us if isinstance(found, Measurement) else None if isinstance(found, str) else found
     reason = found if isinstance(found, str) else ""
     left_us = device_us(row, dispatch_us)
     if not reason and left_us is None:
@@ -190,6 +195,7 @@ def compared(
         reason=reason,
         program=str(program) if isinstance(program, PublishedProgram) else "",
         left_open=left_open,
+        time_error=run.error if run is not None else None,
     )
 
 

@@ -13,7 +13,7 @@ from systolic.chips import chip as chip_named
 from systolic.compiler import CompilerFlagError, WorkerPool
 from systolic.experiments import QUIET, Experiment, Outcome, Progress, Runner, Running
 from systolic.simulator import SimulationError
-from systolic.timing import Program, submit_preparation
+from systolic.timing import Measurement, Program, submit_preparation
 from systolic.validation.calibration import Sample
 from systolic.validation.errors import ComparedRow, PublishedProgram, compared
 from systolic.validation.published import PublishedRow
@@ -21,8 +21,10 @@ from systolic.validation.published import PublishedRow
 Programs = Sequence[PublishedProgram | str]  # the program of each row, or why it has none
 
 
-def simulated_us(runner: Runner, programs: Programs, chips: Mapping[str, Chip]) -> dict[PublishedProgram, float | str]:
-    """The simulated µs of each distinct program, or why there are none.
+def simulated(
+    runner: Runner, programs: Programs, chips: Mapping[str, Chip]
+) -> dict[PublishedProgram, Measurement | str]:
+    """The simulated time of each distinct program and the run behind it, or why there is none.
 
     Args:
       chips: records to use in place of those that are known, by name.
@@ -39,15 +41,15 @@ def simulated_us(runner: Runner, programs: Programs, chips: Mapping[str, Chip]) 
     ]
     runner.progress.planned(len(experiments))
     sent = [runner.start(each) for each in experiments]
-    return {program: _time_or_reason(running) for program, running in zip(distinct, sent, strict=True)}
+    return {program: _measurement_or_reason(running) for program, running in zip(distinct, sent, strict=True)}
 
 
-def _time_or_reason(running: Running) -> float | str:
+def _measurement_or_reason(running: Running) -> Measurement | str:
     try:
         outcome = running.outcome()
     except CompilerFlagError as error:  # that of one row: other rows have other flags
         return str(error)
-    return outcome.reason if outcome.time_us is None else outcome.time_us
+    return outcome.reason if outcome.measurement is None else outcome.measurement
 
 
 def prepared(
@@ -98,7 +100,7 @@ def predicted_us(
 def compared_rows(
     published: Sequence[PublishedRow],
     programs: Programs,
-    predicted: Mapping[PublishedProgram, float | str],
+    predicted: Mapping[PublishedProgram, Measurement | float | str],
     *,
     dispatch_us: float,
     fitted_on: Collection[str] = (),

@@ -12,6 +12,7 @@ import cattrs
 import pytest
 from explanations import a_faster_one, a_run, an_explanation
 
+from systolic.chips.time_error import TimeError
 from systolic.cli.main import main
 from systolic.explaining.explanation import Explanation
 from systolic.report import compare_explanations, compare_runs
@@ -98,6 +99,40 @@ def test_the_exit_code_is_one_when_it_got_slower(run: Run, tmp_path: Path, perce
     assert found == code
     assert ("slower by more than" in out) == bool(code)
     assert run(before, before, "--fail-above", percent)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "ratio_percent", "percent", "verdict"),
+    [
+        ("scratch_matmul", 5.0, 70.0, "faster"),  # one kernel: the ratio is known better than either time
+        ("scratch_matmul", 80.0, 70.0, "level"),
+        ("another", 5.0, 70.0, "level"),
+        ("another", 5.0, 40.0, "faster"),
+        ("scratch_matmul", 5.0, None, "not known"),
+    ],
+)
+def test_a_difference_inside_the_error_is_no_win(
+    run: Run, tmp_path: Path, kernel: str, ratio_percent: float, percent: float | None, verdict: str
+) -> None:
+    error = TimeError(kind="k", percent=percent, ratio_percent=ratio_percent, reason="" if percent else "unlike")
+
+    def of(explained: Explanation, name: str) -> Explanation:
+        simulated = dataclasses.replace(explained.run, error=error)
+        longest = max(simulated.later_core.ops, key=lambda op: op.cycles)
+        core = dataclasses.replace(
+            simulated.later_core, ops=(dataclasses.replace(longest, name=f"{name}.1", is_pallas=True),)
+        )
+        program = dataclasses.replace(explained.programs[0], run=dataclasses.replace(simulated, cores=(core,)))
+        return dataclasses.replace(explained, programs=(program, *explained.programs[1:]))
+
+    before = write(tmp_path / "a.json", of(an_explanation(), "scratch_matmul"))
+    after = write(tmp_path / "b.json", of(a_faster_one(), kernel))
+    (row,) = json.loads(run(before, after, "--json", "-")[1])["rows"]
+    assert (row["verdict"], row["same_kernel"]) == (verdict, kernel == "scratch_matmul")
+    assert (row["error_percent_before"], row["error_percent_after"]) == (percent, percent)
+    code, out, _ = run(before, after)
+    assert code == 0
+    assert ("no difference that holds" in out) == (verdict == "level")
 
 
 def test_rows_are_matched_by_chip_and_function(run: Run, tmp_path: Path) -> None:

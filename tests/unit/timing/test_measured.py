@@ -78,3 +78,5 @@ def test_what_was_measured_wins_over_what_was_only_simulated() -> None:
     assert result(xla).ratio_to_xla is None, "measured over simulated"
     measured = Trial(config=None, status="ok", simulated_us=20.0, measured_us=26.0)
     assert result(measured).ratio_to_xla == 2.0
+    assert (result(measured).verdict, result(xla).verdict) == ("faster", "not known")
+    assert result(measured).winner_error is None

@@ -14,14 +14,16 @@ import jax
 import numpy as np
 import pytest
 
+import systolic.tuning.result
 from systolic.bench.suites import OPERAND_STACKS
 from systolic.chips import Chip, UnsupportedDtypeError, chip
+from systolic.chips.time_error import TimeError
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
 from systolic.cost import estimated_config, least_time_us, ranked_configs
 from systolic.experiments import Experiment
 from systolic.ops.matmul.programs import MatmulPrograms
 from systolic.ops.matmul.xla import by_xla
-from systolic.schedule import KernelConfig
+from systolic.schedule import KernelConfig, Tiles
 from systolic.simulator import SimulatedRun
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Prologue, SpecError
 from systolic.store import Trial, TrialStore
@@ -289,3 +291,30 @@ def test_the_best_by_simulation_are_measured_once_and_a_failure_ends_nothing(
     assert len(asked) == 5, "the one that failed and a third"
     assert again.winner is not None
     assert again.winner.measured_us == 102.0
+
+
+@pytest.mark.parametrize(
+    ("error_percent", "verdict", "level"), [(5.0, "faster", 1), (15.0, "level", 1), (None, "not known", None)]
+)
+def test_a_winner_inside_the_error_has_not_won(
+    monkeypatch: pytest.MonkeyPatch, error_percent: float | None, verdict: str, level: int | None
+) -> None:
+    """XLA takes 12 % longer; of one kernel, times 2 % apart are told from each other, and those 1 % apart are not."""
+
+    def errors(trial: Trial, computed: MatmulSpec, known: Chip) -> TimeError:
+        reason = "" if error_percent is not None else "unlike"
+        share = None if error_percent is None else 1.5
+        return TimeError(kind="k", percent=error_percent, ratio_percent=share, reason=reason)
+
+    monkeypatch.setattr(systolic.tuning.result, "trial_error", errors)
+    tiles = [Tiles(tile_m=128, tile_k=128, tile_n=tile_n) for tile_n in (128, 256, 512)]
+    configs = [KernelConfig(tiles=each, subtile_m=128, subtile_n=each.tile_n) for each in tiles]
+    times = (100.0, 101.0, 102.0)
+    trials = tuple(Trial(config=each, status="ok", simulated_us=us) for each, us in zip(configs, times, strict=True))
+    xla = Trial(config=None, status="ok", simulated_us=112.0)
+    result = TuningResult(
+        spec=PROBLEM, computed=PROBLEM, chip="v6e", trials=trials, xla=xla, xla_us=112.0,
+        considered=3, compiled=3, seconds=1.0, end="all",
+    )  # fmt: skip
+    assert result.verdict == verdict
+    assert result.level_trials == level

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from systolic.chips.time_error import TimeError
 from systolic.status import Status
 from systolic.timing import Provenance
 
@@ -50,7 +51,9 @@ class LadderRow:
     time_us: float | None = None
     provenance: Provenance | None = None
     peak_tflops: float | None = None
+    time_error: TimeError | None = None
     xla_time_us: float | None = None
+    xla_time_error: TimeError | None = None
     xla_prefetch_us: float | None = None
     stall_share: float | None = None
     hbm_bytes: int | None = None

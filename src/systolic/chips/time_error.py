@@ -1,0 +1,233 @@
+"""How far a simulated time may be off: what comparing simulated with published times has shown, by kind of program.
+
+`systolic validate … --intervals FILE` makes `time_errors.json`, and nobody edits it. What it says holds for the
+constants with which it was made, and for programs like those that were compared; of others it says why there is no
+number.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import resources
+from typing import Literal
+
+from systolic.chips.chip import Chip, MachineModel
+from systolic.untrusted import UntrustedError, read_json, structured
+
+RatioVerdict = Literal["faster", "slower", "level", "not known"]
+
+SCHEMA = 1
+_FILE = "time_errors.json"
+# Of the share of the time that the busier of matrix units and HBM is at work; below, something else takes the time.
+_BOUND = 0.5
+# How much shorter, or fuller of copies, than any program that was checked one may be and still count as alike.
+_ALIKE = 2.0
+
+
+class TimeErrorsError(ValueError):
+    """A file of time errors that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramTraits:
+    """What decides which published programs one is like.
+
+    Attributes:
+      pallas_share: of its time, that Pallas kernels take.
+      matrix_share: of its time, in which rows go through the matrix units.
+      hbm_share: of its time, in which bytes cross HBM.
+      copies_per_us: on one core; None where it is not known.
+      unlike: what it does that no published program does, in few words; "" for nothing.
+    """
+
+    pallas_share: float
+    matrix_share: float
+    hbm_share: float
+    time_us: float
+    copies_per_us: float | None = None
+    unlike: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The kind of program in words; "" where neither matrix units nor HBM bound it."""
+        if max(self.matrix_share, self.hbm_share) < _BOUND:
+            return ""
+        maker = "Pallas kernel" if self.pallas_share >= 0.5 else "XLA program"
+        return f"{maker}, bound by {'matrix units' if self.matrix_share >= self.hbm_share else 'HBM'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedKind:
+    """What comparing one kind of program on one chip, in one clock state, has shown.
+
+    Attributes:
+      kind: of program, as `ProgramTraits.kind` says it.
+      programs: different programs that were compared.
+      bias_percent: the median of published over simulated time, less 1.
+      error_percent: nine of ten published times lie within so much of the simulated one; None: too few programs.
+      ratio_programs: on this chip, with another one of the same kernel and like sizes, of any kind.
+      ratio_percent: the same as `error_percent` of the ratio of two times of the same kernel.
+      least_us: of the shortest program.
+      most_copies_per_us: of the program with most copies, in its time.
+    """
+
+    chip: str
+    kind: str
+    programs: int
+    bias_percent: float
+    error_percent: float | None
+    ratio_programs: int
+    ratio_percent: float | None
+    least_us: float
+    most_copies_per_us: float
+
+    def unlike(self, traits: ProgramTraits) -> str:
+        """Why a program of this kind is unlike those that were compared; "" where it is like them."""
+        if traits.time_us < self.least_us / _ALIKE:
+            return f"shorter than what was checked, which takes {self.least_us:,.3g} µs and more"
+        if (traits.copies_per_us or 0.0) > self.most_copies_per_us * _ALIKE:
+            return "many small copies, unlike what was checked"
+        if self.error_percent is None:
+            return f"only {self.programs} such program{'s were' if self.programs != 1 else ' was'} checked"
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeErrors:
+    """All that was found, and with what.
+
+    Attributes:
+      command: that made it.
+      versions: of what compiled and compared.
+      machines: of each chip, what `machine_digest` says of the constants.
+    """
+
+    command: str
+    versions: Mapping[str, str]
+    machines: Mapping[str, str]
+    kinds: tuple[CheckedKind, ...]
+    schema: int = SCHEMA
+
+    def as_json(self) -> str:
+        """To be kept, and compared by people."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> TimeErrors:
+        """Back from `as_json`.
+
+        Raises:
+          TimeErrorsError: it is none, or of another schema.
+        """
+        try:
+            found = structured(read_json(text), cls)
+        except UntrustedError as error:
+            raise TimeErrorsError(f"these are no errors of simulated times: {error}") from error
+        if found.schema != SCHEMA:
+            raise TimeErrorsError(f"errors of simulated times of schema {found.schema}; here it is {SCHEMA}")
+        return found
+
+    def of(self, chip: Chip, traits: ProgramTraits) -> TimeError:
+        """How far a simulated time of such a program on this chip may be off."""
+        kind = traits.kind
+        if traits.unlike:
+            return TimeError(kind=kind, reason=f"{traits.unlike}, unlike anything that was checked")
+        if not kind:
+            return TimeError(reason="bound by neither matrix units nor HBM, unlike anything that was checked")
+        if chip.name not in self.machines:
+            return TimeError(kind=kind, reason=f"no published time of {chip.name} was checked")
+        if self.machines[chip.name] != machine_digest(chip.machine):
+            return TimeError(kind=kind, reason="its constants are not those that were checked")
+        checked = next((each for each in self.kinds if (each.chip, each.kind) == (chip.name, kind)), None)
+        if checked is None:
+            return TimeError(kind=kind, reason=f"no {kind} was checked on {chip.name}")
+        if unlike := checked.unlike(traits):
+            return TimeError(kind=kind, reason=unlike)
+        return TimeError(
+            kind=kind, percent=checked.error_percent, ratio_percent=checked.ratio_percent, programs=checked.programs
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeError:
+    """How far a simulated time may be off.
+
+    Attributes:
+      kind: of the program, in words.
+      percent: nine of ten published times of such programs lie within so much of the simulated ones; None: not known.
+      ratio_percent: the same of the ratio of two times of the same kernel; None: not known.
+      programs: published programs behind these numbers.
+      reason: why `percent` is not known, in few words.
+    """
+
+    kind: str = ""
+    percent: float | None = None
+    ratio_percent: float | None = None
+    programs: int = 0
+    reason: str = ""
+
+    @property
+    def words(self) -> str:
+        """As it stands behind a time: "± 4 %", or "± ? (why)"."""
+        return f"± {percent_text(self.percent)}" if self.percent is not None else f"± ? ({self.reason})"
+
+    @property
+    def cell(self) -> str:
+        """As it stands in a table: "4 %", or "?"."""
+        return percent_text(self.percent) if self.percent is not None else "?"
+
+
+NOT_SAID = TimeError(reason="not said when it was simulated")
+
+
+def percent_text(percent: float) -> str:
+    """A percentage with two digits at the most that say something, rounded up: an error is not made smaller."""
+    tenths = math.ceil(percent * 10 - 1e-9) / 10
+    return f"{tenths:.1f} %" if tenths < 3 else f"{math.ceil(percent - 1e-9)} %"
+
+
+def ratio_error_percent(mine: TimeError, other: TimeError, *, same_kernel: bool) -> float | None:
+    """How far the ratio of two simulated times may be off; None: not known.
+
+    Both are off by their errors; where these are independent, their squares add up. Errors of one kernel are less so:
+    where published times of one kernel have shown that their ratio is off by less, it is.
+    """
+    if mine.percent is None or other.percent is None:
+        return None
+    apart = math.hypot(mine.percent, other.percent)
+    paired = [each for each in (mine.ratio_percent, other.ratio_percent) if each is not None]
+    return min(max(paired), apart) if same_kernel and len(paired) == 2 else apart
+
+
+def ratio_verdict(ratio: float, error_percent: float | None) -> RatioVerdict:
+    """Whether the first of two programs is faster, by the ratio of the other's simulated time to its own.
+
+    Args:
+      error_percent: how far the ratio may be off; None: not known.
+    """
+    if error_percent is None:
+        return "not known"
+    if max(ratio, 1 / ratio) - 1 <= error_percent / 100:
+        return "level"
+    return "faster" if ratio > 1 else "slower"
+
+
+def machine_digest(machine: MachineModel) -> str:
+    """A few letters that are the same for equal constants alone."""
+    return hashlib.sha256(json.dumps(asdict(machine), sort_keys=True).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def shipped_time_errors() -> TimeErrors:
+    """What came with this package."""
+    return TimeErrors.from_json((resources.files("systolic.chips") / _FILE).read_text(encoding="utf-8"))
+
+
+def time_error(chip: Chip, traits: ProgramTraits) -> TimeError:
+    """How far a simulated time of such a program on this chip may be off, by the shipped comparisons."""
+    return shipped_time_errors().of(chip, traits)

@@ -1,0 +1,33 @@
+"""How far the simulated time of a trial may be off."""
+
+from __future__ import annotations
+
+from systolic.chips import Chip
+from systolic.chips.time_error import ProgramTraits, TimeError, time_error
+from systolic.cost import machine_roofline
+from systolic.spec import Spec
+from systolic.store import Trial
+
+
+def trial_error(trial: Trial, computed: Spec, chip: Chip) -> TimeError | None:
+    """How far the simulated time of a trial may be off; None where it is measured, or there is none.
+
+    A store does not keep how long the matrix units were busy: here they are so long as the products take at least, at
+    the simulator's clock. How many copies there were is not known either.
+
+    Args:
+      computed: what the kernel computes.
+    """
+    if trial.measured_us is not None or not trial.simulated_us:
+        return None
+    least = machine_roofline(computed, chip)
+    hbm_us = (trial.hbm_bytes or 0) / chip.machine.hbm_bytes_per_s * 1e6
+    return time_error(
+        chip,
+        ProgramTraits(
+            pallas_share=0.0 if trial.config is None else 1.0,
+            matrix_share=least.mxu_us / trial.simulated_us,
+            hbm_share=hbm_us / trial.simulated_us,
+            time_us=trial.simulated_us,
+        ),
+    )

@@ -1,0 +1,45 @@
+"""How errors of simulated times are shown: behind a time, in a column, and in a verdict on two times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from systolic.chips.time_error import RatioVerdict, TimeError, percent_text
+from systolic.report.columns import Column, numeric
+
+_Row = TypeVar("_Row")
+
+LEGEND = "±: nine of ten published times of such programs lie within so much of the simulated ones"
+
+
+def time_text(time_us: float, error: TimeError | None) -> str:
+    """A simulated time with its error: "164.8 µs ± 4 %"."""
+    return f"{time_us:,.1f} µs" + (f" {error.words}" if error is not None else "")
+
+
+def error_column(
+    error: Callable[[_Row], TimeError | None], title: str = "±", *, droppable: bool = False
+) -> Column[_Row]:
+    """A column of errors, to stand behind that of the times."""
+
+    def cell(row: _Row) -> str | None:
+        found = error(row)
+        return found.cell if found is not None else None
+
+    return numeric(title, cell, droppable=droppable, optional=True)
+
+
+def error_lines(errors: Iterable[TimeError | None]) -> list[str]:
+    """What the column means, and why there is no number in it; nothing where it is empty."""
+    found = [error for error in errors if error is not None]
+    reasons = dict.fromkeys(error.reason for error in found if error.percent is None)
+    return [LEGEND] * bool(found) + [f"± ?: {reason}" for reason in reasons]
+
+
+def verdict_text(verdict: RatioVerdict, error_percent: float | None, *, same_kernel: bool = False) -> str:
+    """What to make of the ratio of two simulated times, in words that follow it."""
+    if error_percent is None:
+        return "how far their ratio may be off is not known"
+    measured = "of one kernel, " * same_kernel + f"whose ratio may be off by {percent_text(error_percent)}"
+    return measured if verdict != "level" else f"{measured}: no difference that holds"

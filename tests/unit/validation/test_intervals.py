@@ -1,0 +1,154 @@
+"""The rule of the interval, on planted programs."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from scipy.stats import t
+
+from systolic.chips import chip
+from systolic.chips.constants import fittable
+from systolic.simulator import CoreRun, OpRun, SimulatedRun, kernel_name, same_kernel, traits_of
+from systolic.timing import Measurement
+from systolic.validation.errors import PublishedProgram, compared
+from systolic.validation.intervals import Compared, compared_programs, half_width, time_errors
+from systolic.validation.published import PublishedRow
+
+
+def a_run(*, time_us: float = 100.0, kernel: str = "mine", pallas: bool = True, matrix: float = 0.9) -> SimulatedRun:
+    cycles = round(time_us * 1000)
+    op = OpRun(
+        name=f"{kernel}.7", scope="", calls=1, begin_cycles=0, end_cycles=cycles, cycles=cycles, is_pallas=pallas
+    )
+    core = CoreRun(
+        core=0,
+        cycles=cycles,
+        ops=(op,),
+        copy_stall_cycles=0,
+        copy_overhead_cycles=0,
+        matrix_stall_cycles=0,
+        matrix_busy_cycles=round(cycles * 4 * matrix),
+        hbm_read_bytes=cycles * 5,
+        hbm_written_bytes=0,
+        copies=50,
+    )
+    return SimulatedRun(
+        chip="v5e",
+        clock_hz=1e9,
+        cores=(core,),
+        prefetch_cycles=0,
+        matrix_units=4,
+        bundles=1,
+        hbm_bytes_per_cycle=10.0,
+    )
+
+
+def program(deviation: float, *, in_view: bool = False, size: int = 1024, **run: object) -> Compared:
+    simulated = a_run(**run)  # pyright: ignore[reportArgumentType]
+    device_us = simulated.time_us * (1 + deviation)
+    return Compared(chip="v5e", sizes=(size, size, size), device_us=device_us, run=simulated, in_view=in_view)
+
+
+def test_from_nine_programs_on_it_is_an_order_statistic() -> None:
+    errors = [0.01, -0.02, 0.03, -0.04, 0.05, -0.06, 0.07, -0.08, 0.09]
+    assert half_width(errors) == pytest.approx(0.09)
+    assert half_width([*errors, *[0.0] * 10]) == pytest.approx(0.08)  # ⌈0.9 · 20⌉ = 18 of 19
+
+
+def test_of_few_programs_it_is_students() -> None:
+    assert half_width([]) is None
+    assert half_width([0.1, 0.1]) is None
+    assert half_width([0.03, -0.04, 0.05]) == pytest.approx(math.sqrt((9 + 16 + 25) / 3) / 100 * float(t.ppf(0.95, 3)))
+
+
+@pytest.mark.parametrize("count", [3, 5, 8, 9, 20])
+def test_it_holds_for_nine_in_ten(count: int) -> None:
+    """Of planted errors, drawn anew again and again, the next lies within in nine cases of ten, or a few more."""
+    chance = random.Random(count)
+    held = 0
+    for _ in range(4000):
+        *known, following = (chance.gauss(0, 0.03) for _ in range(count + 1))
+        width = half_width(known)
+        assert width is not None
+        held += abs(following) <= width
+    assert 0.88 < held / 4000 < 0.97
+
+
+def test_kinds_are_apart_and_the_bias_keeps_its_sign() -> None:
+    programs = [program(each / 100) for each in (-3, -2, -2)] + [program(0.2, pallas=False) for _ in range(3)]
+    by_xla, by_hand = sorted(time_errors(programs, command="c", versions={}).kinds, key=lambda each: -each.bias_percent)
+    assert (by_xla.programs, by_xla.bias_percent, by_xla.ratio_percent) == (3, 20.0, None)
+    assert (by_hand.programs, by_hand.bias_percent) == (3, -2.0)
+    assert by_hand.kind != by_xla.kind
+    assert by_hand.error_percent is not None
+    assert 2 < by_hand.error_percent < 10
+    assert by_hand.least_us == 100.0
+    assert by_hand.most_copies_per_us == 0.5
+
+
+def test_what_neither_unit_bounds_says_nothing() -> None:
+    assert (
+        time_errors([program(0.1, matrix=0.2) for _ in range(9)], command="c", versions={})
+        .kinds[0]
+        .kind.endswith("HBM")
+    )
+    idle = [replace(each, run=replace(each.run, hbm_bytes_per_cycle=100.0)) for each in [program(0.1, matrix=0.2)] * 9]
+    assert time_errors(idle, command="c", versions={}).kinds == ()
+
+
+def test_programs_in_view_count_as_if_left_out_of_the_fit() -> None:
+    fitted = len(fittable(chip("v5e")))
+    deviations = [0.01] * (2 * fitted)
+    blind = time_errors([program(each) for each in deviations], command="c", versions={}).kinds[0]
+    seen = time_errors([program(each, in_view=True) for each in deviations], command="c", versions={}).kinds[0]
+    assert blind.error_percent == pytest.approx(1.0)
+    assert seen.error_percent == pytest.approx(2.0)  # 1/(1 − 1/2)
+    too_few = time_errors([program(0.01, in_view=True) for _ in range(fitted)], command="c", versions={}).kinds[0]
+    assert (too_few.programs, too_few.error_percent) == (0, None)
+
+
+def test_ratios_are_of_one_kernel_and_like_sizes() -> None:
+    alike = [program(0.10 + 0.001 * at, size=1024 + at) for at in range(12)]
+    found = time_errors(alike, command="c", versions={}).kinds[0]
+    assert found.error_percent is not None
+    assert found.ratio_percent is not None
+    assert found.ratio_percent < 0.2 < 10 < found.error_percent
+    unlike = [program(0.1, size=1024 * 3**at) for at in range(6)] + [
+        program(0.1, kernel=f"other_{at}_x") for at in range(6)
+    ]
+    assert time_errors(unlike, command="c", versions={}).kinds[0].ratio_programs == 0
+
+
+def row(**changes: object) -> PublishedRow:
+    fields: dict[str, object] = {"line": 2, "source": "somebody", "chip": "v5e", "op": "xla", "timing": "device"}
+    fields |= dict.fromkeys(("dtype_lhs", "dtype_rhs", "dtype_out"), "bfloat16")
+    fields |= {"m": 256, "k": 512, "n": 1024, "tile_m": None, "tile_k": None, "tile_n": None, "published_us": 110.0}
+    return PublishedRow(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
+
+
+def test_rows_of_one_program_count_once_and_dispatch_does_not() -> None:
+    run = a_run()
+    same = PublishedProgram(chip="v5e", what="one", function=len, arguments=())
+    other = PublishedProgram(chip="v5e", what="two", function=len, arguments=())
+    measured = Measurement(chip="v5e", provenance="simulated", time_us=run.time_us, run=run)
+    rows = [
+        *(compared(row(published_us=us), same, measured, dispatch_us=50.0) for us in (104.0, 110.0, 190.0)),
+        compared(row(timing="wall_clock"), other, measured, dispatch_us=50.0),  # half of it is dispatch
+        compared(row(timing="guess"), other, measured, dispatch_us=50.0),
+    ]
+    (found,) = compared_programs(rows, {str(same): run, str(other): run})
+    assert found.deviation == pytest.approx(0.10)
+    assert found.sizes == (256, 512, 1024)
+
+
+def test_the_kernel_of_a_run() -> None:
+    mine, again, xla = a_run(), a_run(time_us=50.0), a_run(pallas=False)
+    assert kernel_name(mine) == "mine"
+    assert same_kernel(mine, again)
+    assert not same_kernel(mine, a_run(kernel="yours"))
+    assert not same_kernel(xla, xla)
+    assert traits_of(xla).pallas_share == 0
+    assert traits_of(mine).copies_per_us == pytest.approx(0.5)
