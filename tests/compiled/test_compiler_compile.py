@@ -91,7 +91,7 @@ def compile_in(pool, fn, args, target, cache=None, **options):
 
 
 def dumped():
-    return list(Path(os.environ["SYSTOLIC_DUMP_DIR"]).iterdir())
+    return [path for path in Path(os.environ["SYSTOLIC_DUMP_DIR"]).rglob("*") if not path.is_dir()]
 
 
 @ALL

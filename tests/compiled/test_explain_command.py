@@ -34,7 +34,8 @@ def test_a_page_and_a_file_that_opens_again(capsys: pytest.CaptureFixture[str], 
     found = Explanation.from_json(json.dumps(row))
     assert found.verdict in " ".join(out.split())
     assert page.read_text().count("<svg") or "vega" in page.read_text()
-    assert found.verdict.startswith(f"simulated {found.time_us:,.1f} µs on v6e: ")
+    assert found.verdict.startswith(f"simulated {found.time_us:,.1f} µs ± ")
+    assert " on v6e: " in found.verdict
     roles = [each.role for each in found.programs]
     assert roles[:3] == ["this", "xla", "other"]
     assert roles.count("change") == 4

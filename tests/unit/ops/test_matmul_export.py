@@ -22,7 +22,7 @@ from systolic.spec import MatmulSpec, NoKernelWarning, SpecError
 CHIPS = ["v4", "v5e", "v5p", "v6e", "v7x"]
 F32, BF16, INT8 = jnp.float32, jnp.bfloat16, jnp.int8
 # With the pipeline that v6e takes: m, k, n.
-SIZES = {(512, 512, 512): "auto", (4096, 4096, 4096): "manual", (1000, 999, 1001): "auto"}
+SIZES = {(256, 256, 256): "auto", (4096, 4096, 4096): "manual", (1000, 999, 1001): "auto"}
 
 
 def kernels(exported: jax.export.Exported) -> int:

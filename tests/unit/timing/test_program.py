@@ -48,7 +48,7 @@ EVERYTHING = (
     "%s10_s10 = spop %13",
     "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1",
     "%v2_v2 = vpop.f32.mrf.mxu0",
-    *(["%7 = vmatmul.bf16.gmra.mxu0 %v1_v1"] * 40),
+    *(["%8 = vmatpush.bf16.msra.mxu0 %v1_v1", "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1"] * 40),
     "%s40_s3 = smov 0",
     *(
         line
