@@ -174,7 +174,7 @@ def expression(instruction: Instruction, names: Names) -> str | None:
         return operand(operands[0], names)
     # A program that asks for a clock state reads the cycles since it last did so. It asks again after some
     # milliseconds; zero is the answer in repeated calls, which follow sooner.
-    if opcode in ("reloc", "cycles_lo.lcc", "cycles_hi.lcc"):
+    if opcode in ("reloc", "cycles_lo.lcc", "cycles_hi.lcc", "srdreg.lcclo", "srdreg.lcchi"):
         return "0"
     if opcode == "scalar_parameter_address":
         return f"parameter({number(int(operands[0]))})"
