@@ -34,7 +34,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import chip as chip_named
 from systolic.cli.options import output_options
-from systolic.cli.output import check_target, console, progress_bar, show_table, versions, write_json
+from systolic.cli.output import check_target, console, show_table, versions, write_json
+from systolic.cli.progress import progress_bar
 from systolic.compiler import WorkerPool
 from systolic.explaining import ExplainRequest, explain_with_pool
 from systolic.explaining.explanation import Explanation, Saving

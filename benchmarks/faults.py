@@ -41,7 +41,8 @@ import fault_machines
 import fault_programs
 from fault_cases import Section, Setting
 
-from systolic.cli.output import console, progress_bar, show_table, write_json
+from systolic.cli.output import console, show_table, write_json
+from systolic.cli.progress import progress_bar
 from systolic.report.columns import Column, numeric, textual
 
 SECTIONS: dict[str, Section] = {

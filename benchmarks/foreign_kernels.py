@@ -37,7 +37,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 
 from systolic.chips import Chip
 from systolic.cli.options import chip_option, output_options
-from systolic.cli.output import check_target, console, progress_bar, show_table, versions, write_json
+from systolic.cli.output import check_target, console, show_table, versions, write_json
+from systolic.cli.progress import progress_bar
 from systolic.compiler import CompilerError, WorkerPool
 from systolic.report.columns import Column, numeric, textual
 from systolic.simulator import SimulationError

@@ -88,3 +88,14 @@ def test_many_calls_end_in_their_order_each_with_a_time_or_a_reason() -> None:
     assert read[1] - read[0] == 8 * 128 * 4
     assert sorted(ended) == sorted(outcome.label for outcome in outcomes)
     assert len(set(ended)) == len(calls)
+
+
+def test_a_prepared_program_gives_away_what_its_function_of_jit_does() -> None:
+    def step(state: jax.Array, row: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice(state, row, (8, 0))
+
+    args = jax.ShapeDtypeStruct((2048, 1024), jnp.float32), jax.ShapeDtypeStruct((8, 1024), jnp.float32)
+    given = jax.jit(step, donate_argnums=0)
+    moved = systolic.prepare(given, *args, chip="v5e").run().hbm_bytes
+    assert moved == systolic.simulate(given, *args, chip="v5e").hbm_bytes
+    assert moved < systolic.prepare(step, *args, chip="v5e").run().hbm_bytes

@@ -55,13 +55,15 @@ def fittable(chip: Chip) -> dict[str, Bounds]:
         "dma_latency_cycles": Bounds(least=0, most=5000),
         "dma_issue_cycles": Bounds(least=0, most=500),
         "dma_wait_cycles": Bounds(least=0, most=500),
+        "hbm_run_cycles": Bounds(least=0, most=10),
+        "weight_push_cycles": Bounds(least=0, most=8),
         "result_latency_cycles": Bounds(least=0, most=1000),
     }
 
 
 def is_cycles(name: str) -> bool:
-    """Whether the constant counts whole cycles."""
-    return name.endswith("_cycles")
+    """Says whether the constant counts whole cycles; some are fractions of one."""
+    return next(field.type for field in fields(MachineModel) if field.name == name) == "int"
 
 
 def with_constants(chip: Chip, fitted: FittedConstants) -> Chip:
@@ -139,8 +141,10 @@ def _checked(name: str, value: Any, source: str) -> float:
         if value < 0 or value != int(value):
             raise ConstantsError(f"{source}: {name}={value}: cycles are whole numbers from 0 up")
         return int(value)
-    if value <= 0:
-        raise ConstantsError(f"{source}: {name}={value} has to be above 0")
+    if value < 0 or (value == 0 and not name.endswith("_cycles")):
+        raise ConstantsError(
+            f"{source}: {name}={value} has to be {'0 or more' if name.endswith('_cycles') else 'above 0'}"
+        )
     return float(value)
 
 

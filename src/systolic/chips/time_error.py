@@ -1,4 +1,4 @@
-"""How far a simulated time may be off: what comparing simulated with published times has shown, by kind of program.
+"""Errors of simulated times, by kind of program, as the comparison with published times has shown them.
 
 `systolic validate … --intervals FILE` makes `time_errors.json`, and nobody edits it. What it says holds for the
 constants with which it was made, and for programs like those that were compared; of others it says why there is no
@@ -114,12 +114,12 @@ class TimeErrors:
     schema: int = SCHEMA
 
     def as_json(self) -> str:
-        """To be kept, and compared by people."""
+        """Writes JSON text, which `from_json` reads and people can compare."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> TimeErrors:
-        """Back from `as_json`.
+        """Reads what `as_json` wrote.
 
         Raises:
           TimeErrorsError: it is none, or of another schema.
@@ -133,7 +133,7 @@ class TimeErrors:
         return found
 
     def of(self, chip: Chip, traits: ProgramTraits) -> TimeError:
-        """How far a simulated time of such a program on this chip may be off."""
+        """Finds the error of a simulated time of such a program on this chip."""
         kind = traits.kind
         if traits.unlike:
             return TimeError(kind=kind, reason=f"{traits.unlike}, unlike anything that was checked")
@@ -155,7 +155,7 @@ class TimeErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeError:
-    """How far a simulated time may be off.
+    """The error of a simulated time.
 
     Attributes:
       kind: of the program, in words.
@@ -192,7 +192,7 @@ def percent_text(percent: float) -> str:
 
 
 def ratio_error_percent(mine: TimeError, other: TimeError, *, same_kernel: bool) -> float | None:
-    """How far the ratio of two simulated times may be off; None: not known.
+    """Works out the error of the ratio of two simulated times; None: not known.
 
     Both are off by their errors; where these are independent, their squares add up. Errors of one kernel are less so:
     where published times of one kernel have shown that their ratio is off by less, it is.
@@ -205,7 +205,7 @@ def ratio_error_percent(mine: TimeError, other: TimeError, *, same_kernel: bool)
 
 
 def ratio_verdict(ratio: float, error_percent: float | None) -> RatioVerdict:
-    """Whether the first of two programs is faster, by the ratio of the other's simulated time to its own.
+    """Says whether the first of two programs is faster, by the ratio of the other's simulated time to its own.
 
     Args:
       error_percent: how far the ratio may be off; None: not known.
@@ -218,16 +218,16 @@ def ratio_verdict(ratio: float, error_percent: float | None) -> RatioVerdict:
 
 
 def machine_digest(machine: MachineModel) -> str:
-    """A few letters that are the same for equal constants alone."""
+    """Makes a few letters of the constants, equal for equal constants alone."""
     return hashlib.sha256(json.dumps(asdict(machine), sort_keys=True).encode()).hexdigest()[:16]
 
 
 @functools.cache
 def shipped_time_errors() -> TimeErrors:
-    """What came with this package."""
+    """Reads the errors that came with this package."""
     return TimeErrors.from_json((resources.files("systolic.chips") / _FILE).read_text(encoding="utf-8"))
 
 
 def time_error(chip: Chip, traits: ProgramTraits) -> TimeError:
-    """How far a simulated time of such a program on this chip may be off, by the shipped comparisons."""
+    """Finds the error of a simulated time of such a program on this chip, in what came with this package."""
     return shipped_time_errors().of(chip, traits)

@@ -115,7 +115,7 @@ V4 = Chip(
         "machine.mxu_columns": _LISTING,
         "machine.mxu_rows_per_cycle": _PEAK,
         "machine.result_latency_cycles": _POPS,
-        "machine.weight_push_cycles": "no published rows",
+        "machine.weight_push_cycles": "not fitted: no published rows",
         "machine.matmul_queue_depth": _FIT,
         "machine.hbm_bytes_per_s": _FIT,
         "machine.hbm_run_cycles": _NO_RUNS,

@@ -130,7 +130,7 @@ V5P = Chip(
         "machine.mxu_columns": _LISTING,
         "machine.mxu_rows_per_cycle": _PEAK,
         "machine.result_latency_cycles": _POPS,
-        "machine.weight_push_cycles": "its published times need none",
+        "machine.weight_push_cycles": "not fitted: `systolic validate` prints how near its times come without",
         "machine.matmul_queue_depth": _FIT,
         "machine.hbm_bytes_per_s": _FIT,
         "machine.hbm_run_cycles": _NO_RUNS,

@@ -16,8 +16,9 @@ from systolic.bench.suites import SUITES
 from systolic.chips import Chip
 from systolic.cli.bench_table import show
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
-from systolic.cli.output import check_target, give, progress_bar, versions
+from systolic.cli.output import check_target, give, versions
 from systolic.cli.product import SuiteNames, cases_of, dtype_options, spec_option
+from systolic.cli.progress import progress_bar
 from systolic.cli.results import WrongFileError, read_document, wrong_kind
 from systolic.compiler import check_available
 from systolic.experiments import Runner

@@ -15,7 +15,8 @@ from systolic.chips import Chip
 from systolic.chips.constants import fittable
 from systolic.cli.calibration_tables import show_fit, show_rows
 from systolic.cli.options import ChipNames, Workers, output_options
-from systolic.cli.output import check_target, give, note, progress_bar, versions, write_text
+from systolic.cli.output import check_target, give, note, versions, write_text
+from systolic.cli.progress import progress_bar
 from systolic.cli.published import programs_of, published_options, rows_of
 from systolic.compiler import check_available
 from systolic.validation.calibration import (

@@ -51,6 +51,8 @@ def _percent(share: float | None) -> str:
 def _value(name: str, value: float) -> str:
     if is_cycles(name):
         return f"{value:.0f}"
+    if name.endswith("_cycles"):
+        return f"{value:.2f}"
     return f"{value / 1e9:,.3f} GHz" if name.endswith("_hz") else f"{value / 1e9:,.1f} GB/s"
 
 

@@ -22,11 +22,11 @@ from systolic.cli.output import (
     heading,
     make_folder,
     note,
-    progress_bar,
     show_table,
     versions,
     writing,
 )
+from systolic.cli.progress import progress_bar
 from systolic.compiler import CompilerMissing, WorkerPool, check_available
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import error_column, error_lines

@@ -9,7 +9,8 @@ import click
 
 from systolic.chips import Chip
 from systolic.cli.options import chip_option, output_options
-from systolic.cli.output import check_target, console, give, progress_bar, show_table
+from systolic.cli.output import check_target, console, give, show_table
+from systolic.cli.progress import progress_bar
 from systolic.lessons import LESSONS, Lesson
 from systolic.report.columns import Column, numeric
 

@@ -1,4 +1,4 @@
-"""Tables, JSON and progress: standard output is data, standard error is progress."""
+"""Tables, JSON and notes: standard output is data, standard error is what is said beside it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
 from systolic.chips import flags_text, with_clock_state
 from systolic.compiler import versions
-from systolic.experiments import Progress
 from systolic.report.columns import Column, Row
 from systolic.untrusted import printable
 from systolic.whole_file import whole_file
@@ -34,7 +31,6 @@ RESULT_SCHEMA = 2
 
 __all__ = [
     "RESULT_SCHEMA",
-    "Bar",
     "check_target",
     "complain",
     "console",
@@ -44,7 +40,6 @@ __all__ = [
     "make_folder",
     "note",
     "printable",
-    "progress_bar",
     "show_table",
     "versions",
     "write_json",
@@ -270,44 +265,3 @@ def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
     for row in rows:
         made.add_row(*(Text(_shown(one.text(row)), one.style(row) if one.style else "") for one in columns))
     return made
-
-
-class Bar(Progress):
-    """A progress bar whose length becomes known bit by bit; where no terminal shows it, one line for each bit."""
-
-    def __init__(self, progress: RichProgress | None, *, quiet: bool) -> None:
-        self._progress = progress
-        self._quiet = quiet
-        self._jobs = 0
-        self._task = progress.add_task("starting", total=None) if progress else None
-
-    def planned(self, jobs: int) -> None:
-        """There are `jobs` more."""
-        self._jobs += jobs
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, total=self._jobs)
-        elif jobs:
-            note(f"{jobs} jobs", quiet=self._quiet)
-
-    def done(self, label: str) -> None:
-        """One of them has ended. Called from any thread."""
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, advance=1, description=label)
-
-
-@contextmanager
-def progress_bar(*, quiet: bool) -> Iterator[Bar]:
-    """A bar on standard error, while the block runs."""
-    if quiet or not sys.stderr.isatty():
-        yield Bar(None, quiet=quiet)
-        return
-    columns = (
-        TextColumn("{task.description:<28}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield Bar(progress, quiet=quiet)

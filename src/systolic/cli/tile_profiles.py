@@ -9,7 +9,8 @@ import click
 
 from systolic.chips import Chip
 from systolic.cli.options import Workers, chip_option, worker_options
-from systolic.cli.output import make_folder, note, progress_bar, write_text
+from systolic.cli.output import make_folder, note, write_text
+from systolic.cli.progress import progress_bar
 from systolic.compiler import check_available
 from systolic.tuning import COMPILE_LIMIT_S
 from systolic.tuning.profiling import profile_tiles

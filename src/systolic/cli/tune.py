@@ -15,7 +15,7 @@ import click
 from systolic.bench.cases import Case
 from systolic.chips import Chip
 from systolic.cli.options import FiniteFloat, Workers, chip_option, output_options, worker_options
-from systolic.cli.output import check_target, give, note, progress_bar, writing
+from systolic.cli.output import check_target, give, note, writing
 from systolic.cli.product import (
     ProductSizes,
     SuiteNames,
@@ -26,6 +26,7 @@ from systolic.cli.product import (
     spec_option,
     stack_options,
 )
+from systolic.cli.progress import progress_bar
 from systolic.cli.tls_options import certificates_of, tls_options
 from systolic.cli.tune_table import named, provenance, show
 from systolic.compiler import check_available

@@ -20,12 +20,12 @@ from systolic.cli.output import (
     give,
     heading,
     note,
-    progress_bar,
     show_table,
     versions,
     write_text,
     writing,
 )
+from systolic.cli.progress import progress_bar
 from systolic.cli.published import PROGRAM, programs_of, published_options, reason_lines, rows_of
 from systolic.compiler import check_available
 from systolic.experiments import Runner

@@ -1,4 +1,4 @@
-"""How far the simulated time of a trial may be off."""
+"""Errors of the simulated times of trials."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from systolic.store import Trial
 
 
 def trial_error(trial: Trial, computed: Spec, chip: Chip) -> TimeError | None:
-    """How far the simulated time of a trial may be off; None where it is measured, or there is none.
+    """Finds the error of a trial's simulated time; None where it is measured, or there is none.
 
     A store does not keep how long the matrix units were busy: here they are so long as the products take at least, at
     the simulator's clock. How many copies there were is not known either.

@@ -72,7 +72,7 @@ class Comparison:
 
     @property
     def ratio_error_percent(self) -> float | None:
-        """How far the ratio of the two times may be off; None: not known."""
+        """The error of the ratio of the two times; None: not known."""
         if self.error_before is None or self.error_after is None:
             return None
         return ratio_error_percent(self.error_before, self.error_after, same_kernel=self.same_kernel)

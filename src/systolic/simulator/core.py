@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.simulator.assumptions import Assumption, Progression
 from systolic.simulator.errors import SimulationError, check_most
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
-from systolic.simulator.hardware.loop_timer import LoopTime, LoopTimer
+from systolic.simulator.hardware.loop_timer import LoopTimer
 from systolic.simulator.hardware.memory import ROW_BYTES, ROW_WORDS, WORD_BYTES, Contents, Memory, Words
 from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import COMPUTED, Unknown
+from systolic.simulator.op_totals import OpTotals
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
@@ -81,7 +81,7 @@ class Core:
             name: Mxus(setup.chip.machine, program.segments, remember=setup.remember, timeline=timeline)
             for name, program in setup.translations.items()
         }
-        self._op_totals: dict[str, _OpTotals] = {}
+        self._op_totals: dict[str, OpTotals] = {}
         self._depth: list[Sequencer] = []
         for index, words in enumerate(setup.parameters):
             size = _UNKNOWN_WORDS if isinstance(words, Unknown) else max(1, len(words))
@@ -148,7 +148,7 @@ class Core:
         self._iterations.spend(1)
         totals = self._op_totals.get(name)
         if totals is None:
-            totals = self._op_totals[name] = _OpTotals(begin=time)
+            totals = self._op_totals[name] = OpTotals(begin=time)
         registers = dict(passed)
         places = ((operand, registers.get(operand.register)) for operand in translation.operands if operand.is_input)
         inputs = {(operand.space, at) for operand, at in places if isinstance(at, int)}
@@ -251,7 +251,7 @@ class Core:
             spans_left_out=timeline.left_out if timeline is not None else 0,
         )
 
-    def _op(self, name: str, totals: _OpTotals) -> OpRun:
+    def _op(self, name: str, totals: OpTotals) -> OpRun:
         use = self._setup.uses.get(name)
         hlo = self._setup.hlo
         return OpRun(
@@ -285,27 +285,3 @@ class Core:
             for number, (block, count) in enumerate(zip(blocks, counts, strict=False))
             if count
         )
-
-
-@dataclass(slots=True)
-class _OpTotals:
-    """Adds up the calls of one operation. `spent` goes by the fields of `OpRun`."""
-
-    begin: int
-    end: int = 0
-    calls: int = 0
-    cycles: int = 0
-    spent: Counter[str] = field(default_factory=Counter)
-    block_counts: tuple[int, ...] = ()
-    loop: LoopTime | None = None
-
-    def add(
-        self, begin: int, end: int, spent: Mapping[str, int], block_counts: Sequence[int], loop: LoopTime | None
-    ) -> None:
-        self.calls += 1
-        self.end = end
-        self.cycles += end - begin
-        self.spent.update(spent)
-        pairs = zip(self.block_counts or (0,) * len(block_counts), block_counts, strict=True)
-        self.block_counts = tuple(map(sum, pairs))
-        self.loop = loop

@@ -7,7 +7,7 @@ import re
 from systolic.chips.time_error import ProgramTraits
 from systolic.simulator.records import OpRun, SimulatedRun
 
-# A ragged kernel's preparations run on SparseCores, for a few per cent of its time. More than a tenth is unlike that.
+# No published program that was compared has work on SparseCores. Below a tenth of the time they decide little of it.
 _SPARSE_SHARE = 0.1
 _NUMBER = re.compile(r"\.\d+$")  # that the compiler adds to a name
 

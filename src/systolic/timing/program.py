@@ -24,6 +24,7 @@ from systolic.compiler import (
     compile_function,
     function_name,
     tracing_settings,
+    with_donation,
 )
 from systolic.simulator import PreparedProgram, SimulatedRun
 from systolic.timing.contents import ProgramContents, RecordedOperands, parameter_contents
@@ -134,7 +135,8 @@ def submit_preparation(
 ) -> Future[Program]:
     """Has a worker prepare `fn(*args)`; takes what `submit_simulation` does."""
     shapes, values = abstract_arguments(args), argument_values(args)
-    return pool.submit(prepare_in_worker, fn, shapes, values, chip, cached, tracing_settings(), label=label)
+    job = (with_donation(fn), shapes, values, chip, cached, tracing_settings())
+    return pool.submit(prepare_in_worker, *job, label=label)
 
 
 @reports_bugs

@@ -71,17 +71,17 @@ class TuningResult:
 
     @property
     def winner_error(self) -> TimeError | None:
-        """How far the winner's simulated time may be off."""
+        """The error of the winner's simulated time."""
         return self._error(self.winner)
 
     @property
     def xla_error(self) -> TimeError | None:
-        """How far XLA's may be off."""
+        """The error of XLA's simulated time."""
         return self._error(self.xla)
 
     @property
     def ratio_error_percent(self) -> float | None:
-        """How far the ratio of simulated times to XLA may be off; None: not known, or the times are measured."""
+        """The error of the ratio of simulated times to XLA; None: not known, or the times are measured."""
         mine, other = self.winner_error, self.xla_error
         return None if mine is None or other is None else ratio_error_percent(mine, other, same_kernel=False)
 

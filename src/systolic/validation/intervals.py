@@ -8,7 +8,7 @@ k-th smallest of the others with probability k/(n + 1), so k = ⌈0.9 (n + 1)⌉
 then it is their root mean square times the 95th percentile of Student's distribution with n degrees of freedom. With
 fewer than three there is no number.
 
-Constants were fitted to some of the programs, which lie closer for that. With p constants fitted to N programs a
+Constants were fitted to some of the programs, which lie closer for that. With p = 6 constants fitted to N programs a
 deviation that is left out of the fit is larger by 1/(1 − p/N) on average (the leverage of a row), and counts so.
 
 Two times of the same kernel share much of what is wrong with either, so their ratio has an interval of its own: by the
@@ -24,13 +24,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from systolic.chips import Chip, chip
-from systolic.chips.constants import fittable
 from systolic.chips.time_error import CheckedKind, TimeErrors, machine_digest
 from systolic.simulator import SimulatedRun, kernel_name, traits_of
 from systolic.validation.errors import WALL_CLOCK, ComparedRow
 
 _COVERED = 0.9
 _LEAST_PROGRAMS = 3
+FITTED_CONSTANTS = 6  # constants that were fitted together for one chip, at the most: v6e's
 _LIKE_SIZES = 2.0 + 1e-9  # the largest factor between sizes of programs whose ratio is looked at
 # What a host needs to send a call off is known to a seventh of it; of a time of which it is more, too little is known.
 _MOST_DISPATCH = 0.2
@@ -145,9 +145,8 @@ def half_width(deviations: Sequence[float]) -> float | None:
 
 def _widening(known: Chip, programs: Sequence[Compared]) -> float:
     """By how much deviations of programs in view count for more; infinite where as many constants were fitted."""
-    fitted = len(fittable(known))
     seen = sum(each.in_view and chip(each.chip).generation == known.generation for each in programs)
-    return seen / (seen - fitted) if seen > fitted else math.inf
+    return seen / (seen - FITTED_CONSTANTS) if seen > _FITTED else math.inf
 
 
 def _checked(name: str, kind: str, alike: Sequence[_Weighed], apart: Sequence[float]) -> CheckedKind:
@@ -168,7 +167,7 @@ def _checked(name: str, kind: str, alike: Sequence[_Weighed], apart: Sequence[fl
 
 
 def _apart(programs: Sequence[_Weighed]) -> list[float]:
-    """How far each program's deviation is from that of the one of the same kernel that is nearest in its sizes.
+    """Takes each program's deviation from that of the program of the same kernel that is nearest in its sizes.
 
     None of its sizes may be more than twice as large or as small. A program that is the nearest of several counts with
     each.

@@ -9,12 +9,10 @@ from dataclasses import replace
 import pytest
 from scipy.stats import t
 
-from systolic.chips import chip
-from systolic.chips.constants import fittable
 from systolic.simulator import CoreRun, OpRun, SimulatedRun, kernel_name, same_kernel, traits_of
 from systolic.timing import Measurement
 from systolic.validation.errors import PublishedProgram, compared
-from systolic.validation.intervals import Compared, compared_programs, half_width, time_errors
+from systolic.validation.intervals import FITTED_CONSTANTS, Compared, compared_programs, half_width, time_errors
 from systolic.validation.published import PublishedRow
 
 
@@ -100,7 +98,7 @@ def test_what_neither_unit_bounds_says_nothing() -> None:
 
 
 def test_programs_in_view_count_as_if_left_out_of_the_fit() -> None:
-    fitted = len(fittable(chip("v5e")))
+    fitted = FITTED_CONSTANTS
     deviations = [0.01] * (2 * fitted)
     blind = time_errors([program(each) for each in deviations], command="c", versions={}).kinds[0]
     seen = time_errors([program(each, in_view=True) for each in deviations], command="c", versions={}).kinds[0]

@@ -11,20 +11,17 @@ the line it does not understand rather than guess.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from systolic.simulator.errors import SimulationError, reading
+from systolic.simulator.reading.comments import logical_lines, split_comments
 
 _BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|0)\s+((?:[A-Z]{2} ?)*):([ >]*)\{", re.ASCII)
 _INSTRUCTION = re.compile(r"(?:%(\S+) = )?([A-Za-z][\w.\-]*)\s*(.*)", re.ASCII | re.DOTALL)
 _PREDICATE = re.compile(r"\((!?)(?:%(\w+)_(p\d+)|(\d))\)", re.ASCII)
 _ANNOTATED = re.compile(r"\[resolvable:\$\w+\]$", re.ASCII)  # belongs to the operand behind it
-_COMMENT_EDGE = re.compile(r"/\*|\*/")
 _REGION = re.compile(r"(Start/End empty|Start|End) region (\d+)")
 _ACCESS = re.compile(r"\[([vcs]mem):\[#(\w+)", re.ASCII)
-# Legend lines that the compiler prints above the bundles.
-_PREAMBLE = re.compile(r"=|[A-Z]{2}: |$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +126,7 @@ def parse_listing(name: str, text: str) -> Program:
     bundles: list[Bundle] = []
     region_start: dict[int, int] = {}
     keep_loads = " vpush " in text
-    for line_number, line in _logical_lines(name, text):
+    for line_number, line in logical_lines(name, text):
         with reading(f"{name}, line {line_number}"):
             bundle = _parse_bundle(name, line_number, line, keep_loads)
         if int(bundle.address, 16) != len(bundles):
@@ -146,29 +143,8 @@ def parse_listing(name: str, text: str) -> Program:
     return Program(name=name, bundles=tuple(bundles), region_start=region_start, spaces=spaces)
 
 
-def _logical_lines(name: str, text: str) -> Iterator[tuple[int, str]]:
-    """Joins the lines that a comment runs over, and leaves the preamble out."""
-    pending: list[str] = []
-    start = depth = 0
-    for number, line in enumerate(text.split("\n"), 1):
-        if not pending:
-            if _PREAMBLE.match(line):
-                continue
-            start = number
-        pending.append(line)
-        if "/*" in line or "*/" in line:
-            depth += line.count("/*") - line.count("*/")
-        if depth == 0:
-            yield start, "\n".join(pending)
-            pending = []
-        elif depth < 0:
-            raise SimulationError(f"{name}, line {number}: a comment ends that has not begun: {line.strip()[:200]}")
-    if pending:
-        raise SimulationError(f"{name}, line {start}: a comment does not end: {pending[0].strip()[:200]}")
-
-
 def _parse_bundle(name: str, line_number: int, line: str, keep_loads: bool) -> Bundle:
-    code, comments = _split_comments(line)
+    code, comments = split_comments(line)
     head = _BUNDLE.match(code)
     end = code.rfind("}")
     if head is None or end < head.end():
@@ -222,30 +198,6 @@ def _parse_bundle(name: str, line_number: int, line: str, keep_loads: bool) -> B
         region_ends=tuple(ends),
         vector_count=vector_count,
     )
-
-
-def _split_comments(line: str) -> tuple[str, list[tuple[int, str]]]:
-    """Splits off comments, which nest: the code without them, and each with its place in that code."""
-    if "/*" not in line:
-        return line, []
-    code: list[str] = []
-    comments: list[tuple[int, str]] = []
-    depth = last = length = 0
-    for edge in _COMMENT_EDGE.finditer(line):
-        if edge.group() == "/*":
-            if depth == 0:
-                piece = line[last : edge.start()]
-                code.append(piece)
-                length += len(piece)
-                last = edge.end()
-            depth += 1
-        else:
-            depth -= 1
-            if depth == 0:
-                comments.append((length, line[last : edge.start()]))
-                last = edge.end()
-    code.append(line[last:])
-    return "".join(code), comments
 
 
 _VECTOR = (None, "", "", None)

@@ -18,6 +18,7 @@ from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
 from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseListing, SparseSection
 from systolic.simulator.sparse_core.scalar import IGNORED, expression, operand, place, register
 from systolic.simulator.sparse_core.streams import is_stream, mask_lanes, read_stream, space_of
+from systolic.simulator.translating.control_flow import dispatch, until
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.scalar import choice
 
@@ -83,7 +84,7 @@ class _Translator:
             "    cycle = machine.cycle",
             *([f"    {names} = nothing"] if names else []),
             "    while True:",
-            *_dispatch(bodies, 0, len(bodies), "        "),
+            *dispatch(bodies, 0, len(bodies), "        "),
         ]
         source = "\n".join(lines)
         title = f"{self._name} {self._kind}"
@@ -169,7 +170,7 @@ class _Translator:
         turn = [] if self._kind == "tec" else ["yield t"]
         if opcode in ("swait.ge", "swait.eq"):
             waits = f"wait(t, {self._place(operands[0])}, {self._operand(operands[1])}, {opcode == 'swait.eq'})"
-            return [*turn, *_until(waits, where), "t = r"]
+            return [*turn, *until(waits, where), "t = r"]
         if is_stream(instruction):
             stream = read_stream(instruction)
             count = "1" if stream.count is None else self._operand(stream.count)
@@ -190,7 +191,7 @@ class _Translator:
         if opcode in ("task", "task.clear_ibuf"):
             return ["yield t", f"task(t, {self._place(operands[0])}, {self._operand(operands[1])})"]
         if opcode == "sbarrier.arrive":
-            return ["yield t", *_until(f"barrier(t, {self._place(instruction.dests[0])})", where), "t = r"]
+            return ["yield t", *until(f"barrier(t, {self._place(instruction.dests[0])})", where), "t = r"]
         if opcode in ("ssyncadd.remote.s32", "ssyncadd.tile.s32"):
             return ["yield t", f"signal(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"]
         if opcode.startswith(("dma.", "task", "swait", "ssyncadd.")) and opcode != "ssyncadd.s32":
@@ -285,19 +286,3 @@ class _Translator:
     def _variable(self, name: str) -> str:
         self._variables.add(variable(name))
         return name
-
-
-def _until(attempt: str, where: str) -> list[str]:
-    return [f"r = {attempt}", "while r is None:", f"    blocked({where})", "    yield None", f"    r = {attempt}"]
-
-
-def _dispatch(bodies: list[list[str]], first: int, end: int, indent: str) -> list[str]:
-    if end - first == 1:
-        return [indent + line for line in bodies[first]]
-    middle = (first + end) // 2
-    return [
-        f"{indent}if block < {middle}:",
-        *_dispatch(bodies, first, middle, indent + " "),
-        f"{indent}else:",
-        *_dispatch(bodies, middle, end, indent + " "),
-    ]

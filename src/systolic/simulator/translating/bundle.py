@@ -17,6 +17,7 @@ from systolic.simulator.reading.listing import (
     physical,
     registers,
 )
+from systolic.simulator.translating.control_flow import until
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.names import Names
 from systolic.simulator.translating.scalar import IGNORED, address, choice, expression, operand, spill_slot
@@ -99,12 +100,12 @@ class BundleCode:
             flag, granules = (self._operand(text) for text in operands[:2])
             cause = "copy" if opcode == "dma.done.wait" else "semaphore"
             if _SPARSE_CORE_WAIT in instruction.comment:
-                return ["yield t", *_until(f"wait_for_sparse_core(t, {flag}, {granules})", where), "t = r"]
-            return [*turn, *_until(f"wait(t, {flag}, {granules}, {quoted(cause)})", where), "t = r"]
+                return ["yield t", *until(f"wait_for_sparse_core(t, {flag}, {granules})", where), "t = r"]
+            return [*turn, *until(f"wait(t, {flag}, {granules}, {quoted(cause)})", where), "t = r"]
         if opcode.startswith(("vwait.eq", "vwait.ne")):
             flag, value = (self._operand(text) for text in operands[:2])
             equal = opcode.startswith("vwait.eq")
-            return [*turn, *_until(f"wait_for_value(t, {flag}, {value}, {equal})", where), "t = r"]
+            return [*turn, *until(f"wait_for_value(t, {flag}, {value}, {equal})", where), "t = r"]
         if opcode == "vsyncset.remote":
             if operands[1] != "0":  # as a SparseCore's flags are before the program
                 raise SimulationError(f"not understood: {instruction.text}")
@@ -115,7 +116,7 @@ class BundleCode:
             return [*turn, f"send(t, pushed({self._operand(operands[0])}))"]
         if opcode == "vpop.ccrf":
             dest = self._dest(instruction)
-            return [*turn, *_until("receive(t)", where), f"t, {dest or '_'} = r"]
+            return [*turn, *until("receive(t)", where), f"t, {dest or '_'} = r"]
         if is_call(instruction):
             if "<late-" in instruction.comment:
                 return []  # set-up and clean-up by the runtime, before and after the program
@@ -303,8 +304,3 @@ def _check_harmless(instruction: Instruction) -> None:
     opcode = instruction.opcode
     if instruction.dest is None and opcode not in IGNORED and opcode[0] != "v" and opcode != "sst":
         raise SimulationError(f"not understood: {instruction.text}")
-
-
-def _until(attempt: str, where: str) -> list[str]:
-    """Makes code that tries until another core has made it possible; `where` is for the message of a deadlock."""
-    return [f"r = {attempt}", "while r is None:", f"    blocked({where})", "    yield None", f"    r = {attempt}"]

@@ -10,7 +10,7 @@ that is behind goes first; and it yields None where a wait can't be satisfied by
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
 from systolic.simulator.reading.listing import Instruction, Program, physical, registers
 from systolic.simulator.translating.bundle import BundleCode, is_matrix
+from systolic.simulator.translating.control_flow import dispatch
 from systolic.simulator.translating.liveness import live_instructions
 from systolic.simulator.translating.names import Allocations, Names
 from systolic.simulator.translating.scalar import flag_names
@@ -103,7 +104,7 @@ class _Translator:
             "    if block:",  # never: a program that yields nowhere has to be a generator too
             "        yield t",
             "    while True:",
-            *_dispatch(bodies, 0, len(bodies), "        "),
+            *dispatch(bodies, 0, len(bodies), "        "),
         ]
         source = "\n".join(lines)
         scope: dict[str, Any] = {**FUNCTIONS, "nothing": NEVER_WRITTEN, "Unknown": Unknown, "__builtins__": {}}
@@ -235,16 +236,3 @@ class _Gathered:
 
     def clear(self) -> None:
         self.ops, self.conditions = [], []
-
-
-def _dispatch(bodies: Sequence[list[str]], first: int, end: int, indent: str) -> list[str]:
-    """Finds the block by halving: a loop of forty blocks costs six comparisons a round."""
-    if end - first == 1:
-        return [indent + line for line in bodies[first]]
-    middle = (first + end) // 2
-    return [
-        f"{indent}if block < {middle}:",
-        *_dispatch(bodies, first, middle, indent + " "),
-        f"{indent}else:",
-        *_dispatch(bodies, middle, end, indent + " "),
-    ]

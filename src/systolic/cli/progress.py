@@ -1,0 +1,55 @@
+"""Progress bars, on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from systolic.cli.output import note
+from systolic.experiments import Progress
+
+
+class Bar(Progress):
+    """A progress bar whose length becomes known bit by bit; where no terminal shows it, one line for each bit."""
+
+    def __init__(self, progress: RichProgress | None, *, quiet: bool) -> None:
+        self._progress = progress
+        self._quiet = quiet
+        self._jobs = 0
+        self._task = progress.add_task("starting", total=None) if progress else None
+
+    def planned(self, jobs: int) -> None:
+        """There are `jobs` more."""
+        self._jobs += jobs
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, total=self._jobs)
+        elif jobs:
+            note(f"{jobs} jobs", quiet=self._quiet)
+
+    def done(self, label: str) -> None:
+        """One of them has ended. Called from any thread."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, advance=1, description=label)
+
+
+@contextmanager
+def progress_bar(*, quiet: bool) -> Iterator[Bar]:
+    """A bar on standard error, while the block runs."""
+    if quiet or not sys.stderr.isatty():
+        yield Bar(None, quiet=quiet)
+        return
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield Bar(progress, quiet=quiet)
