@@ -146,7 +146,7 @@ def half_width(deviations: Sequence[float]) -> float | None:
 def _widening(known: Chip, programs: Sequence[Compared]) -> float:
     """By how much deviations of programs in view count for more; infinite where as many constants were fitted."""
     seen = sum(each.in_view and chip(each.chip).generation == known.generation for each in programs)
-    return seen / (seen - FITTED_CONSTANTS) if seen > _FITTED else math.inf
+    return seen / (seen - FITTED_CONSTANTS) if seen > FITTED_CONSTANTS else math.inf
 
 
 def _checked(name: str, kind: str, alike: Sequence[_Weighed], apart: Sequence[float]) -> CheckedKind:
