@@ -1,6 +1,7 @@
 """TPU v5p."""
 
 from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel, SparseCoreModel
+from systolic.chips.links import Links
 from systolic.chips.v5e import V5E
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
@@ -29,6 +30,12 @@ _CLOUD = (
     "https://cloud.google.com/tpu/docs/runtimes, the one for JAX"
 )
 _ASKED = "asked of this package's kernels; docs/matmul.md names what misses it"
+_LINK_RATE = (
+    "fitted to published times of ppermute, 64 MiB on v5p and on v6e, together: two of the 13 published collectives"
+)
+_HOP = "fitted to published times of ppermute, 16 KiB on v5p and on v6e, together: two of the 13 published collectives"
+_WRAP = "jax-ml/scaling-book, tpus.md: wrap-around is by optical switches, which only cubes of 4 x 4 x 4 chips have"
+_ONE_DEVICE = "a chip is one device"
 
 V5P = Chip(
     name="v5p",
@@ -85,6 +92,13 @@ V5P = Chip(
         stream_latency_cycles=1195,
         index_cycles=1.0,
     ),
+    links=Links(
+        dimensions=3,
+        bytes_per_s=92.8e9,
+        hop_s=0.6e-6,
+        wrap_extent=4,
+        wraps_alone=False,
+    ),
     step_estimate=V5E.step_estimate,
     cloud=CloudOffer(
         accelerator_type="v5p-8",  # the API counts cores, and the smallest machine has four chips
@@ -124,6 +138,13 @@ V5P = Chip(
         "sparse_core.stream_bytes_per_s": _STREAMS,
         "sparse_core.stream_latency_cycles": _STREAM_LATENCY,
         "sparse_core.index_cycles": _INDICES,
+        "links.dimensions": _DOCS,
+        "links.bytes_per_s": _LINK_RATE,
+        "links.hop_s": _HOP,
+        "links.wrap_extent": _WRAP,
+        "links.wraps_alone": _WRAP,
+        "links.die_bytes_per_s": _ONE_DEVICE,
+        "links.die_hop_s": _ONE_DEVICE,
         "machine.clock_hz": _PEAK,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,

@@ -1,6 +1,7 @@
 """TPU v6e (Trillium)."""
 
 from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel, SeenRows, SparseCoreModel, StepEstimate
+from systolic.chips.links import Links
 from systolic.chips.v5e import V5E
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
@@ -39,6 +40,12 @@ _CLOUD = (
     "https://cloud.google.com/tpu/docs/runtimes, the one for JAX"
 )
 _ASKED = "asked of this package's kernels; docs/matmul.md names what misses it"
+_LINK_RATE = (
+    "fitted to published times of ppermute, 64 MiB on v5p and on v6e, together: two of the 13 published collectives"
+)
+_HOP = "fitted to published times of ppermute, 16 KiB on v5p and on v6e, together: two of the 13 published collectives"
+_WRAP = "jax-ml/scaling-book, tpus.md: only axes of 16 chips wrap, each by itself"
+_ONE_DEVICE = "a chip is one device"
 
 V6E = Chip(
     name="v6e",
@@ -95,6 +102,13 @@ V6E = Chip(
         stream_latency_cycles=997,
         index_cycles=1.0,
     ),
+    links=Links(
+        dimensions=2,
+        bytes_per_s=92.8e9,
+        hop_s=0.6e-6,
+        wrap_extent=16,
+        wraps_alone=True,
+    ),
     step_estimate=StepEstimate(
         fill_cycles=127,
         drain_cycles_per_row=0.067,
@@ -149,6 +163,13 @@ V6E = Chip(
         "sparse_core.stream_bytes_per_s": _STREAMS,
         "sparse_core.stream_latency_cycles": _STREAM_LATENCY,
         "sparse_core.index_cycles": _INDICES,
+        "links.dimensions": _DOCS,
+        "links.bytes_per_s": _LINK_RATE,
+        "links.hop_s": _HOP,
+        "links.wrap_extent": _WRAP,
+        "links.wraps_alone": _WRAP,
+        "links.die_bytes_per_s": _ONE_DEVICE,
+        "links.die_hop_s": _ONE_DEVICE,
         "machine.clock_hz": _PEAK,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,
