@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from explanations import a_run
+from explanations import a_run, an_explanation
 
+from systolic.explaining import Communication, Explanation, Program
 from systolic.simulator import CollectiveRun, DeviceClass, LinkRun, OpRun, SimulatedRun, SliceRun, Span
 
 CLOCK_HZ = 1.75e9  # of the kept run, on v6e
@@ -105,3 +106,27 @@ def a_slice(*, time_us: float = 80.0, exposed_us: float = 12.0) -> SliceRun:
         flags={"xla_tpu_enable_async_all_gather": "true"},
         assumptions=(),
     )
+
+
+def a_slice_explanation() -> Explanation:
+    """The explanation of `a_slice` beside the same function on another mesh, which is faster."""
+    made, run = an_explanation(), a_slice()
+    flops = 40e9  # of one device
+    this = Program(
+        label="this function",
+        role="this",
+        time_us=run.time_us,
+        flops=flops,
+        hbm_bytes=58_720_256,
+        communication=Communication.of(run),
+        slice_run=run,
+    )
+    other = Program(
+        label="mesh data=4,model=2",
+        role="change",
+        time_us=72.0,
+        flops=flops,
+        hbm_bytes=50_331_648,
+        communication=Communication(exposed_us=4.0, hidden_us=30.0, link_bytes=5_000_000, link_us=50.0),
+    )
+    return dataclasses.replace(made, function="step.py:step", programs=(this, other), topology=run.topology)

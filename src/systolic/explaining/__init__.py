@@ -9,6 +9,7 @@ and `systolic.report` draws that. Other rooms import from here only.
 
 from systolic.explaining.explain import ExplainRequest, explain, explain_with_pool
 from systolic.explaining.explanation import (
+    Communication,
     Explanation,
     ExplanationError,
     OperandTraffic,
@@ -22,6 +23,7 @@ from systolic.explaining.explanation import (
 from systolic.explaining.timeline_windows import timeline_windows
 
 __all__ = [
+    "Communication",
     "ExplainRequest",
     "Explanation",
     "ExplanationError",

@@ -73,7 +73,7 @@ def programs_table(explanation: Explanation) -> ExplainedTable[Program]:
         (
             textual("program", lambda found: found.label),
             numeric("simulated µs", lambda found: us(found.time_us)),
-            error_column(lambda found: found.run.error if found.run is not None else None),
+            error_column(lambda found: found.error),
             numeric(
                 "relative speed",
                 lambda found: f"{explanation.time_us / found.time_us:.2f} ×" if found.time_us else None,
@@ -86,6 +86,11 @@ def programs_table(explanation: Explanation) -> ExplainedTable[Program]:
                 lambda found: found.flops / found.hbm_bytes if found.flops and found.hbm_bytes else None,
                 ",.0f",
                 droppable=True,
+            ),
+            numeric(
+                "exposed µs",
+                lambda found: us(found.communication.exposed_us) if found.communication is not None else None,
+                optional=True,
             ),
             textual("no time because", lambda found: found.reason, optional=True),
         ),

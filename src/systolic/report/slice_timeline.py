@@ -11,7 +11,7 @@ from systolic.simulator import DeviceClass, LinkRun, SliceRun, Span
 
 _MOST_CLASSES = 8  # rows of one picture, of the slowest
 _MOST_LINKS = 16  # and of the busiest
-_MOST_LETTERS = 12  # of devices' numbers beside a row
+_MOST_LETTERS = 10  # of devices' numbers beside a row
 # What a row of devices shows: what the core does at every moment. Copies run beside that, and have rows of their own in
 # the timeline of one device.
 _OF_A_CORE = ("matrix", "stall")
@@ -72,14 +72,20 @@ def drawn_links(run: SliceRun) -> tuple[LinkRun, ...]:
 
 def _device_rows(run: SliceRun) -> Iterable[_Row]:
     for each in drawn_classes(run):
-        numbers = devices_text(each.devices)
-        short = numbers if len(numbers) <= _MOST_LETTERS else f"{numbers[:_MOST_LETTERS]}…"
-        lane = f"{'device' if len(each.devices) == 1 else 'devices'} {short}"
+        lane = _devices_lane(each)
         yield _Row(
             lane=lane,
             spans=[span for span in each.run.later_core.spans if span.kind in _OF_A_CORE],
             bar=lambda span, lane=lane, each=each: core_bar(lane, span, each.run),
         )
+
+
+def _devices_lane(each: DeviceClass) -> str:
+    """Names the row of a class; no other has its first device."""
+    numbers = devices_text(each.devices)
+    if len(numbers) > _MOST_LETTERS:
+        return f"{len(each.devices)} like device {min(each.devices)}"
+    return f"{'device' if len(each.devices) == 1 else 'devices'} {numbers}"
 
 
 def _collective_rows(run: SliceRun) -> Iterable[_Row]:
