@@ -24,7 +24,7 @@ from systolic.compiler import (
     compile_function,
     function_name,
     tracing_settings,
-    with_donation,
+    with_jit_options,
 )
 from systolic.simulator import PreparedProgram, SimulatedRun
 from systolic.timing.contents import ProgramContents, RecordedOperands, parameter_contents
@@ -135,7 +135,7 @@ def submit_preparation(
 ) -> Future[Program]:
     """Has a worker prepare `fn(*args)`; takes what `submit_simulation` does."""
     shapes, values = abstract_arguments(args), argument_values(args)
-    job = (with_donation(fn), shapes, values, chip, cached, tracing_settings())
+    job = (with_jit_options(fn), shapes, values, chip, cached, tracing_settings())
     return pool.submit(prepare_in_worker, *job, label=label)
 
 

@@ -28,7 +28,7 @@ from systolic.compiler import (
     pallas_operands,
     traced_jaxpr,
     tracing_settings,
-    with_donation,
+    with_jit_options,
 )
 from systolic.simulator import PreparedProgram, SimulatedRun, TopLevelHlo, VmemBuffer, prepare_listings
 from systolic.timing.contents import KernelContents, parameter_contents
@@ -194,7 +194,7 @@ def submit_simulation(
       spans: of the timeline to keep, of each kind, from its beginning and from its end.
     """
     shapes, values = abstract_arguments(args), argument_values(args)
-    job = (with_donation(fn), shapes, values, chip, cached, tracing_settings(), spans)
+    job = (with_jit_options(fn), shapes, values, chip, cached, tracing_settings(), spans)
     return pool.submit(simulate_in_worker, *job, label=label)
 
 
