@@ -79,7 +79,7 @@ def _sizes(fn: Any, args: tuple[Any, ...], mesh: Any, shape: SliceShape) -> Iter
 
 
 def _orders(fn: Any, args: tuple[Any, ...], mesh: Any, shape: SliceShape) -> Iterator[MeshCandidate]:
-    """The same mesh with its devices in another order: along another axis of the slice first, perhaps back and forth."""
+    """The same mesh with its devices in another order: along another axis of the slice first, or back and forth."""
     import numpy as np
     from jax.sharding import Mesh
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,9 +49,7 @@ def test_back_and_forth_every_chip_is_next_to_the_one_before(name: str) -> None:
             ids = device_order(shape, order, back_and_forth=forth)
             assert sorted(ids) == [device.id for device in shape.devices]
             places = [shape.device(number).coords for number in ids]
-            hops = [
-                sum(abs(a - b) for a, b in zip(*pair, strict=True)) for pair in zip(places, places[1:], strict=False)
-            ]
+            hops = [sum(abs(a - b) for a, b in zip(*pair, strict=True)) for pair in itertools.pairwise(places)]
             assert max(hops) == 1 if forth else max(hops) > 1
             # The axis in front is gone along first.
             moved = next(at for at in range(1, len(ids)) if places[at] != places[0])
