@@ -58,3 +58,9 @@ def without_jit_options(fn: Any) -> tuple[Callable[..., Any], JitOptions]:
         return fn.fn, fn.options
     in_shardings, out_shardings = jit_shardings(fn)
     return fn, JitOptions(donated_arguments(fn), in_shardings, out_shardings)
+
+
+def with_options_of(fn: Any, made: Callable[..., Any]) -> Any:
+    """Gives a function that was made of another the options of that one."""
+    _, options = without_jit_options(fn)
+    return made if options == JitOptions() else FunctionWithOptions(made, options)

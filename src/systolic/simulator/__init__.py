@@ -17,19 +17,24 @@ from systolic.simulator.records import (
     VmemBuffer,
 )
 from systolic.simulator.run import PreparedProgram, prepare_listings
+from systolic.simulator.slice.records import CollectiveRun, DeviceClass, LinkRun, SliceRun
 from systolic.simulator.traits import kernel_name, same_kernel, traits_of
 
 __all__ = [
+    "CollectiveRun",
     "CopySize",
     "CoreRun",
     "DeadlockError",
+    "DeviceClass",
     "HloParameter",
     "HloShape",
+    "LinkRun",
     "OpRun",
     "PreparedProgram",
     "RegionRun",
     "SimulatedRun",
     "SimulationError",
+    "SliceRun",
     "Span",
     "SparseCoreRun",
     "SparseOpRun",
