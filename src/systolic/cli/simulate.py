@@ -21,6 +21,7 @@ from systolic.cli.output import SIMULATED, check_target, console, give, heading,
 from systolic.cli.progress import progress_bar
 from systolic.cli.simulated_tables import show_run
 from systolic.cli.slice_options import AskedSlice, slice_options
+from systolic.cli.slice_tables import show_slice
 from systolic.compiler import NamedFunctionError, check_available
 from systolic.experiments import Experiment, Outcome, Runner
 from systolic.report.time_errors import verdict_text
@@ -158,6 +159,28 @@ def _record(answer: _Answer) -> dict[str, Any]:
     }
     if measurement is None or run is None:
         return {**row, "time_us": None}
+    whole = measurement.slice_run
+    if whole is not None:
+        return {
+            **row,
+            "flags": whole.flags,
+            "provenance": measurement.provenance,
+            "topology": whole.topology,
+            "devices": whole.devices,
+            "assignment": whole.assignment,
+            "way": whole.way,
+            "time_us": whole.time_us,
+            "error_percent": whole.error_percent,
+            "time_error": dataclasses.asdict(whole.error),
+            "skew_us": whole.skew_us,
+            "exposed_us": whole.exposed_us,
+            "hidden_us": whole.hidden_us,
+            "link_busy_share": whole.link_busy_share,
+            "assumptions": whole.assumptions,
+            "compile_s": measurement.compile_s,
+            "from_cache": measurement.from_cache,
+            "run": cattrs.unstructure(whole),
+        }
     return {
         **row,
         "provenance": measurement.provenance,
@@ -190,7 +213,8 @@ def _show(answers: list[_Answer], summary: dict[str, Any], arguments: tuple[str,
         if outcome.run is None:
             out.print(f"{answer.chip.name} {answer.function}: {outcome.status}: {outcome.details}", markup=False)
         else:
-            show_run(out, answer.function, outcome.run)
+            whole = outcome.slice_run
+            show_run(out, answer.function, outcome.run) if whole is None else show_slice(out, answer.function, whole)
     for chip, ratio in summary["speed_ratio_to_other"].items():
         error = summary["ratio_error_percent"][chip]
         said = verdict_text(ratio_verdict(ratio, error), error)
@@ -206,6 +230,7 @@ def _write_traces(answers: list[_Answer], function: str, path: Path, *, several:
         if answer.function != function or run is None:
             continue
         target = path.with_stem(f"{path.stem}_{answer.chip.name}") if several else path
-        write_text(target, json.dumps(chrome_trace(run, title=function), allow_nan=False))
+        whole = answer.outcome.slice_run
+        write_text(target, json.dumps(chrome_trace(whole or run, title=function), allow_nan=False))
         left_out = sum(core.spans_left_out for core in run.cores)
         note(f"trace {target}" + (f" ({left_out:,} spans in the middle left out)" if left_out else ""), quiet=quiet)
