@@ -22,6 +22,8 @@ COLOURS: dict[Activity, str] = {
     "matrix": "var(--matrix)",
     "code": "var(--code)",
     "wait": "var(--wait)",
+    "collective": "var(--other)",
+    "link": "var(--read)",
 }
 
 

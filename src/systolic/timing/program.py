@@ -24,7 +24,7 @@ from systolic.compiler import (
     compile_function,
     function_name,
     tracing_settings,
-    with_donation,
+    with_jit_options,
 )
 from systolic.simulator import PreparedProgram, SimulatedRun
 from systolic.timing.contents import ProgramContents, RecordedOperands, parameter_contents
@@ -117,7 +117,7 @@ def prepare_in_worker(
     compiled = compile_function(fn, args, target_of(chip), cache=cache, settings=settings)
     with at_stage("simulating"):
         prepared = prepare_program(compiled, chip)
-        operands = RecordedOperands(kernel_contents(prepared, fn, args, values, chip, settings))
+        operands = RecordedOperands(kernel_contents(prepared, fn, args, values, target_of(chip), settings))
         parameters = tuple(parameter_contents(top_level_hlo(prepared), values))
         prepared.run(chip, parameters=parameters, operand_words=operands.operand_words)
     contents = ProgramContents(parameters=parameters, operands=operands.found)
@@ -135,7 +135,7 @@ def submit_preparation(
 ) -> Future[Program]:
     """Has a worker prepare `fn(*args)`; takes what `submit_simulation` does."""
     shapes, values = abstract_arguments(args), argument_values(args)
-    job = (with_donation(fn), shapes, values, chip, cached, tracing_settings())
+    job = (with_jit_options(fn), shapes, values, chip, cached, tracing_settings())
     return pool.submit(prepare_in_worker, *job, label=label)
 
 
