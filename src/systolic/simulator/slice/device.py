@@ -126,7 +126,7 @@ class Device:
             self.dma.land(core, copy.program, own_flag, own, amount, copy.label)
             target.dma.land(to_core, copy.program, to_flag, there, amount, copy.label)
 
-        self._around.network.send(goes_on, route, size, left)
+        self._around.network.send(self.number, goes_on, route, size, left)
         return goes_on
 
     def signal(self, core: int, program: str, time: int, address: int, amount: int, label: str) -> None:
