@@ -96,9 +96,9 @@ class Device:
 
     # ---- what programs ask for ----
 
-    def target(self, word: int) -> RemoteTarget:
-        """Reads whom a copy is meant for."""
-        return self._around.addresses.of_copy(word)
+    def target(self, word: int, flag: int) -> RemoteTarget:
+        """Reads whom a copy is meant for that signals a flag there."""
+        return self._around.addresses.of_copy(word, flag)
 
     def memory(self, target: RemoteTarget) -> Memory:
         """The memory of a core."""

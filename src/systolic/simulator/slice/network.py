@@ -1,7 +1,7 @@
 """The links of a slice, and the copies that share them.
 
 Copies from one device along one route follow each other in the order in which they were started. Routes that have a
-link in common share it evenly, and what one cannot use for another link's sake is left to the others (max-min fairness).
+link in common share it evenly, and what one cannot use for another link's sake is left to the others: max-min fairness.
 Bytes pass link after link without being stored in between, so that a hop adds its latency once and no transfer time.
 """
 
