@@ -95,7 +95,7 @@ def prepare_listings(
         may_prefetch=copies,
         prepared_for=chip.machine,
         sparse_programs=tuple(sparse_programs),
-        slice_facts=slice_facts(programs, translations, slice_hlo, flags, neighbour_tables) if sliced else None,
+        slice_facts=slice_facts(programs, translations, slice_hlo, neighbour_tables) if sliced else None,
     )
 
 

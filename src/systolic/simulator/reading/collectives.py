@@ -53,14 +53,12 @@ class SliceHlo:
       replicas: copies of all that.
       collectives: operations that communicate, by name.
       permutes: names of those that are permutations, in the order in which the program comes to them.
-      asks_partition: whether it computes with the number of its partition.
     """
 
     partitions: int
     replicas: int
     collectives: Mapping[str, HloCollective]
     permutes: tuple[str, ...]
-    asks_partition: bool
 
 
 def parse_collectives(text: str) -> SliceHlo:
@@ -105,7 +103,6 @@ def parse_collectives(text: str) -> SliceHlo:
         replicas=replicas,
         collectives=collectives,
         permutes=tuple(_permutes(entry, order, frozenset())),
-        asks_partition=" partition-id(" in text,
     )
 
 

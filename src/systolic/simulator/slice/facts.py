@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from systolic.simulator.core import TOP_LEVEL
@@ -23,14 +23,12 @@ class SliceFacts:
     Attributes:
       hlo: what the HLO says of devices and of communication.
       words: words of scalar memory that say on which device it runs, by address.
-      asked: which of them each called operation loads.
       constants: operands of called operations that are constants.
       tables: of neighbours, in the order of the binary.
     """
 
     hlo: SliceHlo
     words: Mapping[int, Word]
-    asked: Mapping[str, frozenset[Word]]
     constants: tuple[Constant, ...]
     tables: tuple[tuple[int, ...], ...]
 
@@ -60,37 +58,26 @@ def slice_facts(
     programs: Mapping[str, Program],
     translations: Mapping[str, Translation],
     hlo: SliceHlo,
-    flags: Set[int],
     tables: Sequence[Sequence[int]],
 ) -> SliceFacts:
     """Reads what a program on many devices is.
 
     Args:
-      flags: addresses of words of the top-level program that are known to be one.
       tables: of neighbours, in the order of the binary.
 
     Raises:
       SimulationError: there are words of which it is not known what they hold.
     """
     words: dict[int, Word] = {}
-    asked: dict[str, frozenset[Word]] = {}
     for name, program in programs.items():
         addresses = translations[name].addresses
         top_level = name == TOP_LEVEL
-        others = frozenset(each for each, address in addresses.items() if top_level and address in flags)
-        found = words_of(program, top_level=top_level, asks=hlo.asks_partition, others=others)
+        remote = any(map(is_remote, (each for bundle in program.bundles for each in bundle.instructions)))
+        found = identity_words(program, remote=remote, top_level=top_level)
         words |= {addresses[allocation]: word for allocation, word in found.items() if allocation in addresses}
-        asked[name] = frozenset(found.values())
     return SliceFacts(
         hlo=hlo,
         words=words,
-        asked=asked,
         constants=tuple(constants(programs[TOP_LEVEL], {name: each.operands for name, each in translations.items()})),
         tables=tuple(map(tuple, tables)),
     )
-
-
-def words_of(program: Program, *, top_level: bool, asks: bool, others: frozenset[str]) -> dict[str, Word]:
-    """The allocations that say on which device a program runs; see `identity_words`."""
-    remote = any(map(is_remote, (each for bundle in program.bundles for each in bundle.instructions)))
-    return identity_words(program, remote=remote, top_level=top_level, asks=asks, others=others)

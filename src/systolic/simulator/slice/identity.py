@@ -7,7 +7,7 @@ and the core; the others have none, and are known by their order.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,16 +54,12 @@ class Identity:
         }[word]
 
 
-def identity_words(
-    program: Program, *, remote: bool, top_level: bool, asks: bool, others: Set[str] = frozenset()
-) -> dict[str, Word]:
+def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[str, Word]:
     """Finds the allocations that say on which device a program runs.
 
     Args:
       remote: the program acts on other devices.
       top_level: it calls the others.
-      asks: the HLO says that the top-level program computes with the number of its partition.
-      others: words that are known to hold something else.
 
     Raises:
       SimulationError: there are words of which it is not known what they hold.
@@ -75,17 +71,37 @@ def identity_words(
         named = {word for comment in comments for text, word in _NAMED.items() if text in comment}
         if len(named) == 1:
             words[allocation] = named.pop()
-        elif not any(comments) and allocation not in mentioned | others:
+        elif not any(comments) and allocation not in mentioned:
             unnamed.append(allocation)
+    if not top_level and not remote:
+        return words
+    if top_level:
+        unnamed = [each for each in unnamed if each not in _flags(program)]
     unnamed.sort(key=lambda allocation: int(allocation.removeprefix("allocation")))
     # The top-level program also reads a pointer to its results, whose number is lower.
     kinds: tuple[Word | None, ...] = (None, "partition") if top_level else _UNNAMED
-    if (top_level and not asks) or (not top_level and not remote):
-        return words
-    if len(unnamed) not in ((2,) if top_level else (0, 1, 2, 3)):
-        found = ", ".join(unnamed) or "none"
-        raise SimulationError(f"{program.name}: which words say on which device it runs is not known: {found}")
+    if len(unnamed) > len(kinds):
+        raise SimulationError(f"{program.name}: what the words {', '.join(unnamed)} hold is not known")
     return words | {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
+
+
+def _flags(program: Program) -> set[str]:
+    """Words that are only compared with zero or one: whether to run at all, whether something was done before."""
+    loaded: dict[str, str] = {}
+    compared: set[str] = set()
+    used: set[str] = set()
+    for bundle in program.bundles:
+        for instruction in bundle.instructions:
+            found = {loaded[text] for text in instruction.operands if text in loaded}
+            if instruction.opcode.startswith("scmp.ne") and instruction.operands[1] in ("0", "1"):
+                compared |= found
+            else:
+                used |= found
+        for instruction in bundle.instructions:
+            word = _WORD.fullmatch(instruction.operands[0]) if instruction.opcode == "sld" else None
+            if word is not None and instruction.dest is not None:
+                loaded["%" + instruction.dest] = word.group(1)
+    return compared - used
 
 
 def _loads(program: Program) -> tuple[dict[str, list[str]], set[str]]:

@@ -2,8 +2,8 @@
 
 It is executed with words that differ between devices as `Lanes`, so that one execution finds out whom every device
 sends to. That all of them take the same time is checked with everything they send: all devices send, to a different
-device each, over routes that take equally long; and with all that is under way at that time, every device's share of its
-links is the same. Where one of this fails, or devices branch differently, one device cannot stand for all.
+device each, over routes that take equally long; and with all that is under way at that time, every device's share of
+its links is the same. Where one of this fails, or devices branch differently, one device cannot stand for all.
 """
 
 from __future__ import annotations
