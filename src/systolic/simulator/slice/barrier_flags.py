@@ -1,7 +1,8 @@
 """Sync flags that others signal by number and that the program itself calls by name: those of barriers.
 
 A barrier's signals go to a fixed number, while the wait for them names an allocation. It is the one for which the
-program waits and which no copy ever names, nor another signal unless there is no other.
+program waits and which no copy ever names, nor another signal unless there is no other. With several barriers, the
+wait that comes first behind a signal is the one for it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def barrier_flags(program: Program) -> dict[str, int]:
     for instruction in _instructions(program):
         if instruction.dest is not None:
             definitions.setdefault(instruction.dest.rsplit("_", 1)[0], []).append(instruction)
-    numbers: set[int] = set()
+    numbers: dict[int, str] = {}  # and the allocation for which the program waits first behind the signal
     signalled: set[str] = set()
     copied: set[str] = set()
     waited: set[str] = set()
@@ -39,22 +40,27 @@ def barrier_flags(program: Program) -> dict[str, int]:
             allocations, constants = _traced(instruction.operands[0], definitions)
             signalled |= allocations
             if not allocations:
-                numbers |= {number & FLAG_MASK for number in constants if number & _CORE_VALID and number >> 16 == 0}
+                found = (each & FLAG_MASK for each in constants if each & _CORE_VALID and each >> 16 == 0)
+                numbers = dict.fromkeys(found, "") | numbers
         elif is_copy(instruction):
             flags = instruction.operands[3:5] if instruction.opcode == "dma.general" else instruction.operands[3:4]
             for text in flags:
                 copied |= _traced(text, definitions)[0]
         elif instruction.opcode.startswith("vwait"):
-            waited |= _traced(instruction.operands[0], definitions)[0]
+            found = _traced(instruction.operands[0], definitions)[0]
+            waited |= found
+            numbers |= {number: each for each in found for number, known in numbers.items() if not known}
     left = waited - copied - signalled or waited - copied
     if not numbers:
         return {}
-    if len(numbers) != 1 or len(left) != 1 or max(numbers) >= NUMBERED_FLAGS:
+    if len(numbers) == len(left) == 1:
+        numbers = dict.fromkeys(numbers, min(left))
+    if set(numbers.values()) != left or len(numbers) != len(left) or max(numbers) >= NUMBERED_FLAGS:
         raise SimulationError(
             f"{program.name}: which of the flags {', '.join(sorted(left)) or 'none'} has the number "
             f"{', '.join(map(str, sorted(numbers)))} is not known"
         )
-    return {left.pop(): numbers.pop()}
+    return {allocation: number for number, allocation in numbers.items()}
 
 
 def _instructions(program: Program) -> Iterator[Instruction]:

@@ -13,7 +13,8 @@ from systolic.simulator.errors import SimulationError
 from systolic.simulator.reading.listing import Bundle, Instruction, Program
 
 LAUNCHING, LAUNCHED = "2952790016", "3221225472"  # of `vtrace`
-_AGREED = "SynchronizeProgramDescriptorStates"  # in the message of the check at its end
+# In comments where cores agree on the outcome, at the wait for it and at the check at its end.
+_AGREED = ("sync-program-descriptor-states-wait", "SynchronizeProgramDescriptorStates")
 
 
 def without_launch(program: Program) -> Program:
@@ -41,8 +42,8 @@ def _marked(program: Program, mark: str) -> int | None:
     return None
 
 
-def _says(bundle: Bundle, text: str) -> bool:
-    return any(text in each.comment for each in bundle.instructions)
+def _says(bundle: Bundle, texts: tuple[str, ...]) -> bool:
+    return any(text in each.comment for text in texts for each in bundle.instructions)
 
 
 def _marks(bundle: Bundle) -> tuple[Instruction, ...]:
