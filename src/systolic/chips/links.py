@@ -17,6 +17,8 @@ class Links:
     hop_s: float  # from a chip to its neighbour, for a copy's first byte and for a signal
     wrap_extent: int  # an axis of so many chips, or of a multiple, has a link from its last chip to its first
     wraps_alone: bool  # each axis by itself; else either all axes of a slice are such multiples, or none wraps
+    signal_chip_bit: int  # in the address of a signal, the chip's number is from this bit on
+    copy_remote_bit: int  # in a copy's operand, this bit says that it goes to another chip
     die_bytes_per_s: float | None = None  # between the devices of one chip, in one direction; None: it is one device
     die_hop_s: float | None = None  # and how long that way takes
 

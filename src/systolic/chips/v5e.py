@@ -96,6 +96,8 @@ V5E = Chip(
         hop_s=0.6e-6,
         wrap_extent=16,
         wraps_alone=True,
+        signal_chip_bit=17,
+        copy_remote_bit=14,
     ),
     step_estimate=StepEstimate(
         fill_cycles=93,
@@ -148,6 +150,8 @@ V5E = Chip(
         "links.hop_s": _HOP,
         "links.wrap_extent": _WRAP,
         "links.wraps_alone": _WRAP,
+        "links.signal_chip_bit": _LISTING,
+        "links.copy_remote_bit": _LISTING,
         "links.die_bytes_per_s": _ONE_DEVICE,
         "links.die_hop_s": _ONE_DEVICE,
         "machine.clock_hz": _PEAK,

@@ -98,6 +98,8 @@ V5P = Chip(
         hop_s=0.6e-6,
         wrap_extent=4,
         wraps_alone=False,
+        signal_chip_bit=17,
+        copy_remote_bit=14,
     ),
     step_estimate=V5E.step_estimate,
     cloud=CloudOffer(
@@ -143,6 +145,8 @@ V5P = Chip(
         "links.hop_s": _HOP,
         "links.wrap_extent": _WRAP,
         "links.wraps_alone": _WRAP,
+        "links.signal_chip_bit": _LISTING,
+        "links.copy_remote_bit": _LISTING,
         "links.die_bytes_per_s": _ONE_DEVICE,
         "links.die_hop_s": _ONE_DEVICE,
         "machine.clock_hz": _PEAK,

@@ -13,8 +13,9 @@ from systolic.simulator.errors import SimulationError
 from systolic.simulator.reading.listing import Bundle, Instruction, Program
 
 LAUNCHING, LAUNCHED = "2952790016", "3221225472"  # of `vtrace`
-# In comments where cores agree on the outcome, at the wait for it and at the check at its end.
-_AGREED = ("sync-program-descriptor-states-wait", "SynchronizeProgramDescriptorStates")
+# In comments where cores agree on the outcome: at the wait for it, and at the check behind that.
+_AGREED_WAIT = "sync-program-descriptor-states-wait"
+_AGREED_CHECK = "SynchronizeProgramDescriptorStates"
 
 
 def without_launch(program: Program) -> Program:
@@ -26,8 +27,10 @@ def without_launch(program: Program) -> Program:
     begin, end = _marked(program, LAUNCHING), _marked(program, LAUNCHED)
     if begin is None or end is None or end < begin:
         raise SimulationError(f"{program.name}: the barrier at the program's launch has no marks around it")
-    agreed = [number for number, bundle in enumerate(program.bundles) if number > end and _says(bundle, _AGREED)]
-    last = agreed[-1] + 1 if agreed else end
+    # Behind the wait its flag is set back, in the bundle that follows.
+    waits = (number + 2 for number, bundle in enumerate(program.bundles) if _says(bundle, _AGREED_WAIT))
+    checks = (number + 1 for number, bundle in enumerate(program.bundles) if _says(bundle, _AGREED_CHECK))
+    last = max((end, *waits, *checks))
     bundles = [
         replace(bundle, instructions=_marks(bundle), vector_count=1) if begin < number < last else bundle
         for number, bundle in enumerate(program.bundles)
@@ -42,8 +45,8 @@ def _marked(program: Program, mark: str) -> int | None:
     return None
 
 
-def _says(bundle: Bundle, texts: tuple[str, ...]) -> bool:
-    return any(text in each.comment for text in texts for each in bundle.instructions)
+def _says(bundle: Bundle, text: str) -> bool:
+    return any(text in each.comment for each in bundle.instructions)
 
 
 def _marks(bundle: Bundle) -> tuple[Instruction, ...]:
