@@ -78,6 +78,8 @@ def simulate_in_worker(
     cache = ProgramCache() if cached else None
     program = compile_function(fn, args, target_of(chip, shape), cache=cache, settings=settings)
     with at_stage("simulating"):
+        if shape is not None:
+            check_offloading(program)
         prepared = prepare_program(program, chip)
         slice_run = None
         if shape is None:
@@ -85,7 +87,6 @@ def simulate_in_worker(
             (contents,) = kernel_contents(prepared, fn, args, values, target_of(chip), settings)
             run = prepared.run(chip, parameters=parameters, operand_words=contents.operand_words, spans=spans)
         else:
-            check_offloading(program)
             slice_run = prepared.run_slice(
                 shape,
                 program.assignment,
