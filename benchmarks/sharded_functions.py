@@ -203,7 +203,7 @@ def functions(chip: Chip) -> dict[str, Sharded]:
 
 
 def ring_mesh(chip: Chip, topology: str) -> Mesh:
-    """The devices in a ring of neighbours; a slice of three dimensions has none of the lesson's, but `jax.make_mesh`'s."""
+    """The devices in a ring of neighbours: that of the lessons, and of a cube `jax.make_mesh`'s."""
     try:
         return ring_of(slice_devices(chip, topology))
     except ValueError:
@@ -288,15 +288,18 @@ def main(chips: tuple[Chip, ...], only: str | None, workers: Workers, json_file:
             chosen = {name: each for name, each in functions(chip).items() if only is None or only in name}
             if not chosen:
                 raise click.UsageError(f"no function's name contains {only!r}")
-            outcomes = Runner(pool, bar).run(
-                Experiment(
-                    fn=each.fn, args=each.args, chip=chip, topology=topology_of_eight(chip), label=f"{name} {chip.name}"
+            bar.planned(len(chosen))
+            topology, runner = topology_of_eight(chip), Runner(pool, bar)
+            running = {
+                name: runner.start(
+                    Experiment(fn=each.fn, args=each.args, chip=chip, topology=topology, label=f"{name} {chip.name}")
                 )
                 for name, each in chosen.items()
-            )
-            rows += [record(name, chip, outcome) for name, outcome in zip(chosen, outcomes, strict=True)]
-            if json_file not in (None, "-"):  # a run that is stopped leaves what it has found
-                write_json(str(json_file), "sharded_functions", rows, summary(rows))
+            }
+            for name, each in running.items():
+                rows.append(record(name, chip, each.outcome()))
+                if json_file not in (None, "-"):  # a run that is stopped leaves what it has found
+                    write_json(str(json_file), "sharded_functions", rows, summary(rows))
     if json_file == "-":
         write_json("-", "sharded_functions", rows, summary(rows))
     else:
