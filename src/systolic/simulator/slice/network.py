@@ -1,12 +1,13 @@
 """The links of a slice, and the copies that share them.
 
-A copy holds all links of its route while its bytes pass, at the rate that the fullest of them leaves it: copies on one
-link share it evenly, and what one cannot use for another link's sake is left to the others (max-min fairness). Bytes
-pass link after link without being stored in between, so that a hop adds its latency once and no transfer time.
+Copies from one device along one route follow each other in the order in which they were started. Routes that have a
+link in common share it evenly, and what one cannot use for another link's sake is left to the others: max-min fairness.
+Bytes pass link after link without being stored in between, so that a hop adds its latency once and no transfer time.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -19,14 +20,17 @@ from systolic.simulator.slice.routes import Link, Route, Routes
 _L = TypeVar("_L", bound=Hashable)
 _NEARLY_NOTHING = 1e-6  # bytes that are left by rounding
 
+Ended = Callable[[float], None]
+
 
 @dataclass(slots=True, eq=False)
-class Flow:
-    """A copy whose bytes are passing."""
+class Stream:
+    """The copies of one device along one route: the first one's bytes are passing, the others wait for their turn."""
 
-    links: tuple[Link, ...]
-    left_bytes: float
-    ended: Callable[[float], None]
+    route: Route
+    copies: deque[tuple[float, Ended]] = field(default_factory=deque)  # bytes, and who is told of the end
+    sent_bytes: int = 0  # in all
+    left_bytes: float = 0.0  # of the first
     rate: float = 0.0  # bytes a cycle
     since: float = 0.0  # when `left_bytes` was right
     prediction: int = 0  # of its end; earlier ones are out of date
@@ -36,8 +40,7 @@ class Flow:
 class _Traffic:
     """What one direction of a link carries, and has carried."""
 
-    flows: list[Flow] = field(default_factory=list)
-    sent_bytes: int = 0
+    streams: list[Stream] = field(default_factory=list)
     busy_cycles: float = 0.0
     busy_since: float = 0.0
 
@@ -58,99 +61,132 @@ class Network:
         self._spans = spans
         self._traffic: dict[Link, _Traffic] = {}
         self._capacity: dict[Link, float] = {}
+        self._streams: dict[tuple[int, Route], Stream] = {}
         self._timelines: dict[Link, Timeline] = {}
 
-    def send(self, time: float, route: Route, size_bytes: int, ended: Callable[[float], None]) -> None:
+    def send(self, sender: int, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
         """Sends bytes from `time` on; `ended` is told when the last of them has left."""
-        flow = Flow(route.links, float(size_bytes), ended)
-        for link in route.links:
-            self._known(link).sent_bytes += size_bytes
-        self._schedule.at(time, lambda: self._join(time, flow))
+        stream = self._streams.get((sender, route))
+        if stream is None:
+            stream = self._streams[sender, route] = Stream(route)
+        stream.sent_bytes += size_bytes
+        self._schedule.at(time, lambda: self._begin(time, stream, float(size_bytes), ended))
 
-    def _known(self, link: Link) -> _Traffic:
-        traffic = self._traffic.get(link)
-        if traffic is None:
-            traffic = self._traffic[link] = _Traffic()
-            self._capacity[link] = self._routes.bytes_per_s(link) / self._clock_hz
-            if self._spans:
-                self._timelines[link] = Timeline(self._spans)
-        return traffic
+    def capacity(self, link: Link) -> float:
+        """Bytes that a link carries a cycle."""
+        found = self._capacity.get(link)
+        if found is None:
+            found = self._capacity[link] = self._routes.bytes_per_s(link) / self._clock_hz
+        return found
 
-    def _join(self, time: float, flow: Flow) -> None:
-        flow.since = time
-        alone = True
-        for link in flow.links:
-            traffic = self._traffic[link]
-            if traffic.flows:
-                alone = False
-            else:
-                traffic.busy_since = time
-            traffic.flows.append(flow)
-        if alone:
-            flow.rate = min(self._capacity[link] for link in flow.links)
-            self._predict(flow)
-        else:
-            self._share(time, [flow])
+    def _begin(self, time: float, stream: Stream, size_bytes: float, ended: Ended) -> None:
+        stream.copies.append((size_bytes, ended))
+        if len(stream.copies) == 1:
+            stream.left_bytes, stream.since, stream.rate = size_bytes, time, 0.0
+            self._join(time, stream)
 
-    def _predict(self, flow: Flow) -> None:
-        flow.prediction += 1
-        prediction = flow.prediction
-        end = flow.since + flow.left_bytes / flow.rate
-        self._schedule.at(end, lambda: self._end(end, flow, prediction))
+    def _predict(self, stream: Stream) -> None:
+        stream.prediction += 1
+        prediction = stream.prediction
+        end = stream.since + stream.left_bytes / stream.rate
+        self._schedule.at(end, lambda: self._end(end, stream, prediction))
 
-    def _end(self, time: float, flow: Flow, prediction: int) -> None:
-        if prediction != flow.prediction:
+    def _end(self, time: float, stream: Stream, prediction: int) -> None:
+        if prediction != stream.prediction:
             return
-        others: list[Flow] = []
-        for link in flow.links:
+        (size_bytes, ended), begin = stream.copies.popleft(), stream.since
+        if self._spans:
+            self._note(stream, begin, time, round(size_bytes))
+        if stream.copies:
+            stream.left_bytes, stream.since = stream.copies[0][0], time
+            self._predict(stream)
+        else:
+            self._leave(time, stream)
+        ended(time)
+
+    def _note(self, stream: Stream, begin: float, end: float, size_bytes: int) -> None:
+        for link in self.links_of(stream):
+            timeline = self._timelines.get(link)
+            if timeline is None:
+                timeline = self._timelines[link] = Timeline(self._spans)
+            timeline.add("copy", begin, end, link.axis, size_bytes)
+
+    def links_of(self, stream: Stream) -> Sequence[Link]:
+        """The links that a stream goes over."""
+        return stream.route.links
+
+    # ---- shares ----
+
+    def _join(self, time: float, stream: Stream) -> None:
+        for link in stream.route.links:
+            traffic = self._traffic.setdefault(link, _Traffic())
+            if not traffic.streams:
+                traffic.busy_since = time
+            traffic.streams.append(stream)
+        self._share(time, [stream])
+
+    def _leave(self, time: float, stream: Stream) -> None:
+        others: list[Stream] = []
+        for link in stream.route.links:
             traffic = self._traffic[link]
-            traffic.flows.remove(flow)
-            others += traffic.flows
-            if not traffic.flows:
+            traffic.streams.remove(stream)
+            others += traffic.streams
+            if not traffic.streams:
                 traffic.busy_cycles += time - traffic.busy_since
-                if self._spans:
-                    self._timelines[link].add("copy", traffic.busy_since, time, link.axis)
         if others:
             self._share(time, others)
-        flow.ended(time)
 
-    def _share(self, time: float, flows: Sequence[Flow]) -> None:
-        """Works the rates out anew of these flows and of all that share links with them, directly or not."""
-        concerned = self._connected(flows)
-        for flow, rate in fair_rates({flow: flow.links for flow in concerned}, self._capacity).items():
-            if rate != flow.rate:
-                flow.left_bytes = max(_NEARLY_NOTHING, flow.left_bytes - flow.rate * (time - flow.since))
-                flow.rate, flow.since = rate, time
-                self._predict(flow)
+    def _share(self, time: float, streams: Sequence[Stream]) -> None:
+        """Works the rates out anew of these streams and of all that share links with them, directly or not."""
+        concerned = self._connected(streams)
+        if len(concerned) == 1:
+            self._set(time, {concerned[0]: min(map(self.capacity, concerned[0].route.links))})
+            return
+        routes = {stream: stream.route.links for stream in concerned}
+        self._set(time, fair_rates(routes, {link: self.capacity(link) for links in routes.values() for link in links}))
 
-    def _connected(self, flows: Sequence[Flow]) -> list[Flow]:
-        found = dict.fromkeys(flows)
+    def _set(self, time: float, rates: Mapping[Stream, float]) -> None:
+        for stream, rate in rates.items():
+            if rate != stream.rate:
+                stream.left_bytes = max(_NEARLY_NOTHING, stream.left_bytes - stream.rate * (time - stream.since))
+                stream.rate, stream.since = rate, time
+                self._predict(stream)
+
+    def _connected(self, streams: Sequence[Stream]) -> list[Stream]:
+        found = dict.fromkeys(streams)
         pending = list(found)
         while pending:
-            for link in pending.pop().links:
-                for other in self._traffic[link].flows:
+            for link in pending.pop().route.links:
+                for other in self._traffic[link].streams:
                     if other not in found:
                         found[other] = None
                         pending.append(other)
         return list(found)
 
+    # ---- what it all came to ----
+
     def results(self) -> tuple[LinkRun, ...]:
         """Reports what every link carried that carried anything."""
-        runs = []
-        for link, traffic in sorted(self._traffic.items(), key=lambda each: (each[0].source, each[0].axis)):
-            timeline = self._timelines.get(link)
-            runs.append(
-                LinkRun(
-                    source=link.source,
-                    target=link.target,
-                    axis=link.axis,
-                    sent_bytes=traffic.sent_bytes,
-                    busy_cycles=round(traffic.busy_cycles),
-                    spans=timeline.spans if timeline is not None else (),
-                    spans_left_out=timeline.left_out if timeline is not None else 0,
-                )
+        sent: dict[Link, int] = {}
+        for stream in self._streams.values():
+            for link in self.links_of(stream):
+                sent[link] = sent.get(link, 0) + stream.sent_bytes
+        busy = self._busy_cycles()
+        return tuple(
+            LinkRun(
+                source=link.source,
+                target=link.target,
+                axis=link.axis,
+                sent_bytes=size_bytes,
+                busy_cycles=round(busy.get(link, 0.0)),
+                spans=self._timelines[link].spans if link in self._timelines else (),
+                spans_left_out=self._timelines[link].left_out if link in self._timelines else 0,
             )
-        return tuple(runs)
+            for link, size_bytes in sorted(sent.items(), key=lambda each: (each[0].source, each[0].axis))
+        )
+
+    def _busy_cycles(self) -> dict[Link, float]:
+        return {link: traffic.busy_cycles for link, traffic in self._traffic.items()}
 
 
 _F = TypeVar("_F", bound=Hashable)
