@@ -41,7 +41,7 @@ def jit_shardings(fn: Any) -> tuple[Any, Any]:
         info.in_shardings_treedef.unflatten(info.in_shardings_leaves) if info.user_specified_in_shardings else None,
         info.out_shardings_treedef.unflatten(info.out_shardings_leaves),
     )
-    from jax._src.sharding_impls import UnspecifiedValue
+    from jax._src.named_sharding import UnspecifiedValue
 
     return found[0], None if isinstance(found[1], UnspecifiedValue) else found[1]
 

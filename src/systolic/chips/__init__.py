@@ -16,7 +16,7 @@ from systolic.chips.chip import (
     UnknownChipError,
     UnsupportedDtypeError,
 )
-from systolic.chips.flags import FlagError, FlagValue, checked_flags, flags_text, with_flags
+from systolic.chips.flags import FlagError, FlagValue, checked_flags, flags_text, with_flags, with_slice_flags
 from systolic.chips.links import Links
 from systolic.chips.slice_shape import SliceDevice, SliceError, SliceShape
 from systolic.chips.v4 import V4
@@ -119,4 +119,5 @@ __all__ = [
     "register",
     "with_clock_state",
     "with_flags",
+    "with_slice_flags",
 ]

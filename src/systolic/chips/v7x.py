@@ -73,6 +73,10 @@ _LINK_RATE = "jax-ml/scaling-book, tpus.md: one way"
 _HOP = "not fitted: that of v5p and v6e"
 _DIE = "Google Cloud TPU documentation, TPU7x: six times as fast as a link between chips"
 _DIE_HOP = "not known: that between chips"
+_SPARSE_COLLECTIVES = (
+    "libtpu 0.0.42.1: these keep collectives on the TensorCore, whose listings are executed; by default they go to "
+    "SparseCores"
+)
 _WRAP = "jax-ml/scaling-book, tpus.md: wrap-around is by optical switches, which only cubes of 4 x 4 x 4 chips have"
 
 V7X = Chip(
@@ -163,6 +167,10 @@ V7X = Chip(
     ),
     bars=BenchBars(least_share_of_limit=0.92),
     clock_states=(_DEFAULT_STATE, _HIGHEST_STATE),
+    slice_flags={
+        f"xla_tpu_enable_sparse_core_collective_offload_{work}": "false"
+        for work in ("all_gather", "all_reduce", "reduce_scatter")
+    },
     sources={
         "name": _DOCS,
         "aliases": _DOCS,
@@ -195,6 +203,7 @@ V7X = Chip(
         "sparse_core.stream_bytes_per_s": _STREAMS,
         "sparse_core.stream_latency_cycles": _STREAM_LATENCY,
         "sparse_core.index_cycles": _INDICES,
+        "slice_flags": _SPARSE_COLLECTIVES,
         "links.dimensions": _DOCS,
         "links.bytes_per_s": _LINK_RATE,
         "links.hop_s": _HOP,

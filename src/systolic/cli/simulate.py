@@ -20,6 +20,7 @@ from systolic.cli.options import Workers, chip_option, flag_option, output_optio
 from systolic.cli.output import SIMULATED, check_target, console, give, heading, note, write_text
 from systolic.cli.progress import progress_bar
 from systolic.cli.simulated_tables import show_run
+from systolic.cli.slice_options import AskedSlice, slice_options
 from systolic.compiler import NamedFunctionError, check_available
 from systolic.experiments import Experiment, Outcome, Runner
 from systolic.report.time_errors import verdict_text
@@ -43,6 +44,7 @@ class _Answer:
 @function_options
 @chip_option("v5e")
 @flag_option
+@slice_options
 @click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
 @click.option(
     "--trace",
@@ -63,6 +65,7 @@ def simulate(
     arguments: tuple[str, ...],
     parameters: tuple[tuple[str, Any], ...],
     chips: tuple[Chip, ...],
+    asked_slice: AskedSlice,
     against: str | None,
     trace_file: Path | None,
     constants_file: Path | None,
@@ -81,6 +84,7 @@ def simulate(
       systolic simulate jax.numpy:matmul --arg "bf16[4096,4096]" --arg "bf16[4096,4096]" --chip v6e
       systolic simulate kernel.py:mine --arg "bf16[2048,2048]" --arg "s32[4]=0,3,3,9" --chip v5e,v7x --trace run.json
       systolic simulate kernel.py:mine --against kernel.py:reference --arg "f32[1024,1024]" --param tile_m=256 --json -
+      systolic simulate step.py:mlp --chip v6e --topology 2x4 --mesh data=2,model=4 --arg "bf16[8192,8192]@data,model"
     """
     check_target(json_file)
     if trace_file is not None:
@@ -89,17 +93,23 @@ def simulate(
     names = [each.text for each in functions]
     if constants_file is not None:
         chips = _calibrated(chips, constants_file)
-    check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
+    asked_slice.check(chips)
+    check_available()
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
-        from systolic.compiler import named_argument
-
-        values = [named_argument(text) for text in arguments]
         spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_TABLE
         pairs = [(fn, chip) for chip in chips for fn in functions]
+        calls = [asked_slice.call(fn, arguments, chip) for fn, chip in pairs]
         outcomes = Runner(pool, bar).run(
-            Experiment(fn=fn, args=values, chip=chip, label=f"{fn.text} for {chip.name}", spans=spans)
-            for fn, chip in pairs
+            Experiment(
+                fn=called,
+                args=values,
+                chip=chip,
+                topology=asked_slice.topology,
+                label=f"{fn.text} for {chip.name}",
+                spans=spans,
+            )
+            for (fn, chip), (called, values) in zip(pairs, calls, strict=True)
         )
     answers = [
         _Answer(function=fn.text, chip=chip, outcome=each) for (fn, chip), each in zip(pairs, outcomes, strict=True)

@@ -39,6 +39,7 @@ from systolic.compiler.named import (
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target, Topology
 from systolic.compiler.sharded import ShardedFunction, with_virtual_devices
+from systolic.compiler.slice_calls import check_sharded_call
 from systolic.compiler.slice_devices import slice_devices, slice_mesh, topology_of
 from systolic.compiler.stage import at_stage
 from systolic.compiler.submit import submit_compilation, tracing_settings
@@ -76,6 +77,7 @@ __all__ = [
     "cache_folder",
     "check_available",
     "check_function_name",
+    "check_sharded_call",
     "compile_function",
     "function_name",
     "inner_jaxprs",

@@ -23,7 +23,8 @@ from systolic.simulator.reading.listing import Program, parse_listing
 from systolic.simulator.reading.utilization import BlockUse, parse_utilization
 from systolic.simulator.reading.verify import check_registers
 from systolic.simulator.records import SimulatedRun, VmemBuffer
-from systolic.simulator.sequencer import Mailboxes, Schedule
+from systolic.simulator.schedule import Schedule
+from systolic.simulator.sequencer import Mailboxes
 from systolic.simulator.sparse_core.device import SparseCores
 from systolic.simulator.sparse_core.listing import parse_sparse_listing
 from systolic.simulator.sparse_core.translate import SparseProgram, translate_sparse
@@ -267,9 +268,9 @@ def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[froze
 def _run_device(setup: DeviceSetup, spans: int) -> DeviceRun:
     numbers = range(setup.chip.cores_per_device)
     timelines = [Timeline(spans) for _ in numbers] if spans else None
-    dma = DmaEngine(setup.chip.machine, len(numbers), timelines)
-    mailboxes = Mailboxes(len(numbers))
-    schedule = Schedule(lambda: dma.changes + mailboxes.changes + sparse_cores.changes)
+    schedule = Schedule(lambda: sparse_cores.changes)
+    dma = DmaEngine(setup.chip.machine, len(numbers), timelines, schedule)
+    mailboxes = Mailboxes(len(numbers), schedule)
     sparse_cores = SparseCores(
         setup.chip,
         setup.sparse_programs,

@@ -1,8 +1,7 @@
-"""The sequencer of a core, which executes one program, and the cores of a device executing together."""
+"""The sequencer of a core, which executes one program, and what cores of a device push to each other."""
 
 from __future__ import annotations
 
-import heapq
 import re
 import struct
 from collections import deque
@@ -11,13 +10,14 @@ from functools import partial
 
 from systolic.chips import MachineModel
 from systolic.simulator.assumptions import Assumption
-from systolic.simulator.errors import DeadlockError, SimulationError, UnknownValueError, check_most
+from systolic.simulator.errors import SimulationError, UnknownValueError, check_most
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTimer
 from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES, Memory
 from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
+from systolic.simulator.schedule import Schedule, Waited
 from systolic.simulator.sparse_core.device import SPARSE_CORE_BIT, SparseCores
 from systolic.simulator.sparse_core.launch import DESCRIPTOR_GRANULES
 from systolic.simulator.translating.translate import Translation
@@ -40,21 +40,23 @@ Passed = Sequence[tuple[str, "int | Unknown"]]
 class Mailboxes:
     """What cores of one device push to each other: the meeting points of their barriers."""
 
-    def __init__(self, cores: int) -> None:
+    def __init__(self, cores: int, schedule: Schedule) -> None:
         self._boxes: list[deque[tuple[int, int]]] = [deque() for _ in range(cores)]
-        self.changes = 0
+        self._waited = [Waited() for _ in range(cores)]
+        self._schedule = schedule
 
     def send(self, core: int, time: int, value: int) -> None:
         """Sends a value to every other core, or to itself where there is no other."""
-        self.changes += 1
         for other, box in enumerate(self._boxes):
             if other != core or len(self._boxes) == 1:
                 box.append((time, value))
+                self._schedule.changed(self._waited[other])
                 check_most(len(box), _MOST_MESSAGES, "messages to a core that does not read them")
 
     def receive(self, core: int, time: int) -> tuple[int, int] | None:
         """Takes a message: when the core goes on and with which value; None while there is none."""
         if not self._boxes[core]:
+            self._schedule.wait_for(self._waited[core])
             return None
         sent, value = self._boxes[core].popleft()
         return max(sent, time), value
@@ -240,56 +242,3 @@ class Sequencer:
         if self._assumption is None or not isinstance(value, Unknown) or not value.computed:
             return value
         return self._assumption.value(place)
-
-
-class Schedule:
-    """Runs programs together, always the one that is furthest behind: copies enter the common pipe in order of time.
-
-    Args:
-      changes: counts what programs may have waited for; one that waits is tried again when it has grown.
-    """
-
-    def __init__(self, changes: Callable[[], int]) -> None:
-        self._changes = changes
-        self._ready: list[tuple[float, int, int]] = []  # (time, turn, program)
-        self._turns = 0
-        self._programs: list[Generator[float | None, None, float]] = []
-        self._stuck: list[Callable[[], str]] = []
-
-    def start(self, time: float, program: Generator[float | None, None, float], stuck: Callable[[], str]) -> None:
-        """Adds a program that begins at a time; `stuck` says what it waits for, for the message."""
-        self._programs.append(program)
-        self._stuck.append(stuck)
-        self._add(time, len(self._programs) - 1)
-
-    def _add(self, time: float, program: int) -> None:
-        heapq.heappush(self._ready, (time, self._turns, program))
-        self._turns += 1
-
-    def run(self) -> list[float]:
-        """Runs all programs, also those that are added meanwhile; returns when each is over.
-
-        Raises:
-          DeadlockError: every program that is not over waits for another.
-        """
-        ends: dict[int, float] = {}
-        blocked: dict[int, float] = {}
-        while self._ready:
-            time, _, program = heapq.heappop(self._ready)
-            before = self._changes()
-            try:
-                wanted = next(self._programs[program])
-            except StopIteration as end:
-                ends[program] = end.value
-            else:
-                if wanted is None:
-                    blocked[program] = time
-                else:
-                    self._add(wanted, program)
-            if self._changes() != before:
-                for each, since in blocked.items():
-                    self._add(since, each)
-                blocked.clear()
-        if blocked:
-            raise DeadlockError("; ".join(f"{self._stuck[each]()} waits for what never comes" for each in blocked))
-        return [ends[program] for program in range(len(self._programs))]

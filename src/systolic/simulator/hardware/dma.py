@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import check_most
 from systolic.simulator.hardware.timeline import Timeline
+from systolic.simulator.schedule import Schedule, Waited
 
 _SIGN = 1 << 31
 
@@ -39,7 +40,7 @@ StallCause = Literal["copy", "matrix", "semaphore"]
 
 
 @dataclass(slots=True)
-class _Flag:
+class _Flag(Waited):
     count: int = 0
     landing: deque[tuple[int, int]] = field(default_factory=deque)  # (time, granules), in order of time
 
@@ -64,17 +65,24 @@ class DmaEngine:
     Args:
       machine: the model of the chip.
       cores: how many share the device.
+      schedule: runs what waits for flags; None: nothing does.
       timelines: one for each core, which note copies and stalls; None: they are not noted.
     """
 
-    def __init__(self, machine: MachineModel, cores: int, timelines: Sequence[Timeline] | None = None) -> None:
+    def __init__(
+        self,
+        machine: MachineModel,
+        cores: int,
+        timelines: Sequence[Timeline] | None = None,
+        schedule: Schedule | None = None,
+    ) -> None:
         self._machine = machine
         self._bytes_per_cycle = machine.hbm_bytes_per_s / machine.clock_hz
         self._pipe_free = 0.0
         self._timelines = timelines
         self._flags: dict[tuple[int, str, int], _Flag] = {}
         self.counts = [DmaCounts() for _ in range(cores)]
-        self.changes = 0  # how often anything happened that somebody may wait for
+        self._schedule = schedule if schedule is not None else Schedule()
 
     def start(
         self,
@@ -158,7 +166,7 @@ class DmaEngine:
         self._land(flag, time, (amount ^ _SIGN) - _SIGN)
 
     def _land(self, flag: _Flag, time: int, granules: int) -> None:
-        self.changes += 1
+        self._schedule.changed(flag)
         landing = flag.landing
         landing.append((time, granules))
         check_most(len(landing), _MOST_UNDER_WAY, "copies under way to one flag")
@@ -172,14 +180,12 @@ class DmaEngine:
           When the core goes on; None if no copy under way brings the flag there.
         """
         state = self._landed(core, program, time, flag)
-        landing = state.landing
         now = time
         if state.count < granules:
-            if state.count + sum(amount for _, amount in landing) < granules:
+            ahead = self._enough(state, lambda count: count >= granules)
+            if ahead is None:
                 return None
-            while state.count < granules:
-                now, amount = landing.popleft()
-                state.count += amount
+            now = self._pass(state, ahead)
             self.stalled(core, time, now, cause)
         self.counts[core].overhead_cycles += self._machine.dma_wait_cycles
         return now + self._machine.dma_wait_cycles
@@ -201,13 +207,35 @@ class DmaEngine:
           When the core goes on; None if nothing under way brings the flag there.
         """
         state = self._landed(core, program, time, flag)
-        now = time
-        while (state.count == value) != equal:
-            if not state.landing:
-                return None
-            now, amount = state.landing.popleft()
-            state.count += amount
+        if (state.count == value) == equal:
+            return time
+        ahead = self._enough(state, lambda count: (count == value) == equal)
+        if ahead is None:
+            return None
+        now = self._pass(state, ahead)
         self.stalled(core, time, now, "semaphore")
+        return now
+
+    def _enough(self, flag: _Flag, satisfied: Callable[[int], bool]) -> int | None:
+        """Counts how much of what is under way has to land; None where the program has to be tried again."""
+        count = flag.count
+        for ahead, (time, amount) in enumerate(flag.landing, 1):
+            count += amount
+            if satisfied(count):
+                if self._schedule.patient and time > self._schedule.now:
+                    self._schedule.wait_for(flag, time)
+                    return None
+                return ahead
+        self._schedule.wait_for(flag)
+        return None
+
+    @staticmethod
+    def _pass(flag: _Flag, ahead: int) -> int:
+        """Lets the first of what is under way land; returns when the last of it has."""
+        now = 0
+        for _ in range(ahead):
+            now, amount = flag.landing.popleft()
+            flag.count += amount
         return now
 
     def count(self, core: int, program: str, time: int, flag: int) -> int:
@@ -216,12 +244,10 @@ class DmaEngine:
 
     def add(self, core: int, program: str, flag: int, amount: int) -> None:
         """Adds to a flag; `amount` is a 32-bit two's complement number."""
-        self.changes += 1
         self._own_flag(core, program, flag).count += (amount ^ _SIGN) - _SIGN
 
     def set(self, core: int, program: str, flag: int, value: int) -> None:
         """Sets a flag."""
-        self.changes += 1
         self._own_flag(core, program, flag).count = value
 
     def _landed(self, core: int, program: str, time: int, flag: int) -> _Flag:
