@@ -21,10 +21,11 @@ from systolic.cli.output import SIMULATED, check_target, console, give, heading,
 from systolic.cli.progress import progress_bar
 from systolic.cli.simulated_tables import show_run
 from systolic.cli.slice_options import AskedSlice, slice_options
+from systolic.cli.slice_tables import show_slice
 from systolic.compiler import NamedFunctionError, check_available
 from systolic.experiments import Experiment, Outcome, Runner
 from systolic.report.time_errors import verdict_text
-from systolic.simulator import same_kernel
+from systolic.simulator import SliceRun, same_kernel
 
 # Of each kind, from the beginning and from the end: what a table needs, and what a picture can show.
 _SPANS_OF_A_TABLE = 200
@@ -140,9 +141,8 @@ def _summary(answers: list[_Answer], names: list[str]) -> dict[str, Any]:
             first, second = mine.outcome.run, other.outcome.run
             if first is not None and second is not None:
                 ratios[mine.chip.name] = second.time_us / first.time_us
-                errors[mine.chip.name] = ratio_error_percent(
-                    first.error, second.error, same_kernel=same_kernel(first, second)
-                )
+                own, others = ((each.outcome.slice_run or each.outcome.required()).error for each in (mine, other))
+                errors[mine.chip.name] = ratio_error_percent(own, others, same_kernel=same_kernel(first, second))
     return {"provenance": "simulated", "speed_ratio_to_other": ratios, "ratio_error_percent": errors}
 
 
@@ -158,12 +158,14 @@ def _record(answer: _Answer) -> dict[str, Any]:
     }
     if measurement is None or run is None:
         return {**row, "time_us": None}
+    whole = outcome.slice_run
     return {
         **row,
+        **(_slice_record(whole) if whole is not None else {}),
         "provenance": measurement.provenance,
         "time_us": run.time_us,
-        "error_percent": run.error_percent,
-        "time_error": dataclasses.asdict(run.error),
+        "error_percent": (whole or run).error_percent,
+        "time_error": dataclasses.asdict((whole or run).error),
         "prefetch_us": run.prefetch_us,
         "cycles": run.cycles,
         "core_share": [core.cycles / max(1, run.cycles) for core in run.cores],
@@ -176,7 +178,22 @@ def _record(answer: _Answer) -> dict[str, Any]:
         "assumptions": run.assumptions,
         "compile_s": measurement.compile_s,
         "from_cache": measurement.from_cache,
-        "run": cattrs.unstructure(dataclasses.replace(run)),
+        "run": cattrs.unstructure(whole or run),
+    }
+
+
+def _slice_record(run: SliceRun) -> dict[str, Any]:
+    """What a row says of a slice; its other figures are of the slowest device."""
+    return {
+        "flags": run.flags,
+        "topology": run.topology,
+        "devices": run.devices,
+        "way": run.way,
+        "skew_us": run.skew_us,
+        "exposed_us": run.exposed_us,
+        "hidden_us": run.hidden_us,
+        "sent_bytes": run.sent_bytes,
+        "link_busy_share": run.link_busy_share,
     }
 
 
@@ -189,6 +206,8 @@ def _show(answers: list[_Answer], summary: dict[str, Any], arguments: tuple[str,
         outcome = answer.outcome
         if outcome.run is None:
             out.print(f"{answer.chip.name} {answer.function}: {outcome.status}: {outcome.details}", markup=False)
+        elif outcome.slice_run is not None:
+            show_slice(out, answer.function, outcome.slice_run)
         else:
             show_run(out, answer.function, outcome.run)
     for chip, ratio in summary["speed_ratio_to_other"].items():
@@ -202,10 +221,11 @@ def _write_traces(answers: list[_Answer], function: str, path: Path, *, several:
     from systolic.report import chrome_trace
 
     for answer in answers:
-        run = answer.outcome.run
+        run = answer.outcome.slice_run or answer.outcome.run
         if answer.function != function or run is None:
             continue
         target = path.with_stem(f"{path.stem}_{answer.chip.name}") if several else path
-        write_text(target, json.dumps(chrome_trace(run, title=function), allow_nan=False))
-        left_out = sum(core.spans_left_out for core in run.cores)
+        trace = chrome_trace(run, title=function)
+        write_text(target, json.dumps(trace, allow_nan=False))
+        left_out = trace["otherData"]["spans_left_out"]
         note(f"trace {target}" + (f" ({left_out:,} spans in the middle left out)" if left_out else ""), quiet=quiet)
