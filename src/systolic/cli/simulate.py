@@ -25,7 +25,7 @@ from systolic.cli.slice_tables import show_slice
 from systolic.compiler import NamedFunctionError, check_available
 from systolic.experiments import Experiment, Outcome, Runner
 from systolic.report.time_errors import verdict_text
-from systolic.simulator import SliceRun, same_kernel
+from systolic.simulator import same_kernel
 
 # Of each kind, from the beginning and from the end: what a table needs, and what a picture can show.
 _SPANS_OF_A_TABLE = 200
@@ -141,8 +141,10 @@ def _summary(answers: list[_Answer], names: list[str]) -> dict[str, Any]:
             first, second = mine.outcome.run, other.outcome.run
             if first is not None and second is not None:
                 ratios[mine.chip.name] = second.time_us / first.time_us
-                own, others = ((each.outcome.slice_run or each.outcome.required()).error for each in (mine, other))
-                errors[mine.chip.name] = ratio_error_percent(own, others, same_kernel=same_kernel(first, second))
+                own, others = (each.outcome.slice_run or each.outcome.required() for each in (mine, other))
+                errors[mine.chip.name] = ratio_error_percent(
+                    own.error, others.error, same_kernel=same_kernel(first, second)
+                )
     return {"provenance": "simulated", "speed_ratio_to_other": ratios, "ratio_error_percent": errors}
 
 
@@ -158,14 +160,34 @@ def _record(answer: _Answer) -> dict[str, Any]:
     }
     if measurement is None or run is None:
         return {**row, "time_us": None}
-    whole = outcome.slice_run
+    whole = measurement.slice_run
+    if whole is not None:
+        return {
+            **row,
+            "flags": whole.flags,
+            "provenance": measurement.provenance,
+            "topology": whole.topology,
+            "devices": whole.devices,
+            "assignment": whole.assignment,
+            "way": whole.way,
+            "time_us": whole.time_us,
+            "error_percent": whole.error_percent,
+            "time_error": dataclasses.asdict(whole.error),
+            "skew_us": whole.skew_us,
+            "exposed_us": whole.exposed_us,
+            "hidden_us": whole.hidden_us,
+            "link_busy_share": whole.link_busy_share,
+            "assumptions": whole.assumptions,
+            "compile_s": measurement.compile_s,
+            "from_cache": measurement.from_cache,
+            "run": cattrs.unstructure(whole),
+        }
     return {
         **row,
-        **(_slice_record(whole) if whole is not None else {}),
         "provenance": measurement.provenance,
         "time_us": run.time_us,
-        "error_percent": (whole or run).error_percent,
-        "time_error": dataclasses.asdict((whole or run).error),
+        "error_percent": run.error_percent,
+        "time_error": dataclasses.asdict(run.error),
         "prefetch_us": run.prefetch_us,
         "cycles": run.cycles,
         "core_share": [core.cycles / max(1, run.cycles) for core in run.cores],
@@ -178,22 +200,7 @@ def _record(answer: _Answer) -> dict[str, Any]:
         "assumptions": run.assumptions,
         "compile_s": measurement.compile_s,
         "from_cache": measurement.from_cache,
-        "run": cattrs.unstructure(whole or run),
-    }
-
-
-def _slice_record(run: SliceRun) -> dict[str, Any]:
-    """What a row says of a slice; its other figures are of the slowest device."""
-    return {
-        "flags": run.flags,
-        "topology": run.topology,
-        "devices": run.devices,
-        "way": run.way,
-        "skew_us": run.skew_us,
-        "exposed_us": run.exposed_us,
-        "hidden_us": run.hidden_us,
-        "sent_bytes": run.sent_bytes,
-        "link_busy_share": run.link_busy_share,
+        "run": cattrs.unstructure(dataclasses.replace(run)),
     }
 
 
@@ -206,10 +213,9 @@ def _show(answers: list[_Answer], summary: dict[str, Any], arguments: tuple[str,
         outcome = answer.outcome
         if outcome.run is None:
             out.print(f"{answer.chip.name} {answer.function}: {outcome.status}: {outcome.details}", markup=False)
-        elif outcome.slice_run is not None:
-            show_slice(out, answer.function, outcome.slice_run)
         else:
-            show_run(out, answer.function, outcome.run)
+            whole = outcome.slice_run
+            show_run(out, answer.function, outcome.run) if whole is None else show_slice(out, answer.function, whole)
     for chip, ratio in summary["speed_ratio_to_other"].items():
         error = summary["ratio_error_percent"][chip]
         said = verdict_text(ratio_verdict(ratio, error), error)
@@ -221,11 +227,11 @@ def _write_traces(answers: list[_Answer], function: str, path: Path, *, several:
     from systolic.report import chrome_trace
 
     for answer in answers:
-        run = answer.outcome.slice_run or answer.outcome.run
+        run = answer.outcome.run
         if answer.function != function or run is None:
             continue
         target = path.with_stem(f"{path.stem}_{answer.chip.name}") if several else path
-        trace = chrome_trace(run, title=function)
+        trace = chrome_trace(answer.outcome.slice_run or run, title=function)
         write_text(target, json.dumps(trace, allow_nan=False))
         left_out = trace["otherData"]["spans_left_out"]
         note(f"trace {target}" + (f" ({left_out:,} spans in the middle left out)" if left_out else ""), quiet=quiet)

@@ -14,7 +14,7 @@ from systolic.compiler import NamedFunction
 from systolic.compiler.jit_options import with_jit_options
 from systolic.compiler.named_shardings import mesh_axes, sharded_argument
 from systolic.compiler.slice_devices import slice_mesh
-from systolic.timing.sliced import slice_of
+from systolic.timing import slice_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

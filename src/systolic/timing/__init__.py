@@ -12,6 +12,7 @@ from systolic.timing.simulated import (
     target_of,
     vmem_buffers,
 )
+from systolic.timing.sliced import SparseCoreCollectiveError, slice_of
 
 __all__ = [
     "Measurement",
@@ -19,6 +20,7 @@ __all__ = [
     "Program",
     "ProgramFileError",
     "Provenance",
+    "SparseCoreCollectiveError",
     "device_of",
     "load_program",
     "measure",
@@ -26,6 +28,7 @@ __all__ = [
     "prepare_program",
     "simulate",
     "simulate_in_worker",
+    "slice_of",
     "submit_preparation",
     "submit_simulation",
     "target_of",
