@@ -16,7 +16,9 @@ from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import Unknown
+from systolic.simulator.mailboxes import Mailboxes
 from systolic.simulator.reading.blocks import split_blocks
+from systolic.simulator.reading.collectives import parse_collectives
 from systolic.simulator.reading.copies import is_copy
 from systolic.simulator.reading.hlo import TopLevelHlo, parse_hlo
 from systolic.simulator.reading.listing import Program, parse_listing
@@ -24,7 +26,8 @@ from systolic.simulator.reading.utilization import BlockUse, parse_utilization
 from systolic.simulator.reading.verify import check_registers
 from systolic.simulator.records import SimulatedRun, VmemBuffer
 from systolic.simulator.schedule import Schedule
-from systolic.simulator.sequencer import Mailboxes
+from systolic.simulator.slice.facts import SliceFacts, remote_code, slice_facts
+from systolic.simulator.slice.launch import without_launch
 from systolic.simulator.sparse_core.device import SparseCores
 from systolic.simulator.sparse_core.listing import parse_sparse_listing
 from systolic.simulator.sparse_core.translate import SparseProgram, translate_sparse
@@ -69,6 +72,7 @@ class PreparedProgram:
     may_prefetch: bool
     prepared_for: MachineModel
     sparse_programs: tuple[SparseProgram, ...] = ()  # of the SparseCores, in the order in which they were compiled
+    slice_facts: SliceFacts | None = None  # of a program for many devices
 
     def run(
         self,
@@ -201,18 +205,25 @@ def prepare_listings(
     for name, text in (sparse_listings or {}).items():
         with reading(f"the SparseCore listing of {name}"):
             sparse_programs.append(translate_sparse(parse_sparse_listing(name, text)))
-    shared = chip.cores_per_device > 1 or bool(sparse_programs)
+    with reading("the HLO"):
+        hlo = parse_hlo(hlo_text) if hlo_text is not None else None
+        slice_hlo = parse_collectives(hlo_text or "")
+    sliced = slice_hlo.partitions * slice_hlo.replicas > 1
+    shared = chip.cores_per_device > 1 or bool(sparse_programs) or sliced
     allocations = Allocations()
     programs: dict[str, Program] = {}
     translations: dict[str, Translation] = {}
     for name, text in listings.items():
         with reading(f"the listing of {name}"):
-            program = programs[name] = parse_listing(name, text)
+            program = parse_listing(name, text)
+            program = programs[name] = without_launch(program) if sliced and name == TOP_LEVEL else program
             check_registers(program, split_blocks(program, chip.machine.branch_delay_slots))
     for name, program in programs.items():
         with reading(f"the listing of {name}"):
+            top_level = name == TOP_LEVEL
+            remote = remote_code(program, slice_hlo, top_level=top_level) if sliced else None
             translations[name] = translate(
-                program, chip.machine, allocations, shared=shared, top_level=name == TOP_LEVEL
+                program, chip.machine, allocations, shared=shared, top_level=top_level, remote=remote
             )
     with reading(f"the listing of {TOP_LEVEL}"):
         flags, pointers = runtime_words(programs[TOP_LEVEL], translations[TOP_LEVEL].addresses)
@@ -221,8 +232,6 @@ def prepare_listings(
         for name, text in (utilization or {}).items()
         if name in translations
     }
-    with reading("the HLO"):
-        hlo = parse_hlo(hlo_text) if hlo_text is not None else None
     copies = any(is_copy(each) for bundle in programs[TOP_LEVEL].bundles for each in bundle.instructions)
     return PreparedProgram(
         translations=translations,
@@ -234,6 +243,7 @@ def prepare_listings(
         may_prefetch=copies,
         prepared_for=chip.machine,
         sparse_programs=tuple(sparse_programs),
+        slice_facts=slice_facts(programs, translations, slice_hlo, flags) if sliced else None,
     )
 
 

@@ -24,6 +24,8 @@ _SIGN = 1 << 31
 FLAG_BITS = 13
 FLAG_MASK = (1 << FLAG_BITS) - 1
 _HALF = 16
+# Sync flags that have a number in listings are everybody's: those of barriers between devices.
+NUMBERED_FLAGS = 64
 # Sync flags of a called program are its own; those of the top-level program, from here on, are everybody's, also where
 # it passes one on. A whole training step names close to 200 there.
 SHARED_FLAGS_FROM = 5 << (FLAG_BITS - 3)
@@ -110,31 +112,7 @@ class DmaEngine:
           source_flag: signalled on this core where the copy goes to the other.
         """
         owner = _owner(program, flag)
-        size = granules * self._machine.granule_bytes
-        time += self._machine.dma_issue_cycles
-        counts = self.counts[core]
-        counts.overhead_cycles += self._machine.dma_issue_cycles
-        counts.copies += 1
-        counts.sizes[source, destination, size, run_bytes] += 1
-        check_most(len(counts.sizes), _MOST_SIZES, "sizes of copies")
-        crossings = 0
-        if source == "hbm":
-            counts.hbm_read_bytes += size
-            crossings = 1
-        if destination == "hbm":
-            counts.hbm_written_bytes += size
-            crossings += 1
-        begin = time
-        landed = time + self._machine.dma_latency_cycles
-        if crossings:
-            begin = max(self._pipe_free, time)
-            pieces = size / run_bytes if run_bytes else 0
-            transfer = size / self._bytes_per_cycle + pieces * self._machine.hbm_run_cycles
-            self._pipe_free = begin + transfer * crossings
-            landed = math.ceil(self._pipe_free) + self._machine.dma_latency_cycles
-        # Copies within the chip were never seen to matter; they are charged the latency alone.
-        if self._timelines is not None:
-            self._timelines[core].add("copy", begin, landed, f"{source} → {destination}", size)
+        time, landed = self.carry(core, time, granules, source, destination, run_bytes)
         if flag & _OTHER_CORE and not flag >> _HALF:
             # A copy to the other core signals there that it has landed, and here that its source is free again.
             self._land(self._flag(1 - core, owner, flag & FLAG_MASK), landed, granules)
@@ -149,6 +127,41 @@ class DmaEngine:
             if shared >> FLAG_BITS >> other & 1:
                 self._land(self._flag(other, owner, shared & FLAG_MASK), landed, granules)
         return time
+
+    def carry(
+        self, core: int, time: int, granules: int, source: str, destination: str, run_bytes: int | None
+    ) -> tuple[int, int]:
+        """Carries a copy within the device, which signals nobody yet: when the core goes on, and when it has landed."""
+        time, size = self.issue(core, time, granules, source, destination, run_bytes)
+        if destination == "hbm":
+            self.counts[core].hbm_written_bytes += size
+        crossings = (source == "hbm") + (destination == "hbm")
+        begin = time
+        landed = time + self._machine.dma_latency_cycles
+        if crossings:
+            begin = max(self._pipe_free, time)
+            pieces = size / run_bytes if run_bytes else 0
+            transfer = size / self._bytes_per_cycle + pieces * self._machine.hbm_run_cycles
+            self._pipe_free = begin + transfer * crossings
+            landed = math.ceil(self._pipe_free) + self._machine.dma_latency_cycles
+        # Copies within the chip were never seen to matter; they are charged the latency alone.
+        if self._timelines is not None:
+            self._timelines[core].add("copy", begin, landed, f"{source} → {destination}", size)
+        return time, landed
+
+    def issue(
+        self, core: int, time: int, granules: int, source: str, destination: str, run_bytes: int | None
+    ) -> tuple[int, int]:
+        """Lets a core start a copy, wherever to: when the core goes on, and the copy's bytes."""
+        size = granules * self._machine.granule_bytes
+        counts = self.counts[core]
+        counts.overhead_cycles += self._machine.dma_issue_cycles
+        counts.copies += 1
+        counts.sizes[source, destination, size, run_bytes] += 1
+        check_most(len(counts.sizes), _MOST_SIZES, "sizes of copies")
+        if source == "hbm":
+            counts.hbm_read_bytes += size
+        return time + self._machine.dma_issue_cycles, size
 
     def cross(self, time: float, size_bytes: int) -> float:
         """Lets a SparseCore's bytes cross HBM from `time` on; returns when the last of them has."""
@@ -270,4 +283,4 @@ class DmaEngine:
 
 
 def _owner(program: str, flag: int) -> str:
-    return "" if flag & FLAG_MASK >= SHARED_FLAGS_FROM else program
+    return program if NUMBERED_FLAGS <= flag & FLAG_MASK < SHARED_FLAGS_FROM else ""

@@ -112,25 +112,36 @@ class Memory:
         words = buffer.words(address, 1)
         return words if isinstance(words, Unknown) else words[0] if words else NEVER_WRITTEN
 
-    def copy(self, source: str, begin: int, destination: str, first: int, size: int, *, contiguous: bool) -> None:
-        """Copies `size` words from `begin` in `source` to `first` in `destination`."""
+    def copy(
+        self,
+        source: str,
+        begin: int,
+        destination: str,
+        first: int,
+        size: int,
+        *,
+        contiguous: bool,
+        to: Memory | None = None,
+    ) -> None:
+        """Copies `size` words from `begin` in `source` to `first` in `destination`, there or in another core."""
+        to = to or self
         for address in (begin, first, size):
             if isinstance(address, Unknown):  # where to, is not known either: nothing is known to be overwritten
                 return
         if source == "smem":
             self._check_scalar(size)
             words = [self.load(begin + i) for i in range(size)]
-            self.define(destination, first, size, lambda: words)
+            to.define(destination, first, size, lambda: words)
             return
         buffer = self._buffer(source, begin)
         if buffer is None or not contiguous:
-            self.forget(destination, first, size)
+            to.forget(destination, first, size)
             return
         inner = min(size, buffer.size - (begin - buffer.first))
         if destination == "smem":
-            self._fill(first, inner, buffer.words(begin, inner))
+            to._fill(first, inner, buffer.words(begin, inner))
         else:
-            self._define(destination, _Buffer(first, inner, buffer.contents, begin - buffer.first + buffer.skip))
+            to._define(destination, _Buffer(first, inner, buffer.contents, begin - buffer.first + buffer.skip))
 
     def _buffer(self, space: str, address: int) -> _Buffer | None:
         buffers = self._buffers.get(space, [])

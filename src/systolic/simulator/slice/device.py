@@ -1,0 +1,137 @@
+"""One device of a slice: its cores, its flags and its way to the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from systolic.simulator.core import Core, DeviceSetup
+from systolic.simulator.hardware.dma import FLAG_MASK, DmaEngine
+from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.memory import Memory
+from systolic.simulator.hardware.timeline import Timeline
+from systolic.simulator.mailboxes import Mailboxes
+from systolic.simulator.other_devices import RemoteCopy, RemoteTarget
+from systolic.simulator.schedule import Schedule
+from systolic.simulator.slice.addresses import COUNTS_COPIES, Addresses
+from systolic.simulator.slice.communication import Communication
+from systolic.simulator.slice.network import Network
+from systolic.simulator.slice.routes import Routes
+from systolic.simulator.sparse_core.device import SparseCores
+
+_SIGN = 1 << 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the devices of a slice share.
+
+    Attributes:
+      devices: all of them, by id.
+    """
+
+    schedule: Schedule
+    routes: Routes
+    network: Network
+    addresses: Addresses
+    devices: list[Device]
+    clock_hz: float
+
+
+class Device:
+    """One device of a slice, ready to run.
+
+    Args:
+      number: its id.
+      words: what scalar memory says of which device it is, for each core.
+    """
+
+    def __init__(
+        self,
+        setup: DeviceSetup,
+        number: int,
+        words: Sequence[Mapping[int, int]],
+        around: Surroundings,
+        spans: int,
+    ) -> None:
+        self.number = number
+        self._around = around
+        self._latency = setup.chip.machine.dma_latency_cycles
+        timelines = [Timeline(spans) for _ in words] if spans else None
+        schedule = around.schedule
+        self.communication = [Communication() for _ in words]
+        self.dma = DmaEngine(setup.chip.machine, len(words), timelines, schedule)
+        self.sparse_cores = SparseCores(
+            setup.chip,
+            setup.sparse_programs,
+            setup.hlo.launches if setup.hlo is not None else (),
+            self.dma,
+            schedule.start,
+            IterationBudget(setup.max_iterations),
+            spans,
+        )
+        mailboxes = Mailboxes(len(words), schedule)
+        self.cores = [
+            Core(
+                setup,
+                self.dma,
+                mailboxes,
+                self.sparse_cores,
+                core,
+                timelines[core] if timelines else None,
+                others=self,
+                identity=known,
+            )
+            for core, known in enumerate(words)
+        ]
+
+    def start(self) -> None:
+        """Lets all cores begin."""
+        for core in self.cores:
+            self._around.schedule.start(
+                0, core.run(), lambda core=core: f"device {self.number}, core {core.number}: {core.waits_for}"
+            )
+
+    # ---- what programs ask for ----
+
+    def target(self, word: int) -> RemoteTarget:
+        """Reads whom a copy is meant for."""
+        return self._around.addresses.of_copy(word)
+
+    def memory(self, target: RemoteTarget) -> Memory:
+        """The memory of a core."""
+        return self._around.devices[target.device].cores[target.core].memory
+
+    def copy(self, core: int, time: int, copy: RemoteCopy) -> int:
+        """Sends a copy; returns when the core goes on."""
+        amount = 1 if copy.source_flag & COUNTS_COPIES else copy.granules
+        target = self._around.devices[copy.target.device]
+        to_core, to_flag, own_flag = copy.target.core, copy.flag & FLAG_MASK, copy.source_flag & FLAG_MASK
+        if target is self:
+            goes_on, landed = self.dma.carry(core, time, copy.granules, copy.source, copy.destination, copy.run_bytes)
+            self.dma.land(to_core, copy.program, to_flag, landed, amount)
+            self.dma.land(core, copy.program, own_flag, landed, amount)
+            return goes_on
+        goes_on, size = self.dma.issue(core, time, copy.granules, copy.source, copy.destination, copy.run_bytes)
+        if copy.destination == "hbm":
+            target.dma.counts[to_core].hbm_written_bytes += size
+        route = self._around.routes.between(self.number, target.number)
+        way = route.latency_s * self._around.clock_hz
+        self.communication[core].sent(copy.label, time, size, route)
+
+        def left(end: float) -> None:
+            self.dma.land(core, copy.program, own_flag, math.ceil(end) + self._latency, amount)
+            target.dma.land(to_core, copy.program, to_flag, math.ceil(end + way) + self._latency, amount)
+
+        self._around.network.send(goes_on, route, size, left)
+        return goes_on
+
+    def signal(self, core: int, program: str, time: int, address: int, amount: int, label: str) -> None:
+        """Adds to a flag of a core of any device."""
+        found = self._around.addresses.of_signal(address)
+        target = self._around.devices[found.device]
+        way = self._around.routes.between(self.number, target.number).latency_s * self._around.clock_hz
+        if target is not self:
+            self.communication[core].signalled(label, time)
+        target.dma.land(found.core, program, address & FLAG_MASK, math.ceil(time + way), (amount ^ _SIGN) - _SIGN)

@@ -1,0 +1,91 @@
+"""What is read off a program that runs on many devices, once, before it runs on any slice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from systolic.simulator.core import TOP_LEVEL
+from systolic.simulator.reading.calls import CallOperand
+from systolic.simulator.reading.collectives import SliceHlo
+from systolic.simulator.reading.copies import is_copy
+from systolic.simulator.reading.listing import Instruction, Program
+from systolic.simulator.slice.barrier_flags import barrier_flags
+from systolic.simulator.slice.identity import Word, identity_words
+from systolic.simulator.translating.remote import RemoteCode
+from systolic.simulator.translating.translate import Translation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceFacts:
+    """What a program on many devices is.
+
+    Attributes:
+      hlo: what the HLO says of devices and of communication.
+      words: words of scalar memory that say on which device it runs, by address.
+      asked: which of them each called operation loads.
+      constants: operands of each called operation that are constants.
+    """
+
+    hlo: SliceHlo
+    words: Mapping[int, Word]
+    asked: Mapping[str, frozenset[Word]]
+    constants: Mapping[str, tuple[CallOperand, ...]]
+
+
+def is_remote(instruction: Instruction) -> bool:
+    """Says whether an instruction may act on another device."""
+    return instruction.opcode == "vsyncadd.remote" or (is_copy(instruction) and instruction.opcode == "dma.general")
+
+
+def remote_code(program: Program, hlo: SliceHlo, *, top_level: bool) -> RemoteCode:
+    """What translating a program has to know of its acts on other devices.
+
+    Raises:
+      SimulationError: it is not certain which flag is signalled by number.
+    """
+    labels: dict[int, str] = {}
+    if top_level:
+        # The program comes to its permutations in the order of the schedule; each has one signal and one copy.
+        for opcode in ("vsyncadd.remote", "dma.general"):
+            found = [each for bundle in program.bundles for each in bundle.instructions if each.opcode == opcode]
+            if len(found) == len(hlo.permutes):
+                labels |= {id(each): name for each, name in zip(found, hlo.permutes, strict=True)}
+    return RemoteCode(numbered=barrier_flags(program), labels=labels, default="" if top_level else program.name)
+
+
+def slice_facts(
+    programs: Mapping[str, Program], translations: Mapping[str, Translation], hlo: SliceHlo, flags: Set[int]
+) -> SliceFacts:
+    """Reads what a program on many devices is.
+
+    Args:
+      flags: addresses of words of the top-level program that are known to be one.
+
+    Raises:
+      SimulationError: there are words of which it is not known what they hold.
+    """
+    words: dict[int, Word] = {}
+    asked: dict[str, frozenset[Word]] = {}
+    for name, program in programs.items():
+        addresses = translations[name].addresses
+        top_level = name == TOP_LEVEL
+        others = frozenset(each for each, address in addresses.items() if top_level and address in flags)
+        found = words_of(program, top_level=top_level, asks=hlo.asks_partition, others=others)
+        words |= {addresses[allocation]: word for allocation, word in found.items() if allocation in addresses}
+        asked[name] = frozenset(found.values())
+    return SliceFacts(
+        hlo=hlo,
+        words=words,
+        asked=asked,
+        constants={
+            name: tuple(operand for operand in translation.operands if operand.is_constant)
+            for name, translation in translations.items()
+        },
+    )
+
+
+def words_of(program: Program, *, top_level: bool, asks: bool, others: frozenset[str]) -> dict[str, Word]:
+    """The allocations that say on which device a program runs; see `identity_words`."""
+    remote = any(map(is_remote, (each for bundle in program.bundles for each in bundle.instructions)))
+    return identity_words(program, remote=remote, top_level=top_level, asks=asks, others=others)

@@ -1,0 +1,104 @@
+"""Words of scalar memory by which a program knows on which device it runs: what each of them holds.
+
+The runtime writes them. In the listing they are allocations that are loaded and never stored. A comment names the chip
+and the core; the others have none, and are known by their order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Literal
+
+from systolic.simulator.errors import SimulationError
+from systolic.simulator.reading.listing import Program
+from systolic.simulator.slice.launch import LAUNCHED
+
+Word = Literal["chip", "core", "partition", "replica", "assignment", "constants"]
+
+_NAMED: Mapping[str, Word] = {"logical chip id": "chip", "core id": "core", "hbm offset": "constants"}
+# Of a called operation, by rising number. "assignment" is a pointer to a table, partition → device.
+_UNNAMED: tuple[Word, ...] = ("partition", "replica", "assignment")
+_WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
+_USED = re.compile(r"#(\w+)", re.ASCII)
+
+# Where a program's constants lie, and the table of the assignment: above all made-up allocations, below parameters.
+CONSTANTS_FROM = 1 << 30
+ASSIGNMENT_AT = (1 << 30) + (1 << 28)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """The words of one device's memory that say which it is, and those that are the same on all.
+
+    Attributes:
+      chip: number of its chip.
+      partition: its place in the mesh.
+      first_core: number of its first core on the chip.
+    """
+
+    chip: int
+    partition: int
+    first_core: int
+
+    def value(self, word: Word, core: int) -> int:
+        """What a word holds on one of the device's cores."""
+        return {
+            "chip": self.chip,
+            "core": self.first_core + core,
+            "partition": self.partition,
+            "replica": 0,
+            "assignment": ASSIGNMENT_AT,
+            "constants": CONSTANTS_FROM,
+        }[word]
+
+
+def identity_words(
+    program: Program, *, remote: bool, top_level: bool, asks: bool, others: Set[str] = frozenset()
+) -> dict[str, Word]:
+    """Finds the allocations that say on which device a program runs.
+
+    Args:
+      remote: the program acts on other devices.
+      top_level: it calls the others.
+      asks: the HLO says that the top-level program computes with the number of its partition.
+      others: words that are known to hold something else.
+
+    Raises:
+      SimulationError: there are words of which it is not known what they hold.
+    """
+    words: dict[str, Word] = {}
+    unnamed: list[str] = []
+    for allocation, comments in _loads(program).items():
+        named = {word for comment in comments for text, word in _NAMED.items() if text in comment}
+        if len(named) == 1:
+            words[allocation] = named.pop()
+        elif not any(comments) and allocation not in others:
+            unnamed.append(allocation)
+    unnamed.sort(key=lambda allocation: int(allocation.removeprefix("allocation")))
+    # The top-level program also reads a pointer to its results, whose number is lower.
+    kinds: tuple[Word | None, ...] = (None, "partition") if top_level else _UNNAMED
+    if (top_level and not asks) or (not top_level and not remote):
+        return words
+    if len(unnamed) not in ((2,) if top_level else (0, 1, 2, 3)):
+        found = ", ".join(unnamed) or "none"
+        raise SimulationError(f"{program.name}: which words say on which device it runs is not known: {found}")
+    return words | {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
+
+
+def _loads(program: Program) -> dict[str, list[str]]:
+    """Comments of the loads of every word that the program only loads, behind the barrier of its launch."""
+    loads: dict[str, list[str]] = {}
+    others: set[str] = set()
+    for bundle in program.bundles:
+        for instruction in bundle.instructions:
+            if instruction.opcode == "vtrace" and instruction.operands == (LAUNCHED,):
+                loads.clear()
+            operands = instruction.operands
+            word = _WORD.fullmatch(operands[0]) if instruction.opcode == "sld" else None
+            if word is not None:
+                loads.setdefault(word.group(1), []).append(instruction.comment.strip())
+                operands = operands[1:]
+            others.update(_USED.findall(" ".join(operands)))
+    return {allocation: comments for allocation, comments in loads.items() if allocation not in others}
