@@ -114,9 +114,14 @@ class SliceShape:
         return math.prod(self.extents)
 
     @property
+    def devices_per_chip(self) -> int:
+        """Devices on one chip."""
+        return self.chip.devices_per_chip
+
+    @property
     def devices(self) -> tuple[SliceDevice, ...]:
         """All devices, by id: cores of a chip first, then chips along the first axis, and so on. Seen in libtpu."""
-        return tuple(map(self.device, range(self.chips * self.chip.devices_per_chip)))
+        return tuple(map(self.device, range(self.chips * self.devices_per_chip)))
 
     def device(self, number: int) -> SliceDevice:
         """The device with that id.
@@ -124,7 +129,7 @@ class SliceShape:
         Raises:
           SliceError: the slice has none.
         """
-        cores = self.chip.devices_per_chip
+        cores = self.devices_per_chip
         count = self.chips * cores
         if not 0 <= number < count:
             raise SliceError(f"a slice {self.name} of {self.chip.name} has devices 0 to {count - 1}, no {number}")

@@ -45,6 +45,7 @@ StallCause = Literal["copy", "matrix", "semaphore"]
 class _Flag(Waited):
     count: int = 0
     landing: deque[tuple[int, int]] = field(default_factory=deque)  # (time, granules), in order of time
+    label: str = ""  # the communication with other devices that signals it
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class DmaEngine:
         self._flags: dict[tuple[int, str, int], _Flag] = {}
         self.counts = [DmaCounts() for _ in range(cores)]
         self._schedule = schedule if schedule is not None else Schedule()
+        self.waited: Callable[[int, str, int, int], None] | None = None  # told of waits for labelled flags; see `land`
 
     def start(
         self,
@@ -168,9 +170,12 @@ class DmaEngine:
         self._pipe_free = max(self._pipe_free, time) + size_bytes / self._bytes_per_cycle
         return self._pipe_free
 
-    def land(self, core: int, program: str, flag: int, time: int, amount: int) -> None:
-        """Lets a SparseCore add to a flag that a core's program waits on."""
-        self._land(self._flag(core, _owner(program, flag), flag), time, amount)
+    def land(self, core: int, program: str, flag: int, time: int, amount: int, label: str = "") -> None:
+        """Lets somebody else add to a flag that a core's program waits on: a SparseCore, or another device.
+
+        With a label `waited` is told who waited for it, and from when to when.
+        """
+        self._land(self._flag(core, _owner(program, flag), flag), time, amount, label)
 
     def signal(self, program: str, time: int, address: int, amount: int) -> None:
         """Adds to a flag of the core that `address` names, as v4's barriers do: flag below, core from bit 14 on."""
@@ -178,8 +183,9 @@ class DmaEngine:
         flag = self._flag(core, _owner(program, address), address & FLAG_MASK)
         self._land(flag, time, (amount ^ _SIGN) - _SIGN)
 
-    def _land(self, flag: _Flag, time: int, granules: int) -> None:
+    def _land(self, flag: _Flag, time: int, granules: int, label: str = "") -> None:
         self._schedule.changed(flag)
+        flag.label = label
         landing = flag.landing
         landing.append((time, granules))
         check_most(len(landing), _MOST_UNDER_WAY, "copies under way to one flag")
@@ -200,6 +206,7 @@ class DmaEngine:
                 return None
             now = self._pass(state, ahead)
             self.stalled(core, time, now, cause)
+        self._tell(core, state, time, now)
         self.counts[core].overhead_cycles += self._machine.dma_wait_cycles
         return now + self._machine.dma_wait_cycles
 
@@ -221,13 +228,19 @@ class DmaEngine:
         """
         state = self._landed(core, program, time, flag)
         if (state.count == value) == equal:
+            self._tell(core, state, time, time)
             return time
         ahead = self._enough(state, lambda count: (count == value) == equal)
         if ahead is None:
             return None
         now = self._pass(state, ahead)
         self.stalled(core, time, now, "semaphore")
+        self._tell(core, state, time, now)
         return now
+
+    def _tell(self, core: int, flag: _Flag, begin: int, end: int) -> None:
+        if flag.label and self.waited is not None:
+            self.waited(core, flag.label, begin, end)
 
     def _enough(self, flag: _Flag, satisfied: Callable[[int], bool]) -> int | None:
         """Counts how much of what is under way has to land; None where the program has to be tried again."""

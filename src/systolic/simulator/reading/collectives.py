@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from systolic.simulator.errors import SimulationError
 
@@ -23,7 +24,7 @@ _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", re.ASCII)
 _AXIS = re.compile(r"'([^']+)'=(\d+)", re.ASCII)
 _NAME = re.compile(r"'([^']+)'", re.ASCII)
 
-_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
 _DONE = "-done"
 
 Groups = tuple[tuple[int, ...], ...]
@@ -38,7 +39,7 @@ class HloCollective:
     """
 
     name: str
-    kind: str
+    kind: Kind
     groups: Groups = ()
     fused: bool = False
 
@@ -85,7 +86,7 @@ def parse_collectives(text: str) -> SliceHlo:
         if found is None or computation not in inside:
             continue
         name, opcode, rest = found.groups()
-        kind = next((each for each in _KINDS if opcode.startswith(each)), None)
+        kind = next((each for each in get_args(Kind) if opcode.startswith(each)), None)
         if kind is not None and not opcode.endswith(_DONE):
             groups = () if kind == "collective-permute" else _groups(rest, partitions * replicas)
             inside[computation].append(HloCollective(name=name, kind=kind, groups=groups))

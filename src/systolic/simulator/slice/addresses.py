@@ -21,7 +21,7 @@ class Addresses:
     def __init__(self, shape: SliceShape) -> None:
         self._chips = shape.chips
         self._cores = shape.chip.cores_per_device
-        self._devices = shape.chip.devices_per_chip
+        self._devices = shape.devices_per_chip
 
     def of_signal(self, address: int) -> RemoteTarget:
         """Whom a signal is meant for."""

@@ -15,7 +15,7 @@ from systolic.simulator.mailboxes import Mailboxes
 from systolic.simulator.other_devices import RemoteCopy, RemoteTarget
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import COUNTS_COPIES, Addresses
-from systolic.simulator.slice.communication import Communication
+from systolic.simulator.slice.communication import Communications
 from systolic.simulator.slice.network import Network
 from systolic.simulator.slice.routes import Routes
 from systolic.simulator.sparse_core.device import SparseCores
@@ -60,8 +60,9 @@ class Device:
         self._latency = setup.chip.machine.dma_latency_cycles
         timelines = [Timeline(spans) for _ in words] if spans else None
         schedule = around.schedule
-        self.communication = [Communication() for _ in words]
+        self.communications = [Communications() for _ in words]
         self.dma = DmaEngine(setup.chip.machine, len(words), timelines, schedule)
+        self.dma.waited = lambda core, label, begin, end: self.communications[core].waited(label, begin, end)
         self.sparse_cores = SparseCores(
             setup.chip,
             setup.sparse_programs,
@@ -118,11 +119,12 @@ class Device:
             target.dma.counts[to_core].hbm_written_bytes += size
         route = self._around.routes.between(self.number, target.number)
         way = route.latency_s * self._around.clock_hz
-        self.communication[core].sent(copy.label, time, size, route)
+        self.communications[core].sent(copy.label, time, size, route)
 
         def left(end: float) -> None:
-            self.dma.land(core, copy.program, own_flag, math.ceil(end) + self._latency, amount)
-            target.dma.land(to_core, copy.program, to_flag, math.ceil(end + way) + self._latency, amount)
+            own, there = (math.ceil(time) + self._latency for time in (end, end + way))
+            self.dma.land(core, copy.program, own_flag, own, amount, copy.label)
+            target.dma.land(to_core, copy.program, to_flag, there, amount, copy.label)
 
         self._around.network.send(goes_on, route, size, left)
         return goes_on
@@ -132,6 +134,9 @@ class Device:
         found = self._around.addresses.of_signal(address)
         target = self._around.devices[found.device]
         way = self._around.routes.between(self.number, target.number).latency_s * self._around.clock_hz
-        if target is not self:
-            self.communication[core].signalled(label, time)
-        target.dma.land(found.core, program, address & FLAG_MASK, math.ceil(time + way), (amount ^ _SIGN) - _SIGN)
+        if target is self:
+            label = ""
+        else:
+            self.communications[core].signalled(label, time)
+        flag, amount = address & FLAG_MASK, (amount ^ _SIGN) - _SIGN
+        target.dma.land(found.core, program, flag, math.ceil(time + way), amount, label)

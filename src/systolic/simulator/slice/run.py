@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from systolic.chips import SliceError, SliceShape
 from systolic.simulator.core import DeviceSetup, OperandWords
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hardware.memory import Contents
+from systolic.simulator.hardware.memory import Contents, Words
+from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.records import CoreRun, SparseCoreRun
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
+from systolic.simulator.slice.communication import Communications
 from systolic.simulator.slice.device import Device, Surroundings
 from systolic.simulator.slice.facts import SliceFacts
 from systolic.simulator.slice.identity import ASSIGNMENT_AT, Identity
 from systolic.simulator.slice.network import Network
-from systolic.simulator.slice.records import LinkRun
+from systolic.simulator.slice.records import LinkRun, Way
 from systolic.simulator.slice.routes import Routes
 from systolic.simulator.slice.tables import TableMaker
 
@@ -57,13 +59,28 @@ class SliceSetup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionContents:
+    """What is known of each partition's arguments and operands; see `PreparedProgram.run_slice`."""
+
+    parameters: tuple[Sequence[Words | Unknown], ...]
+    operand_words: tuple[OperandWords, ...]
+
+    def of(self, partition: int, setup: DeviceSetup) -> DeviceSetup:
+        """The setup of a device that has this partition."""
+        given = self.operand_words[partition] if self.operand_words else setup.operand_words
+        return replace(setup, parameters=self.parameters[partition], operand_words=given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesRun:
     """What all devices did: of each, the cores, and what was sent."""
 
     devices: tuple[tuple[CoreRun, ...], ...]  # by id
     sparse_cores: tuple[tuple[SparseCoreRun, ...], ...]
+    communications: tuple[tuple[Communications, ...], ...]  # by id, of each core
     links: tuple[LinkRun, ...]
     iterations: int
+    way: Way
 
     @property
     def cores(self) -> tuple[CoreRun, ...]:
@@ -76,7 +93,9 @@ class DevicesRun:
         return max(core.cycles for core in self.cores)
 
 
-def run_devices(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, spans: int) -> DevicesRun:
+def run_devices(
+    setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, given: PartitionContents, spans: int
+) -> DevicesRun:
     """Runs the program on all devices together.
 
     Raises:
@@ -93,7 +112,7 @@ def run_devices(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, spans:
         devices=devices,
         clock_hz=chip.machine.clock_hz,
     )
-    setup = with_tables(setup, where, facts)
+    tables = neighbour_tables(where, facts)
     partitions = {device: partition for partition, device in enumerate(where.assignment)}
     for device in where.shape.devices:
         identity = Identity(
@@ -103,7 +122,8 @@ def run_devices(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, spans:
             {address: identity.value(word, core) for address, word in facts.words.items()}
             for core in range(chip.cores_per_device)
         ]
-        devices.append(Device(setup, device.id, words, around, spans))
+        of_device = with_tables(given.of(partitions[device.id], setup), where, tables)
+        devices.append(Device(of_device, device.id, words, around, spans))
     for device in devices:
         device.start()
     ends = schedule.run()
@@ -112,13 +132,15 @@ def run_devices(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, spans:
     return DevicesRun(
         devices=tuple(tuple(next(runs) for _ in device.cores) for device in devices),
         sparse_cores=tuple(device.sparse_cores.results() for device in devices),
+        communications=tuple(tuple(device.communications) for device in devices),
         links=around.network.results(),
         iterations=max(core.iterations for core in cores),
+        way="all devices",
     )
 
 
-def with_tables(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts) -> DeviceSetup:
-    """Lets constants hold the tables of neighbours, and HBM the table of the assignment.
+def neighbour_tables(where: SliceSetup, facts: SliceFacts) -> dict[tuple[str, int], Sequence[int]]:
+    """What constants hold by which operations find their neighbours, by operation and operand.
 
     Raises:
       NeighbourTableError: a table cannot be made anew for certain.
@@ -128,7 +150,12 @@ def with_tables(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts) -> Dev
     for name, collective in facts.hlo.collectives.items():
         found = maker.tables(collective, facts.constants.get(name, ()), facts.asked.get(name, frozenset()))
         tables |= {(name, index): words for index, words in found.items()}
-    given: OperandWords = setup.operand_words
+    return tables
+
+
+def with_tables(setup: DeviceSetup, where: SliceSetup, tables: Mapping[tuple[str, int], Sequence[int]]) -> DeviceSetup:
+    """Lets constants hold the tables of neighbours, and HBM the table of the assignment."""
+    given = setup.operand_words
 
     def operand_words(name: str, call: int, index: int) -> Contents | None:
         table = tables.get((name, index))
