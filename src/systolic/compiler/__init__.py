@@ -9,7 +9,8 @@ The compiler runs in worker processes, which may crash without harm:
 from systolic.compiler.arguments import PlacedArray, abstract_arguments, argument_values
 from systolic.compiler.blame import short_place, source_line, written_at
 from systolic.compiler.cache import CacheWarning, ProgramCache, cache_folder
-from systolic.compiler.contents import Deferred, Missing, PallasOperands, inner_jaxprs, pallas_operands
+from systolic.compiler.contents import PallasOperands, inner_jaxprs, pallas_operands
+from systolic.compiler.deferred import Deferred, Missing
 from systolic.compiler.driver import compile_function, traced_jaxpr, under_settings
 from systolic.compiler.endings import (
     CompilerCrash,
