@@ -33,6 +33,7 @@ _TYPES = {
     "float": (float, int),
     "float | None": (float, int, NoneType),
     "tuple[int, ...]": (list,),
+    "tuple[tuple[int, ...], ...]": (list,),
 }
 _PROGRAM = {
     field.name: _TYPES[str(field.type)]
@@ -105,9 +106,17 @@ def _refusal(small: Mapping[str, Any]) -> CompilerRefusal:
 
 def _program(small: Mapping[str, Any], texts: Mapping[str, dict[str, str]]) -> CompiledProgram:
     _check_fields(small, _PROGRAM)
-    if any(type(number) is not int for number in small["assignment"]):
-        raise EntryError("an assignment that is no list of devices")
-    found: dict[str, Any] = {**small, "assignment": tuple(small["assignment"]), "from_cache": True}
+    tables = small["neighbour_tables"]
+    if any(type(table) is not list for table in tables):
+        raise EntryError("tables of neighbours that are no lists")
+    if any(type(number) is not int for numbers in (small["assignment"], *tables) for number in numbers):
+        raise EntryError("an assignment, or a table of neighbours, that is no list of numbers")
+    found: dict[str, Any] = {
+        **small,
+        "assignment": tuple(small["assignment"]),
+        "neighbour_tables": tuple(map(tuple, tables)),
+        "from_cache": True,
+    }
     for field in _TEXTS_BY_NAME:
         found[field] = texts[field]
     for field in _TEXTS:

@@ -22,6 +22,7 @@ from systolic.compiler.dump import Dump, empty_dump, read_dump
 from systolic.compiler.errors import CompilerError, CompilerFlagError, CompilerRefusal, RefusalKind, check_available
 from systolic.compiler.jit_options import JitOptions, without_jit_options
 from systolic.compiler.named import NamedFunction
+from systolic.compiler.neighbour_tables import neighbour_tables
 from systolic.compiler.program import CompiledProgram, Target, Topology
 from systolic.compiler.sharded import ShardedFunction
 from systolic.compiler.slice_devices import libtpu_devices
@@ -31,7 +32,7 @@ from systolic.compiler.worker import DUMP_VARIABLE
 # jax is imported inside the functions: this module's names are needed in processes that never compile.
 
 # Part of every key: a change to what an entry holds, or to how a program is obtained, needs a new number.
-_FORMAT_VERSION = 3
+_FORMAT_VERSION = 4
 
 # XLA hands gathers, scatters and sorts to the SparseCores where it can. What they do with a scatter depends on which of
 # its indices are equal, which nothing here knows, so that scatters stay on the TensorCore.
@@ -312,4 +313,14 @@ def _program(
         key=key,
         from_cache=False,
         assignment=assignment,
+        neighbour_tables=_tables(compiled, len(assignment)),
     )
+
+
+def _tables(compiled: Any, devices: int) -> tuple[tuple[int, ...], ...]:
+    if devices < 2:
+        return ()
+    try:
+        return neighbour_tables(compiled.runtime_executable().serialize(), devices)
+    except Exception:  # noqa: BLE001 -- what cannot be serialised has no tables that are known, which only some need
+        return ()

@@ -71,6 +71,7 @@ class CompiledProgram:
         key: hash of everything that decides the program; the same key means the same program.
         from_cache: whether this call compiled nothing.
         assignment: ids of the slice's devices, in the order of the program's partitions; none: it is of one device.
+        neighbour_tables: constants by which XLA's collectives find their neighbours, in the order of the binary.
     """
 
     listings: Mapping[str, str]
@@ -91,3 +92,4 @@ class CompiledProgram:
     key: str
     from_cache: bool
     assignment: tuple[int, ...] = ()
+    neighbour_tables: tuple[tuple[int, ...], ...] = ()

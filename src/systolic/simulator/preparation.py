@@ -36,6 +36,7 @@ def prepare_listings(
     hlo_text: str | None = None,
     vmem: Sequence[VmemBuffer] = (),
     sparse_listings: Mapping[str, str] | None = None,
+    neighbour_tables: Sequence[Sequence[int]] = (),
 ) -> PreparedProgram:
     """Reads, checks and translates compiled listings.
 
@@ -45,6 +46,7 @@ def prepare_listings(
       hlo_text: the top-level HLO.
       vmem: the compiler's account of VMEM, which is passed on.
       sparse_listings: text of the final bundles of what SparseCores run, in the order in which they were compiled.
+      neighbour_tables: constants by which XLA's collectives find their neighbours, in the order of the binary.
 
     Raises:
       SimulationError: a listing holds something that is not understood.
@@ -93,7 +95,7 @@ def prepare_listings(
         may_prefetch=copies,
         prepared_for=chip.machine,
         sparse_programs=tuple(sparse_programs),
-        slice_facts=slice_facts(programs, translations, slice_hlo, flags) if sliced else None,
+        slice_facts=slice_facts(programs, translations, slice_hlo, flags, neighbour_tables) if sliced else None,
     )
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from systolic.simulator.core import TOP_LEVEL
-from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.collectives import SliceHlo
 from systolic.simulator.reading.copies import is_copy
 from systolic.simulator.reading.listing import Instruction, Program
 from systolic.simulator.slice.barrier_flags import barrier_flags
+from systolic.simulator.slice.constants import Constant, constants
 from systolic.simulator.slice.identity import Word, identity_words
 from systolic.simulator.translating.remote import RemoteCode
 from systolic.simulator.translating.translate import Translation
@@ -24,13 +24,15 @@ class SliceFacts:
       hlo: what the HLO says of devices and of communication.
       words: words of scalar memory that say on which device it runs, by address.
       asked: which of them each called operation loads.
-      constants: operands of each called operation that are constants.
+      constants: operands of called operations that are constants.
+      tables: of neighbours, in the order of the binary.
     """
 
     hlo: SliceHlo
     words: Mapping[int, Word]
     asked: Mapping[str, frozenset[Word]]
-    constants: Mapping[str, tuple[CallOperand, ...]]
+    constants: tuple[Constant, ...]
+    tables: tuple[tuple[int, ...], ...]
 
 
 def is_remote(instruction: Instruction) -> bool:
@@ -55,12 +57,17 @@ def remote_code(program: Program, hlo: SliceHlo, *, top_level: bool) -> RemoteCo
 
 
 def slice_facts(
-    programs: Mapping[str, Program], translations: Mapping[str, Translation], hlo: SliceHlo, flags: Set[int]
+    programs: Mapping[str, Program],
+    translations: Mapping[str, Translation],
+    hlo: SliceHlo,
+    flags: Set[int],
+    tables: Sequence[Sequence[int]],
 ) -> SliceFacts:
     """Reads what a program on many devices is.
 
     Args:
       flags: addresses of words of the top-level program that are known to be one.
+      tables: of neighbours, in the order of the binary.
 
     Raises:
       SimulationError: there are words of which it is not known what they hold.
@@ -78,10 +85,8 @@ def slice_facts(
         hlo=hlo,
         words=words,
         asked=asked,
-        constants={
-            name: tuple(operand for operand in translation.operands if operand.is_constant)
-            for name, translation in translations.items()
-        },
+        constants=tuple(constants(programs[TOP_LEVEL], {name: each.operands for name, each in translations.items()})),
+        tables=tuple(map(tuple, tables)),
     )
 
 

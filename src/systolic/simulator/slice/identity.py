@@ -88,9 +88,13 @@ def identity_words(
 
 
 def _loads(program: Program) -> dict[str, list[str]]:
-    """Comments of the loads of every word that the program only loads, behind the barrier of its launch."""
+    """Comments of the loads of every word that the program only loads, behind the barrier of its launch.
+
+    A word that a comment names may also be selected by its address, to be loaded from there.
+    """
     loads: dict[str, list[str]] = {}
     others: set[str] = set()
+    stored: set[str] = set()
     for bundle in program.bundles:
         for instruction in bundle.instructions:
             if instruction.opcode == "vtrace" and instruction.operands == (LAUNCHED,):
@@ -100,5 +104,14 @@ def _loads(program: Program) -> dict[str, list[str]]:
             if word is not None:
                 loads.setdefault(word.group(1), []).append(instruction.comment.strip())
                 operands = operands[1:]
-            others.update(_USED.findall(" ".join(operands)))
-    return {allocation: comments for allocation, comments in loads.items() if allocation not in others}
+            used = _USED.findall(" ".join(operands))
+            (stored if instruction.opcode == "sst" else others).update(used)
+    return {
+        allocation: comments
+        for allocation, comments in loads.items()
+        if allocation not in stored and (allocation not in others or any(map(_names_word, comments)))
+    }
+
+
+def _names_word(comment: str) -> bool:
+    return any(text in comment for text in _NAMED)

@@ -20,7 +20,7 @@ from systolic.simulator.slice.identity import ASSIGNMENT_AT, Identity
 from systolic.simulator.slice.network import Network
 from systolic.simulator.slice.records import LinkRun, Way
 from systolic.simulator.slice.routes import Routes
-from systolic.simulator.slice.tables import TableMaker
+from systolic.simulator.slice.tables import neighbour_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def run_devices(
         devices=devices,
         clock_hz=chip.machine.clock_hz,
     )
-    tables = neighbour_tables(where, facts)
+    tables = neighbour_tables(facts, where.assignment)
     partitions = {device: partition for partition, device in enumerate(where.assignment)}
     for device in where.shape.devices:
         identity = Identity(
@@ -137,20 +137,6 @@ def run_devices(
         iterations=max(core.iterations for core in cores),
         way="all devices",
     )
-
-
-def neighbour_tables(where: SliceSetup, facts: SliceFacts) -> dict[tuple[str, int], Sequence[int]]:
-    """What constants hold by which operations find their neighbours, by operation and operand.
-
-    Raises:
-      NeighbourTableError: a table cannot be made anew for certain.
-    """
-    maker = TableMaker(shape=where.shape, routes=where.routes, assignment=where.assignment)
-    tables: dict[tuple[str, int], Sequence[int]] = {}
-    for name, collective in facts.hlo.collectives.items():
-        found = maker.tables(collective, facts.constants.get(name, ()), facts.asked.get(name, frozenset()))
-        tables |= {(name, index): words for index, words in found.items()}
-    return tables
 
 
 def with_tables(setup: DeviceSetup, where: SliceSetup, tables: Mapping[tuple[str, int], Sequence[int]]) -> DeviceSetup:
