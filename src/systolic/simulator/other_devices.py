@@ -35,8 +35,8 @@ class RemoteCopy:
 class OtherDevices(Protocol):
     """The slice as one of its devices sees it."""
 
-    def target(self, word: int) -> RemoteTarget:
-        """Reads whom a copy is meant for."""
+    def target(self, word: int, flag: int) -> RemoteTarget:
+        """Reads whom a copy is meant for that signals a flag there."""
         ...
 
     def copy(self, core: int, time: int, copy: RemoteCopy) -> int:

@@ -185,7 +185,7 @@ class Sequencer:
         assert others is not None
         program = self._translation.name
         copy = RemoteCopy(
-            program, label, flag, source_flag, granules, source, destination, run_bytes, others.target(target)
+            program, label, flag, source_flag, granules, source, destination, run_bytes, others.target(target, flag)
         )
         if not copy.target.remote:
             goes_on = self._dma.start(

@@ -9,8 +9,8 @@ from systolic.simulator.other_devices import RemoteTarget
 _CHIP_MASK = (1 << 14) - 1
 # Of a signal's address: flag, core, a bit that says that the core counts, SparseCore, chip.
 _SIGNAL_CORE, _SIGNAL_CHIP = 14, 17
-# Of a copy's operand: chip, whether it goes to one at all, core.
-_COPY_REMOTE, _COPY_CORE = 14, 26
+# Of a copy's operand: chip, and whether it goes to one at all. The core is in the flag that it signals there.
+_COPY_REMOTE, _FLAG_CORE = 14, 13
 # Of the flag at the sender: the copy counts as one on both flags, whatever its size.
 COUNTS_COPIES = 1 << 16
 
@@ -27,11 +27,11 @@ class Addresses:
         """Whom a signal is meant for."""
         return self._target(address >> _SIGNAL_CHIP & _CHIP_MASK, address >> _SIGNAL_CORE & 1)
 
-    def of_copy(self, word: int) -> RemoteTarget:
-        """Whom a copy is meant for."""
+    def of_copy(self, word: int, flag: int) -> RemoteTarget:
+        """Whom a copy is meant for that signals a flag there."""
         if not word >> _COPY_REMOTE & 1:
             return RemoteTarget(0, 0, remote=False)
-        return self._target(word & _CHIP_MASK, word >> _COPY_CORE & 1)
+        return self._target(word & _CHIP_MASK, flag >> _FLAG_CORE & 1)
 
     def _target(self, chip: int, core: int) -> RemoteTarget:
         if chip >= self._chips:

@@ -96,9 +96,9 @@ class Device:
 
     # ---- what programs ask for ----
 
-    def target(self, word: int) -> RemoteTarget:
-        """Reads whom a copy is meant for."""
-        return self._around.addresses.of_copy(word)
+    def target(self, word: int, flag: int) -> RemoteTarget:
+        """Reads whom a copy is meant for that signals a flag there."""
+        return self._around.addresses.of_copy(word, flag)
 
     def memory(self, target: RemoteTarget) -> Memory:
         """The memory of a core."""
@@ -126,7 +126,7 @@ class Device:
             self.dma.land(core, copy.program, own_flag, own, amount, copy.label)
             target.dma.land(to_core, copy.program, to_flag, there, amount, copy.label)
 
-        self._around.network.send(goes_on, route, size, left)
+        self._around.network.send(self.number, goes_on, route, size, left)
         return goes_on
 
     def signal(self, core: int, program: str, time: int, address: int, amount: int, label: str) -> None:

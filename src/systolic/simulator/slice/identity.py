@@ -23,9 +23,9 @@ _UNNAMED: tuple[Word, ...] = ("partition", "replica", "assignment")
 _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
 
-# Where a program's constants lie, and the table of the assignment: above all made-up allocations, below parameters.
-CONSTANTS_FROM = 1 << 30
-ASSIGNMENT_AT = (1 << 30) + (1 << 28)
+# Where a program's constants lie, in HBM beside the allocation that names one, and the table of the assignment.
+CONSTANTS_FROM = 1 << 15
+ASSIGNMENT_AT = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +70,12 @@ def identity_words(
     """
     words: dict[str, Word] = {}
     unnamed: list[str] = []
-    for allocation, comments in _loads(program).items():
+    loads, mentioned = _loads(program)
+    for allocation, comments in loads.items():
         named = {word for comment in comments for text, word in _NAMED.items() if text in comment}
         if len(named) == 1:
             words[allocation] = named.pop()
-        elif not any(comments) and allocation not in others:
+        elif not any(comments) and allocation not in mentioned | others:
             unnamed.append(allocation)
     unnamed.sort(key=lambda allocation: int(allocation.removeprefix("allocation")))
     # The top-level program also reads a pointer to its results, whose number is lower.
@@ -87,14 +88,10 @@ def identity_words(
     return words | {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
 
 
-def _loads(program: Program) -> dict[str, list[str]]:
-    """Comments of the loads of every word that the program only loads, behind the barrier of its launch.
-
-    A word that a comment names may also be selected by its address, to be loaded from there.
-    """
+def _loads(program: Program) -> tuple[dict[str, list[str]], set[str]]:
+    """Comments of all loads of words, behind the barrier of the launch; and allocations mentioned in other places."""
     loads: dict[str, list[str]] = {}
     others: set[str] = set()
-    stored: set[str] = set()
     for bundle in program.bundles:
         for instruction in bundle.instructions:
             if instruction.opcode == "vtrace" and instruction.operands == (LAUNCHED,):
@@ -104,14 +101,5 @@ def _loads(program: Program) -> dict[str, list[str]]:
             if word is not None:
                 loads.setdefault(word.group(1), []).append(instruction.comment.strip())
                 operands = operands[1:]
-            used = _USED.findall(" ".join(operands))
-            (stored if instruction.opcode == "sst" else others).update(used)
-    return {
-        allocation: comments
-        for allocation, comments in loads.items()
-        if allocation not in stored and (allocation not in others or any(map(_names_word, comments)))
-    }
-
-
-def _names_word(comment: str) -> bool:
-    return any(text in comment for text in _NAMED)
+            others.update(_USED.findall(" ".join(operands)))
+    return loads, others

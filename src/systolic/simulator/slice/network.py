@@ -1,12 +1,13 @@
 """The links of a slice, and the copies that share them.
 
-A copy holds all links of its route while its bytes pass, at the rate that the fullest of them leaves it: copies on one
-link share it evenly, and what one cannot use for another link's sake is left to the others (max-min fairness). Bytes
-pass link after link without being stored in between, so that a hop adds its latency once and no transfer time.
+Copies from one device along one route follow each other in the order in which they were started. Routes that have a
+link in common share it evenly, and what one cannot use for another link's sake is left to the others: max-min fairness.
+Bytes pass link after link without being stored in between, so that a hop adds its latency once and no transfer time.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -19,14 +20,16 @@ from systolic.simulator.slice.routes import Link, Route, Routes
 _L = TypeVar("_L", bound=Hashable)
 _NEARLY_NOTHING = 1e-6  # bytes that are left by rounding
 
+Ended = Callable[[float], None]
+
 
 @dataclass(slots=True, eq=False)
-class Flow:
-    """A copy whose bytes are passing."""
+class Stream:
+    """The copies of one device along one route: the first one's bytes are passing, the others wait for their turn."""
 
     links: tuple[Link, ...]
-    left_bytes: float
-    ended: Callable[[float], None]
+    copies: deque[tuple[float, Ended]] = field(default_factory=deque)  # bytes, and who is told of the end
+    left_bytes: float = 0.0  # of the first
     rate: float = 0.0  # bytes a cycle
     since: float = 0.0  # when `left_bytes` was right
     prediction: int = 0  # of its end; earlier ones are out of date
@@ -36,7 +39,9 @@ class Flow:
 class _Traffic:
     """What one direction of a link carries, and has carried."""
 
-    flows: list[Flow] = field(default_factory=list)
+    capacity: float  # bytes a cycle
+    timeline: Timeline | None
+    streams: list[Stream] = field(default_factory=list)
     sent_bytes: int = 0
     busy_cycles: float = 0.0
     busy_since: float = 0.0
@@ -57,78 +62,83 @@ class Network:
         self._clock_hz = clock_hz
         self._spans = spans
         self._traffic: dict[Link, _Traffic] = {}
-        self._capacity: dict[Link, float] = {}
-        self._timelines: dict[Link, Timeline] = {}
+        self._streams: dict[tuple[int, Route], Stream] = {}
 
-    def send(self, time: float, route: Route, size_bytes: int, ended: Callable[[float], None]) -> None:
+    def send(self, sender: int, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
         """Sends bytes from `time` on; `ended` is told when the last of them has left."""
-        flow = Flow(route.links, float(size_bytes), ended)
+        stream = self._streams.get((sender, route))
+        if stream is None:
+            stream = self._streams[sender, route] = Stream(route.links)
+            for link in route.links:
+                if link not in self._traffic:
+                    timeline = Timeline(self._spans) if self._spans else None
+                    self._traffic[link] = _Traffic(self._routes.bytes_per_s(link) / self._clock_hz, timeline)
         for link in route.links:
-            self._known(link).sent_bytes += size_bytes
-        self._schedule.at(time, lambda: self._join(time, flow))
+            self._traffic[link].sent_bytes += size_bytes
+        self._schedule.at(time, lambda: self._begin(time, stream, float(size_bytes), ended))
 
-    def _known(self, link: Link) -> _Traffic:
-        traffic = self._traffic.get(link)
-        if traffic is None:
-            traffic = self._traffic[link] = _Traffic()
-            self._capacity[link] = self._routes.bytes_per_s(link) / self._clock_hz
-            if self._spans:
-                self._timelines[link] = Timeline(self._spans)
-        return traffic
-
-    def _join(self, time: float, flow: Flow) -> None:
-        flow.since = time
-        alone = True
-        for link in flow.links:
-            traffic = self._traffic[link]
-            if traffic.flows:
-                alone = False
-            else:
-                traffic.busy_since = time
-            traffic.flows.append(flow)
-        if alone:
-            flow.rate = min(self._capacity[link] for link in flow.links)
-            self._predict(flow)
-        else:
-            self._share(time, [flow])
-
-    def _predict(self, flow: Flow) -> None:
-        flow.prediction += 1
-        prediction = flow.prediction
-        end = flow.since + flow.left_bytes / flow.rate
-        self._schedule.at(end, lambda: self._end(end, flow, prediction))
-
-    def _end(self, time: float, flow: Flow, prediction: int) -> None:
-        if prediction != flow.prediction:
+    def _begin(self, time: float, stream: Stream, size_bytes: float, ended: Ended) -> None:
+        stream.copies.append((size_bytes, ended))
+        if len(stream.copies) > 1:
             return
-        others: list[Flow] = []
-        for link in flow.links:
+        stream.left_bytes, stream.since, stream.rate = size_bytes, time, 0.0
+        for link in stream.links:
             traffic = self._traffic[link]
-            traffic.flows.remove(flow)
-            others += traffic.flows
-            if not traffic.flows:
+            if not traffic.streams:
+                traffic.busy_since = time
+            traffic.streams.append(stream)
+        self._share(time, [stream])
+
+    def _predict(self, stream: Stream) -> None:
+        stream.prediction += 1
+        prediction = stream.prediction
+        end = stream.since + stream.left_bytes / stream.rate
+        self._schedule.at(end, lambda: self._end(end, stream, prediction))
+
+    def _end(self, time: float, stream: Stream, prediction: int) -> None:
+        if prediction != stream.prediction:
+            return
+        _, ended = stream.copies.popleft()
+        if stream.copies:
+            stream.left_bytes, stream.since = stream.copies[0][0], time
+            self._predict(stream)
+        else:
+            self._leave(time, stream)
+        ended(time)
+
+    def _leave(self, time: float, stream: Stream) -> None:
+        others: list[Stream] = []
+        for link in stream.links:
+            traffic = self._traffic[link]
+            traffic.streams.remove(stream)
+            others += traffic.streams
+            if not traffic.streams:
                 traffic.busy_cycles += time - traffic.busy_since
-                if self._spans:
-                    self._timelines[link].add("copy", traffic.busy_since, time, link.axis)
+                if traffic.timeline is not None:
+                    traffic.timeline.add("copy", traffic.busy_since, time, link.axis)
         if others:
             self._share(time, others)
-        flow.ended(time)
 
-    def _share(self, time: float, flows: Sequence[Flow]) -> None:
-        """Works the rates out anew of these flows and of all that share links with them, directly or not."""
-        concerned = self._connected(flows)
-        for flow, rate in fair_rates({flow: flow.links for flow in concerned}, self._capacity).items():
-            if rate != flow.rate:
-                flow.left_bytes = max(_NEARLY_NOTHING, flow.left_bytes - flow.rate * (time - flow.since))
-                flow.rate, flow.since = rate, time
-                self._predict(flow)
+    def _share(self, time: float, streams: Sequence[Stream]) -> None:
+        """Works the rates out anew of these streams and of all that share links with them, directly or not."""
+        concerned = self._connected(streams)
+        if len(concerned) == 1:
+            rates = {concerned[0]: min(self._traffic[link].capacity for link in concerned[0].links)}
+        else:
+            capacity = {link: self._traffic[link].capacity for stream in concerned for link in stream.links}
+            rates = fair_rates({stream: stream.links for stream in concerned}, capacity)
+        for stream, rate in rates.items():
+            if rate != stream.rate:
+                stream.left_bytes = max(_NEARLY_NOTHING, stream.left_bytes - stream.rate * (time - stream.since))
+                stream.rate, stream.since = rate, time
+                self._predict(stream)
 
-    def _connected(self, flows: Sequence[Flow]) -> list[Flow]:
-        found = dict.fromkeys(flows)
+    def _connected(self, streams: Sequence[Stream]) -> list[Stream]:
+        found = dict.fromkeys(streams)
         pending = list(found)
         while pending:
             for link in pending.pop().links:
-                for other in self._traffic[link].flows:
+                for other in self._traffic[link].streams:
                     if other not in found:
                         found[other] = None
                         pending.append(other)
@@ -138,7 +148,7 @@ class Network:
         """Reports what every link carried that carried anything."""
         runs = []
         for link, traffic in sorted(self._traffic.items(), key=lambda each: (each[0].source, each[0].axis)):
-            timeline = self._timelines.get(link)
+            timeline = traffic.timeline
             runs.append(
                 LinkRun(
                     source=link.source,

@@ -11,18 +11,21 @@ _AXES = "xyz"
 DIE = "die"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """One direction of a link between neighbours; see `LinkRun` for the meaning of its fields."""
+    """One direction of a link between neighbours; see `LinkRun` for the meaning of its fields.
+
+    `Routes` makes each once, so that it is equal to itself alone.
+    """
 
     source: int
     target: int
     axis: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """The links that a copy takes, in their order, and how long its first byte is on the way."""
+    """The links that a copy takes, in their order, and how long its first byte is on the way. Each is made once too."""
 
     links: tuple[Link, ...]
     latency_s: float
@@ -35,6 +38,7 @@ class Routes:
         self._shape = shape
         self._links = shape.links
         self._wrap = shape.wrap
+        self._known: dict[tuple[int, int, str], Link] = {}
         self.between = cache(self._between)
 
     def _between(self, source: int, target: int) -> Route:
@@ -44,7 +48,7 @@ class Routes:
         if source == target:
             return Route((), 0.0)
         if here.chip == there.chip:
-            return Route((Link(source, target, DIE),), constants.die_hop_s or 0.0)
+            return Route((self._link(source, target, DIE),), constants.die_hop_s or 0.0)
         links = []
         coords = list(here.coords)
         for axis, extent in enumerate(shape.extents):
@@ -53,8 +57,12 @@ class Routes:
                 begin = shape.chip_at(tuple(coords))
                 coords[axis] = (coords[axis] + step) % extent
                 end = shape.chip_at(tuple(coords))
-                links.append(Link(begin, end, f"{_AXES[axis]}{'+' if step > 0 else '-'}"))
+                links.append(self._link(begin, end, f"{_AXES[axis]}{'+' if step > 0 else '-'}"))
         return Route(tuple(links), len(links) * constants.hop_s)
+
+    def _link(self, source: int, target: int, axis: str) -> Link:
+        key = (source, target, axis)
+        return self._known.setdefault(key, Link(*key))
 
     def _step(self, axis: int, distance: int) -> int:
         """The direction of the shorter way; forwards where both are equally long."""

@@ -102,7 +102,11 @@ def run_devices(
       SimulationError: see `PreparedProgram.run_slice`.
     """
     chip = setup.chip
-    schedule = Schedule(lambda: sum(device.sparse_cores.changes for device in devices), patient=True)
+
+    def changes() -> int:
+        return sum(device.sparse_cores.changes for device in devices) if setup.sparse_programs else 0
+
+    schedule = Schedule(changes, patient=True)
     devices: list[Device] = []
     around = Surroundings(
         schedule=schedule,
