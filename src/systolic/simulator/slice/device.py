@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from systolic.simulator.core import Core, DeviceSetup
 from systolic.simulator.hardware.dma import FLAG_MASK, DmaEngine
@@ -13,30 +13,12 @@ from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.mailboxes import Mailboxes
 from systolic.simulator.other_devices import RemoteCopy, RemoteTarget
-from systolic.simulator.schedule import Schedule
-from systolic.simulator.slice.addresses import COUNTS_COPIES, Addresses
+from systolic.simulator.slice.addresses import COUNTS_COPIES
 from systolic.simulator.slice.communication import Communications
-from systolic.simulator.slice.network import Network
-from systolic.simulator.slice.routes import Routes
+from systolic.simulator.slice.surroundings import Surroundings
 from systolic.simulator.sparse_core.device import SparseCores
 
 _SIGN = 1 << 31
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What the devices of a slice share.
-
-    Attributes:
-      devices: all of them, by id.
-    """
-
-    schedule: Schedule
-    routes: Routes
-    network: Network
-    addresses: Addresses
-    devices: list[Device]
-    clock_hz: float
 
 
 class Device:
@@ -51,7 +33,7 @@ class Device:
         self,
         setup: DeviceSetup,
         number: int,
-        words: Sequence[Mapping[int, int]],
+        words: Sequence[Mapping[int, Any]],
         around: Surroundings,
         spans: int,
     ) -> None:
@@ -96,20 +78,21 @@ class Device:
 
     # ---- what programs ask for ----
 
-    def target(self, word: int, flag: int) -> RemoteTarget:
+    def target(self, word: Any, flag: Any) -> RemoteTarget:
         """Reads whom a copy is meant for that signals a flag there."""
-        return self._around.addresses.of_copy(word, flag)
+        return self._around.copy_target(word, flag)
 
     def memory(self, target: RemoteTarget) -> Memory:
         """The memory of a core."""
-        return self._around.devices[target.device].cores[target.core].memory
+        return self._around.receiver(self, target).cores[target.core].memory
 
     def copy(self, core: int, time: int, copy: RemoteCopy) -> int:
         """Sends a copy; returns when the core goes on."""
         amount = 1 if copy.source_flag & COUNTS_COPIES else copy.granules
-        target = self._around.devices[copy.target.device]
+        target = self._around.receiver(self, copy.target)
         to_core, to_flag, own_flag = copy.target.core, copy.flag & FLAG_MASK, copy.source_flag & FLAG_MASK
-        if target is self:
+        route = self._around.route(self, copy.target)
+        if not route.links:
             goes_on, landed = self.dma.carry(core, time, copy.granules, copy.source, copy.destination, copy.run_bytes)
             self.dma.land(to_core, copy.program, to_flag, landed, amount)
             self.dma.land(core, copy.program, own_flag, landed, amount)
@@ -117,7 +100,6 @@ class Device:
         goes_on, size = self.dma.issue(core, time, copy.granules, copy.source, copy.destination, copy.run_bytes)
         if copy.destination == "hbm":
             target.dma.counts[to_core].hbm_written_bytes += size
-        route = self._around.routes.between(self.number, target.number)
         way = route.latency_s * self._around.clock_hz
         self.communications[core].sent(copy.label, time, size, route)
 
@@ -126,17 +108,16 @@ class Device:
             self.dma.land(core, copy.program, own_flag, own, amount, copy.label)
             target.dma.land(to_core, copy.program, to_flag, there, amount, copy.label)
 
-        self._around.network.send(self.number, goes_on, route, size, left)
+        self._around.send(self, goes_on, route, size, left)
         return goes_on
 
-    def signal(self, core: int, program: str, time: int, address: int, amount: int, label: str) -> None:
+    def signal(self, core: int, program: str, time: int, address: Any, amount: int, label: str) -> None:
         """Adds to a flag of a core of any device."""
-        found = self._around.addresses.of_signal(address)
-        target = self._around.devices[found.device]
-        way = self._around.routes.between(self.number, target.number).latency_s * self._around.clock_hz
-        if target is self:
-            label = ""
-        else:
+        target = self._around.signal_target(address)
+        route = self._around.route(self, target)
+        if route.links:
             self.communications[core].signalled(label, time)
-        flag, amount = address & FLAG_MASK, (amount ^ _SIGN) - _SIGN
-        target.dma.land(found.core, program, flag, math.ceil(time + way), amount, label)
+        lands = math.ceil(time + route.latency_s * self._around.clock_hz)
+        self._around.receiver(self, target).dma.land(
+            target.core, program, address & FLAG_MASK, lands, (amount ^ _SIGN) - _SIGN, label if route.links else ""
+        )

@@ -27,8 +27,9 @@ Ended = Callable[[float], None]
 class Stream:
     """The copies of one device along one route: the first one's bytes are passing, the others wait for their turn."""
 
-    links: tuple[Link, ...]
+    route: Route
     copies: deque[tuple[float, Ended]] = field(default_factory=deque)  # bytes, and who is told of the end
+    sent_bytes: int = 0  # in all
     left_bytes: float = 0.0  # of the first
     rate: float = 0.0  # bytes a cycle
     since: float = 0.0  # when `left_bytes` was right
@@ -39,10 +40,7 @@ class Stream:
 class _Traffic:
     """What one direction of a link carries, and has carried."""
 
-    capacity: float  # bytes a cycle
-    timeline: Timeline | None
     streams: list[Stream] = field(default_factory=list)
-    sent_bytes: int = 0
     busy_cycles: float = 0.0
     busy_since: float = 0.0
 
@@ -62,32 +60,30 @@ class Network:
         self._clock_hz = clock_hz
         self._spans = spans
         self._traffic: dict[Link, _Traffic] = {}
+        self._capacity: dict[Link, float] = {}
         self._streams: dict[tuple[int, Route], Stream] = {}
+        self._timelines: dict[Link, Timeline] = {}
 
     def send(self, sender: int, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
         """Sends bytes from `time` on; `ended` is told when the last of them has left."""
         stream = self._streams.get((sender, route))
         if stream is None:
-            stream = self._streams[sender, route] = Stream(route.links)
-            for link in route.links:
-                if link not in self._traffic:
-                    timeline = Timeline(self._spans) if self._spans else None
-                    self._traffic[link] = _Traffic(self._routes.bytes_per_s(link) / self._clock_hz, timeline)
-        for link in route.links:
-            self._traffic[link].sent_bytes += size_bytes
+            stream = self._streams[sender, route] = Stream(route)
+        stream.sent_bytes += size_bytes
         self._schedule.at(time, lambda: self._begin(time, stream, float(size_bytes), ended))
+
+    def capacity(self, link: Link) -> float:
+        """Bytes that a link carries a cycle."""
+        found = self._capacity.get(link)
+        if found is None:
+            found = self._capacity[link] = self._routes.bytes_per_s(link) / self._clock_hz
+        return found
 
     def _begin(self, time: float, stream: Stream, size_bytes: float, ended: Ended) -> None:
         stream.copies.append((size_bytes, ended))
-        if len(stream.copies) > 1:
-            return
-        stream.left_bytes, stream.since, stream.rate = size_bytes, time, 0.0
-        for link in stream.links:
-            traffic = self._traffic[link]
-            if not traffic.streams:
-                traffic.busy_since = time
-            traffic.streams.append(stream)
-        self._share(time, [stream])
+        if len(stream.copies) == 1:
+            stream.left_bytes, stream.since, stream.rate = size_bytes, time, 0.0
+            self._join(time, stream)
 
     def _predict(self, stream: Stream) -> None:
         stream.prediction += 1
@@ -98,7 +94,9 @@ class Network:
     def _end(self, time: float, stream: Stream, prediction: int) -> None:
         if prediction != stream.prediction:
             return
-        _, ended = stream.copies.popleft()
+        (size_bytes, ended), begin = stream.copies.popleft(), stream.since
+        if self._spans:
+            self._note(stream, begin, time, round(size_bytes))
         if stream.copies:
             stream.left_bytes, stream.since = stream.copies[0][0], time
             self._predict(stream)
@@ -106,16 +104,35 @@ class Network:
             self._leave(time, stream)
         ended(time)
 
+    def _note(self, stream: Stream, begin: float, end: float, size_bytes: int) -> None:
+        for link in self.links_of(stream):
+            timeline = self._timelines.get(link)
+            if timeline is None:
+                timeline = self._timelines[link] = Timeline(self._spans)
+            timeline.add("copy", begin, end, link.axis, size_bytes)
+
+    def links_of(self, stream: Stream) -> Sequence[Link]:
+        """The links that a stream goes over."""
+        return stream.route.links
+
+    # ---- shares ----
+
+    def _join(self, time: float, stream: Stream) -> None:
+        for link in stream.route.links:
+            traffic = self._traffic.setdefault(link, _Traffic())
+            if not traffic.streams:
+                traffic.busy_since = time
+            traffic.streams.append(stream)
+        self._share(time, [stream])
+
     def _leave(self, time: float, stream: Stream) -> None:
         others: list[Stream] = []
-        for link in stream.links:
+        for link in stream.route.links:
             traffic = self._traffic[link]
             traffic.streams.remove(stream)
             others += traffic.streams
             if not traffic.streams:
                 traffic.busy_cycles += time - traffic.busy_since
-                if traffic.timeline is not None:
-                    traffic.timeline.add("copy", traffic.busy_since, time, link.axis)
         if others:
             self._share(time, others)
 
@@ -123,10 +140,12 @@ class Network:
         """Works the rates out anew of these streams and of all that share links with them, directly or not."""
         concerned = self._connected(streams)
         if len(concerned) == 1:
-            rates = {concerned[0]: min(self._traffic[link].capacity for link in concerned[0].links)}
-        else:
-            capacity = {link: self._traffic[link].capacity for stream in concerned for link in stream.links}
-            rates = fair_rates({stream: stream.links for stream in concerned}, capacity)
+            self._set(time, {concerned[0]: min(map(self.capacity, concerned[0].route.links))})
+            return
+        routes = {stream: stream.route.links for stream in concerned}
+        self._set(time, fair_rates(routes, {link: self.capacity(link) for links in routes.values() for link in links}))
+
+    def _set(self, time: float, rates: Mapping[Stream, float]) -> None:
         for stream, rate in rates.items():
             if rate != stream.rate:
                 stream.left_bytes = max(_NEARLY_NOTHING, stream.left_bytes - stream.rate * (time - stream.since))
@@ -137,30 +156,37 @@ class Network:
         found = dict.fromkeys(streams)
         pending = list(found)
         while pending:
-            for link in pending.pop().links:
+            for link in pending.pop().route.links:
                 for other in self._traffic[link].streams:
                     if other not in found:
                         found[other] = None
                         pending.append(other)
         return list(found)
 
+    # ---- what it all came to ----
+
     def results(self) -> tuple[LinkRun, ...]:
         """Reports what every link carried that carried anything."""
-        runs = []
-        for link, traffic in sorted(self._traffic.items(), key=lambda each: (each[0].source, each[0].axis)):
-            timeline = traffic.timeline
-            runs.append(
-                LinkRun(
-                    source=link.source,
-                    target=link.target,
-                    axis=link.axis,
-                    sent_bytes=traffic.sent_bytes,
-                    busy_cycles=round(traffic.busy_cycles),
-                    spans=timeline.spans if timeline is not None else (),
-                    spans_left_out=timeline.left_out if timeline is not None else 0,
-                )
+        sent: dict[Link, int] = {}
+        for stream in self._streams.values():
+            for link in self.links_of(stream):
+                sent[link] = sent.get(link, 0) + stream.sent_bytes
+        busy = self._busy_cycles()
+        return tuple(
+            LinkRun(
+                source=link.source,
+                target=link.target,
+                axis=link.axis,
+                sent_bytes=size_bytes,
+                busy_cycles=round(busy.get(link, 0.0)),
+                spans=self._timelines[link].spans if link in self._timelines else (),
+                spans_left_out=self._timelines[link].left_out if link in self._timelines else 0,
             )
-        return tuple(runs)
+            for link, size_bytes in sorted(sent.items(), key=lambda each: (each[0].source, each[0].axis))
+        )
+
+    def _busy_cycles(self) -> dict[Link, float]:
+        return {link: traffic.busy_cycles for link, traffic in self._traffic.items()}
 
 
 _F = TypeVar("_F", bound=Hashable)

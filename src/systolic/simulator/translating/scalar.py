@@ -213,4 +213,6 @@ def _select(operands: tuple[str, ...], names: Names) -> str:
 
 def choice(predicate: str, chosen: str, otherwise: str) -> str:
     """Writes `chosen` where the predicate holds; the predicate itself where it is an unknown value."""
-    return f"({predicate} if {predicate}.__class__ is Unknown else ({chosen}) if {predicate} else {otherwise})"
+    one_way = f"({chosen}) if {predicate} is True else ({otherwise}) if {predicate} is False"
+    unknown = f"{predicate} if {predicate}.__class__ is Unknown"
+    return f"({one_way} else {unknown} else picked({predicate}, {chosen}, {otherwise}))"

@@ -16,8 +16,9 @@ from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError, reading
+from systolic.simulator.hardware.lanes import FUNCTIONS
 from systolic.simulator.hardware.mxu import MatrixOp, Segment, matrix_ops
-from systolic.simulator.hardware.values import FUNCTIONS, NEVER_WRITTEN, Unknown
+from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
 from systolic.simulator.reading.blocks import Block, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
