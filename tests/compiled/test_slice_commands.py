@@ -60,7 +60,7 @@ def test_other_meshes_are_simulated(folder: Path) -> None:
     for each in others:
         assert each.time_us is not None, each.reason
         assert each.communication is not None
-        assert each.time_us != this.time_us
+    assert any(each.time_us != this.time_us for each in others)  # on 2x2, another order of devices may be no other
 
 
 def test_the_page_has_the_slice(folder: Path) -> None:
