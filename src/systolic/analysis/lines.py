@@ -112,7 +112,7 @@ def flops_outside_kernels(jaxpr: Any, iterations: int | None = 1) -> float | Non
         inside = None if name == "cond" else loop_iterations(equation, iterations)
         if name == "shard_map" and inside is not None:  # its body is what each device does with its parts
             mesh = equation.params["mesh"]
-            inside *= math.prod(mesh.shape[axis] for axis in equation.params["manual_axes"])
+            inside *= math.prod(mesh.shape[axis] for axis in equation.params["newly_manual_axes"])
         for inner in inner_jaxprs(equation.params):
             found = flops_outside_kernels(inner.jaxpr, inside)
             if found is None:

@@ -1,6 +1,6 @@
 """TPU v5p."""
 
-from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel, SparseCoreModel
+from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel, SeenRows, SparseCoreModel
 from systolic.chips.links import Links
 from systolic.chips.v5e import V5E
 
@@ -106,7 +106,7 @@ V5P = Chip(
         accelerator_type="v5p-8",  # the API counts cores, and the smallest machine has four chips
         runtime_version="v2-alpha-tpuv5",
     ),
-    seen_rows=(),
+    seen_rows=(SeenRows(op="ppermute (ring neighbour)"),),
     bars=BenchBars(least_share_of_limit=0.92),
     sources={
         "name": _DOCS,
@@ -132,7 +132,7 @@ V5P = Chip(
         "dot_operands": _DOTS,
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,
-        "seen_rows": "none but those of the tuning cache",
+        "seen_rows": "of ppermute, while the constants of links were chosen; besides those of the tuning cache",
         "bars": _ASKED,
         "sparse_core.cores_per_device": _TILES,
         "sparse_core.tiles_per_core": _TILES,

@@ -131,6 +131,7 @@ V6E = Chip(
     seen_rows=(
         SeenRows(op="xla", sizes=(4096, 4096, 4096)),
         SeenRows(op="dot_general", sizes=(8192, 8192, 8192)),
+        SeenRows(op="ppermute (ring neighbour)"),
     ),
     bars=BenchBars(least_share_of_limit=0.92),
     sources={
@@ -157,7 +158,8 @@ V6E = Chip(
         "dot_operands": _DOTS,
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,
-        "seen_rows": "XLA's products that were looked at while the constants of copies and pushes were chosen",
+        "seen_rows": "products of XLA, looked at while the constants of copies and pushes were chosen, and ppermute, "
+        "while those of links were",
         "bars": _ASKED,
         "sparse_core.cores_per_device": _TILES,
         "sparse_core.tiles_per_core": _TILES,

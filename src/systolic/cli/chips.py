@@ -82,8 +82,8 @@ def chips(names: tuple[str, ...], json_file: str | None, quiet: bool) -> int:
 def _show(chosen: Sequence[Chip]) -> None:
     out = console()
     out.print(
-        "Per chip, as published; int8 in brackets where it is computed as another dtype. Links to other chips: how many, "
-        "and GB/s of one in one direction on the simulator's model.\n"
+        "Per chip, as published; int8 in brackets where it is computed as another dtype. Links to other chips: how "
+        "many, and GB/s of one in one direction on the simulator's model.\n"
     )
     show_table(out, _COLUMNS, chosen)
     for chip in chosen:

@@ -141,8 +141,9 @@ def _summary(answers: list[_Answer], names: list[str]) -> dict[str, Any]:
             first, second = mine.outcome.run, other.outcome.run
             if first is not None and second is not None:
                 ratios[mine.chip.name] = second.time_us / first.time_us
+                own, others = (each.outcome.slice_run or each.outcome.required() for each in (mine, other))
                 errors[mine.chip.name] = ratio_error_percent(
-                    first.error, second.error, same_kernel=same_kernel(first, second)
+                    own.error, others.error, same_kernel=same_kernel(first, second)
                 )
     return {"provenance": "simulated", "speed_ratio_to_other": ratios, "ratio_error_percent": errors}
 
@@ -230,7 +231,7 @@ def _write_traces(answers: list[_Answer], function: str, path: Path, *, several:
         if answer.function != function or run is None:
             continue
         target = path.with_stem(f"{path.stem}_{answer.chip.name}") if several else path
-        whole = answer.outcome.slice_run
-        write_text(target, json.dumps(chrome_trace(whole or run, title=function), allow_nan=False))
-        left_out = sum(core.spans_left_out for core in run.cores)
+        trace = chrome_trace(answer.outcome.slice_run or run, title=function)
+        write_text(target, json.dumps(trace, allow_nan=False))
+        left_out = trace["otherData"]["spans_left_out"]
         note(f"trace {target}" + (f" ({left_out:,} spans in the middle left out)" if left_out else ""), quiet=quiet)

@@ -8,7 +8,7 @@ from typing import Any
 
 from systolic.chips import Chip, SliceShape
 from systolic.explaining.what_if import Function
-from systolic.timing import slice_of
+from systolic.timing.sliced import slice_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ def verdict(
     most = max(savings, key=lambda each: each.saving or 0.0, default=None)
     more = f", {most.title} {most.saving:.0%}" if most is not None and most is not best else ""
     advice = (
-        f"{best.title} would save {best.saving:.0%}{more}"
+        f"{best.title} would save {'at most ' * (best.provenance == 'modelled')}{best.saving:.0%}{more}"
         if best is not None and best.saving is not None
         else "nothing that was tried saves more than half a per cent"
         if tried

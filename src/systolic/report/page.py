@@ -140,7 +140,7 @@ def _plots(explanation: Explanation) -> dict[str, Plot]:
             "Timeline of the slice: devices, collectives and links",
             "A row for each class of devices, what the slowest device says to others, and each link in one direction.",
         )
-    keys = {"roofline": roofline_key(explanation)}
+    keys = {"roofline": roofline_key(explanation), "slice": timeline_charts.SLICE_KEY}
     if explanation.vmem is not None:
         keys["vmem"] = charts.vmem_key(explanation.vmem)
     return {

@@ -117,7 +117,8 @@ def prepare_in_worker(
     compiled = compile_function(fn, args, target_of(chip), cache=cache, settings=settings)
     with at_stage("simulating"):
         prepared = prepare_program(compiled, chip)
-        operands = RecordedOperands(kernel_contents(prepared, fn, args, values, target_of(chip), settings))
+        (known,) = kernel_contents(prepared, fn, args, values, target_of(chip), settings)
+        operands = RecordedOperands(known)
         parameters = tuple(parameter_contents(top_level_hlo(prepared), values))
         prepared.run(chip, parameters=parameters, operand_words=operands.operand_words)
     contents = ProgramContents(parameters=parameters, operands=operands.found)

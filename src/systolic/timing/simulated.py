@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,19 +78,26 @@ def simulate_in_worker(
     cache = ProgramCache() if cached else None
     program = compile_function(fn, args, target_of(chip, shape), cache=cache, settings=settings)
     with at_stage("simulating"):
+        if shape is not None:
+            check_offloading(program)
         prepared = prepare_program(program, chip)
         slice_run = None
         if shape is None:
             parameters = parameter_contents(top_level_hlo(prepared), values)
-            contents = kernel_contents(prepared, fn, args, values, target_of(chip), settings)
+            (contents,) = kernel_contents(prepared, fn, args, values, target_of(chip), settings)
             run = prepared.run(chip, parameters=parameters, operand_words=contents.operand_words, spans=spans)
         else:
-            check_offloading(program)
             slice_run = prepared.run_slice(
                 shape,
                 program.assignment,
                 chip=chip,
                 parameters=device_parameters(program, top_level_hlo(prepared), values),
+                operand_words=[
+                    each.operand_words
+                    for each in kernel_contents(
+                        prepared, fn, args, values, target_of(chip, shape), settings, len(program.assignment)
+                    )
+                ],
                 spans=spans,
             )
             run = slice_run.slowest
@@ -113,16 +121,22 @@ def kernel_contents(
     values: Sequence[np.ndarray | None],
     target: Target,
     settings: Mapping[str, Any],
-) -> KernelContents:
-    """What the kernels of a program find in their operands, worked out from the function when one asks."""
+    partitions: int = 1,
+) -> list[KernelContents]:
+    """What the kernels of a program find in their operands on each device, worked out when one asks."""
 
-    def executions() -> list[PallasOperands]:
-        jaxpr = traced_jaxpr(fn, args, target, settings=settings)
+    @functools.cache
+    def traced() -> Any:
+        return traced_jaxpr(fn, args, target, settings=settings)
+
+    def executions(partition: int) -> list[PallasOperands]:
+        jaxpr = traced()
         names = [parameter_name(prepared, number) for number in range(len(values))]
         given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
-        return pallas_operands(jaxpr, given, names)
+        return pallas_operands(jaxpr, given, names, partition=partition)
 
-    return KernelContents(top_level_hlo(prepared), executions)
+    hlo = top_level_hlo(prepared)
+    return [KernelContents(hlo, functools.partial(executions, partition)) for partition in range(partitions)]
 
 
 def top_level_hlo(prepared: PreparedProgram) -> TopLevelHlo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from explanations import a_run
@@ -26,7 +27,7 @@ from systolic.report.slice_timeline import slice_view
 from systolic.simulator import DeviceClass, LinkRun, SliceRun
 
 
-def cells(table: ExplainedTable[object] | None) -> list[dict[str, str]]:
+def cells(table: ExplainedTable[Any] | None) -> list[dict[str, str]]:
     assert table is not None
     return [{column.title: column.text(row) for column in table.columns} for row in table.rows]
 
