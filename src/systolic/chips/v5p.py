@@ -30,10 +30,10 @@ _CLOUD = (
     "https://cloud.google.com/tpu/docs/runtimes, the one for JAX"
 )
 _ASKED = "asked of this package's kernels; docs/matmul.md names what misses it"
-_LINK_RATE = (
-    "fitted to published times of ppermute, 64 MiB on v5p and on v6e, together: two of the 13 published collectives"
+_LINK_RATE = _HOP = (
+    "fitted with the other, one number of each for v5p and v6e, to six of the 13 published collectives: ppermute of"
+    " 16 KiB, 1 MiB and 64 MiB on either, with devices in their default order, which no row says"
 )
-_HOP = "fitted to published times of ppermute, 16 KiB on v5p and on v6e, together: two of the 13 published collectives"
 _WRAP = "jax-ml/scaling-book, tpus.md: wrap-around is by optical switches, which only cubes of 4 x 4 x 4 chips have"
 _ONE_DEVICE = "a chip is one device"
 
