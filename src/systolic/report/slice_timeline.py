@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from systolic.report.slice_tables import devices_text, link_name
 from systolic.report.timeline import MOST_BARS, Bar, View, core_bar, longest_spans, pack, size_text
@@ -27,17 +27,27 @@ class _Row:
 
 
 def collective_spans(run: SliceRun) -> tuple[Span, ...]:
-    """Makes a span of each collective of the slowest device, from its first call's begin to its last call's end."""
-    return tuple(
-        Span(
-            kind="op",
-            begin_cycles=each.begin_cycles,
-            end_cycles=each.end_cycles,
-            label=each.name if each.calls == 1 else f"{each.name}, {each.calls} calls",
-            amount=each.sent_bytes,
+    """Makes a span of each call of the slowest device's collectives, of those that are operations by themselves.
+
+    Of others it is one span, from the first call's begin to the last one's end.
+    """
+    spans = []
+    for each in run.collectives:
+        calls = [span for span in run.slowest.later_core.spans if (span.kind, span.label) == ("op", each.name)]
+        if len(calls) == each.calls:
+            sent_bytes = each.sent_bytes // max(1, each.calls)
+            spans += [replace(span, amount=sent_bytes) for span in calls]
+            continue
+        spans.append(
+            Span(
+                kind="op",
+                begin_cycles=each.begin_cycles,
+                end_cycles=each.end_cycles,
+                label=each.name if each.calls == 1 else f"{each.name}, {each.calls} calls",
+                amount=each.sent_bytes,
+            )
         )
-        for each in sorted(run.collectives, key=lambda each: (each.begin_cycles, each.name))
-    )
+    return tuple(sorted(spans, key=lambda span: (span.begin_cycles, span.label)))
 
 
 def slice_view(run: SliceRun, begin_us: float, end_us: float, *, most: int = MOST_BARS) -> View:

@@ -23,8 +23,8 @@ from systolic.report.slice_tables import (
     link_axes_table,
     links_table,
 )
-from systolic.report.slice_timeline import slice_view
-from systolic.simulator import DeviceClass, LinkRun, SliceRun
+from systolic.report.slice_timeline import collective_spans, slice_view
+from systolic.simulator import DeviceClass, LinkRun, SliceRun, Span
 
 
 def cells(table: ExplainedTable[Any] | None) -> list[dict[str, str]]:
@@ -109,6 +109,23 @@ def test_every_class_and_every_link_has_a_row() -> None:
     early = slice_view(a_slice(), 0, 10)
     assert early.lanes == ("devices 1–6", "devices 0, 7", "collectives 1")
     assert [bar.what for bar in early.bars if bar.activity == "collective"] == [f"{BARRIER}, 2 calls"]
+
+
+def test_calls_of_a_collective_that_is_an_operation_are_drawn_one_by_one() -> None:
+    run = a_slice()
+    gather = dataclasses.replace(run.collectives[1], calls=2)
+    calls = [
+        Span(kind="op", begin_cycles=us(begin), end_cycles=us(begin + 10.0), label=GATHER, amount=0)
+        for begin in (20.0, 70.0)
+    ]
+    slow = run.slowest_class.run
+    core = dataclasses.replace(slow.cores[0], spans=(*slow.cores[0].spans, *calls))
+    slow = dataclasses.replace(slow, cores=(core,))
+    classes = (run.classes[0], dataclasses.replace(run.classes[1], run=slow))
+    made = dataclasses.replace(run, classes=classes, collectives=(run.collectives[0], gather))
+    drawn = [span for span in collective_spans(made) if span.label == GATHER]
+    assert [(span.begin_cycles, span.end_cycles) for span in drawn] == [(us(20.0), us(30.0)), (us(70.0), us(80.0))]
+    assert sum(span.amount for span in drawn) == gather.sent_bytes
 
 
 def test_a_view_of_many_devices_and_links_draws_the_slowest_and_the_busiest() -> None:
