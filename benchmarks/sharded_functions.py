@@ -234,7 +234,7 @@ def record(name: str, chip: Chip, outcome: Outcome) -> dict[str, Any]:
         "exposed_us": run.exposed_us,
         "exposed_share": run.exposed_us / run.time_us,
         "sent_bytes": run.sent_bytes,
-        "used": used(run),
+        "used": used(run, permutes="ppermute" in name),
         "way": run.way,
         "flags": run.flags,
         "assumptions": run.assumptions,
@@ -242,12 +242,15 @@ def record(name: str, chip: Chip, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def used(run: SliceRun) -> dict[str, int]:
-    """What carries the communication, and how many operations of each kind there are."""
+def used(run: SliceRun, *, permutes: bool) -> dict[str, int]:
+    """What carries the communication, and how many operations of each kind there are.
+
+    Args:
+      permutes: whether the function permutes by itself; else XLA does, in its collective matmul.
+    """
     found: dict[str, int] = {}
     for each in run.collectives:
-        looped = each.kind == "collective-permute" and each.hidden_cycles > 0
-        kind = MATMUL_LOOP if looped else each.kind
+        kind = MATMUL_LOOP if each.kind == "collective-permute" and not permutes else each.kind
         found[kind] = found.get(kind, 0) + 1
     return found
 
