@@ -19,6 +19,13 @@ Row = Sequence[Any]  # of SQLite, whose texts are bytes
 
 _SIDES = ("lhs", "rhs", "out")
 _FUSION_FIELDS = 6
+# `Subject.constants` where 0.3.0 simulated as these constants do. Those of the other chips have changed since.
+_CONSTANTS = {
+    "v4": "e6b129b6d2a05c94",
+    "v5e": "ca1bc5469a4ef8ca",
+    "v5p": "f030d43142b9ccfe",
+}
+_OTHER_CONSTANTS = "0.3.0"
 _CONFIG_NAMES = {"slice_m": "subtile_m", "slice_n": "subtile_n", "buffers": "num_stages", "outer": "grid_order"}
 
 
@@ -27,7 +34,10 @@ def subject_of_schema_1(record: Any) -> Any:
     found = _renamed(record, {"problem": "spec"})
     if isinstance(found, dict) and isinstance(found.get("spec"), dict):
         found["spec"] = _spec(found["spec"])
-    return {"op": "matmul", **found} if isinstance(found, dict) else found
+    if not isinstance(found, dict):
+        return found
+    constants = _CONSTANTS.get(str(found.get("chip")), _OTHER_CONSTANTS)
+    return {"op": "matmul", "constants": constants, **found}
 
 
 def trial_of_schema_1(record: Any) -> Any:
