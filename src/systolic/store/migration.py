@@ -13,19 +13,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from systolic.chips.history import constants_of_0_3_0
 from systolic.untrusted import UntrustedError, read_json
 
 Row = Sequence[Any]  # of SQLite, whose texts are bytes
 
 _SIDES = ("lhs", "rhs", "out")
 _FUSION_FIELDS = 6
-# `Subject.constants` where 0.3.0 simulated as these constants do. Those of the other chips have changed since.
-_CONSTANTS = {
-    "v4": "e6b129b6d2a05c94",
-    "v5e": "ca1bc5469a4ef8ca",
-    "v5p": "f030d43142b9ccfe",
-}
-_OTHER_CONSTANTS = "0.3.0"
 _CONFIG_NAMES = {"slice_m": "subtile_m", "slice_n": "subtile_n", "buffers": "num_stages", "outer": "grid_order"}
 
 
@@ -36,8 +30,7 @@ def subject_of_schema_1(record: Any) -> Any:
         found["spec"] = _spec(found["spec"])
     if not isinstance(found, dict):
         return found
-    constants = _CONSTANTS.get(str(found.get("chip")), _OTHER_CONSTANTS)
-    return {"op": "matmul", "constants": constants, **found}
+    return {"op": "matmul", "constants": constants_of_0_3_0(str(found.get("chip"))), **found}
 
 
 def trial_of_schema_1(record: Any) -> Any:
