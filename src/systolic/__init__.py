@@ -2,14 +2,16 @@
 
 from systolic.checking import CheckReport, check
 from systolic.chips import Chip, chip
+from systolic.compiler import slice_devices, slice_mesh
 from systolic.experiments import Outcome, simulate_many
 from systolic.explaining import Explanation, explain
 from systolic.ops import Plan, Planner, plan, use
 from systolic.ops.matmul import matmul
 from systolic.schedule import Tiles
 from systolic.simulator import SimulatedRun
+from systolic.simulator.slice.records import SliceRun
 from systolic.spec import MatmulSpec
-from systolic.timing import Program, load_program, prepare, simulate
+from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
 from systolic.tuning import TuningResult, tune
 
 __version__ = "0.3.0"
@@ -24,6 +26,8 @@ __all__ = [
     "Planner",
     "Program",
     "SimulatedRun",
+    "SliceProgram",
+    "SliceRun",
     "Tiles",
     "TuningResult",
     "__version__",
@@ -36,6 +40,8 @@ __all__ = [
     "prepare",
     "simulate",
     "simulate_many",
+    "slice_devices",
+    "slice_mesh",
     "tune",
     "use",
 ]

@@ -29,6 +29,31 @@ def donated_arguments(fn: Any) -> tuple[int, ...]:
     return tuple(getattr(getattr(fn, "_jit_info", None), "donate_argnums", ()))
 
 
+def jit_shardings(fn: Any) -> tuple[Any, Any]:
+    """Shardings of the arguments and of the results that a function of `jax.jit` was given; None where it has none.
+
+    Only tracing says so in public, as of what it gives away.
+    """
+    info = getattr(fn, "_jit_info", None)
+    if info is None:
+        return None, None
+    found = (
+        info.in_shardings_treedef.unflatten(info.in_shardings_leaves) if info.user_specified_in_shardings else None,
+        info.out_shardings_treedef.unflatten(info.out_shardings_leaves),
+    )
+    from jax._src.named_sharding import UnspecifiedValue
+
+    return found[0], None if isinstance(found[1], UnspecifiedValue) else found[1]
+
+
+def assigned_devices(lowered: Any) -> list[Any]:
+    """The devices that a lowered function is for, in the order of its partitions.
+
+    In public only what is compiled says so, and a program that was compiled before is not compiled again.
+    """
+    return list(lowered._lowering._device_list)
+
+
 def _varying(array: Any) -> frozenset[Any]:
     """Mesh axes over which an array varies; none outside of `shard_map`."""
     import jax

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from explanations import a_hostile_one, an_explanation
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, expect, sync_playwright
+from slices import a_slice_explanation
 
 from systolic.report import explanation_page
 
@@ -90,13 +91,25 @@ def screenshot(page: Page, folder: Path, name: str) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_it_draws_fits_and_loads_nothing(browser: Browser, file: Path, tmp_path: Path, scheme: str, width: int) -> None:
+    check_drawing(browser, file, PLOTS, tmp_path, scheme=scheme, width=width)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_slice_is_drawn(browser: Browser, tmp_path: Path, width: int) -> None:
+    file = tmp_path / "slice.html"
+    file.write_text(explanation_page(a_slice_explanation()), encoding="utf-8")
+    check_drawing(browser, file, [PLOTS[0], "slice", *PLOTS[1:]], tmp_path, scheme="light", width=width)
+
+
+def check_drawing(browser: Browser, file: Path, plots: list[str], folder: Path, *, scheme: str, width: int) -> None:
+    """Whether a page draws these plots, none too wide, and asks for nothing."""
     watched = opened(browser, file, scheme=scheme, width=width)
     page = watched.page
     drawn = page.evaluate(
         "() => Object.fromEntries([...document.querySelectorAll('.plot')].map((plot) => [plot.dataset.plot,"
         " plot.querySelectorAll('svg .mark-rect path, svg .mark-symbol path').length]))"
     )
-    assert list(drawn) == PLOTS
+    assert list(drawn) == plots
     assert all(marks > 0 for marks in drawn.values()), drawn
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     too_wide = page.evaluate(
@@ -106,7 +119,7 @@ def test_it_draws_fits_and_loads_nothing(browser: Browser, file: Path, tmp_path:
     assert too_wide == 0
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)"
     assert dark == (scheme == "dark")
-    screenshot(page, tmp_path, f"{scheme}-{width}")
+    screenshot(page, folder, f"{file.stem}-{scheme}-{width}")
     assert watched.requests == [file.as_uri()]
     assert watched.complaints == []
     page.close()
@@ -130,7 +143,7 @@ def test_text_can_be_read_in_both_schemes(browser: Browser, file: Path) -> None:
     tones = ["read", "written", "moved", "matrix", "code", "wait", "this", "xla", "other", "change"]
     text = [(ink, "paper") for ink in ("ink", "ink-soft", "wait-ink", "this", "matrix", "xla", "other")]
     text += [("ink", "panel"), ("ink-soft", "panel"), ("ink", "track")]
-    text += [("on-bar", tone) for tone in tones[:6]]
+    text += [("on-bar", tone) for tone in tones[:7]]
     for scheme in ("light", "dark"):
         watched.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
         found = watched.page.evaluate(contrast, text)

@@ -1,5 +1,7 @@
 """Lessons whole, on one chip each: every part runs, compiles and is simulated, or is wrong on purpose as it must be."""
 
+import functools
+
 import pytest
 
 from systolic.chips import chip
@@ -16,6 +18,7 @@ SHOWN = [
 RIGHT = ("ok", "unsupported")
 
 
+@functools.cache  # the lesson between chips is asked about twice
 def told(name: str, on: str) -> Lesson:
     return LESSONS[name].run([chip(on)])
 
@@ -28,3 +31,14 @@ def test_everything_comes_out_as_it_must(name: str, on: str) -> None:
     assert [row for row in lesson.rows if row["status"] not in RIGHT] == []
     assert lesson.ok
     assert all(lesson.lines)
+
+
+def test_a_race_costs_nothing_and_a_wait_too_many_does() -> None:
+    times = {row["part"]: row["simulated_us"] for row in told("between_chips", "v6e").rows}
+    wires = {row["part"]: row["wire_us"] for row in told("between_chips", "v6e").rows}
+    assert all(times[part] > wires[part] for part in times)
+    for name in ("all-gather", "reduce-scatter"):
+        assert 0.5 < times[f"{name}, both ways"] / times[f"{name}, one way"] < 0.7
+    assert 0.9 < times["all-gather, a wait too few"] / times["all-gather, one way"] <= 1
+    # One direction after the other takes the bytes as long as one way does.
+    assert times["all-gather, a wait too many"] > times["all-gather, one way"]

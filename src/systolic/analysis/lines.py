@@ -93,7 +93,7 @@ def kernel_ops(call: KernelCall, grid: Sequence[int] | None) -> KernelOps:
 
 
 def flops_outside_kernels(jaxpr: Any, iterations: int | None = 1) -> float | None:
-    """Counts the operations of a traced function's products outside its kernels.
+    """Counts the operations of a traced function's products outside its kernels, on all devices together.
 
     Returns:
       The operations, in loops as often as these run; None where a product runs an unknown number of times, or is a
@@ -110,6 +110,9 @@ def flops_outside_kernels(jaxpr: Any, iterations: int | None = 1) -> float | Non
             total += iterations * dot_flops(equation)
             continue
         inside = None if name == "cond" else loop_iterations(equation, iterations)
+        if name == "shard_map" and inside is not None:  # its body is what each device does with its parts
+            mesh = equation.params["mesh"]
+            inside *= math.prod(mesh.shape[axis] for axis in equation.params["newly_manual_axes"])
         for inner in inner_jaxprs(equation.params):
             found = flops_outside_kernels(inner.jaxpr, inside)
             if found is None:

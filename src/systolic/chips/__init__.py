@@ -16,7 +16,9 @@ from systolic.chips.chip import (
     UnknownChipError,
     UnsupportedDtypeError,
 )
-from systolic.chips.flags import FlagError, FlagValue, checked_flags, flags_text, with_flags
+from systolic.chips.flags import FlagError, FlagValue, checked_flags, flags_text, with_flags, with_slice_flags
+from systolic.chips.links import Links
+from systolic.chips.slice_shape import SliceDevice, SliceError, SliceShape
 from systolic.chips.v4 import V4
 from systolic.chips.v5e import V5E
 from systolic.chips.v5p import V5P
@@ -98,9 +100,13 @@ __all__ = [
     "CloudOffer",
     "FlagError",
     "FlagValue",
+    "Links",
     "MachineModel",
     "NotOffered",
     "SeenRows",
+    "SliceDevice",
+    "SliceError",
+    "SliceShape",
     "SparseCoreModel",
     "StepEstimate",
     "UnknownChipError",
@@ -113,4 +119,5 @@ __all__ = [
     "register",
     "with_clock_state",
     "with_flags",
+    "with_slice_flags",
 ]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from systolic.chips.arithmetic import DotOperands
+from systolic.chips.links import Links
 
 
 class UnknownChipError(ValueError):
@@ -133,8 +134,9 @@ class Chip:
 
     A generation with several clock states is one chip a state: `v7x` runs in the default state, `v7x@p7` in another.
 
-    `sources` names for each field, and for each field of `machine` as `machine.NAME` and of `sparse_core` as
-    `sparse_core.NAME`, where the number is from; clock states name theirs, and compiler flags are the user's.
+    `sources` names for each field, and for each field of `machine` as `machine.NAME`, of `sparse_core` as
+    `sparse_core.NAME` and of `links` as `links.NAME`, where the number is from; clock states name theirs, and compiler
+    flags are the user's.
     """
 
     name: str  # in lower case; behind an @, the clock state where it is not the default one
@@ -160,6 +162,7 @@ class Chip:
     dot_operands: DotOperands  # what a dot in a kernel takes
     machine: MachineModel
     sparse_core: SparseCoreModel | None  # None: the chip has none that are simulated
+    links: Links | None  # None: slices of it are not simulated
     step_estimate: StepEstimate
     cloud: CloudOffer | NotOffered
     seen_rows: tuple[SeenRows, ...]  # besides those of a tuning cache, which were in view for every chip
@@ -167,6 +170,7 @@ class Chip:
     sources: Mapping[str, str]
     clock_states: tuple[ClockState, ...] = ()  # the default first; none: the clock is no setting
     compiler_flags: Mapping[str, str] = field(default_factory=dict)  # of every program for it
+    slice_flags: Mapping[str, str] = field(default_factory=dict)  # of programs for slices, unless a user sets them
 
     def __hash__(self) -> int:
         # Chips are keys of caches; the mappings in them cannot be hashed, and names tell nearly all chips apart.

@@ -70,6 +70,11 @@ def with_flags(chip: Chip, flags: Mapping[str, FlagValue]) -> Chip:
     )
 
 
+def with_slice_flags(chip: Chip) -> Chip:
+    """The chip with the compiler flags that programs for slices of it need; those that it has already hold."""
+    return replace(chip, compiler_flags={**chip.slice_flags, **chip.compiler_flags})
+
+
 def flags_text(flags: Mapping[str, str]) -> str:
     """The flags in one line, as a command takes them; "" where there are none."""
     return " ".join(f"{name}={value}" for name, value in flags.items())

@@ -2,6 +2,7 @@
 
 from systolic.chips.arithmetic import DotOperands
 from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel
+from systolic.chips.links import Links
 from systolic.chips.v5e import V5E
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
@@ -25,6 +26,10 @@ _CLOUD = (
     "https://cloud.google.com/tpu/docs/runtimes, the one for JAX"
 )
 _ASKED = "asked of this package's kernels; docs/matmul.md names what misses it"
+_LINK_RATE = "jax-ml/scaling-book, tpus.md: one way"
+_HOP = "not fitted, no published rows: the v5p value"
+_WRAP = "jax-ml/scaling-book, tpus.md: wrap-around is by optical switches, which only cubes of 4 x 4 x 4 chips have"
+_ONE_DEVICE = "a chip is one device"
 
 V4 = Chip(
     name="v4",
@@ -75,6 +80,15 @@ V4 = Chip(
         vmem_address_bytes=512,
     ),
     sparse_core=None,
+    links=Links(
+        dimensions=3,
+        bytes_per_s=45e9,
+        hop_s=0.6e-6,
+        wrap_extent=4,
+        wraps_alone=False,
+        signal_chip_bit=18,
+        copy_remote_bit=15,
+    ),
     step_estimate=V5E.step_estimate,
     cloud=CloudOffer(
         accelerator_type="v4-8",  # the API counts cores, and the smallest machine has four chips
@@ -109,6 +123,15 @@ V4 = Chip(
         "cloud": _CLOUD,
         "seen_rows": "no rows are published",
         "bars": _ASKED,
+        "links.dimensions": _DOCS,
+        "links.bytes_per_s": _LINK_RATE,
+        "links.hop_s": _HOP,
+        "links.wrap_extent": _WRAP,
+        "links.wraps_alone": _WRAP,
+        "links.signal_chip_bit": _LISTING,
+        "links.copy_remote_bit": _LISTING,
+        "links.die_bytes_per_s": _ONE_DEVICE,
+        "links.die_hop_s": _ONE_DEVICE,
         "machine.clock_hz": _PEAK,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,

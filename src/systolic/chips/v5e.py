@@ -2,6 +2,7 @@
 
 from systolic.chips.arithmetic import DotOperands
 from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel, SeenRows, StepEstimate
+from systolic.chips.links import Links
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
 _COMPILER = "libtpu 0.0.42.1: v5e:2x2 compiles as this device kind; VMEM limits as its refusals name them"
@@ -30,6 +31,10 @@ _CLOUD = (
     "https://cloud.google.com/tpu/docs/runtimes, the one for JAX"
 )
 _ASKED = "asked of this package's kernels; docs/matmul.md names what misses it"
+_LINK_RATE = "jax-ml/scaling-book, tpus.md: one way"
+_HOP = "not fitted, no published rows: that of v5p and v6e"
+_WRAP = "jax-ml/scaling-book, tpus.md: only axes of 16 chips wrap, each by itself"
+_ONE_DEVICE = "a chip is one device"
 
 V5E = Chip(
     name="v5e",
@@ -85,6 +90,15 @@ V5E = Chip(
         vmem_address_bytes=32,
     ),
     sparse_core=None,
+    links=Links(
+        dimensions=2,
+        bytes_per_s=45e9,
+        hop_s=0.6e-6,
+        wrap_extent=16,
+        wraps_alone=True,
+        signal_chip_bit=17,
+        copy_remote_bit=14,
+    ),
     step_estimate=StepEstimate(
         fill_cycles=93,
         drain_cycles_per_row=0.004,
@@ -131,6 +145,15 @@ V5E = Chip(
         "cloud": _CLOUD,
         "seen_rows": "those of dense tiles of 128³, by which machine.dma_latency_cycles was chosen",
         "bars": _ASKED,
+        "links.dimensions": _DOCS,
+        "links.bytes_per_s": _LINK_RATE,
+        "links.hop_s": _HOP,
+        "links.wrap_extent": _WRAP,
+        "links.wraps_alone": _WRAP,
+        "links.signal_chip_bit": _LISTING,
+        "links.copy_remote_bit": _LISTING,
+        "links.die_bytes_per_s": _ONE_DEVICE,
+        "links.die_hop_s": _ONE_DEVICE,
         "machine.clock_hz": _PEAK,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,

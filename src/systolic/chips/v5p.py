@@ -1,6 +1,7 @@
 """TPU v5p."""
 
-from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel, SparseCoreModel
+from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel, SeenRows, SparseCoreModel
+from systolic.chips.links import Links
 from systolic.chips.v5e import V5E
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
@@ -29,6 +30,12 @@ _CLOUD = (
     "https://cloud.google.com/tpu/docs/runtimes, the one for JAX"
 )
 _ASKED = "asked of this package's kernels; docs/matmul.md names what misses it"
+_LINK_RATE = _HOP = (
+    "fitted with the other, one number of each for v5p and v6e, to six of the 13 published collectives: ppermute of"
+    " 16 KiB, 1 MiB and 64 MiB on either, with devices in their default order, which no row says"
+)
+_WRAP = "jax-ml/scaling-book, tpus.md: wrap-around is by optical switches, which only cubes of 4 x 4 x 4 chips have"
+_ONE_DEVICE = "a chip is one device"
 
 V5P = Chip(
     name="v5p",
@@ -85,12 +92,21 @@ V5P = Chip(
         stream_latency_cycles=1195,
         index_cycles=1.0,
     ),
+    links=Links(
+        dimensions=3,
+        bytes_per_s=92.8e9,
+        hop_s=0.6e-6,
+        wrap_extent=4,
+        wraps_alone=False,
+        signal_chip_bit=17,
+        copy_remote_bit=14,
+    ),
     step_estimate=V5E.step_estimate,
     cloud=CloudOffer(
         accelerator_type="v5p-8",  # the API counts cores, and the smallest machine has four chips
         runtime_version="v2-alpha-tpuv5",
     ),
-    seen_rows=(),
+    seen_rows=(SeenRows(op="ppermute (ring neighbour)"),),
     bars=BenchBars(least_share_of_limit=0.92),
     sources={
         "name": _DOCS,
@@ -116,7 +132,7 @@ V5P = Chip(
         "dot_operands": _DOTS,
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,
-        "seen_rows": "none but those of the tuning cache",
+        "seen_rows": "of ppermute, while the constants of links were chosen; besides those of the tuning cache",
         "bars": _ASKED,
         "sparse_core.cores_per_device": _TILES,
         "sparse_core.tiles_per_core": _TILES,
@@ -124,6 +140,15 @@ V5P = Chip(
         "sparse_core.stream_bytes_per_s": _STREAMS,
         "sparse_core.stream_latency_cycles": _STREAM_LATENCY,
         "sparse_core.index_cycles": _INDICES,
+        "links.dimensions": _DOCS,
+        "links.bytes_per_s": _LINK_RATE,
+        "links.hop_s": _HOP,
+        "links.wrap_extent": _WRAP,
+        "links.wraps_alone": _WRAP,
+        "links.signal_chip_bit": _LISTING,
+        "links.copy_remote_bit": _LISTING,
+        "links.die_bytes_per_s": _ONE_DEVICE,
+        "links.die_hop_s": _ONE_DEVICE,
         "machine.clock_hz": _PEAK,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,

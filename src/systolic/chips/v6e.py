@@ -1,6 +1,7 @@
 """TPU v6e (Trillium)."""
 
 from systolic.chips.chip import BenchBars, Chip, CloudOffer, MachineModel, SeenRows, SparseCoreModel, StepEstimate
+from systolic.chips.links import Links
 from systolic.chips.v5e import V5E
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
@@ -39,6 +40,12 @@ _CLOUD = (
     "https://cloud.google.com/tpu/docs/runtimes, the one for JAX"
 )
 _ASKED = "asked of this package's kernels; docs/matmul.md names what misses it"
+_LINK_RATE = _HOP = (
+    "fitted with the other, one number of each for v5p and v6e, to six of the 13 published collectives: ppermute of"
+    " 16 KiB, 1 MiB and 64 MiB on either, with devices in their default order, which no row says"
+)
+_WRAP = "jax-ml/scaling-book, tpus.md: only axes of 16 chips wrap, each by itself"
+_ONE_DEVICE = "a chip is one device"
 
 V6E = Chip(
     name="v6e",
@@ -95,6 +102,15 @@ V6E = Chip(
         stream_latency_cycles=997,
         index_cycles=1.0,
     ),
+    links=Links(
+        dimensions=2,
+        bytes_per_s=92.8e9,
+        hop_s=0.6e-6,
+        wrap_extent=16,
+        wraps_alone=True,
+        signal_chip_bit=17,
+        copy_remote_bit=14,
+    ),
     step_estimate=StepEstimate(
         fill_cycles=127,
         drain_cycles_per_row=0.067,
@@ -115,6 +131,7 @@ V6E = Chip(
     seen_rows=(
         SeenRows(op="xla", sizes=(4096, 4096, 4096)),
         SeenRows(op="dot_general", sizes=(8192, 8192, 8192)),
+        SeenRows(op="ppermute (ring neighbour)"),
     ),
     bars=BenchBars(least_share_of_limit=0.92),
     sources={
@@ -141,7 +158,8 @@ V6E = Chip(
         "dot_operands": _DOTS,
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,
-        "seen_rows": "XLA's products that were looked at while the constants of copies and pushes were chosen",
+        "seen_rows": "products of XLA, looked at while the constants of copies and pushes were chosen, and ppermute, "
+        "while those of links were",
         "bars": _ASKED,
         "sparse_core.cores_per_device": _TILES,
         "sparse_core.tiles_per_core": _TILES,
@@ -149,6 +167,15 @@ V6E = Chip(
         "sparse_core.stream_bytes_per_s": _STREAMS,
         "sparse_core.stream_latency_cycles": _STREAM_LATENCY,
         "sparse_core.index_cycles": _INDICES,
+        "links.dimensions": _DOCS,
+        "links.bytes_per_s": _LINK_RATE,
+        "links.hop_s": _HOP,
+        "links.wrap_extent": _WRAP,
+        "links.wraps_alone": _WRAP,
+        "links.signal_chip_bit": _LISTING,
+        "links.copy_remote_bit": _LISTING,
+        "links.die_bytes_per_s": _ONE_DEVICE,
+        "links.die_hop_s": _ONE_DEVICE,
         "machine.clock_hz": _PEAK,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,

@@ -11,6 +11,7 @@ from systolic.chips.chip import (
     SparseCoreModel,
     StepEstimate,
 )
+from systolic.chips.links import Links
 
 _DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
 _COMPILER = "libtpu 0.0.42.1: tpu7x:2x2x1 compiles as this device kind; VMEM limits as its refusals name them"
@@ -68,6 +69,15 @@ _CLOUD = (
     'versions."'
 )
 _ASKED = "asked of this package's kernels; docs/matmul.md names what misses it"
+_LINK_RATE = "jax-ml/scaling-book, tpus.md: one way"
+_HOP = "not fitted: that of v5p and v6e"
+_DIE = "Google Cloud TPU documentation, TPU7x: six times as fast as a link between chips"
+_DIE_HOP = "not known: that between chips"
+_SPARSE_COLLECTIVES = (
+    "libtpu 0.0.42.1: these keep collectives on the TensorCore, whose listings are executed; by default they go to "
+    "SparseCores"
+)
+_WRAP = "jax-ml/scaling-book, tpus.md: wrap-around is by optical switches, which only cubes of 4 x 4 x 4 chips have"
 
 V7X = Chip(
     name="v7x",
@@ -125,6 +135,17 @@ V7X = Chip(
         stream_latency_cycles=1950,
         index_cycles=1.0,
     ),
+    links=Links(
+        dimensions=3,
+        bytes_per_s=90e9,
+        hop_s=0.6e-6,
+        wrap_extent=4,
+        wraps_alone=False,
+        signal_chip_bit=17,
+        copy_remote_bit=14,
+        die_bytes_per_s=540e9,
+        die_hop_s=0.6e-6,
+    ),
     step_estimate=StepEstimate(
         fill_cycles=75,
         drain_cycles_per_row=0.226,
@@ -148,6 +169,10 @@ V7X = Chip(
     ),
     bars=BenchBars(least_share_of_limit=0.92),
     clock_states=(_DEFAULT_STATE, _HIGHEST_STATE),
+    slice_flags={
+        f"xla_tpu_enable_sparse_core_collective_offload_{work}": "false"
+        for work in ("all_gather", "all_reduce", "reduce_scatter")
+    },
     sources={
         "name": _DOCS,
         "aliases": _DOCS,
@@ -180,6 +205,16 @@ V7X = Chip(
         "sparse_core.stream_bytes_per_s": _STREAMS,
         "sparse_core.stream_latency_cycles": _STREAM_LATENCY,
         "sparse_core.index_cycles": _INDICES,
+        "slice_flags": _SPARSE_COLLECTIVES,
+        "links.dimensions": _DOCS,
+        "links.bytes_per_s": _LINK_RATE,
+        "links.hop_s": _HOP,
+        "links.wrap_extent": _WRAP,
+        "links.wraps_alone": _WRAP,
+        "links.signal_chip_bit": _LISTING,
+        "links.copy_remote_bit": _LISTING,
+        "links.die_bytes_per_s": _DIE,
+        "links.die_hop_s": _DIE_HOP,
         "machine.clock_hz": _DEFAULT_STATE.source,
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,

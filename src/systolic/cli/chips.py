@@ -26,6 +26,7 @@ _COLUMNS: tuple[Column[Chip], ...] = (
     numeric("int8 Top/s", lambda chip: _int8_rate(chip), ",.0f"),
     numeric("HBM GiB", lambda chip: chip.hbm_bytes_per_chip / 2**30, ".0f"),
     numeric("HBM GB/s", lambda chip: chip.hbm_bytes_per_s_per_chip / 1e9, ",.0f"),
+    numeric("links", lambda chip: _links(chip)),
     numeric("VMEM MiB a core", lambda chip: chip.vmem_bytes_per_core / 2**20, ".0f"),
     numeric("kernel's VMEM MiB", lambda chip: chip.scoped_vmem_bytes / 2**20, ".0f", droppable=True),
 )
@@ -49,6 +50,7 @@ _FIELDS = (
     "hbm_bytes_per_s_per_chip",
     "ici_bytes_per_s_per_chip",
     "ici_links_per_chip",
+    "slice_flags",
     "vmem_bytes_per_core",
     "usable_vmem_bytes_per_core",
     "scoped_vmem_bytes",
@@ -79,7 +81,10 @@ def chips(names: tuple[str, ...], json_file: str | None, quiet: bool) -> int:
 
 def _show(chosen: Sequence[Chip]) -> None:
     out = console()
-    out.print("Per chip, as published; int8 in brackets where it is computed as another dtype.\n")
+    out.print(
+        "Per chip, as published; int8 in brackets where it is computed as another dtype. Links to other chips: how "
+        "many, and GB/s of one in one direction on the simulator's model.\n"
+    )
     show_table(out, _COLUMNS, chosen)
     for chip in chosen:
         out.print(f"\n[bold]{chip.name}[/] {chip.title}: one core on the simulator's model, and where numbers are from")
@@ -89,6 +94,10 @@ def _show(chosen: Sequence[Chip]) -> None:
 def _states(chip: Chip) -> str:
     """The default state first; a chip in another is named with it."""
     return ", ".join(f"{state.name} {state.clock_hz / 1e9:.2f}" for state in chip.clock_states)
+
+
+def _links(chip: Chip) -> str | None:
+    return None if chip.links is None else f"{2 * chip.links.dimensions} × {chip.links.bytes_per_s / 1e9:,.0f}"
 
 
 def _int8_rate(chip: Chip) -> float | str | None:
@@ -101,10 +110,12 @@ def _int8_rate(chip: Chip) -> float | str | None:
 def _fields(chip: Chip) -> list[tuple[str, str, str]]:
     rows = []
     for name in _FIELDS[2:]:
-        rows.append((name, _shown(getattr(chip, name)), chip.sources[name]))
+        rows.append((name, _shown(getattr(chip, name)), chip.sources.get(name, "none needed")))
     for field in dataclasses.fields(chip.machine):
         name = f"machine.{field.name}"
         rows.append((name, _shown(getattr(chip.machine, field.name)), chip.sources[name]))
+    for name, value in dataclasses.asdict(chip.links).items() if chip.links is not None else ():
+        rows.append((f"links.{name}", "none" if value is None else _shown(value), chip.sources[f"links.{name}"]))
     for state in chip.clock_states:
         how = f"{chip.generation}@{state.name}" if state.flags else f"{chip.generation}, the default"
         rows.append((f"clock state {state.name}", f"{how}: {_shown(state.clock_hz)} Hz", state.source))
@@ -114,11 +125,14 @@ def _fields(chip: Chip) -> list[tuple[str, str, str]]:
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_shown(inner)}" for key, inner in value.items()) or "none"
-    return f"{value:,g}" if isinstance(value, (int, float)) else str(value)
+    return f"{value:,g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
 def _record(chip: Chip) -> dict[str, Any]:
-    sources = {name: source for name, source in chip.sources.items() if name.startswith("machine.") or name in _FIELDS}
+    shown = ("machine.", "links.")
+    sources = {name: source for name, source in chip.sources.items() if name.startswith(shown) or name in _FIELDS}
     fields = {name: getattr(chip, name) for name in _FIELDS}
     states = list(map(dataclasses.asdict, chip.clock_states))
-    return {**fields, "machine": dataclasses.asdict(chip.machine), "clock_states": states, "sources": sources}
+    links = dataclasses.asdict(chip.links) if chip.links is not None else None
+    parts = {"machine": dataclasses.asdict(chip.machine), "links": links, "clock_states": states}
+    return {**fields, **parts, "sources": sources}

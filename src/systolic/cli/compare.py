@@ -20,7 +20,7 @@ from systolic.report.columns import Column, numeric, textual
 from systolic.report.compared import ComparedRow, Comparison, compare_explanations, compare_runs
 from systolic.report.time_errors import verdict_text
 from systolic.schedule import MIB
-from systolic.simulator import SimulatedRun
+from systolic.simulator import SimulatedRun, SliceRun
 
 _COLUMNS: tuple[Column[ComparedRow], ...] = (
     textual("of", lambda row: row.group),
@@ -38,7 +38,7 @@ class _Answer:
 
     function: str
     chip: str
-    found: Explanation | SimulatedRun | None
+    found: Explanation | SimulatedRun | SliceRun | None
     reason: str = ""  # why there is nothing
 
 
@@ -131,20 +131,26 @@ def _read_row(row: Mapping[str, Any]) -> _Answer | None:
     """One row; None where it is of another command."""
     if "programs" in row:
         found = Explanation.from_json(json.dumps(row))
-        if not found.programs or found.programs[0].run is None:
+        if not found.programs or found.programs[0].device_run is None:
             raise ExplanationError("an explanation without the run of its function")
         return _Answer(function=found.function, chip=found.chip, found=found)
     if "clock_hz" in row:
-        run = SimulatedRun.from_json(json.dumps(row))
+        run = _read_run(row)
         return _Answer(function="", chip=run.chip, found=run)
     if not isinstance(row.get("function"), str) or not isinstance(row.get("chip"), str):
         return None
     if "run" in row:
-        run = SimulatedRun.from_json(json.dumps(row["run"]))
+        run = _read_run(row["run"])
         return _Answer(function=row["function"], chip=row["chip"], found=run)
     if "reason" in row:
         return _Answer(function=row["function"], chip=row["chip"], found=None, reason=str(row["reason"]))
     return None
+
+
+def _read_run(document: Any) -> SimulatedRun | SliceRun:
+    """A run of one device, or of a slice, which alone has classes of devices."""
+    kind = SliceRun if isinstance(document, dict) and "classes" in document else SimulatedRun
+    return kind.from_json(json.dumps(document))
 
 
 def _matched(first: list[_Answer], second: list[_Answer]) -> tuple[list[tuple[_Answer, _Answer]], list[str]]:
@@ -172,7 +178,7 @@ def _compared(mine: _Answer, other: _Answer) -> Comparison:
     before, after = mine.found, other.found
     if isinstance(before, Explanation) and isinstance(after, Explanation):
         return compare_explanations(before, after)
-    runs = [found.run if isinstance(found, Explanation) else found for found in (before, after)]
+    runs = [found.slice_run or found.run if isinstance(found, Explanation) else found for found in (before, after)]
     assert runs[0] is not None
     assert runs[1] is not None
     return compare_runs(runs[0], runs[1], names=(mine.function, other.function))
@@ -193,6 +199,8 @@ def _record(comparison: Comparison) -> dict[str, Any]:
         "error_percent_before": comparison.error_before.percent if comparison.error_before is not None else None,
         "error_percent_after": comparison.error_after.percent if comparison.error_after is not None else None,
         "same_kernel": comparison.same_kernel,
+        "topology_before": comparison.topology_before or None,
+        "topology_after": comparison.topology_after or None,
         "ratio_error_percent": comparison.ratio_error_percent,
         "verdict": comparison.verdict,
         "flags_before": comparison.flags_before,
@@ -209,9 +217,9 @@ def _show(comparisons: Sequence[Comparison], lost: Sequence[_Answer], unmatched:
         if at:
             out.print("")
         names = dict.fromkeys((comparison.before, comparison.after))
-        out.print(
-            f"[bold]{escape(comparison.chip)}[/] {escape(' → '.join(filter(None, names)))}: {_verdict(comparison)}"
-        )
+        slices = dict.fromkeys((comparison.topology_before, comparison.topology_after))
+        chip = f"{comparison.chip} {' → '.join(text or 'one device' for text in slices) if any(slices) else ''}".strip()
+        out.print(f"[bold]{escape(chip)}[/] {escape(' → '.join(filter(None, names)))}: {_verdict(comparison)}")
         flags = dict.fromkeys(map(flags_text, (comparison.flags_before, comparison.flags_after)))
         if any(flags):
             out.print(f"compiled with {' → '.join(text or 'no flags' for text in flags)}", markup=False, soft_wrap=True)
@@ -245,9 +253,8 @@ def _value(row: ComparedRow, value: float | None) -> str | None:
     if row.unit == "share":
         return f"{value:.1%}"
     if row.unit == "bytes":
-        return (
-            f"{value / 1e6:,.2f} MB" if row.group == "traffic" or "HBM" in row.quantity else f"{value / MIB:,.2f} MiB"
-        )
+        moved = row.group in ("traffic", "communication") or "HBM" in row.quantity
+        return f"{value / 1e6:,.2f} MB" if moved else f"{value / MIB:,.2f} MiB"
     return f"{value:,.2f} {row.unit}" if row.unit in ("µs", "Tflop/s") else f"{value:,.0f}"
 
 

@@ -14,6 +14,7 @@ from systolic.cli.function import function_options, named
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import check_target, console, give, note, write_text
 from systolic.cli.progress import progress_bar
+from systolic.cli.slice_options import AskedSlice, slice_options
 from systolic.compiler import NamedFunctionError, check_available
 from systolic.experiments import Outcome
 from systolic.explaining import ExplainRequest, Explanation, explain_with_pool
@@ -22,6 +23,7 @@ from systolic.explaining import ExplainRequest, Explanation, explain_with_pool
 @click.command()
 @function_options
 @chip_option("v6e")
+@slice_options
 @flag_option
 @click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
 @click.option(
@@ -31,6 +33,9 @@ from systolic.explaining import ExplainRequest, Explanation, explain_with_pool
     help="Write one HTML page that needs no network. Several chips: the chip's name is added.",
 )
 @click.option("--tries", type=click.IntRange(min=0), default=12, show_default=True, help="Changes to simulate.")
+@click.option(
+    "--try-mesh", is_flag=True, help="On a slice: simulate other meshes and shardings too, at most --tries of them."
+)
 @worker_options()
 @output_options
 def explain(
@@ -38,9 +43,11 @@ def explain(
     arguments: tuple[str, ...],
     parameters: tuple[tuple[str, object], ...],
     chips: tuple[Chip, ...],
+    asked_slice: AskedSlice,
     against: str | None,
     page: Path | None,
     tries: int,
+    try_mesh: bool,
     workers: Workers,
     json_file: str | None,
     quiet: bool,
@@ -56,22 +63,33 @@ def explain(
     Examples:
       systolic explain kernel.py:mine --arg "bf16[4096,4096]" --arg "bf16[4096,4096]" --chip v6e --out report.html
       systolic explain kernel.py:mine --param tile_m=256 --against kernel.py:other --arg "f32[2048,2048]" --json -
+      systolic explain step.py:mlp --topology 2x4 --mesh data=2,model=4 --arg "bf16[8192,8192]@data,model" --try-mesh
     """
     check_target(json_file)
     if page is not None:
         check_target(page)
+    if try_mesh and asked_slice.topology is None:
+        raise click.UsageError("--try-mesh is about a mesh over a slice: give --topology too, such as 2x4")
     fn = named(function, parameters)
     other = named(against, ()) if against is not None else None
-    check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
+    asked_slice.check(chips)
+    check_available()
     found: list[Explanation] = []
     failed: dict[str, str] = {}
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
-        from systolic.compiler import named_argument
-
-        values = [named_argument(text) for text in arguments]
         for chip in chips:
-            request = ExplainRequest(fn=fn, args=values, arguments=arguments, chip=chip, against=other, tries=tries)
+            called, values = asked_slice.call(fn, arguments, chip)
+            request = ExplainRequest(
+                fn=called,
+                args=values,
+                arguments=arguments,
+                chip=chip,
+                topology=asked_slice.topology,
+                against=other and asked_slice.call(other, (), chip)[0],
+                tries=tries,
+                try_mesh=try_mesh,
+            )
             try:
                 found.append(explain_with_pool(pool, request, progress=bar))
             except NamedFunctionError:  # the call was wrong

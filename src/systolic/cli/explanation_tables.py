@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.console import Console
 from rich.markup import escape
 
 from systolic.chips import flags_text, with_clock_state
-from systolic.cli.output import show_table
+from systolic.cli.output import show_section
+from systolic.cli.slice_tables import show_slice_tables
 from systolic.explaining import Explanation
+from systolic.report.ceilings import ceilings_table
 from systolic.report.explained_tables import (
-    ExplainedTable,
     lines_table,
     ops_table,
     programs_table,
@@ -22,6 +21,7 @@ from systolic.report.explained_tables import (
     vmem_table,
 )
 from systolic.report.headline import figures, time_parts
+from systolic.report.slice_tables import WAYS
 from systolic.report.timeline import TITLES, busy_lanes
 from systolic.report.written import percent, round_mib
 
@@ -34,7 +34,9 @@ def show_explanation(out: Console, explanation: Explanation) -> None:
     """Prints the verdict, the figures, the findings, then the timeline and the tables behind them."""
     run = explanation.run
     versions = ", ".join(f"{name} {version}" for name, version in explanation.versions.items() if version)
-    chip = f"[bold]{with_clock_state(explanation.chip)}[/] {escape(explanation.chip_title)}"
+    whole = explanation.slice_run
+    name = with_clock_state(explanation.chip) + (f" {whole.topology}, {whole.devices} devices" if whole else "")
+    chip = f"[bold]{name}[/] {escape(explanation.chip_title)}"
     flags = f" · compiled with {escape(flags_text(explanation.flags))}" if explanation.flags else ""
     out.print(f"{chip}{flags} · {escape(versions)}")
     arguments = ", ".join(explanation.arguments) or "none"
@@ -45,36 +47,29 @@ def show_explanation(out: Console, explanation: Explanation) -> None:
         "; ".join(f"{each.title} {each.value} {each.unit} ({escape(each.beside)})" for each in figures(explanation))
     )
     out.print("time: " + ", ".join(f"{part.title} {percent(part.share)}" for part in time_parts(explanation)))
-    _section(out, "findings", savings_table(explanation), "nothing was found that would save time")
-    _section(out, "programs", programs_table(explanation))
+    show_section(out, "findings", savings_table(explanation), "nothing was found that would save time")
+    show_section(out, "programs", programs_table(explanation))
+    if whole is not None:
+        show_section(out, "limits of one device", ceilings_table(explanation))
+        out.print(f"\n{WAYS[whole.way]}", markup=False)
+        show_slice_tables(out, whole)
     _timeline(out, explanation)
     if explanation.vmem is not None:
         limit, capacity = round_mib(explanation.vmem.limit_bytes), round_mib(explanation.vmem.capacity_bytes)
-        _section(out, f"VMEM, limit {limit} MiB, capacity {capacity} MiB", vmem_table(explanation))
-    _section(out, f"units; the program has {run.bundles:,} bundles", units_table(run))
-    _section(out, "straight code, over all its executions", regions_table(explanation))
-    _section(out, "lines of the source, in one execution (modelled)", lines_table(explanation))
-    _section(out, "HBM traffic of each operand", traffic_table(explanation))
+        show_section(out, f"VMEM, limit {limit} MiB, capacity {capacity} MiB", vmem_table(explanation))
+    show_section(out, f"units; the program has {run.bundles:,} bundles", units_table(run))
+    show_section(out, "straight code, over all its executions", regions_table(explanation))
+    show_section(out, "lines of the source, in one execution (modelled)", lines_table(explanation))
+    show_section(out, "HBM traffic of each operand", traffic_table(explanation))
     for program in explanation.programs:
-        if program.run is not None:
-            _section(out, f"operations of {program.label}", ops_table(program.run))
+        if (its := program.device_run) is not None:
+            show_section(out, f"operations of {program.label}", ops_table(its))
     if explanation.notes or run.assumptions:
         out.print("")
     for text in explanation.notes:
         out.print(f"note: {escape(text)}")
     for text in run.assumptions:
         out.print(f"assumed: {escape(text)}")
-
-
-def _section(out: Console, title: str, found: ExplainedTable[Any] | None, otherwise: str = "") -> None:
-    if found is None:
-        if otherwise:
-            out.print(f"\n{otherwise}")
-        return
-    out.print(f"\n[bold]{escape(title)}[/]")
-    show_table(out, found.columns, found.rows)
-    if found.left_out:
-        out.print(f"and {found.left_out:,} more")
 
 
 def _timeline(out: Console, explanation: Explanation) -> None:

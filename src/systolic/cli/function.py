@@ -45,7 +45,8 @@ def function_options(command: _F) -> _F:
         "arguments",
         multiple=True,
         metavar="TEXT",
-        help="One for each argument: bf16[4096,4096] is a shape, s32[3]=1,5,2 an array, FILE.npy an array from a file.",
+        help="One for each argument: bf16[4096,4096] is a shape, s32[3]=1,5,2 an array, FILE.npy an array from a file. "
+        "With --mesh, @ and the axis that each dimension is cut along: bf16[8192,8192]@data,-.",
     )(command)
     return click.argument("function", metavar="FILE.py:FUNCTION")(command)
 

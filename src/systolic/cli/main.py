@@ -9,7 +9,7 @@ import click
 
 from systolic import __version__
 from systolic.bugs import SystolicBug, is_own
-from systolic.chips import FlagError, UnknownChipError, UnsupportedDtypeError
+from systolic.chips import FlagError, SliceError, UnknownChipError, UnsupportedDtypeError
 from systolic.chips.constants import ConstantsError
 from systolic.cli.bench import bench
 from systolic.cli.calibrate import calibrate
@@ -53,6 +53,7 @@ _WRONG_CALL = (
     FlagError,
     CompilerFlagError,
     NamedFunctionError,
+    SliceError,
     SpecError,
     StoreError,
     PublishedFileError,

@@ -23,6 +23,7 @@ from rich.text import Text
 from systolic.chips import flags_text, with_clock_state
 from systolic.compiler import versions
 from systolic.report.columns import Column, Row
+from systolic.report.explained_tables import ExplainedTable
 from systolic.untrusted import printable
 from systolic.whole_file import whole_file
 
@@ -40,6 +41,7 @@ __all__ = [
     "make_folder",
     "note",
     "printable",
+    "show_section",
     "show_table",
     "versions",
     "write_json",
@@ -244,6 +246,18 @@ def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]
     out.print(made)
     if dropped:
         out.print(f"not shown, for want of width: {', '.join(dropped)}; --json has all", markup=False)
+
+
+def show_section(out: Console, title: str, found: ExplainedTable[Any] | None, otherwise: str = "") -> None:
+    """Prints a table with its title, or, where there is none, what is said in its place."""
+    if found is None:
+        if otherwise:
+            out.print(f"\n{otherwise}")
+        return
+    out.print(f"\n[bold]{escape(title)}[/]")
+    show_table(out, found.columns, found.rows)
+    if found.left_out:
+        out.print(f"and {found.left_out:,} more")
 
 
 _LEAST_TEXT = 12  # characters, to which a column of text may be folded

@@ -20,6 +20,8 @@ from systolic.cli.options import Workers, chip_option, flag_option, output_optio
 from systolic.cli.output import SIMULATED, check_target, console, give, heading, note, write_text
 from systolic.cli.progress import progress_bar
 from systolic.cli.simulated_tables import show_run
+from systolic.cli.slice_options import AskedSlice, slice_options
+from systolic.cli.slice_tables import show_slice
 from systolic.compiler import NamedFunctionError, check_available
 from systolic.experiments import Experiment, Outcome, Runner
 from systolic.report.time_errors import verdict_text
@@ -43,6 +45,7 @@ class _Answer:
 @function_options
 @chip_option("v5e")
 @flag_option
+@slice_options
 @click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
 @click.option(
     "--trace",
@@ -63,6 +66,7 @@ def simulate(
     arguments: tuple[str, ...],
     parameters: tuple[tuple[str, Any], ...],
     chips: tuple[Chip, ...],
+    asked_slice: AskedSlice,
     against: str | None,
     trace_file: Path | None,
     constants_file: Path | None,
@@ -81,6 +85,7 @@ def simulate(
       systolic simulate jax.numpy:matmul --arg "bf16[4096,4096]" --arg "bf16[4096,4096]" --chip v6e
       systolic simulate kernel.py:mine --arg "bf16[2048,2048]" --arg "s32[4]=0,3,3,9" --chip v5e,v7x --trace run.json
       systolic simulate kernel.py:mine --against kernel.py:reference --arg "f32[1024,1024]" --param tile_m=256 --json -
+      systolic simulate step.py:mlp --chip v6e --topology 2x4 --mesh data=2,model=4 --arg "bf16[8192,8192]@data,model"
     """
     check_target(json_file)
     if trace_file is not None:
@@ -89,17 +94,23 @@ def simulate(
     names = [each.text for each in functions]
     if constants_file is not None:
         chips = _calibrated(chips, constants_file)
-    check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
+    asked_slice.check(chips)
+    check_available()
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
-        from systolic.compiler import named_argument
-
-        values = [named_argument(text) for text in arguments]
         spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_TABLE
         pairs = [(fn, chip) for chip in chips for fn in functions]
+        calls = [asked_slice.call(fn, arguments, chip) for fn, chip in pairs]
         outcomes = Runner(pool, bar).run(
-            Experiment(fn=fn, args=values, chip=chip, label=f"{fn.text} for {chip.name}", spans=spans)
-            for fn, chip in pairs
+            Experiment(
+                fn=called,
+                args=values,
+                chip=chip,
+                topology=asked_slice.topology,
+                label=f"{fn.text} for {chip.name}",
+                spans=spans,
+            )
+            for (fn, chip), (called, values) in zip(pairs, calls, strict=True)
         )
     answers = [
         _Answer(function=fn.text, chip=chip, outcome=each) for (fn, chip), each in zip(pairs, outcomes, strict=True)
@@ -130,8 +141,9 @@ def _summary(answers: list[_Answer], names: list[str]) -> dict[str, Any]:
             first, second = mine.outcome.run, other.outcome.run
             if first is not None and second is not None:
                 ratios[mine.chip.name] = second.time_us / first.time_us
+                own, others = (each.outcome.slice_run or each.outcome.required() for each in (mine, other))
                 errors[mine.chip.name] = ratio_error_percent(
-                    first.error, second.error, same_kernel=same_kernel(first, second)
+                    own.error, others.error, same_kernel=same_kernel(first, second)
                 )
     return {"provenance": "simulated", "speed_ratio_to_other": ratios, "ratio_error_percent": errors}
 
@@ -148,6 +160,28 @@ def _record(answer: _Answer) -> dict[str, Any]:
     }
     if measurement is None or run is None:
         return {**row, "time_us": None}
+    whole = measurement.slice_run
+    if whole is not None:
+        return {
+            **row,
+            "flags": whole.flags,
+            "provenance": measurement.provenance,
+            "topology": whole.topology,
+            "devices": whole.devices,
+            "assignment": whole.assignment,
+            "way": whole.way,
+            "time_us": whole.time_us,
+            "error_percent": whole.error_percent,
+            "time_error": dataclasses.asdict(whole.error),
+            "skew_us": whole.skew_us,
+            "exposed_us": whole.exposed_us,
+            "hidden_us": whole.hidden_us,
+            "link_busy_share": whole.link_busy_share,
+            "assumptions": whole.assumptions,
+            "compile_s": measurement.compile_s,
+            "from_cache": measurement.from_cache,
+            "run": cattrs.unstructure(whole),
+        }
     return {
         **row,
         "provenance": measurement.provenance,
@@ -180,7 +214,8 @@ def _show(answers: list[_Answer], summary: dict[str, Any], arguments: tuple[str,
         if outcome.run is None:
             out.print(f"{answer.chip.name} {answer.function}: {outcome.status}: {outcome.details}", markup=False)
         else:
-            show_run(out, answer.function, outcome.run)
+            whole = outcome.slice_run
+            show_run(out, answer.function, outcome.run) if whole is None else show_slice(out, answer.function, whole)
     for chip, ratio in summary["speed_ratio_to_other"].items():
         error = summary["ratio_error_percent"][chip]
         said = verdict_text(ratio_verdict(ratio, error), error)
@@ -196,6 +231,7 @@ def _write_traces(answers: list[_Answer], function: str, path: Path, *, several:
         if answer.function != function or run is None:
             continue
         target = path.with_stem(f"{path.stem}_{answer.chip.name}") if several else path
-        write_text(target, json.dumps(chrome_trace(run, title=function), allow_nan=False))
-        left_out = sum(core.spans_left_out for core in run.cores)
+        trace = chrome_trace(answer.outcome.slice_run or run, title=function)
+        write_text(target, json.dumps(trace, allow_nan=False))
+        left_out = trace["otherData"]["spans_left_out"]
         note(f"trace {target}" + (f" ({left_out:,} spans in the middle left out)" if left_out else ""), quiet=quiet)

@@ -32,7 +32,13 @@ from systolic.experiments import Runner
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import error_column, error_lines
 from systolic.timing import Measurement
-from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics, statistics_by_chip
+from systolic.validation.errors import (
+    ChipStatistics,
+    ComparedRow,
+    ErrorStatistics,
+    collective_statistics,
+    statistics_by_chip,
+)
 from systolic.validation.intervals import compared_programs, time_errors
 from systolic.validation.predictions import compared_rows, simulated
 
@@ -99,15 +105,16 @@ def validate(
     The columns of CSV are source, chip, op, m, k, n, dtype_lhs, dtype_rhs, dtype_out, tile_m, tile_k, tile_n, time_us,
     timing (wall_clock, device or bandwidth-derived) and notes. Known ops are xla, ladder_v1 to ladder_v5 and
     block_matmul_f32_scratch, some of them with _rhs_transposed and _relu behind. With a column kind, operations of
-    other kinds too: copy, grouped (JAX's megablox), attention (JAX's splash); with input_buffer_count, rows of tokamax'
-    cache of ragged products. A row's compiler flags, and with them its clock state, are those of a column flags, else
-    those that notes and software state. A row that cannot be compared is listed with the reason. Exit code 1: not one
-    could be predicted.
+    other kinds too: copy, grouped (JAX's megablox), attention (JAX's splash), collective (ppermute, psum and all_gather
+    over a slice that a column topology names); with input_buffer_count, rows of tokamax' cache of ragged products. A
+    row's compiler flags, and with them its clock state, are those of a column flags, else those that notes and software
+    state. A row that cannot be compared is listed with the reason. Exit code 1: not one could be predicted.
 
     \b
     Examples:
       systolic validate published_times.csv
       systolic validate published_times.csv published_ops.csv --chip v7x,v7x@p7 --json errors.json
+      systolic validate published_collectives.csv
       systolic validate published_times.csv --plot docs/trust.png --page docs/trust.md
     """
     check_target(json_file)
@@ -132,12 +139,14 @@ def validate(
     rows = compared_rows(published, programs, predicted, dispatch_us=dispatch_us, fitted_on=fitted_on)
     statistics = statistics_by_chip(rows)
     summary = {name: found.record() for name, found in statistics.items()}
+    summary |= {name: asdict(found) for name, found in collective_statistics(rows).items()}
     give(json_file, "validate", map(asdict, rows), summary, lambda: _show(rows, statistics, dispatch_us, constants))
     if intervals_file is not None:
         outputs = {"--constants": constants_file, "--intervals": intervals_file}
         command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs)
         timed = {str(program): found for program, found in predicted.items() if isinstance(found, Measurement)}
-        runs = {program: found.run for program, found in timed.items() if found.run is not None}
+        # Of a slice the run is that of one device, whose waits are for others.
+        runs = {name: found.run for name, found in timed.items() if found.run is not None and found.slice_run is None}
         made_with = {name: text for name, text in versions().items() if text}
         found = time_errors(compared_programs(rows, runs), command=command, versions=made_with, chips=in_use)
         write_text(intervals_file, found.as_json())
@@ -185,6 +194,7 @@ def _show(
         )
         if part.rows
     ]
+    parts += [("all", name, part) for name, part in collective_statistics(rows).items()]
     show_table(out, _STATISTICS, parts)
     for line in (*error_lines(row.time_error for row in rows), *reason_lines(rows)):
         out.print(line, markup=False, soft_wrap=True)

@@ -6,11 +6,11 @@ The compiler runs in worker processes, which may crash without harm:
         program = submit_compilation(pool, fn, args, target, cache=ProgramCache()).result()
 """
 
-from systolic.compiler.arguments import abstract_arguments, argument_values
+from systolic.compiler.arguments import PlacedArray, abstract_arguments, argument_values
 from systolic.compiler.blame import short_place, source_line, written_at
 from systolic.compiler.cache import CacheWarning, ProgramCache, cache_folder
-from systolic.compiler.contents import Deferred, Missing, PallasOperands, inner_jaxprs, pallas_operands
-from systolic.compiler.donation import with_donation
+from systolic.compiler.contents import PallasOperands, inner_jaxprs, pallas_operands
+from systolic.compiler.deferred import Deferred, Missing
 from systolic.compiler.driver import compile_function, traced_jaxpr, under_settings
 from systolic.compiler.endings import (
     CompilerCrash,
@@ -28,6 +28,7 @@ from systolic.compiler.errors import (
     TaskError,
     check_available,
 )
+from systolic.compiler.jit_options import with_jit_options
 from systolic.compiler.limits import WALL_TIMES
 from systolic.compiler.named import (
     NamedFunction,
@@ -37,8 +38,10 @@ from systolic.compiler.named import (
     named_argument,
 )
 from systolic.compiler.pool import WorkerPool
-from systolic.compiler.program import CompiledProgram, Target
+from systolic.compiler.program import CompiledProgram, Target, Topology
 from systolic.compiler.sharded import ShardedFunction, with_virtual_devices
+from systolic.compiler.slice_calls import check_sharded_call
+from systolic.compiler.slice_devices import slice_devices, slice_mesh, topology_of
 from systolic.compiler.stage import at_stage
 from systolic.compiler.submit import submit_compilation, tracing_settings
 from systolic.versions import versions
@@ -60,11 +63,13 @@ __all__ = [
     "NamedFunction",
     "NamedFunctionError",
     "PallasOperands",
+    "PlacedArray",
     "ProgramCache",
     "RefusalKind",
     "ShardedFunction",
     "Target",
     "TaskError",
+    "Topology",
     "WorkerEnded",
     "WorkerPool",
     "abstract_arguments",
@@ -73,19 +78,23 @@ __all__ = [
     "cache_folder",
     "check_available",
     "check_function_name",
+    "check_sharded_call",
     "compile_function",
     "function_name",
     "inner_jaxprs",
     "named_argument",
     "pallas_operands",
     "short_place",
+    "slice_devices",
+    "slice_mesh",
     "source_line",
     "submit_compilation",
+    "topology_of",
     "traced_jaxpr",
     "tracing_settings",
     "under_settings",
     "versions",
-    "with_donation",
+    "with_jit_options",
     "with_virtual_devices",
     "written_at",
 ]

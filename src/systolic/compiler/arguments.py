@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,47 @@ from systolic.bugs import runs_user_code
 _MOST_BYTES = 16 * 2**20
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedArray:
+    """An array with the sharding that it would have on a slice, where no device of it is."""
+
+    value: np.ndarray
+    sharding: Any
+
+
 @runs_user_code  # JAX says what is no argument of a traced function
-def abstract_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
+def abstract_arguments(args: Sequence[Any], *, shardings: bool = False) -> tuple[Any, ...]:
     """The arguments with every array replaced by its shape and dtype.
 
     Args:
         args: pytrees of arrays, `jax.ShapeDtypeStruct`s and Python numbers.
+        shardings: whether they are kept, those over the devices of a slice.
 
     Returns:
         The same pytrees, with a `jax.ShapeDtypeStruct` at each leaf.
     """
     import jax
 
-    return jax.eval_shape(lambda *values: values, *args)
+    leaves, tree = jax.tree.flatten(tuple(args))
+    shapes = jax.eval_shape(lambda *values: values, *map(_unplaced, leaves))
+    if shardings:
+        shapes = [
+            jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=slice_sharding(leaf), weak_type=shape.weak_type)
+            for shape, leaf in zip(shapes, leaves, strict=True)
+        ]
+    return tree.unflatten(shapes)
+
+
+def slice_sharding(leaf: Any) -> Any:
+    """How an argument is sharded over devices of a slice; None: not at all, as an array in this process' memory."""
+    import jax
+
+    sharding = getattr(leaf, "sharding", None)
+    return None if isinstance(leaf, jax.Array) and len(leaf.devices()) == 1 else sharding
+
+
+def _unplaced(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, PlacedArray) else leaf
 
 
 def argument_values(args: Sequence[Any]) -> list[np.ndarray | None]:
@@ -34,6 +63,7 @@ def argument_values(args: Sequence[Any]) -> list[np.ndarray | None]:
     import jax
 
     def value(leaf: Any) -> np.ndarray | None:
+        leaf = _unplaced(leaf)
         if isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "nbytes", 0) > _MOST_BYTES:
             return None
         try:

@@ -27,7 +27,14 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _TEXTS_BY_NAME = ("listings", "utilization", "sparse_listings")
 _TEXTS = ("vmem_report", "top_level_hlo")
 # The types of a field, by its annotation. True is no number here, as it is one to Python.
-_TYPES = {"int": (int,), "str": (str,), "float": (float, int), "float | None": (float, int, NoneType)}
+_TYPES = {
+    "int": (int,),
+    "str": (str,),
+    "float": (float, int),
+    "float | None": (float, int, NoneType),
+    "tuple[int, ...]": (list,),
+    "tuple[tuple[int, ...], ...]": (list,),
+}
 _PROGRAM = {
     field.name: _TYPES[str(field.type)]
     for field in fields(CompiledProgram)
@@ -53,7 +60,7 @@ def encode(key: str, outcome: CompiledProgram | CompilerRefusal) -> bytes:
     """
     texts: list[tuple[str, str, bytes]] = []
     if isinstance(outcome, CompiledProgram):
-        small = {name: getattr(outcome, name) for name in _PROGRAM}
+        small: dict[str, Any] = {name: getattr(outcome, name) for name in _PROGRAM}
         for field in _TEXTS_BY_NAME:
             texts += [(field, name, _packed(text)) for name, text in getattr(outcome, field).items()]
         texts += [(field, "", _packed(getattr(outcome, field))) for field in _TEXTS]
@@ -99,7 +106,17 @@ def _refusal(small: Mapping[str, Any]) -> CompilerRefusal:
 
 def _program(small: Mapping[str, Any], texts: Mapping[str, dict[str, str]]) -> CompiledProgram:
     _check_fields(small, _PROGRAM)
-    found: dict[str, Any] = {**small, "from_cache": True}
+    tables = small["neighbour_tables"]
+    if any(type(table) is not list for table in tables):
+        raise EntryError("tables of neighbours that are no lists")
+    if any(type(number) is not int for numbers in (small["assignment"], *tables) for number in numbers):
+        raise EntryError("an assignment, or a table of neighbours, that is no list of numbers")
+    found: dict[str, Any] = {
+        **small,
+        "assignment": tuple(small["assignment"]),
+        "neighbour_tables": tuple(map(tuple, tables)),
+        "from_cache": True,
+    }
     for field in _TEXTS_BY_NAME:
         found[field] = texts[field]
     for field in _TEXTS:

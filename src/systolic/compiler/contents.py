@@ -7,62 +7,18 @@ and only when asked for: no large product is ever computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from systolic.compat import scan_counts
+from systolic.compiler.deferred import Deferred, Missing, applied
+from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
 
 _PALLAS = "pallas_call"
 _MOST_ROUNDS = 100_000  # of a loop around a Pallas call that is followed
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """A value that cannot be worked out, and for want of what."""
-
-    why: str
-
-
-class Deferred:
-    """A value that is computed when it is asked for, once.
-
-    Args:
-        compute: may ask for the values in `needs`, and for no others.
-    """
-
-    __slots__ = ("_compute", "_needs", "_value")
-
-    def __init__(self, compute: Callable[[], Any], needs: Sequence[Deferred] = ()) -> None:
-        self._compute: Callable[[], Any] | None = compute
-        self._needs = needs
-        self._value: Any = None
-
-    @classmethod
-    def known(cls, value: Any) -> Deferred:
-        """One that is there already."""
-        made = cls(lambda: None)
-        made._value, made._compute = value, None
-        return made
-
-    def get(self) -> Any:
-        """The value, or a `Missing`."""
-        # What is needed comes first, without recursion: a chain of operations may be long.
-        pending = [self]
-        while pending:
-            top = pending[-1]
-            if top._compute is None:
-                pending.pop()
-                continue
-            needed = [need for need in top._needs if need._compute is not None]
-            if needed:
-                pending += needed
-                continue
-            top._value, top._compute, top._needs = top._compute(), None, ()
-            pending.pop()
-        return self._value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +38,16 @@ class PallasOperands:
     operands: tuple[Deferred, ...]
 
 
-def pallas_operands(closed_jaxpr: Any, arguments: Sequence[Any], names: Sequence[str]) -> list[PallasOperands]:
+def pallas_operands(
+    closed_jaxpr: Any, arguments: Sequence[Any], names: Sequence[str], *, partition: int = 0
+) -> list[PallasOperands]:
     """Every execution of a Pallas call in a traced function, in order, with what its operands hold.
 
     Args:
         closed_jaxpr: the function, traced.
         arguments: its flat arguments: arrays, or what has a shape only.
         names: of the arguments, for the reasons.
+        partition: number of the device whose operands they are, where the function is sharded over a mesh.
 
     A call behind a condition or in a loop that depends on values that are not known is left out.
     """
@@ -98,14 +57,16 @@ def pallas_operands(closed_jaxpr: Any, arguments: Sequence[Any], names: Sequence
         else Deferred.known(Missing(f"argument {name}, of which only the shape was given"))
         for argument, name in zip(arguments, names, strict=True)
     ]
-    walk = _Walk()
+    walk = _Walk(partition)
     walk.run(closed_jaxpr.jaxpr, [Deferred.known(const) for const in closed_jaxpr.consts], given, ())
     return walk.found
 
 
 @dataclass(slots=True)
 class _Walk:
+    partition: int
     found: list[PallasOperands] = field(default_factory=list)
+    place: MeshPlace | None = None  # inside of `jax.shard_map`
 
     def run(
         self,
@@ -140,7 +101,15 @@ class _Walk:
         name = equation.primitive.name
         if name == _PALLAS:
             return self._pallas(equation, inputs, path)
-        if not any(map(_holds_pallas, inner_jaxprs(equation.params))):
+        if name == "shard_map":
+            return self._shard_map(equation, inputs, path)
+        if self.place is not None and name == "axis_index":
+            return [Deferred.known(np.int32(self.place.at[equation.params["axis_name"]]))]
+        if name in KEEPS_VALUE:
+            return inputs
+        if self.place is not None and names_axis(equation):
+            return _missing(equation, f"what other devices give to a {name}")
+        if not any(map(self._follows, inner_jaxprs(equation.params))):
             return _evaluated(jaxpr, equation, inputs)
         if name == "scan":
             return self._scan(equation, inputs, path)
@@ -148,12 +117,27 @@ class _Walk:
             return self._while(equation, inputs, path)
         if name == "cond":
             return self._cond(equation, inputs, path)
-        inner = [closed for closed in inner_jaxprs(equation.params) if _holds_pallas(closed)]
+        inner = [closed for closed in inner_jaxprs(equation.params) if self._follows(closed)]
         if len(inner[0].jaxpr.invars) != len(inputs):
             return _missing(equation, f"a {name} around a kernel")
         consts = [Deferred.known(const) for const in inner[0].consts]
         same = len(inner[0].jaxpr.outvars) == len(used)
         return self.run(inner[0].jaxpr, consts, inputs, path, used if same else None)
+
+    def _follows(self, closed: Any) -> bool:
+        """Whether a jaxpr is gone through: it holds a Pallas call, or asks which device it is on."""
+        return _holds_pallas(closed) or (self.place is not None and _names_axes(closed))
+
+    def _shard_map(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
+        params = equation.params
+        place = MeshPlace.of(params["mesh"], self.partition)
+        parts = [
+            applied(lambda whole, spec=spec: place.part(np.asarray(whole), spec), value)
+            for spec, value in zip(params["in_specs"], inputs, strict=True)
+        ]
+        outputs = _Walk(self.partition, self.found, place).run(params["jaxpr"], [], parts, path)
+        cut = Deferred.known(Missing("what the devices of a shard_map compute together"))
+        return [cut if any(spec) else output for spec, output in zip(params["out_specs"], outputs, strict=True)]
 
     def _pallas(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         kernel = equation.params.get("name") or "in front of it"
@@ -175,7 +159,7 @@ class _Walk:
         rounds = range(params["length"])
         stacked: list[Any] = []
         for i in reversed(rounds) if params["reverse"] else rounds:
-            here = [_applied(lambda whole, i=i: whole[i], value) for value in sliced]
+            here = [applied(lambda whole, i=i: whole[i], value) for value in sliced]
             body = params["jaxpr"]
             known = [Deferred.known(const) for const in body.consts]
             outputs = self.run(body.jaxpr, known, [*consts, *carry, *here], path)
@@ -231,6 +215,13 @@ def _wanted(jaxpr: Any, used: Sequence[bool] | None) -> dict[int, list[bool]]:
     return wanted
 
 
+def _names_axes(closed: Any) -> bool:
+    """Whether an operation of a jaxpr asks which device it is on, or asks others."""
+    return any(
+        names_axis(equation) or any(map(_names_axes, inner_jaxprs(equation.params))) for equation in closed.jaxpr.eqns
+    )
+
+
 def inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
     """The jaxprs among an equation's parameters, each with `jaxpr` and `consts`."""
     for value in params.values():
@@ -250,14 +241,6 @@ def _holds_pallas(closed: Any) -> bool:
 
 def _missing(equation: Any, why: str) -> list[Deferred]:
     return [Deferred.known(Missing(why)) for _ in equation.outvars]
-
-
-def _applied(function: Callable[[Any], Any], value: Deferred) -> Deferred:
-    def compute() -> Any:
-        found = value.get()
-        return found if isinstance(found, Missing) else function(found)
-
-    return Deferred(compute, [value])
 
 
 def _evaluated(jaxpr: Any, equation: Any, inputs: Sequence[Deferred]) -> list[Deferred]:
@@ -283,6 +266,6 @@ def _evaluated(jaxpr: Any, equation: Any, inputs: Sequence[Deferred]) -> list[De
     together = Deferred(compute, inputs)
 
     def result(at: int) -> Deferred:
-        return _applied(lambda results: results[at], together)
+        return applied(lambda results: results[at], together)
 
     return [result(at) for at in range(len(equation.outvars))]

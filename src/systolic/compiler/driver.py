@@ -8,27 +8,31 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from systolic.bugs import runs_user_code
+from systolic.chips import SliceError
+from systolic.compat import assigned_devices
 from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.blame import source_line
 from systolic.compiler.cache import ProgramCache
-from systolic.compiler.donation import without_donation
 from systolic.compiler.dump import Dump, empty_dump, read_dump
 from systolic.compiler.errors import CompilerError, CompilerFlagError, CompilerRefusal, RefusalKind, check_available
+from systolic.compiler.jit_options import JitOptions, without_jit_options
 from systolic.compiler.named import NamedFunction
-from systolic.compiler.program import CompiledProgram, Target
+from systolic.compiler.neighbour_tables import neighbour_tables
+from systolic.compiler.program import CompiledProgram, Target, Topology
 from systolic.compiler.sharded import ShardedFunction
+from systolic.compiler.slice_devices import libtpu_devices
 from systolic.compiler.stage import at_stage
 from systolic.compiler.worker import DUMP_VARIABLE
 
 # jax is imported inside the functions: this module's names are needed in processes that never compile.
 
 # Part of every key: a change to what an entry holds, or to how a program is obtained, needs a new number.
-_FORMAT_VERSION = 3
+_FORMAT_VERSION = 5
 
 # XLA hands gathers, scatters and sorts to the SparseCores where it can. What they do with a scatter depends on which of
 # its indices are equal, which nothing here knows, so that scatters stay on the TensorCore.
@@ -44,7 +48,7 @@ def compile_function(
     cache: ProgramCache | None,
     settings: Mapping[str, Any] | None = None,
 ) -> CompiledProgram:
-    """Compile `fn(*args)` for one device of `target`, a `ShardedFunction` for all. Nothing is executed.
+    """Compile `fn(*args)` for one device of `target`, or for all of its slice. Nothing is executed.
 
     It runs in a worker; `submit_compilation` sends it there.
 
@@ -53,8 +57,9 @@ def compile_function(
 
     Args:
         fn: any function that `jax.jit` takes. Bind static arguments with `functools.partial`.
-        args: pytrees of arrays or `jax.ShapeDtypeStruct`s. Of an array only shape and dtype count.
-        target: the chip.
+        args: pytrees of arrays or `jax.ShapeDtypeStruct`s. Of an array only shape and dtype count, and for a slice the
+            sharding.
+        target: the chip, or the slice.
         cache: where to look first, and to keep the program or the refusal; None: compile.
         settings: values of `jax.config` to trace and lower under; None: the worker's own.
 
@@ -62,6 +67,7 @@ def compile_function(
         CompilerRefusal: lowering or compiling was refused.
         CompilerFlagError: the compiler does not know one of the target's flags, or not its value.
         CompilerMissing: no libtpu.
+        SliceError: nothing is sharded over the target's slice, or something over other devices than the slice's.
         CompilerError: libtpu does not know the target, or left no usable listing, or this is not a worker.
         Exception: whatever `fn` raises while it is traced.
     """
@@ -71,11 +77,12 @@ def compile_function(
     dump = Path(os.environ[DUMP_VARIABLE])
     started = time.perf_counter()
     devices = _devices(target)
-    with under_settings(settings or {}), _device_context(target):
-        traced = _trace(fn, args, devices)
+    with under_settings(settings or {}), _device_context(target, fn):
+        traced = _trace(fn, args, devices, sharded=target.slice is not None)
         with at_stage("lowering"):
             lowered = _lower(traced)
-        key = _key(lowered.as_text(), target, devices[0], dump)
+        assignment = () if target.slice is None else _assignment(lowered, devices, target.slice)
+        key = _key(lowered.as_text(), target, devices[0], dump, assignment)
         if cache is not None and (known := cache.get(key)) is not None:
             if isinstance(known, CompilerRefusal):
                 raise known
@@ -94,7 +101,7 @@ def compile_function(
             raise
         finally:
             empty_dump(dump)
-    program = _program(compiled, left, target=target, compile_s=compile_s, key=key)
+    program = _program(compiled, left, target=target, compile_s=compile_s, key=key, assignment=assignment)
     if cache is not None:
         cache.put(key, program)
     return program
@@ -108,62 +115,80 @@ def traced_jaxpr(
     settings: Mapping[str, Any] | None = None,
 ) -> Any:
     """The closed jaxpr that `compile_function` would lower, for the same arguments."""
-    with under_settings(settings or {}), _device_context(target):
-        return _trace(fn, args, _devices(target)).jaxpr
+    with under_settings(settings or {}), _device_context(target, fn):
+        return _trace(fn, args, _devices(target), sharded=target.slice is not None).jaxpr
 
 
 def _devices(target: Target) -> Sequence[Any]:
-    import jax
-    from jax.experimental import topologies
-
-    # A program from JAX's own cache on disk is not compiled, and leaves no listing.
-    jax.config.update("jax_enable_compilation_cache", False)
-    try:
-        config = {} if target.topology_config is None else {"chip_config_name": target.topology_config}
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=target.topology, **config).devices
-    except jax.errors.JaxRuntimeError as error:
-        raise CompilerError(f"libtpu does not know the topology {target.topology!r}: {error}") from error
+    topology = target.slice or Topology(name=target.topology, config=target.topology_config)
+    devices = libtpu_devices(topology)
     if (kind := devices[0].device_kind) != target.device_kind:
-        raise CompilerError(
-            f"a device of {target.topology!r} is a {kind!r}; {target.name!r} says {target.device_kind!r}"
-        )
+        raise CompilerError(f"a device of {topology.name!r} is a {kind!r}; {target.name!r} says {target.device_kind!r}")
     return devices
 
 
+def _assignment(lowered: Any, devices: Sequence[Any], topology: Topology) -> tuple[int, ...]:
+    """The ids of the devices that a lowered function is for, in the order of its partitions."""
+    assigned = assigned_devices(lowered)
+    if len(devices) > 1 and (len(assigned) < 2 or assigned[0].platform != "tpu"):
+        raise SliceError(
+            f"nothing is sharded over the {len(devices)} devices of {topology.name}: give arguments a NamedSharding "
+            "over a mesh of it (systolic.slice_mesh), or shardings to jax.jit, or use jax.shard_map"
+        )
+    ids = tuple(device.id for device in assigned)
+    if sorted(ids) != sorted(device.id for device in devices):
+        raise SliceError(
+            f"the function is sharded over {len(ids)} of the {len(devices)} devices of {topology.name}: make a mesh of "
+            "all of them (systolic.slice_mesh), or name a smaller slice"
+        )
+    return ids
+
+
 @contextmanager
-def _device_context(target: Target) -> Iterator[None]:
+def _device_context(target: Target, fn: Any) -> Iterator[None]:
+    import jax
     from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
+    _, options = without_jit_options(fn)
+    if target.slice is not None and options.mesh is not None:
+        with jax.set_mesh(options.mesh):
+            yield
+        return
     # Pallas code that asks for the chip while it is traced (pltpu.get_tpu_info, emit_pipeline) gets its answer here.
     device = AbstractDevice(device_kind=target.device_kind, num_cores=target.cores_per_device, platform="tpu")
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         yield
 
 
-def _trace(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], devices: Sequence[Any]) -> Any:
+def _trace(
+    fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], devices: Sequence[Any], *, sharded: bool
+) -> Any:
     import jax
 
-    if isinstance(fn, NamedFunction):
-        fn = fn.load()
-    if isinstance(fn, ShardedFunction):
-        return _traced(fn.on(devices), abstract_arguments(args))
+    inner, options = without_jit_options(fn)
+    if isinstance(inner, NamedFunction):
+        inner = inner.load()
+        options = replace(without_jit_options(inner)[1], mesh=options.mesh)
+    if isinstance(inner, ShardedFunction):
+        return _traced(inner.on(devices), abstract_arguments(args), options)
+    if sharded:
+        return _traced(inner, abstract_arguments(args, shardings=True), options, **options.shardings)
 
     sharding = jax.sharding.SingleDeviceSharding(devices[0])
     placed = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type),
         abstract_arguments(args),
     )
-    return _traced(fn, placed)
+    return _traced(inner, placed, options)
 
 
 @runs_user_code
-def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+def _traced(fn: Callable[..., Any], args: Sequence[Any], options: JitOptions, **shardings: Any) -> Any:
     import jax
 
     # An argument that is not used stays a parameter: the program's are those of the call, by number.
-    function, donated = without_donation(fn)
     with at_stage("tracing"):
-        return jax.jit(function, keep_unused=True, donate_argnums=donated).trace(*args)
+        return jax.jit(fn, keep_unused=True, donate_argnums=options.donated, **shardings).trace(*args)
 
 
 def _lower(traced: Any) -> Any:
@@ -237,18 +262,21 @@ def _first_error(action: Callable[[], Any]) -> Exception | None:
     return None
 
 
-def _key(lowered_text: str, target: Target, device: Any, dump: Path) -> str:
+def _key(lowered_text: str, target: Target, device: Any, dump: Path, assignment: tuple[int, ...]) -> str:
     import jax
 
     flags = [flag for flag in os.environ.get("LIBTPU_INIT_ARGS", "").split() if str(dump) not in flag]
+    # In which order a mesh has its devices the program's text does not say.
+    of_slice = {} if target.slice is None else {"slice": asdict(target.slice), "assignment": assignment}
     facts = {
         "format": _FORMAT_VERSION,
-        "target": {name: value for name, value in asdict(target).items() if name != "flags"},
+        "target": {name: value for name, value in asdict(target).items() if name not in ("flags", "slice")},
         "jax": jax.__version__,
         "compiler": [_libtpu_version(), device.client.platform_version],
         "flags": [flags, os.environ.get("XLA_FLAGS", "")],
         "options": {**_COMPILER_OPTIONS, **target.flags},
         "program": lowered_text,
+        **of_slice,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -259,7 +287,9 @@ def _libtpu_version() -> str:
     return libtpu.__version__
 
 
-def _program(compiled: Any, left: Dump, *, target: Target, compile_s: float, key: str) -> CompiledProgram:
+def _program(
+    compiled: Any, left: Dump, *, target: Target, compile_s: float, key: str, assignment: tuple[int, ...]
+) -> CompiledProgram:
     import jax
 
     memory = compiled.memory_analysis()
@@ -282,4 +312,15 @@ def _program(compiled: Any, left: Dump, *, target: Target, compile_s: float, key
         compile_s=compile_s,
         key=key,
         from_cache=False,
+        assignment=assignment,
+        neighbour_tables=_tables(compiled, assignment),
     )
+
+
+def _tables(compiled: Any, assignment: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    if len(assignment) < 2:
+        return ()
+    try:
+        return neighbour_tables(compiled.runtime_executable().serialize(), assignment)
+    except Exception:  # noqa: BLE001 -- what cannot be serialised has no tables that are known, which only some need
+        return ()

@@ -7,6 +7,23 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Chips that links connect, in the words that libtpu knows.
+
+    Attributes:
+        name: such as "v6e:2x4".
+        config: name of the chips' configuration, such as "megacore" on v4; None: the usual one.
+        wrap: of each of three axes, whether a link goes from its last chip to its first; None: libtpu's default.
+        host_bounds: chips of one host along each axis; None: libtpu's default.
+    """
+
+    name: str
+    config: str | None = None
+    wrap: tuple[bool, ...] | None = None
+    host_bounds: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """The chip to compile for, in the words the compiler knows.
 
@@ -17,6 +34,7 @@ class Target:
         cores_per_device: TensorCores that JAX sees as one device.
         topology_config: libtpu's name of the chips' configuration, such as "megacore" on v4; None: the usual one.
         flags: compiler flags, which are part of the program.
+        slice: that the function is sharded over; None: it runs on one device of `topology`.
     """
 
     name: str
@@ -25,11 +43,12 @@ class Target:
     cores_per_device: int
     topology_config: str | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
+    slice: Topology | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledProgram:
-    """One function compiled for one chip.
+    """One function compiled for one chip, or for all chips of a slice.
 
     Attributes:
         listings: the final instruction listing of every part: "TLP" is the top-level program, any other key the name of
@@ -51,6 +70,8 @@ class CompiledProgram:
         compile_s: seconds that tracing, lowering and compiling took, when it was compiled.
         key: hash of everything that decides the program; the same key means the same program.
         from_cache: whether this call compiled nothing.
+        assignment: ids of the slice's devices, in the order of the program's partitions; none: it is of one device.
+        neighbour_tables: constants by which XLA's collectives find their neighbours, in the order of the binary.
     """
 
     listings: Mapping[str, str]
@@ -70,3 +91,5 @@ class CompiledProgram:
     compile_s: float
     key: str
     from_cache: bool
+    assignment: tuple[int, ...] = ()
+    neighbour_tables: tuple[tuple[int, ...], ...] = ()

@@ -9,8 +9,8 @@ from typing import Any
 
 from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.cache import ProgramCache
-from systolic.compiler.donation import with_donation
 from systolic.compiler.driver import compile_function
+from systolic.compiler.jit_options import with_jit_options
 from systolic.compiler.named import NamedFunction, function_name
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target
@@ -60,4 +60,6 @@ def submit_compilation(
     """
     task = functools.partial(compile_function, cache=cache, settings=tracing_settings())
     name = label or f"{function_name(fn)} for {target.name}"
-    return pool.submit(task, with_donation(fn), abstract_arguments(args), target, time_limit_s=time_limit_s, label=name)
+    return pool.submit(
+        task, with_jit_options(fn), abstract_arguments(args), target, time_limit_s=time_limit_s, label=name
+    )

@@ -12,12 +12,13 @@ from systolic.compiler import NamedFunction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """One function on one chip.
+    """One function on one chip, or on a slice.
 
     Attributes:
       fn: a JAX function; what is static is bound with `functools.partial`.
       args: arrays or `jax.ShapeDtypeStruct`s; the contents of small arrays are known to the simulation.
       chip: for which it is compiled and on whose model it runs.
+      topology: of a slice of such chips, "2x4"; None: it runs on one device.
       label: names it in errors and in progress.
       spans: of the timeline to keep, of each kind, from its beginning and from its end.
       cached: whether a program that was compiled before is used, and this one kept.
@@ -27,5 +28,6 @@ class Experiment:
     args: Sequence[Any]
     chip: Chip
     label: str
+    topology: str | None = None
     spans: int = 0
     cached: bool = True

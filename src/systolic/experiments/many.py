@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from systolic.bugs import reports_bugs
-from systolic.chips import Chip
+from systolic.chips import Chip, SliceShape
 from systolic.chips import chip as chip_named
 from systolic.compiler import WorkerPool, function_name
 from systolic.experiments.experiment import Experiment
@@ -33,6 +33,7 @@ def simulate_many(
     calls: Iterable[tuple[Callable[..., Any], Sequence[Any]]],
     *,
     chip: str | Chip = "v5e",
+    topology: str | None = None,
     workers: int = 2,
     spans: int = 0,
     cached: bool = True,
@@ -46,6 +47,7 @@ def simulate_many(
       calls: functions, each with its arguments: `[(fn, (x, y)) for x, y in sizes]`, or
         `[(functools.partial(fn, tile_m=tile), (x, y)) for tile in tiles]`.
       chip: a name such as "v6e", or a record of your own.
+      topology: of a slice of such chips, "2x4", over which the functions are sharded; None: they run on one device.
       workers: processes that compile and simulate at the same time; each keeps about one core busy.
       spans: of each timeline to keep, of each kind, from its beginning and from its end.
       cached: use programs compiled before, and keep these.
@@ -54,16 +56,20 @@ def simulate_many(
       done: told of each call that has ended, such as "matmul for v6e (3 of 20)", from any thread.
 
     Returns:
-      What came of each call, in the order of the calls: `outcome.run` and `outcome.time_us`, or, where there is no
-      time, `outcome.status` and `outcome.reason`. `outcome.required()` gives the run or raises what `simulate` would.
+      What came of each call, in the order of the calls: `outcome.run` and `outcome.time_us`, of a slice
+      `outcome.slice_run` too, or, where there is no time, `outcome.status` and `outcome.reason`. `outcome.required()`
+      gives the run or raises what `simulate` would.
 
     Raises:
       CallError: a call is no pair of a function and its arguments.
       UnknownChipError: no such chip.
+      SliceError: no such slice of it.
       CompilerMissing: there is no TPU compiler on the machine.
       SystolicBug: this package is at fault, and not a function.
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
+    if topology is not None:
+        SliceShape.parse(known, topology)
     every = list(calls)
     for number, call in enumerate(every, 1):
         # An array in place of the tuple would be taken for as many arguments as it has rows.
@@ -74,6 +80,7 @@ def simulate_many(
             fn=fn,
             args=args,
             chip=known,
+            topology=topology,
             label=f"{function_name(fn)} for {known.name} ({number} of {len(every)})",
             spans=spans,
             cached=cached,

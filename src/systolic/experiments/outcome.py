@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from systolic.bugs import raise_own, runs_user_code
-from systolic.chips import UnsupportedDtypeError
+from systolic.chips import SliceError, UnsupportedDtypeError
 from systolic.compiler import (
     CompilerCrash,
     CompilerError,
@@ -20,6 +20,7 @@ from systolic.compiler import (
 )
 from systolic.schedule import TilesError
 from systolic.simulator import SimulatedRun, SimulationError, UnknownValueError
+from systolic.simulator.slice.records import SliceRun
 from systolic.spec import SpecError
 from systolic.status import Status
 from systolic.timing import Measurement
@@ -34,6 +35,7 @@ _STATUSES: tuple[tuple[type[Exception], Status], ...] = (
     (UnsupportedDtypeError, "unsupported"),
     (SpecError, "illegal"),
     (TilesError, "illegal"),
+    (SliceError, "illegal"),
 )
 # Their texts are sentences of this package's own; of other errors the type says as much as the text.
 _NAMED = (CompilerError, FunctionExit, *(kind for kind, _ in _STATUSES))
@@ -96,6 +98,11 @@ class Outcome:
     def run(self) -> SimulatedRun | None:
         """What the simulator saw."""
         return self.measurement.run if self.measurement is not None else None
+
+    @property
+    def slice_run(self) -> SliceRun | None:
+        """What the simulator saw of all devices of a slice; `run` is that of the device that ends last."""
+        return self.measurement.slice_run if self.measurement is not None else None
 
     @property
     def time_us(self) -> float | None:

@@ -84,6 +84,7 @@ class Runner:
 
 def _sent_to(pool: WorkerPool) -> Submit:
     def submit(its: Experiment) -> Future[Measurement]:
-        return submit_simulation(pool, its.fn, its.args, its.chip, label=its.label, cached=its.cached, spans=its.spans)
+        options = {"label": its.label, "cached": its.cached, "spans": its.spans, "topology": its.topology}
+        return submit_simulation(pool, its.fn, its.args, its.chip, **options)
 
     return submit

@@ -7,8 +7,9 @@
 and `systolic.report` draws that. Other rooms import from here only.
 """
 
-from systolic.explaining.explain import ExplainRequest, explain, explain_with_pool
+from systolic.explaining.explain import explain, explain_with_pool
 from systolic.explaining.explanation import (
+    Communication,
     Explanation,
     ExplanationError,
     OperandTraffic,
@@ -19,9 +20,11 @@ from systolic.explaining.explanation import (
     VmemPart,
     Window,
 )
+from systolic.explaining.request import ExplainRequest
 from systolic.explaining.timeline_windows import timeline_windows
 
 __all__ = [
+    "Communication",
     "ExplainRequest",
     "Explanation",
     "ExplanationError",

@@ -10,6 +10,7 @@ from typing import Any
 
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction
+from systolic.compiler.jit_options import with_options_of, without_jit_options
 from systolic.explaining.function_analysis import CallAnalysis, FunctionAnalysis
 from systolic.explaining.parameters import TileParameter, WithKeywords
 from systolic.explaining.rewriting import CallChange, ChangedFunction
@@ -49,8 +50,9 @@ class Candidate:
 
     def applied(self, fn: Callable[..., Any] | NamedFunction) -> Callable[..., Any] | NamedFunction:
         """Makes the change to a function."""
-        made: Callable[..., Any] | NamedFunction = WithKeywords(fn, dict(self.sizes)) if self.sizes else fn
-        return ChangedFunction(made, self.changes) if self.changes else made
+        inner, _ = without_jit_options(fn)
+        made: Callable[..., Any] = WithKeywords(inner, dict(self.sizes)) if self.sizes else inner
+        return with_options_of(fn, ChangedFunction(made, self.changes) if self.changes else made)
 
 
 def tile_sizes(parameters: Sequence[TileParameter]) -> list[tuple[tuple[TileParameter, int], ...]]:

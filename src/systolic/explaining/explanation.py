@@ -10,7 +10,8 @@ from typing import Literal
 import cattrs
 
 from systolic.analysis import LineOps
-from systolic.simulator import SimulatedRun
+from systolic.chips.time_error import TimeError
+from systolic.simulator import SimulatedRun, SliceRun
 from systolic.untrusted import read_record
 
 # `this`: the function that is explained. `xla`: what XLA makes of the same result without Pallas. `other`: a function
@@ -27,15 +28,45 @@ class ExplanationError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """What a program on a slice says between devices.
+
+    Attributes:
+      exposed_us: time in which the slowest device waits for others and does nothing else.
+      hidden_us: the rest of the time of its collectives.
+      link_bytes: over the busiest link, in one direction.
+      link_us: in which it carries them.
+    """
+
+    exposed_us: float
+    hidden_us: float
+    link_bytes: int
+    link_us: float
+
+    @staticmethod
+    def of(run: SliceRun) -> Communication:
+        """Reads it from a run."""
+        busiest = max(run.links, key=lambda link: link.busy_cycles, default=None)
+        return Communication(
+            exposed_us=run.exposed_us,
+            hidden_us=run.hidden_us,
+            link_bytes=busiest.sent_bytes if busiest is not None else 0,
+            link_us=busiest.busy_cycles / run.clock_hz * 1e6 if busiest is not None else 0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """One program that was compiled and simulated, or was to be.
 
     Attributes:
       label: for tables and plots: "this kernel", "XLA", "vmem_limit_bytes=67108864".
       time_us: simulated; None where there is none, and `reason` says why.
-      flops: useful operations of the result; 0 where they are not known.
-      hbm_bytes: read and written by all cores.
-      run: everything that the simulator says of it; None for changes, and where there is none.
+      flops: useful operations of the result, on a slice one device's share of them; 0 where they are not known.
+      hbm_bytes: read and written by all cores of the device, on a slice of the slowest.
+      communication: on a slice, with other devices.
+      run: everything that the simulator says of it; None for changes, on a slice, and where there is none.
+      slice_run: the same on a slice.
     """
 
     label: str
@@ -44,7 +75,20 @@ class Program:
     reason: str = ""
     flops: float = 0.0
     hbm_bytes: int = 0
+    communication: Communication | None = None
     run: SimulatedRun | None = None
+    slice_run: SliceRun | None = None
+
+    @property
+    def device_run(self) -> SimulatedRun | None:
+        """The run of the device, on a slice of the slowest."""
+        return self.run if self.slice_run is None else self.slice_run.slowest
+
+    @property
+    def error(self) -> TimeError | None:
+        """How far the time may be off; None where there is no run."""
+        found = self.run if self.slice_run is None else self.slice_run
+        return found.error if found is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +199,8 @@ class Explanation:
       flags: what was given to the compiler, for every program.
       verdict: one line.
       programs: the function itself, then the others.
-      windows: stretches of the function's own timeline, whose spans are in `programs[0].run`.
+      windows: stretches of the function's own timeline, whose spans are in `run`.
+      topology: the slice, "2x4"; "" on one device.
       savings: changes of the function, the most worthwhile first; then what could stand in its place, likewise.
       notes: what could not be worked out, and what was assumed of the function; the simulator's are in its run.
     """
@@ -176,14 +221,20 @@ class Explanation:
     savings: tuple[Saving, ...] = ()
     notes: tuple[str, ...] = ()
     flags: Mapping[str, str] = field(default_factory=dict)
+    topology: str = ""
     format: int = FORMAT
 
     @property
     def run(self) -> SimulatedRun:
-        """The simulated run of the function itself."""
-        run = self.programs[0].run
+        """The simulated run of the function itself, on a slice that of the slowest device."""
+        run = self.programs[0].device_run
         assert run is not None
         return run
+
+    @property
+    def slice_run(self) -> SliceRun | None:
+        """The simulated run of the function on all devices of a slice; None on one device."""
+        return self.programs[0].slice_run
 
     @property
     def time_us(self) -> float:

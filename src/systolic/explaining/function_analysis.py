@@ -23,8 +23,9 @@ from systolic.analysis import (
     vmem_estimate,
 )
 from systolic.checking import Finding, static_findings
-from systolic.chips import Chip
+from systolic.chips import Chip, SliceShape
 from systolic.compiler import NamedFunction, traced_jaxpr
+from systolic.compiler.jit_options import without_jit_options
 from systolic.cost import Roofline
 from systolic.explaining.accumulator import summed_over
 from systolic.explaining.explanation import OperandTraffic
@@ -100,7 +101,7 @@ class FunctionAnalysis:
 
     Attributes:
       modelled_us: time for arithmetic and traffic of the kernels; it only decides what is simulated first.
-      flops: operations of all products; None where some run an unknown number of times.
+      flops: operations of all products, on a slice one device's share; None where some run an unknown number of times.
       dtype: the products' operands' dtype; "bfloat16" where there are none.
       out: shapes and dtypes of the results.
     """
@@ -128,17 +129,22 @@ def analyse_function(
     values: Sequence[np.ndarray | None],
     chip: Chip,
     settings: Mapping[str, Any],
+    shape: SliceShape | None = None,
 ) -> FunctionAnalysis:
-    """Traces `fn(*args)` and works out what its kernels ask for.
+    """Traces `fn(*args)` and works out what its kernels ask for; of a function that is sharded over a slice, what they
+    ask of one device.
 
     Raises:
       Exception: whatever the function raises while it is traced.
     """
-    loaded = fn.load() if isinstance(fn, NamedFunction) else fn
-    jaxpr = traced_jaxpr(fn, args, target_of(chip), settings=settings)
+    inner, _ = without_jit_options(fn)
+    loaded = inner.load() if isinstance(inner, NamedFunction) else inner
+    jaxpr = traced_jaxpr(fn, args, target_of(chip, shape), settings=settings)
     calls = calls_on_grids(jaxpr, values)
     analyses, traffic, lines = [], [], []
     flops: float | None = flops_outside_kernels(jaxpr.jaxpr)
+    if flops is not None and shape is not None:
+        flops /= len(shape.devices)
     modelled_s = 0.0
     dots = _dots(jaxpr)
     dtype = _product_dtype(calls) or dots.dtype

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from systolic.explaining.baseline import EquivalentMatmul
 from systolic.explaining.bottleneck import bottleneck, main_op
+from systolic.explaining.communication import communication_words, is_limit
 from systolic.explaining.explanation import Program, Saving
 from systolic.explaining.function_analysis import FunctionAnalysis
 from systolic.explaining.what_if import WhatIf
-from systolic.simulator import SimulatedRun
+from systolic.simulator import SimulatedRun, SliceRun
 
 _MOST_TILES = 3  # choices of tiles that are listed; there may be many alike
 _WORTH_SAYING = 0.005  # share of the time below which a saving is noise
@@ -99,20 +100,28 @@ def replacement_savings(
     return found
 
 
-def verdict(run: SimulatedRun, now: FunctionAnalysis, savings: Sequence[Saving], *, tried: int) -> str:
+def verdict(
+    run: SimulatedRun,
+    now: FunctionAnalysis,
+    savings: Sequence[Saving],
+    *,
+    tried: int,
+    whole: SliceRun | None = None,
+) -> str:
     """Says in one line the time, what limits it, and the first thing to change.
 
     Args:
-      run: the function as it is.
+      run: the function as it is, on a slice on the slowest device.
       now: the analysis of its traced program.
       savings: changes first; see `Explanation`.
       tried: how many changes and other programs were simulated.
+      whole: the run of all devices of a slice.
     """
     best = savings[0] if savings else None
     most = max(savings, key=lambda each: each.saving or 0.0, default=None)
     more = f", {most.title} {most.saving:.0%}" if most is not None and most is not best else ""
     advice = (
-        f"{best.title} would save {best.saving:.0%}{more}"
+        f"{best.title} would save {'at most ' * (best.provenance == 'modelled')}{best.saving:.0%}{more}"
         if best is not None and best.saving is not None
         else "nothing that was tried saves more than half a per cent"
         if tried
@@ -121,7 +130,12 @@ def verdict(run: SimulatedRun, now: FunctionAnalysis, savings: Sequence[Saving],
     unit = run.matrix_busy_share
     share = f"{unit:.0%} of the matrix unit" if unit else f"{run.copy_busy_share:.0%} of HBM's bandwidth"
     limit = bottleneck(run, now.lines, now.traffic).words
-    return f"simulated {run.time_us:,.1f} µs {run.error.words} on {run.chip}: {share}; {limit}; {advice}"
+    if whole is None:
+        return f"simulated {run.time_us:,.1f} µs {run.error.words} on {run.chip}: {share}; {limit}; {advice}"
+    talk = communication_words(whole)
+    limits = "; ".join(filter(None, [talk] if is_limit(whole) else [talk, limit]))
+    place = f"{whole.devices} devices of a {whole.topology} slice of {whole.chip}"
+    return f"simulated {whole.time_us:,.1f} µs {whole.error.words} on {place}: {share}; {limits}; {advice}"
 
 
 def notes(

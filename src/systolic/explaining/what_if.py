@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from systolic.chips import Chip
+from systolic.chips import Chip, SliceShape
 from systolic.compiler import (
     CompilerError,
     NamedFunction,
@@ -19,7 +19,9 @@ from systolic.compiler import (
 )
 from systolic.experiments import QUIET, Experiment, Progress, Runner
 from systolic.explaining.candidates import Candidate, call_candidates, tile_candidate, tile_sizes
+from systolic.explaining.explanation import Communication
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
+from systolic.explaining.meshes import MeshCandidate
 from systolic.explaining.parameters import TileParameter, WithKeywords
 
 Function = Callable[..., Any] | NamedFunction
@@ -38,15 +40,17 @@ class WhatIf:
     time_us: float | None
     hbm_bytes: int = 0
     reason: str = ""
+    communication: Communication | None = None  # on a slice
 
 
 @dataclass(slots=True, kw_only=True)
 class WhatIfSearch:
-    """Simulates changes of `fn(*args)` on one chip.
+    """Simulates changes of `fn(*args)` on one chip, or on a slice.
 
     Attributes:
       pool: workers.
       tries: the most changes to simulate.
+      shape: of the slice; None: it runs on one device.
       progress: is told of every simulation.
     """
 
@@ -55,6 +59,7 @@ class WhatIfSearch:
     args: Sequence[Any]
     chip: Chip
     tries: int
+    shape: SliceShape | None = None
     progress: Progress = QUIET
     tried: list[WhatIf] = field(default_factory=list)
 
@@ -73,11 +78,11 @@ class WhatIfSearch:
         if self.tries > len(self.tried):
             self._combine(calls, time_us)
         self._neighbours(promising, self.tries - len(self.tried))
-        return sorted(self.tried, key=_time)
+        return sorted(self.tried, key=tried_time)
 
     def _neighbours(self, promising: Sequence[Candidate], most: int) -> None:
         """Simulates choices of tiles that differ in one parameter from the fastest so far."""
-        best, known = min(self.tried, key=_time, default=None), [each.candidate for each in self.tried]
+        best, known = min(self.tried, key=tried_time, default=None), [each.candidate for each in self.tried]
         if best is None or best.time_us is None or not best.candidate.sizes or most < 1:
             return
         near = [each for each in promising if _distance(each.sizes, best.candidate.sizes) == 1]
@@ -85,11 +90,12 @@ class WhatIfSearch:
 
     def _promising(self, sizes: Sequence[Sizes], now: FunctionAnalysis) -> list[Candidate]:
         """Lists candidates of these sizes that no rule forbids, the one with the least modelled time first."""
-        shapes, values, settings = abstract_arguments(self.args), argument_values(self.args), tracing_settings()
+        shapes, values = abstract_arguments(self.args, shardings=self.shape is not None), argument_values(self.args)
+        settings = tracing_settings()
         chunks = [sizes[at : at + _CHUNK] for at in range(0, len(sizes), _CHUNK)]
         jobs = [
             self.pool.submit(
-                analyse_sizes, self.fn, chunk, shapes, values, self.chip, settings, label="looking at tiles"
+                analyse_sizes, self.fn, chunk, shapes, values, self.chip, settings, self.shape, label="looking at tiles"
             )
             for chunk in chunks
         ]
@@ -106,18 +112,28 @@ class WhatIfSearch:
         return [candidate for candidate, _ in sorted(found, key=lambda each: each[1])]
 
     def _simulate(self, candidates: Sequence[Candidate]) -> None:
+        self.tried += self._simulated([(each, each.applied(self.fn), self.args) for each in candidates])
+
+    def run_meshes(self, meshes: Sequence[MeshCandidate]) -> list[WhatIf]:
+        """Tries other meshes and shardings, as many as may be tried of other changes, and returns them."""
+        return self._simulated([(each.candidate, each.fn, each.args) for each in meshes[: self.tries]])
+
+    def _simulated(self, calls: Sequence[tuple[Candidate, Function, Sequence[Any]]]) -> list[WhatIf]:
+        """Simulates functions with their arguments, each for the change that it is."""
+        topology = self.shape.name if self.shape is not None else None
         outcomes = Runner(self.pool, self.progress).run(
-            Experiment(fn=each.applied(self.fn), args=self.args, chip=self.chip, label=each.title)
-            for each in candidates
+            Experiment(fn=fn, args=args, chip=self.chip, topology=topology, label=candidate.title)
+            for candidate, fn, args in calls
         )
-        self.tried += [
+        return [
             WhatIf(
                 candidate=candidate,
                 time_us=outcome.time_us,
                 hbm_bytes=outcome.hbm_bytes or 0,
                 reason=outcome.located_reason,
+                communication=Communication.of(outcome.slice_run) if outcome.slice_run is not None else None,
             )
-            for candidate, outcome in zip(candidates, outcomes, strict=True)
+            for (candidate, _, _), outcome in zip(calls, outcomes, strict=True)
         ]
 
     def _combine(self, calls: Sequence[Candidate], time_us: float) -> None:
@@ -127,7 +143,7 @@ class WhatIfSearch:
             for each in self.tried
             if each.candidate in calls and each.time_us is not None and each.time_us < time_us * (1 - _WORTH_COMBINING)
         ]
-        best = min((each for each in self.tried if each.candidate.sizes), key=_time, default=None)
+        best = min((each for each in self.tried if each.candidate.sizes), key=tried_time, default=None)
         if best is None or best.time_us is None or best.time_us >= time_us or not helpful:
             return
         sites = {change.site for change in best.candidate.changes}
@@ -144,7 +160,8 @@ class WhatIfSearch:
             self._simulate([both])
 
 
-def _time(tried: WhatIf) -> float:
+def tried_time(tried: WhatIf) -> float:
+    """The time of a change, to sort by: what has none comes last."""
     return float("inf") if tried.time_us is None else tried.time_us
 
 
@@ -161,12 +178,13 @@ def analyse_sizes(
     values: Sequence[np.ndarray | None],
     chip: Chip,
     settings: Mapping[str, Any],
+    shape: SliceShape | None,
 ) -> list[FunctionAnalysis | None]:
     """Analyses the function with each of these tile sizes; None where it does not even trace. For a worker."""
     found: list[FunctionAnalysis | None] = []
     for each in sizes:
         try:
-            known = analyse_function(WithKeywords(fn, dict(each)), args, values, chip, settings)
+            known = analyse_function(WithKeywords(fn, dict(each)), args, values, chip, settings, shape)
         except Exception:  # noqa: BLE001 -- sizes that the function refuses, each in its own way: no candidate
             found.append(None)
             continue

@@ -9,7 +9,9 @@ from typing import Any
 from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
 from systolic.explaining import Explanation, OperandTraffic
 from systolic.report.explained_tables import program, rate_tflops
-from systolic.simulator import SimulatedRun, same_kernel
+from systolic.simulator import SimulatedRun, SliceRun, same_kernel
+
+Run = SimulatedRun | SliceRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +19,7 @@ class ComparedRow:
     """One quantity before and after; None where one side has none.
 
     Attributes:
-      group: "time", "waiting", "memory", "units", "traffic".
+      group: "time", "waiting", "communication", "collective", "memory", "units", "traffic".
       unit: "µs", "cycles", "share", "bytes", "bundles", "Tflop/s".
     """
 
@@ -59,6 +61,8 @@ class Comparison:
     error_before: TimeError | None = None  # how far either simulated time may be off
     error_after: TimeError | None = None
     same_kernel: bool = False  # whether both take most of their time in Pallas kernels of one name
+    topology_before: str = ""  # the slice; "" on one device
+    topology_after: str = ""
 
     @property
     def before_us(self) -> float:
@@ -88,9 +92,12 @@ class Comparison:
         return self.rows[0].change or 0.0
 
 
-def compare_runs(before: SimulatedRun, after: SimulatedRun, *, names: tuple[str, str]) -> Comparison:
-    """Compares time and waiting of two runs; `names` are those of their functions."""
-    rows = (*_time_rows(before, after), *_waiting_rows(before, after))
+def compare_runs(before: Run, after: Run, *, names: tuple[str, str]) -> Comparison:
+    """Compares time, waiting and communication of two runs; `names` are those of their functions.
+
+    Of a slice, waiting is that of the slowest device.
+    """
+    rows = (*_time_rows(before, after), *_waiting_rows(before, after), *_communication(before, after))
     return Comparison(
         chip=after.chip,
         before=names[0],
@@ -105,12 +112,14 @@ def compare_runs(before: SimulatedRun, after: SimulatedRun, *, names: tuple[str,
 def compare_explanations(before: Explanation, after: Explanation) -> Comparison:
     """Compares the numbers of two explanations, and lists the findings that went and came."""
     first, second = before.run, after.run
+    whole = [each.slice_run or each.run for each in (before, after)]
     xla = [program(each, "xla") for each in (before, after)]
     rows = [
         *_time_rows(first, second),
         _row("time", "rate", "Tflop/s", *(rate_tflops(each.programs[0]) for each in (before, after))),
         _row("time", "XLA", "µs", *(found.time_us if found else None for found in xla)),
         *_waiting_rows(first, second),
+        *_communication(*whole),
         *_fields(first, second, "units", "share", matrix_busy_share="matrix units busy", copy_busy_share="HBM busy"),
         *_units(first, second),
         *_fields(first, second, "memory", "bytes", hbm_read_bytes="HBM read", hbm_written_bytes="HBM written"),
@@ -127,34 +136,71 @@ def compare_explanations(before: Explanation, after: Explanation) -> Comparison:
         findings_new=_only(after, before),
         flags_before=first.flags,
         flags_after=second.flags,
-        **_errors(first, second),
+        **_errors(*whole),
     )
 
 
-def _errors(before: SimulatedRun, after: SimulatedRun) -> dict[str, Any]:
-    return {"error_before": before.error, "error_after": after.error, "same_kernel": same_kernel(before, after)}
+def _errors(before: Run, after: Run) -> dict[str, Any]:
+    """Makes the fields of a comparison that say what was compared, and how far it may be off."""
+    return {
+        "error_before": before.error,
+        "error_after": after.error,
+        "same_kernel": same_kernel(_device(before), _device(after)),
+        "topology_before": before.topology if isinstance(before, SliceRun) else "",
+        "topology_after": after.topology if isinstance(after, SliceRun) else "",
+    }
+
+
+def _device(run: Run) -> SimulatedRun:
+    """The run of the device, on a slice of the slowest."""
+    return run.slowest if isinstance(run, SliceRun) else run
 
 
 def _row(group: str, quantity: str, unit: str, before: float | None, after: float | None) -> ComparedRow:
     return ComparedRow(group=group, quantity=quantity, unit=unit, before=before, after=after)
 
 
-def _fields(
-    before: SimulatedRun, after: SimulatedRun, group: str, unit: str, **quantities: str
-) -> Iterable[ComparedRow]:
+def _fields(before: Run, after: Run, group: str, unit: str, **quantities: str) -> Iterable[ComparedRow]:
     """Compares fields of two runs; `quantities` names them for the reader."""
     for name, quantity in quantities.items():
         yield _row(group, quantity, unit, getattr(before, name), getattr(after, name))
 
 
-def _time_rows(before: SimulatedRun, after: SimulatedRun) -> Iterable[ComparedRow]:
+def _time_rows(before: Run, after: Run) -> Iterable[ComparedRow]:
     yield from _fields(before, after, "time", "µs", time_us="simulated time")
     yield from _fields(before, after, "time", "cycles", cycles="cycles")
 
 
-def _waiting_rows(before: SimulatedRun, after: SimulatedRun) -> Iterable[ComparedRow]:
-    yield from _fields(before, after, "waiting", "share", stall_share="all causes")
-    yield from _each("waiting", "share", before.stalls, after.stalls)
+def _waiting_rows(before: Run, after: Run) -> Iterable[ComparedRow]:
+    first, second = _device(before), _device(after)
+    yield from _fields(first, second, "waiting", "share", stall_share="all causes")
+    yield from _each("waiting", "share", first.stalls, second.stalls)
+
+
+def _communication(before: Run, after: Run) -> Iterable[ComparedRow]:
+    """Compares what devices of a slice say to each other; collectives go by name, as the HLO has them."""
+    sides = [_talk(run) if isinstance(run, SliceRun) else {} for run in (before, after)]
+    for quantity, unit in dict.fromkeys((*sides[0], *sides[1])):
+        values = [side.get((quantity, unit)) for side in sides]
+        if any(values):
+            yield _row("communication", quantity, unit, values[0], values[1])
+    times = [
+        {each.name: each.cycles / run.clock_hz * 1e6 for each in run.collectives} if isinstance(run, SliceRun) else {}
+        for run in (before, after)
+    ]
+    yield from _each("collective", "µs", *times)
+
+
+def _talk(run: SliceRun) -> dict[tuple[str, str], float]:
+    """The quantities of communication, each with its unit."""
+    return {
+        ("exposed", "µs"): run.exposed_us,
+        ("hidden", "µs"): run.hidden_us,
+        ("exposed share", "share"): run.exposed_us / run.time_us if run.time_us else 0.0,
+        ("sent by a device", "bytes"): run.sent_bytes,
+        ("busiest link", "share"): run.link_busy_share,
+        ("skew", "µs"): run.skew_us,
+    }
 
 
 def _units(before: SimulatedRun, after: SimulatedRun) -> Iterable[ComparedRow]:

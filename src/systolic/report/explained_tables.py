@@ -69,11 +69,11 @@ def programs_table(explanation: Explanation) -> ExplainedTable[Program]:
         rate = rate_tflops(found)
         return None if rate is None or not peak else rate / peak
 
-    return _table(
+    return explained_table(
         (
             textual("program", lambda found: found.label),
             numeric("simulated µs", lambda found: us(found.time_us)),
-            error_column(lambda found: found.run.error if found.run is not None else None),
+            error_column(lambda found: found.error),
             numeric(
                 "relative speed",
                 lambda found: f"{explanation.time_us / found.time_us:.2f} ×" if found.time_us else None,
@@ -87,6 +87,11 @@ def programs_table(explanation: Explanation) -> ExplainedTable[Program]:
                 ",.0f",
                 droppable=True,
             ),
+            numeric(
+                "exposed µs",
+                lambda found: us(found.communication.exposed_us) if found.communication is not None else None,
+                optional=True,
+            ),
             textual("no time because", lambda found: found.reason, optional=True),
         ),
         explanation.programs,
@@ -98,7 +103,7 @@ def vmem_table(explanation: Explanation) -> ExplainedTable[VmemPart] | None:
     if explanation.vmem is None or not explanation.vmem.parts:
         return None
     limit = max(1, explanation.vmem.limit_bytes)
-    return _table(
+    return explained_table(
         (
             textual("operation", lambda part: part.op, kind="code", optional=True),
             textual("buffer", lambda part: part.name, optional=True),
@@ -121,7 +126,7 @@ def units_table(run: SimulatedRun) -> ExplainedTable[tuple[str, float]]:
     issued = Counter[str]()
     for core in run.cores:
         issued.update(core.issued)
-    return _table(
+    return explained_table(
         (
             textual("unit", lambda unit: unit[0], kind="code"),
             textual("does", lambda unit: UNITS.get(unit[0], ""), optional=True),
@@ -138,7 +143,7 @@ def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
     if not explanation.regions:
         return None
     total = max(1, sum(region.cycles for region in explanation.regions))
-    return _table(
+    return explained_table(
         (
             textual("operation", lambda region: region.op, kind="code"),
             textual("region", lambda region: region.name),
@@ -173,7 +178,7 @@ def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
 
         return numeric(title, scaled, share=lambda line: of(line) / most if of(line) else None, optional=True)
 
-    return _table(
+    return explained_table(
         (
             textual("where", lambda line: short_place(line.where), kind="code"),
             textual("source", lambda line: line.text, kind="code", optional=True),
@@ -193,7 +198,7 @@ def traffic_table(explanation: Explanation) -> ExplainedTable[OperandTraffic] | 
     """Lists what each operand of each kernel costs in HBM traffic."""
     if not explanation.traffic:
         return None
-    return _table(
+    return explained_table(
         (
             textual("kernel", lambda operand: operand.kernel, kind="code"),
             textual("operand", lambda operand: operand.operand, kind="code"),
@@ -220,7 +225,7 @@ def savings_table(explanation: Explanation) -> ExplainedTable[Saving] | None:
     """Lists the findings."""
     if not explanation.savings:
         return None
-    return _table(
+    return explained_table(
         (
             textual("finding", _title),
             textual("why", lambda saving: saving.why),
@@ -248,7 +253,7 @@ def ops_table(run: SimulatedRun) -> ExplainedTable[OpRun]:
     def share(op: OpRun) -> float:
         return op.cycles / max(1, core.cycles)
 
-    return _table(
+    return explained_table(
         (
             textual("operation", lambda op: op.name, kind="code"),
             textual("made by", lambda op: "Pallas" if op.is_pallas else "XLA"),
@@ -271,7 +276,10 @@ def _waits(op: OpRun) -> str:
     return ", ".join(f"{cause} {percent(spent / max(1, op.cycles))}" for cause, spent in waits.items() if spent)
 
 
-def _table(columns: tuple[Column[Row], ...], items: Iterable[Row], *, most: int | None = None) -> ExplainedTable[Row]:
+def explained_table(
+    columns: tuple[Column[Row], ...], items: Iterable[Row], *, most: int | None = None
+) -> ExplainedTable[Row]:
+    """Makes a table of items, at most so many of them, without the optional columns that would be empty."""
     found = tuple(items)
     shown = found[:most]
     kept = tuple(column for column in columns if not (column.optional and all(map(column.is_empty, shown))))

@@ -35,11 +35,12 @@ class TimePart:
 def figures(explanation: Explanation) -> tuple[Figure, ...]:
     """Lists time, rate, speed beside XLA, and how far each limit is used."""
     run = explanation.run
+    error = (explanation.slice_run or run).error
     found = [
         Figure(
             title=f"{explanation.run.provenance} time",
             value=us(run.time_us),
-            unit=f"µs {run.error.words}",
+            unit=f"µs {error.words}",
             beside=f"{run.cycles:,} cycles at {run.clock_hz / 1e9:.2f} GHz"
             + (f"; a first call {us(run.prefetch_us)} µs longer" if run.prefetch_cycles else ""),
         )
@@ -63,6 +64,11 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
         _share("HBM busy", run.copy_busy_share, f"{run.hbm_bytes / 1e6:,.1f} MB moved"),
         _share("waiting", run.stall_share, "of the core's time"),
     ]
+    if (whole := explanation.slice_run) is not None:
+        exposed = whole.exposed_us / whole.time_us if whole.time_us else 0.0
+        hidden = f"{us(whole.exposed_us)} µs; {us(whole.hidden_us)} µs more are hidden"
+        found.append(_share("exposed communication", exposed, hidden))
+        found.append(_share("busiest link busy", whole.link_busy_share, f"of {len(whole.links)} directions of links"))
     if run.vmem_bytes:
         limit = explanation.vmem.limit_bytes if explanation.vmem is not None else 0
         beside = f"of {round_mib(limit)} MiB that it may use" if limit else "at most"

@@ -11,11 +11,14 @@ from typing import Any
 
 from systolic.chips import with_clock_state
 from systolic.explaining import Explanation
-from systolic.report import charts, explained_tables, timeline_charts
+from systolic.report import charts, explained_tables, slice_tables, timeline_charts
+from systolic.report.ceilings import ceilings, ceilings_table
 from systolic.report.headline import figures, time_parts
 from systolic.report.roofline_chart import roofline_chart, roofline_key
+from systolic.report.slice_timeline import slice_view
 from systolic.report.timeline import view
-from systolic.report.written import mib, percent, round_mib
+from systolic.report.written import mib, percent, round_mib, us
+from systolic.simulator import SliceRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,8 @@ def explanation_page(explanation: Explanation) -> str:
         it=explanation,
         chip=with_clock_state(explanation.chip),
         run=explanation.run,
+        slice=explanation.slice_run,
+        way=slice_tables.WAYS[explanation.slice_run.way] if explanation.slice_run is not None else "",
         figures=figures(explanation),
         time_parts=time_parts(explanation),
         plots=plots,
@@ -82,6 +87,7 @@ def explanation_page(explanation: Explanation) -> str:
         mib=mib,
         round_mib=round_mib,
         percent=percent,
+        us=us,
     )
 
 
@@ -128,14 +134,25 @@ def _plots(explanation: Explanation) -> dict[str, Plot]:
             "Pale: what is moved. Dark: every byte once, the least that there can be.",
         ),
     }
-    keys = {"roofline": roofline_key(explanation)}
+    if explanation.slice_run is not None:
+        found["slice"] = (
+            _slice_plot(explanation.slice_run),
+            "Timeline of the slice: devices, collectives and links",
+            "A row for each class of devices, what the slowest device says to others, and each link in one direction.",
+        )
+    keys = {"roofline": roofline_key(explanation), "slice": timeline_charts.SLICE_KEY}
     if explanation.vmem is not None:
         keys["vmem"] = charts.vmem_key(explanation.vmem)
     return {
-        name: Plot(name=name, title=title, words=words, spec=spec, key=keys.get(name, ()))
+        name: Plot(name=name, title=title, words=words, spec=spec, key=keys.get(name, ()), zooms=name == "slice")
         for name, (spec, title, words) in found.items()
         if spec is not None
     }
+
+
+def _slice_plot(run: SliceRun) -> charts.Spec | None:
+    found = slice_view(run, 0.0, run.time_us)
+    return timeline_charts.window_plot(found, 0.0, run.time_us) if found.bars else None
 
 
 def _windows(explanation: Explanation) -> list[WindowPart]:
@@ -162,8 +179,10 @@ def _windows(explanation: Explanation) -> list[WindowPart]:
 
 
 def _tables(explanation: Explanation) -> dict[str, Any]:
-    tables = explained_tables
+    tables, whole = explained_tables, explanation.slice_run
     return {
+        **(_slice_tables(whole) if whole is not None else {}),
+        "ceilings": ceilings_table(explanation) if whole is not None else None,
         "programs": tables.programs_table(explanation),
         "vmem": tables.vmem_table(explanation),
         "units": tables.units_table(explanation.run),
@@ -171,7 +190,18 @@ def _tables(explanation: Explanation) -> dict[str, Any]:
         "lines": tables.lines_table(explanation),
         "traffic": tables.traffic_table(explanation),
         "savings": tables.savings_table(explanation),
-        "ops": [(found, tables.ops_table(found.run)) for found in explanation.programs if found.run is not None],
+        "ops": [
+            (found, tables.ops_table(run)) for found in explanation.programs if (run := found.device_run) is not None
+        ],
+    }
+
+
+def _slice_tables(run: SliceRun) -> dict[str, Any]:
+    return {
+        "collectives": slice_tables.collectives_table(run),
+        "axes": slice_tables.link_axes_table(run),
+        "links": slice_tables.links_table(run),
+        "devices": slice_tables.devices_table(run),
     }
 
 
@@ -181,10 +211,12 @@ def _roof_words(explanation: Explanation) -> str:
     rate = explained_tables.rate_tflops(mine)
     if rate is None or not mine.hbm_bytes:
         return ""
-    slope = mine.flops / mine.hbm_bytes * roof.simulated_hbm_bytes_per_s
-    limit = min(slope, roof.peak_flops_per_s)
-    what = "HBM, as simulated" if slope < roof.peak_flops_per_s else f"the {roof.dtype} peak"
+    limits = {each.name: mine.flops / each.least_us * 1e6 for each in ceilings(explanation, mine)}
+    closest = min(limits, key=lambda name: limits[name])
+    limit = limits[closest]
+    words = {"HBM": "HBM, as simulated", "matrix units": f"the {roof.dtype} peak"}
     return (
-        f"With {mine.flops / mine.hbm_bytes:,.0f} useful operations per HBM byte, the limit is {what}: "
-        f"{limit / 1e12:,.0f} Tflop/s. It reaches {rate:,.0f}, {rate * 1e12 / limit:.0%} of that."
+        f"With {mine.flops / mine.hbm_bytes:,.0f} useful operations per HBM byte, the limit is "
+        f"{words.get(closest, 'the busiest link between chips')}: {limit / 1e12:,.0f} Tflop/s. "
+        f"It reaches {rate:,.0f}, {rate * 1e12 / limit:.0%} of that."
     )

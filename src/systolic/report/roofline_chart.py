@@ -15,15 +15,21 @@ def roofline_key(explanation: Explanation) -> tuple[KeyItem, ...]:
     """Says what the marks of `roofline_chart` mean."""
     roof = explanation.roofline
     roles = [role for role in _ROLES if any(found.role == role and found.time_us for found in explanation.programs)]
+    links = KeyItem(tone="written", title="what the busiest link between chips allows each program", form="line")
     return (
         KeyItem(tone="roof", title=f"HBM as published, {roof.hbm_bytes_per_s / 1e9:,.0f} GB/s", form="line"),
         KeyItem(tone="roof", title=f"HBM as simulated, {roof.simulated_hbm_bytes_per_s / 1e9:,.0f} GB/s", form="dash"),
+        *([links] if any(map(_link_us, explanation.programs)) else []),
         *(KeyItem(tone=role, title=_ROLES[role], form="dot") for role in roles),
     )
 
 
 def roofline_chart(explanation: Explanation) -> Spec | None:
-    """Draws rates over operations per HBM byte, below the roof; None where no program has both."""
+    """Draws rates over operations per HBM byte, below the roof; None where no program has both.
+
+    On a slice, all is of one device, and a line above each program is the third ceiling, of the links: it depends on
+    what the program sends, and not on how often it reads HBM.
+    """
     import altair as alt
 
     placed = [found for found in explanation.programs if rate_tflops(found) and found.hbm_bytes]
@@ -94,7 +100,36 @@ def roofline_chart(explanation: Explanation) -> Spec | None:
         .mark_text(align="left", dx=11, fontWeight=600, limit=260)
         .encode(x=x, y=y, text="label:N", color=colour)
     )
-    return finished((lines + label + dots + named).properties(height=360))
+    ceilings = [_link_ceiling(found) for found in placed if _link_us(found)]
+    layers = lines + label
+    if ceilings:
+        layers += (
+            data([row for row in ceilings if bottom <= row["tflops"] <= peak * 1.5])
+            .mark_tick(orient="horizontal", thickness=3, size=44, color="var(--written)")
+            .encode(
+                x=x,
+                y=y,
+                tooltip=[
+                    *tooltips(label="program"),
+                    alt.Tooltip("tflops:Q", title="links allow Tflop/s", format=",.1f"),
+                    *tooltips(time="busiest link busy"),
+                ],
+            )
+        )
+    return finished((layers + dots + named).properties(height=360))
+
+
+def _link_us(found: Program) -> float:
+    return found.communication.link_us if found.communication is not None else 0.0
+
+
+def _link_ceiling(found: Program) -> dict[str, Any]:
+    return {
+        "label": found.label,
+        "intensity": found.flops / found.hbm_bytes,
+        "tflops": found.flops / _link_us(found) / 1e6,
+        "time": f"{_link_us(found):,.2f} µs",
+    }
 
 
 def _point(found: Program) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Literal
 from systolic.simulator import CoreRun, SimulatedRun, Span
 
 # What is drawn, from above. `code` is straight code in which no matrix unit was busy.
-Activity = Literal["op", "round", "read", "written", "moved", "matrix", "code", "wait"]
+# `collective` and `link` are of a slice: see `slice_timeline`.
+Activity = Literal["op", "round", "read", "written", "moved", "matrix", "code", "wait", "collective", "link"]
 TITLES: dict[Activity, str] = {
     "op": "operations",
     "round": "loop rounds",
@@ -20,6 +21,8 @@ TITLES: dict[Activity, str] = {
     "matrix": "matrix units",
     "code": "other code",
     "wait": "waiting",
+    "collective": "collectives",
+    "link": "links",
 }
 BUSY: tuple[Activity, ...] = ("read", "written", "moved", "matrix", "code", "wait")
 # The most bars of one plot: a browser draws so many without a pause, and the page stays small.
@@ -93,7 +96,7 @@ def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MOST_
     inside = [span for span in spans if span.end_cycles > begin and span.begin_cycles < end]
     left_out = max(0, len(inside) - most)
     if left_out:
-        chosen = _longest(inside, most)
+        chosen = longest_spans(inside, most)
     else:
         near = [
             span
@@ -106,15 +109,7 @@ def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MOST_
     copies = [span for span in chosen if span.kind == "copy"]
     lane_of = {id(span): f"copies {lane + 1}" for span, lane in zip(copies, pack(copies), strict=True)}
     bars = [
-        Bar(
-            lane=sparse.get(id(span)) or lane_of.get(id(span), TITLES[activity(span)]),
-            activity=activity(span),
-            begin_us=span.begin_cycles * scale,
-            end_us=span.end_cycles * scale,
-            what=_what(span, run),
-            detail=_detail(span, run),
-        )
-        for span in chosen
+        core_bar(sparse.get(id(span)) or lane_of.get(id(span), TITLES[activity(span)]), span, run) for span in chosen
     ]
     used = {bar.lane for bar in bars}
     lanes = [
@@ -127,7 +122,20 @@ def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MOST_
     return View(lanes=tuple(lane for lane in lanes if lane in used), bars=tuple(bars), left_out=left_out)
 
 
-def _longest(spans: Iterable[Span], most: int) -> list[Span]:
+def core_bar(lane: str, span: Span, run: SimulatedRun) -> Bar:
+    """Makes the bar of a span of a core."""
+    scale = 1e6 / run.clock_hz
+    return Bar(
+        lane=lane,
+        activity=activity(span),
+        begin_us=span.begin_cycles * scale,
+        end_us=span.end_cycles * scale,
+        what=_what(span, run),
+        detail=_detail(span, run),
+    )
+
+
+def longest_spans(spans: Iterable[Span], most: int) -> list[Span]:
     """Picks the longest of each kind, as many of one kind as of another."""
     ranks: dict[str, int] = {}
     ranked = []
@@ -200,7 +208,8 @@ def _busy_share(span: Span, run: SimulatedRun) -> float:
     return min(1.0, span.amount / max(1.0, (span.end_cycles - span.begin_cycles) * run.matrix_units))
 
 
-def _size(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
+    """Writes an amount of memory with its unit."""
     for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.3g} {unit}"
@@ -211,7 +220,7 @@ def _what(span: Span, run: SimulatedRun) -> str:
     kind = activity(span)
     if span.kind == "copy":
         arrow = {"read": "↓ ", "written": "↑ "}.get(kind, "")
-        return arrow + _size(span.amount)
+        return arrow + size_text(span.amount)
     if kind == "matrix":
         return f"{_busy_share(span, run):.0%} busy"
     took = f"{(span.end_cycles - span.begin_cycles) / run.clock_hz * 1e6:,.2f} µs"
@@ -224,7 +233,7 @@ def _detail(span: Span, run: SimulatedRun) -> str:
     kind = activity(span)
     if span.kind == "copy":
         rate = f", {span.amount / cycles * run.clock_hz / 1e9:,.0f} GB/s" if cycles and span.amount else ""
-        return f"copy {span.label}, {_size(span.amount)}: {spent}{rate}"
+        return f"copy {span.label}, {size_text(span.amount)}: {spent}{rate}"
     if kind == "matrix":
         note = f"; {span.label}" if span.label else ""
         return f"straight code with matrix units {_busy_share(span, run):.0%} busy: {spent}{note}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from systolic.explaining import Window
-from systolic.report.charts import Spec, colours, data, finished, tooltips
+from systolic.report.charts import KeyItem, Spec, colours, data, finished, tooltips
 from systolic.report.timeline import TITLES, Activity, BusyLane, View, busy_lanes
 from systolic.simulator import SimulatedRun
 
@@ -22,7 +22,17 @@ COLOURS: dict[Activity, str] = {
     "matrix": "var(--matrix)",
     "code": "var(--code)",
     "wait": "var(--wait)",
+    "collective": "var(--this)",
+    "link": "var(--read)",
 }
+# What the colours of a slice's timeline mean.
+SLICE_KEY = (
+    KeyItem(tone="matrix", title="matrix units busy"),
+    KeyItem(tone="code", title="other code"),
+    KeyItem(tone="wait", title="waiting"),
+    KeyItem(tone="this", title="collectives"),
+    KeyItem(tone="read", title="bytes crossing a link"),
+)
 
 
 def window_plot(found: View, begin_us: float, end_us: float) -> Spec:

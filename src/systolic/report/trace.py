@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from systolic.report.slice_tables import devices_text, link_name
+from systolic.report.slice_timeline import collective_spans
 from systolic.report.timeline import pack
-from systolic.simulator import SimulatedRun, Span
+from systolic.simulator import SimulatedRun, SliceRun, Span
 
 # Rows of the picture, from above, by what is drawn in them. Copies overlap each other and get as many rows as it takes.
 _ROWS = {"op": 0, "round": 1, "matrix": 2, "stall": 3}
@@ -13,25 +17,22 @@ _NAMES = {0: "operations", 1: "rounds of the outermost loop", 2: "straight code,
 _FIRST_COPY_ROW = 10
 
 
-def chrome_trace(run: SimulatedRun, *, title: str) -> dict[str, Any]:
+def chrome_trace(run: SimulatedRun | SliceRun, *, title: str) -> dict[str, Any]:
     """Writes the timeline of a run in the Trace Event Format (JSON object form): times in µs, a process for each
-    TensorCore, and for each SparseCore its programs, and streams and waits of its first tile.
+    TensorCore, and for each SparseCore its programs, and streams and waits of its first tile. Of a slice, there are
+    such processes for each class of devices, one of what the slowest device says to others, and one with a row for each
+    link.
 
     What the timeline left out is in the metadata: `spans_left_out`.
     """
+    processes = _of_a_slice(run) if isinstance(run, SliceRun) else _of_a_device(run)
     scale = 1e6 / run.clock_hz
     events: list[dict[str, Any]] = []
-    processes = [(f"TensorCore {core.core}", "simulated", core.spans) for core in run.cores]
-    processes += [(f"SparseCore {core.core}", "modelled", core.spans) for core in run.sparse_cores]
-    for process, (name, provenance, spans) in enumerate(processes):
-        events.append(_named("process_name", process, 0, f"{title}, {name} of {run.chip} ({provenance})"))
-        events += [_named("thread_name", process, row, name) for row, name in _NAMES.items()]
-        copies = [span for span in spans if span.kind == "copy"]
-        lanes = dict(zip(map(id, copies), pack(copies), strict=True))
-        names = {_FIRST_COPY_ROW + lane: f"copies {lane}" for lane in sorted(set(lanes.values()))}
-        events += [_named("thread_name", process, row, name) for row, name in names.items()]
-        for span in spans:
-            row = _ROWS[span.kind] if span.kind in _ROWS else _FIRST_COPY_ROW + lanes[id(span)]
+    for number, process in enumerate(processes):
+        said = f"{title}, {process.name} of {run.chip} ({process.provenance})"
+        events.append(_named("process_name", number, 0, said))
+        events += [_named("thread_name", number, row, name) for row, name in process.rows.items()]
+        for row, span in process.spans:
             events.append(
                 {
                     "name": _label(span),
@@ -39,7 +40,7 @@ def chrome_trace(run: SimulatedRun, *, title: str) -> dict[str, Any]:
                     "ph": "X",
                     "ts": span.begin_cycles * scale,
                     "dur": (span.end_cycles - span.begin_cycles) * scale,
-                    "pid": process,
+                    "pid": number,
                     "tid": row,
                     "args": _details(span),
                 }
@@ -51,9 +52,72 @@ def chrome_trace(run: SimulatedRun, *, title: str) -> dict[str, Any]:
             "chip": run.chip,
             "provenance": run.provenance,
             "clock_hz": run.clock_hz,
-            "spans_left_out": sum(core.spans_left_out for core in (*run.cores, *run.sparse_cores)),
+            "spans_left_out": sum(process.left_out for process in processes),
+            **({"topology": run.topology, "way": run.way} if isinstance(run, SliceRun) else {}),
         },
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Process:
+    """A process of the trace: its rows by number, and what is in them."""
+
+    name: str
+    provenance: str
+    rows: Mapping[int, str]
+    spans: Sequence[tuple[int, Span]]
+    left_out: int
+
+
+def _of_a_device(run: SimulatedRun, of: str = "") -> list[_Process]:
+    """Makes the processes of a device; `of` says which devices it is one of."""
+    cores = [(f"{of}TensorCore {core.core}", "simulated", core.spans, core.spans_left_out) for core in run.cores]
+    cores += [(f"{of}SparseCore {each.core}", "modelled", each.spans, each.spans_left_out) for each in run.sparse_cores]
+    processes = []
+    for name, provenance, spans, left_out in cores:
+        copies = [span for span in spans if span.kind == "copy"]
+        lanes = dict(zip(map(id, copies), pack(copies), strict=True))
+        rows = [_ROWS[span.kind] if span.kind in _ROWS else _FIRST_COPY_ROW + lanes[id(span)] for span in spans]
+        processes.append(
+            _Process(
+                name=name,
+                provenance=provenance,
+                rows={**_NAMES, **{_FIRST_COPY_ROW + lane: f"copies {lane}" for lane in sorted(set(lanes.values()))}},
+                spans=list(zip(rows, spans, strict=True)),
+                left_out=left_out,
+            )
+        )
+    return processes
+
+
+def _of_a_slice(run: SliceRun) -> list[_Process]:
+    processes = []
+    for each in run.classes:
+        of = f"device{'s' * (len(each.devices) > 1)} {devices_text(each.devices)}, "
+        processes += _of_a_device(each.run, of)
+    spans = collective_spans(run)
+    rows = dict(enumerate(dict.fromkeys(span.label for span in spans)))
+    places = {name: row for row, name in rows.items()}
+    processes.append(
+        _Process(
+            name=f"collectives of device {run.slowest_class.devices[0]}",
+            provenance=run.provenance,
+            rows=rows,
+            spans=[(places[span.label], span) for span in spans],
+            left_out=0,
+        )
+    )
+    links = [link for link in run.links if link.sent_bytes]
+    processes.append(
+        _Process(
+            name="links",
+            provenance=run.provenance,
+            rows={at: f"{link_name(link)} ({link.axis})" for at, link in enumerate(links)},
+            spans=[(at, span) for at, link in enumerate(links) for span in link.spans],
+            left_out=sum(link.spans_left_out for link in links),
+        )
+    )
+    return processes
 
 
 def _named(what: str, core: int, row: int, name: str) -> dict[str, Any]:

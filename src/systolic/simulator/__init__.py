@@ -5,6 +5,7 @@ from systolic.simulator.hardware.layout import words_of
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.hardware.values import Unknown
+from systolic.simulator.preparation import prepare_listings
 from systolic.simulator.reading.hlo import HloParameter, HloShape, TopLevelHlo, parse_hlo
 from systolic.simulator.records import (
     CopySize,
@@ -16,20 +17,27 @@ from systolic.simulator.records import (
     SparseOpRun,
     VmemBuffer,
 )
-from systolic.simulator.run import PreparedProgram, prepare_listings
+from systolic.simulator.run import PreparedProgram
+from systolic.simulator.slice.records import CollectiveRun, DeviceClass, LinkRun, SliceRun
+from systolic.simulator.slice.tables import NeighbourTableError
 from systolic.simulator.traits import kernel_name, same_kernel, traits_of
 
 __all__ = [
+    "CollectiveRun",
     "CopySize",
     "CoreRun",
     "DeadlockError",
+    "DeviceClass",
     "HloParameter",
     "HloShape",
+    "LinkRun",
+    "NeighbourTableError",
     "OpRun",
     "PreparedProgram",
     "RegionRun",
     "SimulatedRun",
     "SimulationError",
+    "SliceRun",
     "Span",
     "SparseCoreRun",
     "SparseOpRun",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from systolic.simulator.errors import SimulationError, UnknownTimeError
 from systolic.simulator.records import CoreRun, SparseCoreRun
@@ -45,6 +46,25 @@ class Assumption:
         return self._known.setdefault(key, number & 0xFFFFFFFF)
 
 
+class ProgramRun(Protocol):
+    """What all cores did that ran a program."""
+
+    @property
+    def cores(self) -> Sequence[CoreRun]:
+        """Every one of them."""
+        ...
+
+    @property
+    def iterations(self) -> int:
+        """How often loops went round on the busiest."""
+        ...
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of the core that ends last."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRun:
     """What the cores of a device did, and how often loops went round on the busiest."""
@@ -52,6 +72,7 @@ class DeviceRun:
     cores: Sequence[CoreRun]
     iterations: int
     sparse_cores: tuple[SparseCoreRun, ...]
+    prefetch_cycles: int = 0  # that the first call takes longer
 
     @property
     def cycles(self) -> int:
@@ -59,7 +80,7 @@ class DeviceRun:
         return max(core.cycles for core in self.cores)
 
 
-def check_time(run: DeviceRun, assumed: Mapping[str, str], run_with: Callable[[Progression, int], DeviceRun]) -> None:
+def check_time(run: ProgramRun, assumed: Mapping[str, str], run_with: Callable[[Progression, int], ProgramRun]) -> None:
     """Checks that a program takes the same time whatever the values that were assumed in it.
 
     Args:
@@ -90,5 +111,5 @@ def never_ends(assumed: Mapping[str, str]) -> UnknownTimeError:
     return UnknownTimeError(f"how long the program takes depends on values that are not known: {named}")
 
 
-def _cycles(run: DeviceRun, name: str) -> int:
+def _cycles(run: ProgramRun, name: str) -> int:
     return sum(op.cycles for core in run.cores for op in core.ops if op.name == name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from systolic.chips import Chip
 from systolic.simulator.assumptions import Assumption, Progression
@@ -15,13 +16,15 @@ from systolic.simulator.hardware.memory import ROW_BYTES, ROW_WORDS, WORD_BYTES,
 from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import COMPUTED, Unknown
+from systolic.simulator.mailboxes import Mailboxes
 from systolic.simulator.op_totals import OpTotals
+from systolic.simulator.other_devices import OtherDevices
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.records import CopySize, CoreRun, OpRun, RegionRun
 from systolic.simulator.results import ResultPointers
-from systolic.simulator.sequencer import Mailboxes, Passed, Progress, Sequencer
+from systolic.simulator.sequencer import Passed, Progress, Sequencer
 from systolic.simulator.sparse_core.device import SparseCores
 from systolic.simulator.sparse_core.translate import SparseProgram
 from systolic.simulator.translating.names import parameter_address
@@ -54,10 +57,16 @@ class DeviceSetup:
     progression: Progression  # what does
     remember: bool
     max_iterations: int
+    tables: Mapping[int, Words] = field(default_factory=dict)  # what lies in HBM beside the parameters, by pointer
 
 
 class Core:
-    """One core, ready to run the top-level program."""
+    """One core, ready to run the top-level program.
+
+    Args:
+      others: the other devices of a slice; None: there are none.
+      identity: words of scalar memory that say which device it is, by address.
+    """
 
     def __init__(
         self,
@@ -67,7 +76,10 @@ class Core:
         sparse_cores: SparseCores,
         number: int,
         timeline: Timeline | None,
+        others: OtherDevices | None = None,
+        identity: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
+        self._others = others
         self._setup = setup
         self._dma = dma
         self._mailboxes = mailboxes
@@ -76,7 +88,12 @@ class Core:
         self._timeline = timeline
         self._iterations = IterationBudget(setup.max_iterations)
         results = ResultPointers(words=setup.pointers, others=setup.initial, hlo=setup.hlo, parameter=self._parameter)
-        self._memory = Memory(results.word, self._iterations)
+
+        def initial(address: int) -> int:
+            word = identity.get(address)
+            return results.word(address) if word is None else word
+
+        self.memory = self._memory = Memory(initial, self._iterations)
         self._mxus = {
             name: Mxus(setup.chip.machine, program.segments, remember=setup.remember, timeline=timeline)
             for name, program in setup.translations.items()
@@ -87,7 +104,7 @@ class Core:
             size = _UNKNOWN_WORDS if isinstance(words, Unknown) else max(1, len(words))
             self._define("hbm", self._parameter(index), size, words)
 
-        for pointer, table in results.tables().items():
+        for pointer, table in {**results.tables(), **setup.tables}.items():
             self._define("hbm", pointer, len(table), table)
 
     @property
@@ -127,6 +144,7 @@ class Core:
             iterations=self._iterations,
             assumption=Assumption(self._setup.progression) if name in self._setup.assumed else None,
             sparse_cores=self._sparse_cores,
+            others=self._others,
         )
 
     def _parameter(self, number: int) -> int:

@@ -1,36 +1,35 @@
-"""Runs a whole compiled program: the top-level program, its copies, and the operations that it calls."""
+"""A whole compiled program that is ready to run: the top-level program, its copies, and what it calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from systolic.chips import Chip, MachineModel
+from systolic.chips import Chip, MachineModel, SliceError, SliceShape
 from systolic.chips.constants import check_constants
 from systolic.chips.time_error import time_error
-from systolic.simulator.assumptions import ZEROS, DeviceRun, Progression, check_time, never_ends
+from systolic.simulator.assumptions import ZEROS, DeviceRun, ProgramRun, Progression, check_time, never_ends
 from systolic.simulator.core import TOP_LEVEL, Core, DeviceSetup, OperandWords
-from systolic.simulator.errors import SimulationError, UnknownValueError, reading
+from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import Unknown
-from systolic.simulator.reading.blocks import split_blocks
-from systolic.simulator.reading.copies import is_copy
-from systolic.simulator.reading.hlo import TopLevelHlo, parse_hlo
-from systolic.simulator.reading.listing import Program, parse_listing
-from systolic.simulator.reading.utilization import BlockUse, parse_utilization
-from systolic.simulator.reading.verify import check_registers
-from systolic.simulator.records import SimulatedRun, VmemBuffer
-from systolic.simulator.sequencer import Mailboxes, Schedule
+from systolic.simulator.mailboxes import Mailboxes
+from systolic.simulator.reading.hlo import TopLevelHlo
+from systolic.simulator.reading.utilization import BlockUse
+from systolic.simulator.records import CoreRun, SimulatedRun, SparseCoreRun, VmemBuffer
+from systolic.simulator.schedule import Schedule
+from systolic.simulator.slice.facts import SliceFacts
+from systolic.simulator.slice.outcome import slice_run
+from systolic.simulator.slice.records import SliceRun
+from systolic.simulator.slice.run import DevicesRun, PartitionContents, SliceSetup, run_devices
 from systolic.simulator.sparse_core.device import SparseCores
-from systolic.simulator.sparse_core.listing import parse_sparse_listing
-from systolic.simulator.sparse_core.translate import SparseProgram, translate_sparse
+from systolic.simulator.sparse_core.translate import SparseProgram
 from systolic.simulator.traits import traits_of
-from systolic.simulator.translating.names import Allocations
-from systolic.simulator.translating.scalar import static_allocation
-from systolic.simulator.translating.translate import Translation, translate
+from systolic.simulator.translating.translate import Translation
 
 # A product of 16384³ in tiles of 128³ goes two million times round its loop.
 MAX_ITERATIONS = 50_000_000
@@ -40,8 +39,8 @@ _SPARSE_CORES_MODELLED = (
     "SparseCores: modelled; their programs are executed, but what streams and launches cost rests on one published time"
 )
 
-# Pointers that the runtime leaves in scalar memory, such as those of the results, lie above all others.
-_RESULTS_FROM = (1 << 28) - (1 << 20)
+
+_Run = TypeVar("_Run", bound=ProgramRun)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +67,7 @@ class PreparedProgram:
     may_prefetch: bool
     prepared_for: MachineModel
     sparse_programs: tuple[SparseProgram, ...] = ()  # of the SparseCores, in the order in which they were compiled
+    slice_facts: SliceFacts | None = None  # of a program for many devices
 
     def run(
         self,
@@ -97,35 +97,101 @@ class PreparedProgram:
           DeadlockError: it waits for something that does not come.
         """
         check_constants(chip.machine, self.prepared_for)
+        known = self._known(parameters)
 
-        def cores(
-            assumed: Mapping[str, str], *, warm: bool, progression: Progression = ZEROS, most: int = max_iterations
-        ) -> DeviceRun:
-            def initial(address: int) -> int:
-                return 1 if warm or address in self.flags else 0
+        def device(assumed: Set[str], progression: Progression, most: int) -> DeviceRun:
+            setup = self._setup(chip, assumed, progression, most, remember=remember)
+            setup = replace(setup, parameters=known, operand_words=operand_words)
+            run = _run_device(setup, spans if progression == ZEROS else 0)
+            if progression != ZEROS or not self.may_prefetch:
+                return run
+            cold = _run_device(replace(setup, initial=lambda address: int(address in self.flags)), 0)
+            return replace(run, prefetch_cycles=max(0, cold.cycles - run.cycles))
 
-            setup = DeviceSetup(
-                chip=chip,
-                translations=self.translations,
-                sparse_programs=self.sparse_programs,
-                uses=self.uses,
-                hlo=self.hlo,
-                parameters=self._known(parameters),
-                operand_words=operand_words,
-                assumed=frozenset(assumed),
-                progression=progression,
-                initial=initial,
-                pointers=self.pointers,
-                remember=remember,
-                max_iterations=most,
-            )
-            return _run_device(setup, spans if warm and progression == ZEROS else 0)
+        run, assumed = self._assuming(device, max_iterations)
+        simulated = self._simulated(chip, run.cores, run.sparse_cores, run.prefetch_cycles, assumed)
+        return replace(simulated, error=time_error(chip, traits_of(simulated)))
 
-        assumed: dict[str, str] = {}  # operation → what is taken as zero in it
+    def run_slice(
+        self,
+        shape: SliceShape,
+        assignment: Sequence[int],
+        *,
+        chip: Chip,
+        parameters: Sequence[Sequence[Words | Unknown]] = (),
+        operand_words: Sequence[OperandWords] = (),
+        spans: int = 0,
+        remember: bool = True,
+        max_iterations: int = MAX_ITERATIONS,
+    ) -> SliceRun:
+        """Executes the program on the models of all chips of a slice.
+
+        Args:
+          shape: the slice.
+          assignment: device ids by partition, which is the flat order of the mesh.
+          chip: as for `run`.
+          parameters: contents of the arguments' parts on each partition; empty: nothing is known of them.
+          operand_words: of each partition, as for `run`; empty: nothing is known.
+          spans: as for `run`, of every core and every link.
+          remember: as for `run`.
+          max_iterations: as for `run`, of one core.
+
+        Raises:
+          SliceError: the program is for one device, or for another number than the slice has.
+          NeighbourTableError: constants by which XLA finds neighbours are not known.
+          DeadlockError: all devices wait; the message names each with program, line and flag.
+          Exception: what `run` raises.
+        """
+        check_constants(chip.machine, self.prepared_for)
+        if self.slice_facts is None:
+            raise SliceError("the program is for one device: nothing in it is sharded")
+        facts = self.slice_facts
+        where = SliceSetup.of(shape, assignment, facts)
+        given = PartitionContents(
+            parameters=tuple(map(self._known, parameters or [()] * len(assignment))), operand_words=tuple(operand_words)
+        )
+
+        def devices(assumed: Set[str], progression: Progression, most: int) -> DevicesRun:
+            setup = self._setup(chip, assumed, progression, most, remember=remember)
+            return run_devices(setup, where, facts, given, spans if progression == ZEROS else 0)
+
+        run, assumed = self._assuming(devices, max_iterations)
+        kernels = self.hlo.kernels if self.hlo is not None else frozenset[str]()
+        return slice_run(
+            run, where, facts, chip, kernels, lambda cores, sparse: self._simulated(chip, cores, sparse, 0, assumed)
+        )
+
+    def _setup(
+        self, chip: Chip, assumed: Set[str], progression: Progression, most: int, *, remember: bool
+    ) -> DeviceSetup:
+        return DeviceSetup(
+            chip=chip,
+            translations=self.translations,
+            sparse_programs=self.sparse_programs,
+            uses=self.uses,
+            hlo=self.hlo,
+            parameters=(),
+            operand_words=lambda *_: None,
+            assumed=frozenset(assumed),
+            progression=progression,
+            initial=lambda _: 1,
+            pointers=self.pointers,
+            remember=remember,
+            max_iterations=most,
+        )
+
+    def _assuming(
+        self, run_with: Callable[[Set[str], Progression, int], _Run], most: int
+    ) -> tuple[_Run, dict[str, str]]:
+        """Runs the program, with zeros for values that XLA's own operations compute and nobody knows.
+
+        Returns:
+          The run, and what is taken as zero, by operation.
+        """
+        assumed: dict[str, str] = {}
         while True:
             try:
-                run = cores(assumed, warm=True)
-                cold = cores(assumed, warm=False) if self.may_prefetch else run
+                run = run_with(assumed.keys(), ZEROS, most)
                 break
             except UnknownValueError as error:
                 kernels = self.hlo.kernels if self.hlo is not None else frozenset(self.translations)
@@ -137,17 +203,24 @@ class PreparedProgram:
                     raise
                 raise never_ends(assumed) from error
         if assumed:
+            check_time(run, assumed, lambda progression, most: run_with(assumed.keys(), progression, most))
+        return run, assumed
 
-            def others(progression: Progression, most: int) -> DeviceRun:
-                return cores(assumed, warm=True, progression=progression, most=most)
-
-            check_time(run, assumed, others)
-        simulated = SimulatedRun(
+    def _simulated(
+        self,
+        chip: Chip,
+        cores: Sequence[CoreRun],
+        sparse_cores: tuple[SparseCoreRun, ...],
+        prefetch_cycles: int,
+        assumed: Mapping[str, str],
+    ) -> SimulatedRun:
+        """What one device did, as a record."""
+        return SimulatedRun(
             chip=chip.name,
             flags=dict(chip.compiler_flags),
             clock_hz=chip.machine.clock_hz,
-            cores=tuple(run.cores),
-            prefetch_cycles=max(0, cold.cycles - run.cycles),
+            cores=tuple(cores),
+            prefetch_cycles=prefetch_cycles,
             matrix_units=chip.machine.mxu_count,
             bundles=sum(translation.blocks[-1].last + 1 for translation in self.translations.values()),
             hbm_bytes_per_cycle=chip.machine.hbm_bytes_per_s / chip.machine.clock_hz,
@@ -155,11 +228,10 @@ class PreparedProgram:
             vmem=self.vmem,
             assumptions=(
                 *(f"{name}: {why} counts as zero" for name, why in assumed.items()),
-                *([_SPARSE_CORES_MODELLED] if run.sparse_cores else []),
+                *([_SPARSE_CORES_MODELLED] if sparse_cores else []),
             ),
-            sparse_cores=run.sparse_cores,
+            sparse_cores=sparse_cores,
         )
-        return replace(simulated, error=time_error(chip, traits_of(simulated)))
 
     def _known(self, parameters: Sequence[Words | Unknown]) -> Sequence[Words | Unknown]:
         declared = self.hlo.parameters if self.hlo is not None else {}
@@ -173,103 +245,12 @@ class PreparedProgram:
         ]
 
 
-def prepare_listings(
-    listings: Mapping[str, str],
-    chip: Chip,
-    *,
-    utilization: Mapping[str, str] | None = None,
-    hlo_text: str | None = None,
-    vmem: Sequence[VmemBuffer] = (),
-    sparse_listings: Mapping[str, str] | None = None,
-) -> PreparedProgram:
-    """Reads, checks and translates compiled listings.
-
-    Args:
-      listings: text of the final bundles of the top-level program, under "TLP", and of every operation it calls.
-      utilization: the compiler's table of units of each, if there is one.
-      hlo_text: the top-level HLO.
-      vmem: the compiler's account of VMEM, which is passed on.
-      sparse_listings: text of the final bundles of what SparseCores run, in the order in which they were compiled.
-
-    Raises:
-      SimulationError: a listing holds something that is not understood.
-    """
-    if TOP_LEVEL not in listings:
-        raise SimulationError(f"no top-level program among the listings: {', '.join(listings) or 'none'}")
-    sparse_programs = []
-    for name, text in (sparse_listings or {}).items():
-        with reading(f"the SparseCore listing of {name}"):
-            sparse_programs.append(translate_sparse(parse_sparse_listing(name, text)))
-    shared = chip.cores_per_device > 1 or bool(sparse_programs)
-    allocations = Allocations()
-    programs: dict[str, Program] = {}
-    translations: dict[str, Translation] = {}
-    for name, text in listings.items():
-        with reading(f"the listing of {name}"):
-            program = programs[name] = parse_listing(name, text)
-            check_registers(program, split_blocks(program, chip.machine.branch_delay_slots))
-    for name, program in programs.items():
-        with reading(f"the listing of {name}"):
-            translations[name] = translate(
-                program, chip.machine, allocations, shared=shared, top_level=name == TOP_LEVEL
-            )
-    with reading(f"the listing of {TOP_LEVEL}"):
-        flags, pointers = runtime_words(programs[TOP_LEVEL], translations[TOP_LEVEL].addresses)
-    uses = {
-        name: parse_utilization(name, text, translations[name].blocks)
-        for name, text in (utilization or {}).items()
-        if name in translations
-    }
-    with reading("the HLO"):
-        hlo = parse_hlo(hlo_text) if hlo_text is not None else None
-    copies = any(is_copy(each) for bundle in programs[TOP_LEVEL].bundles for each in bundle.instructions)
-    return PreparedProgram(
-        translations=translations,
-        flags=flags,
-        pointers=pointers,
-        uses=uses,
-        hlo=hlo,
-        vmem=tuple(vmem),
-        may_prefetch=copies,
-        prepared_for=chip.machine,
-        sparse_programs=tuple(sparse_programs),
-    )
-
-
-def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[frozenset[int], dict[int, int]]:
-    """Finds words of scalar memory that the runtime has set: those that have to be one, and those that are pointers.
-
-    The top-level program reads a few words that it never wrote. One it compares with 1, to skip everything if it
-    differs. Another says whether the prefetch of an argument has been done ahead of the call. Others say where results
-    go, or where a table says so; each gets an address of its own.
-    """
-    loaded: dict[str, str] = {}
-    flags: set[int] = set()
-    pointers: dict[int, int] = {}
-    for bundle in program.bundles:
-        for instruction in bundle.instructions:
-            if instruction.opcode == "sld" and instruction.dest is not None:
-                place = static_allocation(instruction.operands[0])
-                if place is not None:
-                    loaded["%" + instruction.dest] = place
-        for instruction in bundle.instructions:
-            used = (text.rsplit("] ", 1)[-1] for text in instruction.operands)
-            place = next((loaded[text] for text in used if text in loaded), None)
-            if place is None or place not in addresses:
-                continue
-            if instruction.opcode.startswith("scmp.ne") and instruction.operands[1] == "1":
-                flags.add(addresses[place])
-            elif instruction.opcode.startswith("int_to_ptr.hbm"):
-                pointers[addresses[place]] = _RESULTS_FROM + (len(pointers) << 8)
-    return frozenset(flags), pointers
-
-
 def _run_device(setup: DeviceSetup, spans: int) -> DeviceRun:
     numbers = range(setup.chip.cores_per_device)
     timelines = [Timeline(spans) for _ in numbers] if spans else None
-    dma = DmaEngine(setup.chip.machine, len(numbers), timelines)
-    mailboxes = Mailboxes(len(numbers))
-    schedule = Schedule(lambda: dma.changes + mailboxes.changes + sparse_cores.changes)
+    schedule = Schedule(lambda: sparse_cores.changes)
+    dma = DmaEngine(setup.chip.machine, len(numbers), timelines, schedule)
+    mailboxes = Mailboxes(len(numbers), schedule)
     sparse_cores = SparseCores(
         setup.chip,
         setup.sparse_programs,

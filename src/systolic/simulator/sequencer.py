@@ -1,29 +1,28 @@
-"""The sequencer of a core, which executes one program, and the cores of a device executing together."""
+"""The sequencer of a core, which executes one program."""
 
 from __future__ import annotations
 
-import heapq
 import re
 import struct
-from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from functools import partial
 
 from systolic.chips import MachineModel
 from systolic.simulator.assumptions import Assumption
-from systolic.simulator.errors import DeadlockError, SimulationError, UnknownValueError, check_most
+from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTimer
 from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES, Memory
 from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
+from systolic.simulator.mailboxes import Mailboxes
+from systolic.simulator.other_devices import OtherDevices, RemoteCopy
 from systolic.simulator.sparse_core.device import SPARSE_CORE_BIT, SparseCores
 from systolic.simulator.sparse_core.launch import DESCRIPTOR_GRANULES
 from systolic.simulator.translating.translate import Translation
 
 _CORE = re.compile(r"\bcore id\b|\blogical chip id\b")
-_MOST_MESSAGES = 1 << 16
 
 # A program in progress. It yields the time at which it is about to act on what cores share, or None where it can't go
 # on until another core has acted, and returns the time at which it is over.
@@ -35,29 +34,6 @@ _LOCAL_FLAG = 16  # above it, where the copy's end signals another flag of this 
 
 # Registers handed to a called program.
 Passed = Sequence[tuple[str, "int | Unknown"]]
-
-
-class Mailboxes:
-    """What cores of one device push to each other: the meeting points of their barriers."""
-
-    def __init__(self, cores: int) -> None:
-        self._boxes: list[deque[tuple[int, int]]] = [deque() for _ in range(cores)]
-        self.changes = 0
-
-    def send(self, core: int, time: int, value: int) -> None:
-        """Sends a value to every other core, or to itself where there is no other."""
-        self.changes += 1
-        for other, box in enumerate(self._boxes):
-            if other != core or len(self._boxes) == 1:
-                box.append((time, value))
-                check_most(len(box), _MOST_MESSAGES, "messages to a core that does not read them")
-
-    def receive(self, core: int, time: int) -> tuple[int, int] | None:
-        """Takes a message: when the core goes on and with which value; None while there is none."""
-        if not self._boxes[core]:
-            return None
-        sent, value = self._boxes[core].popleft()
-        return max(sent, time), value
 
 
 class Sequencer:
@@ -72,6 +48,7 @@ class Sequencer:
       model: the model of the chip's core.
       iterations: how often the loops of all programs of the core may still go round.
       assumption: what counts for values that the program computes and that are not known; None: nothing does.
+      others: the other devices of a slice; None: there are none.
     """
 
     def __init__(
@@ -91,6 +68,7 @@ class Sequencer:
         iterations: IterationBudget,
         assumption: Assumption | None,
         sparse_cores: SparseCores,
+        others: OtherDevices | None,
     ) -> None:
         self._translation = translation
         self._dma = dma
@@ -107,6 +85,7 @@ class Sequencer:
         }
         self._assumption = assumption
         self._sparse_cores = sparse_cores
+        self._others = others
         self._dma_latency_cycles = model.dma_latency_cycles
         self.timer = timer
         self.iterations = iterations
@@ -174,10 +153,62 @@ class Sequencer:
         """Lets contents follow a copy."""
         begin *= self._address_words.get(source, 1)
         first *= self._address_words.get(destination, 1)
-        self._memory.copy(source, begin, destination, first, granules * self._granule_words, contiguous=contiguous)
+        words = granules * self._granule_words
+        self._memory.copy(source, begin, destination, first, words, contiguous=contiguous)
         if source == "smem" and destination == "hbm" and granules == DESCRIPTOR_GRANULES:
             words = [self._memory.load(begin + word) for word in range(granules * self._granule_words)]
             self._sparse_cores.describe(self._core, words, launches=False)
+
+    # ---- other devices ----
+
+    def general(
+        self,
+        time: int,
+        flag: int,
+        granules: int,
+        source: str,
+        destination: str,
+        run_bytes: int | None,
+        source_flag: int,
+        target: int,
+        places: tuple[int, int, bool] | None,
+        label: str,
+    ) -> int:
+        """Starts a copy that says itself to which device it goes; returns when the core goes on.
+
+        Args:
+          target: names the device; see `slice.addresses`.
+          places: where its contents come from and go to, and whether in one piece; None: they are not followed.
+          label: the communication that it belongs to.
+        """
+        others = self._others
+        assert others is not None
+        program = self._translation.name
+        copy = RemoteCopy(
+            program, label, flag, source_flag, granules, source, destination, run_bytes, others.target(target, flag)
+        )
+        if not copy.target.remote:
+            goes_on = self._dma.start(
+                self._core, program, time, flag, granules, source, destination, run_bytes, source_flag
+            )
+        else:
+            goes_on = others.copy(self._core, time, copy)
+        if places is not None:
+            begin, first, contiguous = places
+            begin *= self._address_words.get(source, 1)
+            first *= self._address_words.get(destination, 1)
+            to = others.memory(copy.target) if copy.target.remote else None
+            words = granules * self._granule_words
+            self._memory.copy(source, begin, destination, first, words, contiguous=contiguous, to=to)
+        return goes_on
+
+    def signal_any(self, time: int, address: int, amount: int, label: str) -> None:
+        """Adds to a flag of a core of any device."""
+        if address >> SPARSE_CORE_BIT & 1:
+            self._sparse_cores.signal(self._core, time, address, amount)
+        else:
+            assert self._others is not None
+            self._others.signal(self._core, self._translation.name, time, address, amount, label)
 
     # ---- SparseCores ----
 
@@ -226,7 +257,7 @@ class Sequencer:
 
     def load(self, address: int, comment: str) -> int | Unknown:
         """Reads a word of scalar memory."""
-        named = _CORE.search(comment)
+        named = _CORE.search(comment) if self._others is None else None
         if named:
             return self._core if named.group() == "core id" else 0
         return self._known(self._memory.load(address), None if isinstance(address, Unknown) else ("smem", address))
@@ -240,56 +271,3 @@ class Sequencer:
         if self._assumption is None or not isinstance(value, Unknown) or not value.computed:
             return value
         return self._assumption.value(place)
-
-
-class Schedule:
-    """Runs programs together, always the one that is furthest behind: copies enter the common pipe in order of time.
-
-    Args:
-      changes: counts what programs may have waited for; one that waits is tried again when it has grown.
-    """
-
-    def __init__(self, changes: Callable[[], int]) -> None:
-        self._changes = changes
-        self._ready: list[tuple[float, int, int]] = []  # (time, turn, program)
-        self._turns = 0
-        self._programs: list[Generator[float | None, None, float]] = []
-        self._stuck: list[Callable[[], str]] = []
-
-    def start(self, time: float, program: Generator[float | None, None, float], stuck: Callable[[], str]) -> None:
-        """Adds a program that begins at a time; `stuck` says what it waits for, for the message."""
-        self._programs.append(program)
-        self._stuck.append(stuck)
-        self._add(time, len(self._programs) - 1)
-
-    def _add(self, time: float, program: int) -> None:
-        heapq.heappush(self._ready, (time, self._turns, program))
-        self._turns += 1
-
-    def run(self) -> list[float]:
-        """Runs all programs, also those that are added meanwhile; returns when each is over.
-
-        Raises:
-          DeadlockError: every program that is not over waits for another.
-        """
-        ends: dict[int, float] = {}
-        blocked: dict[int, float] = {}
-        while self._ready:
-            time, _, program = heapq.heappop(self._ready)
-            before = self._changes()
-            try:
-                wanted = next(self._programs[program])
-            except StopIteration as end:
-                ends[program] = end.value
-            else:
-                if wanted is None:
-                    blocked[program] = time
-                else:
-                    self._add(wanted, program)
-            if self._changes() != before:
-                for each, since in blocked.items():
-                    self._add(since, each)
-                blocked.clear()
-        if blocked:
-            raise DeadlockError("; ".join(f"{self._stuck[each]()} waits for what never comes" for each in blocked))
-        return [ends[program] for program in range(len(self._programs))]

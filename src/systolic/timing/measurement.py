@@ -6,22 +6,25 @@ from dataclasses import dataclass
 from typing import Literal
 
 from systolic.simulator import SimulatedRun
+from systolic.simulator.slice.records import SliceRun
 
 Provenance = Literal["modelled", "simulated", "measured"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """How long a function takes on one device of a chip, and where that number is from.
+    """How long a function takes on one device of a chip, or on a slice, and where that number is from.
 
     `modelled`: arithmetic alone. `simulated`: compiled by the TPU compiler and executed on the chip's model.
-    `measured`: on a device. `run` holds what the simulator saw, for `simulated` only.
+    `measured`: on a device. `run` holds what the simulator saw, for `simulated` only; on a slice it is the run of the
+    device that ends last, and `slice_run` holds all.
     """
 
     chip: str
     provenance: Provenance
     time_us: float
     run: SimulatedRun | None = None
+    slice_run: SliceRun | None = None
     jax_version: str | None = None
     libtpu_version: str | None = None
     compile_s: float | None = None

@@ -24,6 +24,7 @@ from systolic.validation.published import PublishedRow
 WALL_CLOCK = "wall_clock"
 TIMINGS = (WALL_CLOCK, "device", "bandwidth-derived")
 LARGE = 2048  # below, a product is short beside what a wall clock adds to it
+LARGE_COLLECTIVE_MIB = 1  # of a device; below, hops and waits take more of the time than bytes
 # What a source leaves open is compared, but no error of the simulator's.
 _LEFT_OPEN = re.compile(r"[^;,]*\bis not (?:certain|stated)\b[^;,]*", re.IGNORECASE)
 _ONE_CORE = re.compile(r"\bone (of the (two )?)?cores?\b|\b(a )?single core\b", re.IGNORECASE)
@@ -41,11 +42,15 @@ class PublishedProgram:
       chip: its name with the clock state.
       what: the kernel, sizes, dtypes and tiles, in the same words for the same program: kernels may have several names.
       flags: compiler flags besides those of the clock state.
+      topology: of the slice that it is sharded over; None: one device.
+      repeats: how often it does what was timed.
     """
 
     chip: str
     what: str
     flags: tuple[tuple[str, str], ...] = ()
+    topology: str | None = None
+    repeats: int = 1
     function: Callable[..., Any] = field(compare=False, repr=False)
     arguments: tuple[Any, ...] = field(compare=False, repr=False)
 
@@ -55,11 +60,14 @@ class PublishedProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """The program of a row, made anew: what it is in words, and what to compile."""
+    """The program of a row, made anew: what it is in words, what to compile, for which slice if for one, and how often
+    it does what was timed."""
 
     what: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
+    topology: str | None = None
+    repeats: int = 1
 
 
 ProgramOf = Callable[[PublishedRow], Rebuilt]
@@ -144,6 +152,8 @@ def program_or_reason(row: PublishedRow, program_of: ProgramOf) -> PublishedProg
         chip=known.name,
         what=found.what,
         flags=tuple(sorted(known.given_flags.items())),
+        topology=found.topology,
+        repeats=found.repeats,
         function=found.function,
         arguments=found.arguments,
     )
@@ -174,6 +184,8 @@ def compared(
     found = predicted if isinstance(program, PublishedProgram) else program
     run = found.run if isinstance(found, Measurement) else None
     time_us = found.time_us if isinstance(found, Measurement) else None if isinstance(found, str) else found
+    if time_us is not None and isinstance(program, PublishedProgram):
+        time_us /= program.repeats
     reason = found if isinstance(found, str) else ""
     left_us = device_us(row, dispatch_us)
     if not reason and left_us is None:
@@ -251,6 +263,20 @@ class ChipStatistics:
         """As nested plain data."""
         parts = {name: asdict(getattr(self, name)) for name in ("from_2048", "from_2048_not_in_view")}
         return {**asdict(self.every), **parts}
+
+
+def collective_statistics(rows: Sequence[ComparedRow]) -> dict[str, ErrorStatistics]:
+    """The statistics of collectives of all chips, of small and of large ones; those without rows are left out."""
+    of_slices = [row for row in rows if row.device_bytes is not None]
+    parts = {
+        f"collectives of {LARGE_COLLECTIVE_MIB} MiB and more": [each for each in of_slices if _is_large(each)],
+        f"collectives below {LARGE_COLLECTIVE_MIB} MiB": [each for each in of_slices if not _is_large(each)],
+    }
+    return {name: error_statistics(part) for name, part in parts.items() if part}
+
+
+def _is_large(row: ComparedRow) -> bool:
+    return (row.device_bytes or 0) >= LARGE_COLLECTIVE_MIB * 2**20
 
 
 def statistics_by_chip(rows: Sequence[ComparedRow]) -> dict[str, ChipStatistics]:

@@ -4,6 +4,7 @@
     grouped       megablox' gmm, as JAX has it
     attention     splash attention's forward pass, as JAX has it
     ragged …      tokamax' ragged kernel v1: fwd, dlhs and drhs as its tuning cache has them
+    collective    see `collectives`
 
 A row that does not say what such a program needs, or that is another's, is refused with the reason.
 """
@@ -21,8 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from systolic.validation.collectives import collective_program
 from systolic.validation.errors import OpError, Rebuilt
-from systolic.validation.published import PublishedRow
+from systolic.validation.published import COLLECTIVE, PublishedRow
 
 # Before it, tiles of dlhs stand as (tile_m, tile_k, tile_n), afterwards as (tile_m, tile_n, tile_k).
 _DLHS_TILES_TURNED = "2026-07-14"
@@ -174,5 +176,6 @@ _KINDS: Mapping[str, Callable[[PublishedRow], Rebuilt]] = {
     "copy": _copy,
     "grouped": _grouped,
     "attention": _attention,
+    COLLECTIVE: collective_program,
     **dict.fromkeys(("ragged fwd", "ragged dlhs", "ragged drhs"), _ragged),
 }

@@ -36,6 +36,7 @@ def simulated(
             args=each.arguments,
             chip=with_flags(chips.get(each.chip) or chip_named(each.chip), dict(each.flags)),
             label=str(each),
+            topology=each.topology,
         )
         for each in distinct
     ]
@@ -56,7 +57,8 @@ def prepared(
     pool: WorkerPool, programs: Programs, chip: Chip, progress: Progress = QUIET
 ) -> dict[PublishedProgram, Program | str]:
     """Each distinct program, compiled and read, ready to run again and again; or why not."""
-    distinct = _distinct(programs)
+    every = _distinct(programs)
+    distinct = [program for program in every if program.topology is None]
     progress.planned(len(distinct))
     jobs = {
         program: submit_preparation(
@@ -64,7 +66,9 @@ def prepared(
         )
         for program in distinct
     }
-    found: dict[PublishedProgram, Program | str] = {}
+    found: dict[PublishedProgram, Program | str] = dict.fromkeys(
+        (program for program in every if program.topology is not None), "constants are not fitted to times of slices"
+    )
     for program, job in jobs.items():
         try:
             found[program] = _prepared(job)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,9 @@ COLUMNS += ("tile_m", "tile_k", "tile_n", "time_us", "timing")
 _OF_SEVERAL_KINDS = ("kind", *(name for name in COLUMNS if not name.startswith("tile_")))
 _RAGGED = ("chip", "kind", "m", "k", "n", "groups", "group_sizes", "tile_m", "tile_k", "tile_n")
 _RAGGED += ("input_buffer_count", "time_us", "date")
+COLLECTIVE = "collective"
+_DEVICE_BYTES = re.compile(r"\b(\d{1,15}) bytes\b", re.ASCII)
+_DEVICE_ARRAY = re.compile(r"\b(f32|bf16)\[(\d{1,10}(?:,\d{1,10}){0,5})\]", re.ASCII)
 _LONGEST_LINE = 100_000  # characters
 _LARGEST_SIZE = 2**31  # a TPU counts with 32 bits
 _LARGEST_COPY = 2**40  # elements
@@ -45,7 +49,8 @@ class PublishedRow:
 
     Attributes:
       line: of the file, the header being 1.
-      kind: "xla product", "pallas product", "ragged fwd", "copy", "attention": programs of which errors are alike.
+      kind: "xla product", "pallas product", "ragged fwd", "copy", "attention", "collective": programs of which errors
+        are alike.
       n: columns; the elements of a copy.
       flags: compiler flags that the row or its source states.
       batch: whatever is repeated, in the source's words.
@@ -54,6 +59,8 @@ class PublishedRow:
       group_sizes: rows of each group.
       input_buffer_count: of a ragged kernel.
       date: of the compiler, where the form of a program depends on it.
+      topology: the slice, or the machine, in the source's words.
+      shape_note: the arrays, in the source's words.
     """
 
     line: int
@@ -80,11 +87,26 @@ class PublishedRow:
     group_sizes: tuple[int, ...] = ()
     input_buffer_count: int | None = None
     date: str = ""
+    topology: str = ""
+    shape_note: str = ""
 
     @property
     def sizes(self) -> str:
-        """m/k/n, or those that there are."""
+        """m/k/n, or those that there are; of a collective, what each device has."""
+        if self.device_bytes is not None:
+            return f"{self.device_bytes:,} B"
         return "/".join(str(size) for size in (self.m, self.k, self.n) if size is not None)
+
+    @property
+    def device_bytes(self) -> int | None:
+        """Bytes that each device has of what a collective takes, where the note on arrays says so."""
+        if self.kind != COLLECTIVE:
+            return None
+        if found := _DEVICE_BYTES.search(self.shape_note):
+            return int(found[1])
+        if found := _DEVICE_ARRAY.search(self.shape_note):
+            return math.prod(map(int, found[2].split(","))) * {"f32": 4, "bf16": 2}[found[1]]
+        return None
 
 
 def read_published(path: Path) -> tuple[PublishedRow, ...]:
@@ -216,6 +238,8 @@ def _row(cells: _Cells, groups: GroupSizes) -> PublishedRow:
         stated_tiles=cells.text("tiles"),
         grouping=_grouping(cells),
         group_sizes=_group_sizes(cells, groups) if cells.text("group_sizes") else (),
+        topology=cells.text("topology"),
+        shape_note=cells.text("shape_note"),
     )
 
 

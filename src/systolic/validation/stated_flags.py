@@ -11,6 +11,9 @@ _STATED = (
     (re.compile(r"scoped[ _]vmem(?:[ _]limit)? (\d+) MiB\b", re.IGNORECASE), _SCOPED_VMEM, 1024),
     (re.compile(r"\b(?:xla_tpu_)?(?:dvfs_)?p_state[ =](\d)\b"), "xla_tpu_dvfs_p_state", 1),
 )
+# Collectives that ran on SparseCores, as benchmarks abbreviate them.
+_OFFLOADED = re.compile(r"\b(?:SparseCore|SC) offload (AG|AR|RS)\b")
+_COLLECTIVES = {"AG": "all_gather", "AR": "all_reduce", "RS": "reduce_scatter"}
 _SWITCH = re.compile(r"\b(?:xla_)?jf_bounds_check=(true|false)\b")
 
 
@@ -22,4 +25,7 @@ def stated_flags(text: str) -> dict[str, str]:
             found.setdefault(name, set()).add(str(int(match[1]) * factor))
     for match in _SWITCH.finditer(text):
         found.setdefault("xla_jf_bounds_check", set()).add(match[1])
+    for match in _OFFLOADED.finditer(text):
+        name = f"xla_tpu_enable_sparse_core_collective_offload_{_COLLECTIVES[match[1]]}"
+        found.setdefault(name, set()).add("true")
     return {name: values.pop() for name, values in found.items() if len(values) == 1}

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import PartitionSpec
 from kernels import call_of, product, shape
 
 from systolic.analysis import flops_outside_kernels, kernel_ops
+from systolic.compiler import slice_mesh
 
 BF16 = functools.partial(shape, jnp.bfloat16)
 ARGS = (BF16(1024, 512), BF16(512, 768))
@@ -90,3 +92,18 @@ def test_lines_of_a_vmapped_kernel_count_its_own_axes() -> None:
     by_text = {line.text: line.executions for line in ops.lines}
     assert by_text["acc_vmem[...] = jnp.zeros_like(acc_vmem)"] == 5 * 4 * 3
     assert by_text["out_vmem[...] = acc_vmem[...].astype(out_vmem.dtype)"] == 5 * 4 * 3
+
+
+def test_a_shard_map_counts_on_all_devices() -> None:
+    mesh = slice_mesh("v6e", "2x4", data=2, model=4)
+    rows, columns = PartitionSpec("data", None), PartitionSpec(None, "model")
+    cut = jax.shard_map(
+        jnp.matmul, mesh=mesh, in_specs=(rows, columns), out_specs=PartitionSpec("data", "model"), check_vma=False
+    )
+    x, w = jax.ShapeDtypeStruct((64, 32), jnp.float32), jax.ShapeDtypeStruct((32, 128), jnp.float32)
+    flops = 2 * 64 * 32 * 128
+    assert flops_outside_kernels(jax.make_jaxpr(jnp.matmul)(x, w).jaxpr) == flops
+    assert flops_outside_kernels(jax.make_jaxpr(cut)(x, w).jaxpr) == flops
+    # The other axis repeats the work on each of its devices.
+    repeated = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=rows, check_vma=False)
+    assert flops_outside_kernels(jax.make_jaxpr(repeated)(x, w).jaxpr) == 4 * flops

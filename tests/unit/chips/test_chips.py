@@ -4,7 +4,16 @@ import dataclasses
 
 import pytest
 
-from systolic.chips import CHIPS, Chip, MachineModel, SparseCoreModel, UnknownChipError, UnsupportedDtypeError, chip
+from systolic.chips import (
+    CHIPS,
+    Chip,
+    Links,
+    MachineModel,
+    SparseCoreModel,
+    UnknownChipError,
+    UnsupportedDtypeError,
+    chip,
+)
 
 # The operand types of the compiler's listing, by which the machine model counts rows.
 LISTED = {"float32": "f32", "bfloat16": "bf16", "int8": "s8", "float8_e4m3fn": "f8", "float8_e5m2": "f8"}
@@ -18,6 +27,11 @@ def test_every_field_has_a_source(known: Chip) -> None:
     if known.sparse_core is not None:
         fields -= {"sparse_core"}
         fields |= {f"sparse_core.{field.name}" for field in dataclasses.fields(SparseCoreModel)}
+    if not known.slice_flags:
+        fields -= {"slice_flags"}
+    if known.links is not None:
+        fields -= {"links"}
+        fields |= {f"links.{field.name}" for field in dataclasses.fields(Links)}
     assert set(known.sources) == fields
     assert all(source.strip() for source in known.sources.values())
     assert all(state.source.strip() for state in known.clock_states)

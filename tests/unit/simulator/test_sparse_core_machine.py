@@ -13,7 +13,7 @@ from systolic.simulator import DeadlockError, SimulationError
 from systolic.simulator.errors import reading
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
-from systolic.simulator.sequencer import Schedule
+from systolic.simulator.schedule import Schedule
 from systolic.simulator.sparse_core.device import SparseCores
 from systolic.simulator.sparse_core.listing import parse_sparse_listing
 from systolic.simulator.sparse_core.translate import translate_sparse
@@ -45,7 +45,7 @@ class Device:
     def __init__(self, on: Chip, text: str = GATHER) -> None:
         self.program = translate_sparse(parse_sparse_listing("gather", text))
         self.dma = DmaEngine(on.machine, 1)
-        self.schedule = Schedule(lambda: self.dma.changes + self.cores.changes)
+        self.schedule = Schedule(lambda: self.cores.changes)
         self.cores = SparseCores(
             on, [self.program], ["gather"], self.dma, self.schedule.start, IterationBudget(10_000), 10
         )

@@ -83,6 +83,7 @@ def all_gather_kernel(
     *,
     ways: tuple[int, ...],
     waits: bool,
+    in_turn: bool,
 ):
     """Hop by hop each device passes on the block that came last; its own first."""
     rows = x_hbm.shape[0]
@@ -100,9 +101,11 @@ def all_gather_kernel(
         for at, way in enumerate(ways):
             block = rows_of(_place(-way * hop)[0], way)
             copies.append(_remote_copy(block, block, send_sem.at[at, hop], recv_sem.at[at, hop], way))
-            copies[-1].start()
-        for copy in copies:
-            copy.wait() if waits else copy.wait_send()
+        for together in [[copy] for copy in copies] if in_turn else [copies]:
+            for copy in together:
+                copy.start()
+            for copy in together:
+                copy.wait() if waits else copy.wait_send()
 
 
 def _remote_copy(source: Any, destination: Any, send_sem: Any, recv_sem: Any, way: int) -> Any:
@@ -111,18 +114,19 @@ def _remote_copy(source: Any, destination: Any, send_sem: Any, recv_sem: Any, wa
     )
 
 
-def all_gather(x: Array, *, ways: tuple[int, ...] = (1,), waits: bool = True) -> Array:
+def all_gather(x: Array, *, ways: tuple[int, ...] = (1,), waits: bool = True, in_turn: bool = False) -> Array:
     """Everybody's block, on every device. For `shard_map` over the axis `RING`.
 
     Args:
       x: this device's block; its rows are a multiple of 8 for each way.
       ways: directions: (1,), (-1,) or (1, -1).
       waits: whether a device waits for what it passes on; without, it is wrong, for the checks to find.
+      in_turn: whether one direction's copy is waited for before the other's starts: right, and no faster than one way.
     """
     count = lax.axis_size(RING)
     semaphores = pltpu.SemaphoreType.DMA((len(ways), count - 1))
     return pl.pallas_call(
-        functools.partial(all_gather_kernel, ways=ways, waits=waits),
+        functools.partial(all_gather_kernel, ways=ways, waits=waits, in_turn=in_turn),
         out_shape=jax.ShapeDtypeStruct((count * x.shape[0], x.shape[1]), x.dtype),
         in_specs=[pl.BlockSpec(memory_space=pltpu.HBM)],
         out_specs=pl.BlockSpec(memory_space=pltpu.HBM),

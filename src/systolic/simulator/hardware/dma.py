@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import check_most
 from systolic.simulator.hardware.timeline import Timeline
+from systolic.simulator.schedule import Schedule, Waited
 
 _SIGN = 1 << 31
 
@@ -23,6 +24,8 @@ _SIGN = 1 << 31
 FLAG_BITS = 13
 FLAG_MASK = (1 << FLAG_BITS) - 1
 _HALF = 16
+# Sync flags that have a number in listings are everybody's: those of barriers between devices.
+NUMBERED_FLAGS = 64
 # Sync flags of a called program are its own; those of the top-level program, from here on, are everybody's, also where
 # it passes one on. A whole training step names close to 200 there.
 SHARED_FLAGS_FROM = 5 << (FLAG_BITS - 3)
@@ -39,9 +42,10 @@ StallCause = Literal["copy", "matrix", "semaphore"]
 
 
 @dataclass(slots=True)
-class _Flag:
+class _Flag(Waited):
     count: int = 0
     landing: deque[tuple[int, int]] = field(default_factory=deque)  # (time, granules), in order of time
+    label: str = ""  # the communication with other devices that signals it
 
 
 @dataclass(slots=True)
@@ -64,17 +68,25 @@ class DmaEngine:
     Args:
       machine: the model of the chip.
       cores: how many share the device.
+      schedule: runs what waits for flags; None: nothing does.
       timelines: one for each core, which note copies and stalls; None: they are not noted.
     """
 
-    def __init__(self, machine: MachineModel, cores: int, timelines: Sequence[Timeline] | None = None) -> None:
+    def __init__(
+        self,
+        machine: MachineModel,
+        cores: int,
+        timelines: Sequence[Timeline] | None = None,
+        schedule: Schedule | None = None,
+    ) -> None:
         self._machine = machine
         self._bytes_per_cycle = machine.hbm_bytes_per_s / machine.clock_hz
         self._pipe_free = 0.0
         self._timelines = timelines
         self._flags: dict[tuple[int, str, int], _Flag] = {}
         self.counts = [DmaCounts() for _ in range(cores)]
-        self.changes = 0  # how often anything happened that somebody may wait for
+        self._schedule = schedule if schedule is not None else Schedule()
+        self.waited: Callable[[int, str, int, int], None] | None = None  # told of waits for labelled flags; see `land`
 
     def start(
         self,
@@ -102,31 +114,7 @@ class DmaEngine:
           source_flag: signalled on this core where the copy goes to the other.
         """
         owner = _owner(program, flag)
-        size = granules * self._machine.granule_bytes
-        time += self._machine.dma_issue_cycles
-        counts = self.counts[core]
-        counts.overhead_cycles += self._machine.dma_issue_cycles
-        counts.copies += 1
-        counts.sizes[source, destination, size, run_bytes] += 1
-        check_most(len(counts.sizes), _MOST_SIZES, "sizes of copies")
-        crossings = 0
-        if source == "hbm":
-            counts.hbm_read_bytes += size
-            crossings = 1
-        if destination == "hbm":
-            counts.hbm_written_bytes += size
-            crossings += 1
-        begin = time
-        landed = time + self._machine.dma_latency_cycles
-        if crossings:
-            begin = max(self._pipe_free, time)
-            pieces = size / run_bytes if run_bytes else 0
-            transfer = size / self._bytes_per_cycle + pieces * self._machine.hbm_run_cycles
-            self._pipe_free = begin + transfer * crossings
-            landed = math.ceil(self._pipe_free) + self._machine.dma_latency_cycles
-        # Copies within the chip were never seen to matter; they are charged the latency alone.
-        if self._timelines is not None:
-            self._timelines[core].add("copy", begin, landed, f"{source} → {destination}", size)
+        time, landed = self.carry(core, time, granules, source, destination, run_bytes)
         if flag & _OTHER_CORE and not flag >> _HALF:
             # A copy to the other core signals there that it has landed, and here that its source is free again.
             self._land(self._flag(1 - core, owner, flag & FLAG_MASK), landed, granules)
@@ -142,14 +130,52 @@ class DmaEngine:
                 self._land(self._flag(other, owner, shared & FLAG_MASK), landed, granules)
         return time
 
+    def carry(
+        self, core: int, time: int, granules: int, source: str, destination: str, run_bytes: int | None
+    ) -> tuple[int, int]:
+        """Carries a copy within the device, which signals nobody yet: when the core goes on, and when it has landed."""
+        time, size = self.issue(core, time, granules, source, destination, run_bytes)
+        if destination == "hbm":
+            self.counts[core].hbm_written_bytes += size
+        crossings = (source == "hbm") + (destination == "hbm")
+        begin = time
+        landed = time + self._machine.dma_latency_cycles
+        if crossings:
+            begin = max(self._pipe_free, time)
+            pieces = size / run_bytes if run_bytes else 0
+            transfer = size / self._bytes_per_cycle + pieces * self._machine.hbm_run_cycles
+            self._pipe_free = begin + transfer * crossings
+            landed = math.ceil(self._pipe_free) + self._machine.dma_latency_cycles
+        # Copies within the chip were never seen to matter; they are charged the latency alone.
+        if self._timelines is not None:
+            self._timelines[core].add("copy", begin, landed, f"{source} → {destination}", size)
+        return time, landed
+
+    def issue(
+        self, core: int, time: int, granules: int, source: str, destination: str, run_bytes: int | None
+    ) -> tuple[int, int]:
+        """Lets a core start a copy, wherever to: when the core goes on, and the copy's bytes."""
+        size = granules * self._machine.granule_bytes
+        counts = self.counts[core]
+        counts.overhead_cycles += self._machine.dma_issue_cycles
+        counts.copies += 1
+        counts.sizes[source, destination, size, run_bytes] += 1
+        check_most(len(counts.sizes), _MOST_SIZES, "sizes of copies")
+        if source == "hbm":
+            counts.hbm_read_bytes += size
+        return time + self._machine.dma_issue_cycles, size
+
     def cross(self, time: float, size_bytes: int) -> float:
         """Lets a SparseCore's bytes cross HBM from `time` on; returns when the last of them has."""
         self._pipe_free = max(self._pipe_free, time) + size_bytes / self._bytes_per_cycle
         return self._pipe_free
 
-    def land(self, core: int, program: str, flag: int, time: int, amount: int) -> None:
-        """Lets a SparseCore add to a flag that a core's program waits on."""
-        self._land(self._flag(core, _owner(program, flag), flag), time, amount)
+    def land(self, core: int, program: str, flag: int, time: int, amount: int, label: str = "") -> None:
+        """Lets somebody else add to a flag that a core's program waits on: a SparseCore, or another device.
+
+        With a label `waited` is told who waited for it, and from when to when.
+        """
+        self._land(self._flag(core, _owner(program, flag), flag), time, amount, label)
 
     def signal(self, program: str, time: int, address: int, amount: int) -> None:
         """Adds to a flag of the core that `address` names, as v4's barriers do: flag below, core from bit 14 on."""
@@ -157,8 +183,9 @@ class DmaEngine:
         flag = self._flag(core, _owner(program, address), address & FLAG_MASK)
         self._land(flag, time, (amount ^ _SIGN) - _SIGN)
 
-    def _land(self, flag: _Flag, time: int, granules: int) -> None:
-        self.changes += 1
+    def _land(self, flag: _Flag, time: int, granules: int, label: str = "") -> None:
+        self._schedule.changed(flag)
+        flag.label = label
         landing = flag.landing
         landing.append((time, granules))
         check_most(len(landing), _MOST_UNDER_WAY, "copies under way to one flag")
@@ -172,15 +199,14 @@ class DmaEngine:
           When the core goes on; None if no copy under way brings the flag there.
         """
         state = self._landed(core, program, time, flag)
-        landing = state.landing
         now = time
         if state.count < granules:
-            if state.count + sum(amount for _, amount in landing) < granules:
+            ahead = self._enough(state, lambda count: count >= granules)
+            if ahead is None:
                 return None
-            while state.count < granules:
-                now, amount = landing.popleft()
-                state.count += amount
+            now = self._pass(state, ahead)
             self.stalled(core, time, now, cause)
+        self._tell(core, state, time, now)
         self.counts[core].overhead_cycles += self._machine.dma_wait_cycles
         return now + self._machine.dma_wait_cycles
 
@@ -201,13 +227,41 @@ class DmaEngine:
           When the core goes on; None if nothing under way brings the flag there.
         """
         state = self._landed(core, program, time, flag)
-        now = time
-        while (state.count == value) != equal:
-            if not state.landing:
-                return None
-            now, amount = state.landing.popleft()
-            state.count += amount
+        if (state.count == value) == equal:
+            self._tell(core, state, time, time)
+            return time
+        ahead = self._enough(state, lambda count: (count == value) == equal)
+        if ahead is None:
+            return None
+        now = self._pass(state, ahead)
         self.stalled(core, time, now, "semaphore")
+        self._tell(core, state, time, now)
+        return now
+
+    def _tell(self, core: int, flag: _Flag, begin: int, end: int) -> None:
+        if flag.label and self.waited is not None:
+            self.waited(core, flag.label, begin, end)
+
+    def _enough(self, flag: _Flag, satisfied: Callable[[int], bool]) -> int | None:
+        """Counts how much of what is under way has to land; None where the program has to be tried again."""
+        count = flag.count
+        for ahead, (time, amount) in enumerate(flag.landing, 1):
+            count += amount
+            if satisfied(count):
+                if self._schedule.patient and time > self._schedule.now:
+                    self._schedule.wait_for(flag, time)
+                    return None
+                return ahead
+        self._schedule.wait_for(flag)
+        return None
+
+    @staticmethod
+    def _pass(flag: _Flag, ahead: int) -> int:
+        """Lets the first of what is under way land; returns when the last of it has."""
+        now = 0
+        for _ in range(ahead):
+            now, amount = flag.landing.popleft()
+            flag.count += amount
         return now
 
     def count(self, core: int, program: str, time: int, flag: int) -> int:
@@ -216,12 +270,10 @@ class DmaEngine:
 
     def add(self, core: int, program: str, flag: int, amount: int) -> None:
         """Adds to a flag; `amount` is a 32-bit two's complement number."""
-        self.changes += 1
         self._own_flag(core, program, flag).count += (amount ^ _SIGN) - _SIGN
 
     def set(self, core: int, program: str, flag: int, value: int) -> None:
         """Sets a flag."""
-        self.changes += 1
         self._own_flag(core, program, flag).count = value
 
     def _landed(self, core: int, program: str, time: int, flag: int) -> _Flag:
@@ -244,4 +296,4 @@ class DmaEngine:
 
 
 def _owner(program: str, flag: int) -> str:
-    return "" if flag & FLAG_MASK >= SHARED_FLAGS_FROM else program
+    return program if NUMBERED_FLAGS <= flag & FLAG_MASK < SHARED_FLAGS_FROM else ""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from systolic.simulator.errors import check_most
 from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.lanes import DivergedError, Lanes, joined, lane, lanes_in, picked
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
 
 WORD_BYTES = 4
@@ -61,6 +63,8 @@ class Memory:
         """Reads a word of scalar memory."""
         if isinstance(address, Unknown):
             return address
+        if type(address) is Lanes:
+            return joined([lane(self.load(each), number) for number, each in enumerate(address.values)])
         found = self._scalar.get(address)
         return self._initial(address) if found is None else found
 
@@ -70,6 +74,10 @@ class Memory:
             # Any word may be the one. Programs seen do this to local arrays only; a wrong guess would be silent.
             self._check_scalar(len(self._scalar))
             self._scalar = dict.fromkeys(self._scalar, address)
+            return
+        if type(address) is Lanes:
+            for place in dict.fromkeys(address.values):
+                self.store(place, picked(address == place, value, self.load(place)))
             return
         self._scalar[address] = value
         if len(self._scalar) > _MOST_SCALAR_WORDS:
@@ -112,25 +120,65 @@ class Memory:
         words = buffer.words(address, 1)
         return words if isinstance(words, Unknown) else words[0] if words else NEVER_WRITTEN
 
-    def copy(self, source: str, begin: int, destination: str, first: int, size: int, *, contiguous: bool) -> None:
-        """Copies `size` words from `begin` in `source` to `first` in `destination`."""
+    def copy(
+        self,
+        source: str,
+        begin: int,
+        destination: str,
+        first: int,
+        size: int,
+        *,
+        contiguous: bool,
+        to: Memory | None = None,
+    ) -> None:
+        """Copies `size` words from `begin` in `source` to `first` in `destination`, here or in another core.
+
+        Where one device stands for all, what it sends to another comes back: `to` is this memory.
+        """
+        if lanes_in((begin, first)):
+            self._copy_lanes(source, begin, destination, first, size)
+            return
+        if to is self and self._knows(source, begin):
+            raise DivergedError("a copy to other devices of something that is known")
+        to = to or self
         for address in (begin, first, size):
             if isinstance(address, Unknown):  # where to, is not known either: nothing is known to be overwritten
                 return
         if source == "smem":
             self._check_scalar(size)
             words = [self.load(begin + i) for i in range(size)]
-            self.define(destination, first, size, lambda: words)
+            to.define(destination, first, size, lambda: words)
             return
         buffer = self._buffer(source, begin)
         if buffer is None or not contiguous:
-            self.forget(destination, first, size)
+            to.forget(destination, first, size)
             return
         inner = min(size, buffer.size - (begin - buffer.first))
         if destination == "smem":
-            self._fill(first, inner, buffer.words(begin, inner))
+            to._fill(first, inner, buffer.words(begin, inner))
         else:
-            self._define(destination, _Buffer(first, inner, buffer.contents, begin - buffer.first + buffer.skip))
+            to._define(destination, _Buffer(first, inner, buffer.contents, begin - buffer.first + buffer.skip))
+
+    def _knows(self, space: str, address: int) -> bool:
+        """Says whether anything is known of what a copy reads."""
+        if space == "smem":
+            return True
+        buffer = self._buffer(space, address)
+        return buffer is not None and not isinstance(buffer.words(address, 1), Unknown)
+
+    def _copy_lanes(self, source: str, begin: Any, destination: str, first: Any, size: int) -> None:
+        """Copies from or to an address that differs between devices."""
+        count = lanes_in((begin, first))
+        begins = [lane(begin, number) for number in range(count)]
+        if destination == "smem" and source != "smem" and not lanes_in((first,)):
+            for offset in range(size):
+                word = joined([lane(self.word(source, each + offset), number) for number, each in enumerate(begins)])
+                self.store(first + offset, word)
+        elif any(self._knows(source, each) for each in set(begins)):
+            raise DivergedError("contents that are known go to different places on different devices")
+        else:
+            for place in dict.fromkeys(lane(first, number) for number in range(count)):
+                self.forget(destination, place, size)
 
     def _buffer(self, space: str, address: int) -> _Buffer | None:
         buffers = self._buffers.get(space, [])

@@ -175,11 +175,8 @@ def signed_division(a: int, b: int) -> tuple[int, int]:
     return quotient & MASK, (x - quotient * y) & MASK
 
 
-# What the Python expressions of scalar instructions call.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        *(float_compare, float_from_signed, float_result, larger, leading_zeros, rounded_float, signed_division),
-        *(signed_from_float, signed_from_whole_float, smaller),
-    )
-}
+# What the Python expressions of scalar instructions call, each with words.
+SCALAR_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    *(float_compare, float_from_signed, float_result, larger, leading_zeros, rounded_float, signed_division),
+    *(signed_from_float, signed_from_whole_float, smaller),
+)

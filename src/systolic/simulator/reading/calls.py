@@ -23,6 +23,7 @@ class CallOperand:
     space: str | None  # None: the value itself
     index: int
     is_input: bool
+    is_constant: bool
     dtype: str  # HLO's name: s32, bf16
     shape: tuple[int, ...]
 
@@ -57,7 +58,8 @@ def call_operands(program: Program) -> tuple[CallOperand, ...]:
                     register=physical(instruction.dest),
                     space=space if re.fullmatch(r"\w+", space) else None,
                     index=int(index),
-                    is_input=kind == "input",
+                    is_input=kind != "output",
+                    is_constant=kind == "const",
                     dtype=dtype,
                     shape=tuple(int(size) for size in shape.split(",") if size),
                 )

@@ -201,8 +201,9 @@ def _parse_bundle(name: str, line_number: int, line: str, keep_loads: bool) -> B
 
 
 _VECTOR = (None, "", "", None)
-# Vector instructions that carry control flow or time: matrix units, sync flags, values for the scalar side.
-_KEPT_VECTOR = ("vmatmul", "vpop", "vsync", "vwait", "vpush", "vmatpush", "vmov", "vld")
+# Vector instructions that carry control flow or time: matrix units, sync flags, values for the scalar side. And marks
+# in the trace, between which the launch of a program on several devices stands.
+_KEPT_VECTOR = ("vmatmul", "vpop", "vsync", "vwait", "vpush", "vmatpush", "vmov", "vld", "vtrace")
 
 
 def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | None] | None:

@@ -20,6 +20,7 @@ from systolic.simulator.reading.listing import (
 from systolic.simulator.translating.control_flow import until
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.names import Names
+from systolic.simulator.translating.remote import RemoteCode
 from systolic.simulator.translating.scalar import IGNORED, address, choice, expression, operand, spill_slot
 
 _EVENTS = ("vpush.ccrf", "vpop.ccrf", "vsyncadd.remote", "vsyncset.remote")
@@ -43,6 +44,7 @@ class BundleCode:
       alive: `id`s of the instructions that matter.
       followed: `id`s of the copies whose contents matter.
       shared: other cores act on the same device; see `translate`.
+      remote: the program's acts on other devices; None: there are none.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class BundleCode:
         followed: Set[int],
         *,
         shared: bool,
+        remote: RemoteCode | None,
     ) -> None:
         self.program = program
+        self.remote = remote
         self.copies = copies
         self.alive = alive
         self.followed = followed
@@ -111,7 +115,10 @@ class BundleCode:
                 raise SimulationError(f"not understood: {instruction.text}")
             return []
         if opcode == "vsyncadd.remote":
-            return ["yield t", f"signal(t, {self._operand(operands[0])}, {self._operand(operands[1])})"]
+            signal = f"{self._operand(operands[0])}, {self._operand(operands[1])}"
+            if self.remote is not None:
+                return ["yield t", f"signal_any(t, {signal}, {quoted(self.remote.label(instruction))})"]
+            return ["yield t", f"signal(t, {signal})"]
         if opcode == "vpush.ccrf":
             return [*turn, f"send(t, pushed({self._operand(operands[0])}))"]
         if opcode == "vpop.ccrf":
@@ -139,6 +146,8 @@ class BundleCode:
         if instruction.opcode == "dma.general" and (ends.source, ends.destination) == ("smem", "hbm"):
             source, source_flag = self._operand(operands[0]), self._operand(operands[4])
             return ["yield t", f"t = send_descriptor(t, {size}, {source}, {flag}, {source_flag})"]
+        if instruction.opcode == "dma.general" and self.remote is not None:
+            return self._general(instruction, self.remote, f"{flag}, {size}, {between}, {pieces}", run_bytes == 0)
         source_flag = f", {self._operand(operands[4])}" if instruction.opcode == "dma.general" and self.shared else ""
         code = [f"t = start(t, {flag}, {size}, {between}, {pieces}{source_flag})"]
         if id(instruction) in self.followed:
@@ -146,6 +155,14 @@ class BundleCode:
             places = f"{quoted(ends.source)}, {source}, {quoted(ends.destination)}, {destination}"
             code.append(f"move({places}, {size}, {run_bytes == 0})")
         return code
+
+    def _general(self, instruction: Instruction, remote: RemoteCode, copy: str, contiguous: bool) -> list[str]:
+        """Makes code of a copy that says itself to which device it goes."""
+        source, _, destination, _, source_flag, _, target = instruction.operands[:7]
+        followed = id(instruction) in self.followed
+        places = f"({self._operand(source)}, {self._operand(destination)}, {contiguous})" if followed else "None"
+        label = quoted(remote.label(instruction))
+        return [f"t = general(t, {copy}, {self._operand(source_flag)}, {self._operand(target)}, {places}, {label})"]
 
     def _guarded(self, instruction: Instruction, code: list[str]) -> list[str]:
         predicate = instruction.predicate

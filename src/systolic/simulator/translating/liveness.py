@@ -28,21 +28,24 @@ class Effect:
     root: bool
 
 
-def _operands_that_count(instruction: Instruction, followed: Set[int]) -> tuple[str, ...]:
+def _operands_that_count(instruction: Instruction, followed: Set[int], remote: bool) -> tuple[str, ...]:
     """Operands that decide when a copy lands, and, where its contents are followed, between which places it is."""
     operands = instruction.operands
     if not instruction.opcode.startswith("dma.") or instruction.opcode == "dma.done.wait":
         return operands
     flags = operands[3:5] if instruction.opcode == "dma.general" else operands[3:4]
+    if remote and instruction.opcode == "dma.general":
+        flags += operands[6:7]  # the device
     return operands[:3] + flags if id(instruction) in followed else operands[1:2] + flags
 
 
-def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]) -> Effect:
+def effect(instruction: Instruction, private: frozenset[str], followed: Set[int], *, remote: bool = False) -> Effect:
     """Works out the effect of one instruction.
 
     Args:
       private: allocations of scalar memory that nothing reads.
       followed: `id`s of the copies whose contents are followed.
+      remote: to which device a copy goes, counts.
     """
     opcode = instruction.opcode
     base = opcode.split(".")[0]
@@ -57,7 +60,7 @@ def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]
     ):
         reads = (predicate.register,) if predicate and predicate.register else ()
         return Effect(reads, None, False, bool(reads))
-    text = " ".join(_operands_that_count(instruction, followed))
+    text = " ".join(_operands_that_count(instruction, followed, remote))
     reads = [*registers(text), *(f"x{name}" for name in _NAMED.findall(text))]
     writes = None
     root = opcode.startswith(("dma.", "vsync", "vwait")) or opcode == "sbr.rel" or is_call(instruction)
@@ -97,12 +100,21 @@ def _never_read(program: Program) -> frozenset[str]:
     return frozenset(stored - mentioned)
 
 
-def live_instructions(program: Program, blocks: Sequence[Block], followed: Set[int]) -> set[int]:
-    """`id`s of the program's instructions that matter; `followed`: those of copies whose contents matter."""
+def live_instructions(
+    program: Program, blocks: Sequence[Block], followed: Set[int], *, remote: bool = False
+) -> set[int]:
+    """`id`s of the program's instructions that matter; `followed`: those of copies whose contents matter.
+
+    Args:
+      remote: it matters to which device a copy goes.
+    """
     private = _never_read(program)
     effects: list[list[list[tuple[Instruction, Effect]]]] = [
         [
-            [(instruction, effect(instruction, private, followed)) for instruction in bundle.instructions]
+            [
+                (instruction, effect(instruction, private, followed, remote=remote))
+                for instruction in bundle.instructions
+            ]
             for bundle in program.bundles[block.first : block.last + 1]
         ]
         for block in blocks

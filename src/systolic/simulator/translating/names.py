@@ -8,10 +8,11 @@ bytes, those in HBM what `hbm_pointer_bytes` of the chip says, those in scalar m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hardware.dma import FLAG_BITS, SHARED_FLAGS_FROM
+from systolic.simulator.hardware.dma import FLAG_BITS, NUMBERED_FLAGS, SHARED_FLAGS_FROM
 
 _ALLOCATION_SPAN_BITS = 16
 # Parameters lie in the upper half of what an address may be that is going to be multiplied by sixteen.
@@ -56,15 +57,18 @@ class Names:
       flags: names of sync flags. Programs pack their numbers into `FLAG_BITS` bits, so these stay small.
       allocations: shared with the other programs of the run.
       shared: the flags are those of the top-level program.
+      numbered: flags that have numbers already.
     """
 
-    def __init__(self, flags: frozenset[str], allocations: Allocations, *, shared: bool) -> None:
+    def __init__(
+        self, flags: frozenset[str], allocations: Allocations, *, shared: bool, numbered: Mapping[str, int]
+    ) -> None:
         self._flags = flags
         self._allocations = allocations
         self._span = _SHARED_FLAG_SPAN if shared else _FLAG_SPAN
-        self._next_flag = SHARED_FLAGS_FROM if shared else _FLAG_SPAN
+        self._next_flag = SHARED_FLAGS_FROM if shared else NUMBERED_FLAGS
         self._flags_end = 1 << FLAG_BITS if shared else SHARED_FLAGS_FROM
-        self.addresses: dict[str, int] = {}
+        self.addresses = dict(numbered)
 
     def address(self, name: str, offset: int = 0) -> int:
         """Finds the address `offset` rows, words or flags into the allocation of that name.

@@ -23,11 +23,11 @@ _SPILL = re.compile(r"\[smem:\[#(\w+_spill)(?: \+ \$(0x[0-9a-f]+))?\]\]", re.ASC
 
 # Instructions without effect on control flow, copies or time. `shalt.err` stops a program whose address is out of
 # bounds; `cld` and `cst` move vectors from and to v4's CMEM; `vsetptstate` asks for a clock state; `vsyncset.done`
-# writes a bit beside a flag's count, for which no program seen waits.
+# writes a bit beside a flag's count, for which no program seen waits; `vtrace` marks a place in the trace.
 IGNORED = frozenset(
     {
         *("sfence", "cfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "cld", "cst", "vsetptstate"),
-        "vsyncset.done",
+        *("vsyncset.done", "vtrace"),
     }
 )
 
@@ -213,4 +213,6 @@ def _select(operands: tuple[str, ...], names: Names) -> str:
 
 def choice(predicate: str, chosen: str, otherwise: str) -> str:
     """Writes `chosen` where the predicate holds; the predicate itself where it is an unknown value."""
-    return f"({predicate} if {predicate}.__class__ is Unknown else ({chosen}) if {predicate} else {otherwise})"
+    one_way = f"({chosen}) if {predicate} is True else ({otherwise}) if {predicate} is False"
+    unknown = f"{predicate} if {predicate}.__class__ is Unknown"
+    return f"({one_way} else {unknown} else picked({predicate}, {chosen}, {otherwise}))"

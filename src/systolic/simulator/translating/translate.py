@@ -16,8 +16,9 @@ from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError, reading
+from systolic.simulator.hardware.lanes import FUNCTIONS
 from systolic.simulator.hardware.mxu import MatrixOp, Segment, matrix_ops
-from systolic.simulator.hardware.values import FUNCTIONS, NEVER_WRITTEN, Unknown
+from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
 from systolic.simulator.reading.blocks import Block, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
@@ -26,6 +27,7 @@ from systolic.simulator.translating.bundle import BundleCode, is_matrix
 from systolic.simulator.translating.control_flow import dispatch
 from systolic.simulator.translating.liveness import live_instructions
 from systolic.simulator.translating.names import Allocations, Names
+from systolic.simulator.translating.remote import RemoteCode
 from systolic.simulator.translating.scalar import flag_names
 
 
@@ -59,6 +61,7 @@ def translate(
     *,
     shared: bool,
     top_level: bool,
+    remote: RemoteCode | None = None,
 ) -> Translation:
     """Translates a listing that has been read.
 
@@ -68,25 +71,33 @@ def translate(
       allocations: shared with the other programs of the run.
       shared: other cores act on the same device; see above.
       top_level: it is the program that calls the others.
+      remote: it runs on many devices, and acts on others; None: on one alone.
 
     Raises:
       SimulationError: an instruction that matters and is not understood; the message quotes it.
     """
-    return _Translator(program, machine, allocations, shared, top_level).translate()
+    return _Translator(program, machine, allocations, shared, top_level, remote).translate()
 
 
 class _Translator:
     def __init__(
-        self, program: Program, machine: MachineModel, allocations: Allocations, shared: bool, top_level: bool
+        self,
+        program: Program,
+        machine: MachineModel,
+        allocations: Allocations,
+        shared: bool,
+        top_level: bool,
+        remote: RemoteCode | None,
     ) -> None:
         self.program = program
         self.machine = machine
         self.blocks = split_blocks(program, machine.branch_delay_slots)
         copies = CopyReader(program)
         followed = copies.followed(top_level=top_level)
-        alive = live_instructions(program, self.blocks, followed)
-        names = Names(flag_names(program), allocations, shared=top_level)
-        self.code = BundleCode(program, names, copies, alive, followed, shared=shared)
+        alive = live_instructions(program, self.blocks, followed, remote=remote is not None)
+        numbered = remote.numbered if remote is not None else {}
+        names = Names(flag_names(program), allocations, shared=top_level, numbered=numbered)
+        self.code = BundleCode(program, names, copies, alive, followed, shared=shared, remote=remote)
         self.segments: list[Segment] = []
 
     def translate(self) -> Translation:
@@ -210,7 +221,7 @@ class _Translator:
 # What a program calls: attributes of the sequencer.
 _CALLED = (
     *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
-    *("send_descriptor", "wait_for_sparse_core"),
+    *("send_descriptor", "wait_for_sparse_core", "general", "signal_any"),
     *("segment", "load", "store", "word", "operand", "parameter", "vector", "pushed"),
     *("call", "lap", "left", "too_long"),
 )

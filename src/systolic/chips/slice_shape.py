@@ -1,0 +1,152 @@
+"""A slice: a grid of chips that links connect, and the devices on it."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from systolic.chips.chip import Chip
+from systolic.chips.links import Links
+
+_EXTENTS = re.compile(r"[1-9]\d{0,3}(?:x[1-9]\d{0,3})*", re.ASCII)
+_HOST_CHIPS = 2  # along each of the first two axes, by libtpu's default
+_LIBTPU_AXES = 3
+
+
+class SliceError(ValueError):
+    """No slice of such a shape, or no such device in it; the message says what there is instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceDevice:
+    """A device of a slice, as JAX shows it.
+
+    Attributes:
+      id: `jax.Device.id`.
+      chip: number of its chip.
+      coords: of the chip, along each axis of the slice.
+      core: which of its chip's devices it is.
+    """
+
+    id: int
+    chip: int
+    coords: tuple[int, ...]
+    core: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceShape:
+    """A slice of chips of one generation.
+
+    Attributes:
+      chip: the generation.
+      extents: chips along each axis.
+    """
+
+    chip: Chip
+    extents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        dimensions = self.links.dimensions
+        if len(self.extents) != dimensions:
+            example = "x".join(["2", "4", "4"][:dimensions])
+            raise SliceError(
+                f"a slice of {self.chip.name} has {dimensions} dimensions, such as {example}; {self.name!r} has "
+                f"{len(self.extents)}"
+            )
+        if math.prod(self.extents) > 1 and any(extent % _HOST_CHIPS for extent in self.extents[:2]):
+            raise SliceError(
+                f"no slice {self.name} of {self.chip.name}: hosts have {_HOST_CHIPS} x {_HOST_CHIPS} chips, so the "
+                "first two extents are even"
+            )
+
+    @staticmethod
+    def parse(chip: Chip, text: str) -> SliceShape:
+        """Reads a shape such as "2x4" or "2x2x1".
+
+        Raises:
+          SliceError: it is no such text, has other dimensions than slices of this chip have, or the chip has no links.
+        """
+        if not _EXTENTS.fullmatch(text):
+            raise SliceError(f"a slice is chips along each axis, such as 2x4 or 2x2x1; {text!r} is not")
+        return SliceShape(chip=chip, extents=tuple(map(int, text.split("x"))))
+
+    @property
+    def name(self) -> str:
+        """The shape as `parse` reads it."""
+        return "x".join(map(str, self.extents))
+
+    @property
+    def topology(self) -> str:
+        """The name by which libtpu knows the slice."""
+        return f"{self.chip.topology.partition(':')[0]}:{self.name}"
+
+    @property
+    def links(self) -> Links:
+        """The chip's links.
+
+        Raises:
+          SliceError: it has none that are known.
+        """
+        if self.chip.links is None:
+            raise SliceError(f"the links between chips of {self.chip.name} are not known: it has no `links`")
+        return self.chip.links
+
+    @property
+    def wrap(self) -> tuple[bool, ...]:
+        """Says of each axis whether a link goes from its last chip to its first."""
+        return self.links.wrap(self.extents)
+
+    @property
+    def libtpu_wrap(self) -> tuple[bool, ...]:
+        """The same for libtpu, which counts three axes everywhere."""
+        return self.wrap + (False,) * (_LIBTPU_AXES - len(self.wrap))
+
+    @property
+    def libtpu_host_bounds(self) -> tuple[int, ...] | None:
+        """The chips of one host where libtpu's default does not fit: a single chip. None: the default."""
+        return (1,) * _LIBTPU_AXES if self.chips == 1 else None
+
+    @property
+    def chips(self) -> int:
+        """Chips of the slice."""
+        return math.prod(self.extents)
+
+    @property
+    def devices_per_chip(self) -> int:
+        """Devices on one chip."""
+        return self.chip.devices_per_chip
+
+    @property
+    def devices(self) -> tuple[SliceDevice, ...]:
+        """All devices, by id: cores of a chip first, then chips along the first axis, and so on. Seen in libtpu."""
+        return tuple(map(self.device, range(self.chips * self.devices_per_chip)))
+
+    def device(self, number: int) -> SliceDevice:
+        """The device with that id.
+
+        Raises:
+          SliceError: the slice has none.
+        """
+        cores = self.devices_per_chip
+        count = self.chips * cores
+        if not 0 <= number < count:
+            raise SliceError(f"a slice {self.name} of {self.chip.name} has devices 0 to {count - 1}, no {number}")
+        chip, core = divmod(number, cores)
+        return SliceDevice(id=number, chip=chip, coords=self.coords(chip), core=core)
+
+    def coords(self, chip: int) -> tuple[int, ...]:
+        """Where a chip is."""
+        found = []
+        for extent in self.extents:
+            found.append(chip % extent)
+            chip //= extent
+        return tuple(found)
+
+    def chip_at(self, coords: tuple[int, ...]) -> int:
+        """The number of the chip at a place."""
+        number = 0
+        for extent, at in zip(reversed(self.extents), reversed(coords), strict=True):
+            number = number * extent + at
+        return number

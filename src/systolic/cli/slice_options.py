@@ -1,0 +1,78 @@
+"""`--topology` and `--mesh`: the slice that a function is sharded over."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from systolic.chips import Chip
+from systolic.compiler import NamedFunction
+from systolic.compiler.jit_options import with_jit_options
+from systolic.compiler.named_shardings import mesh_axes, sharded_argument
+from systolic.compiler.slice_devices import slice_mesh
+from systolic.timing import slice_of
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedSlice:
+    """The slice that a command is about, and the mesh over it.
+
+    Attributes:
+      topology: "2x4"; None: one device.
+      mesh: "data=2,model=4"; "": none, the function makes its own.
+    """
+
+    topology: str | None
+    mesh: str
+
+    def check(self, chips: Sequence[Chip]) -> None:
+        """Whether each chip has such a slice, before anything is compiled.
+
+        Raises:
+          SliceError: it has not, or the mesh is none of it.
+        """
+        axes = mesh_axes(self.mesh) if self.mesh else {}
+        for chip in chips if self.topology is not None else ():
+            slice_of(chip, self.topology or "")
+            if axes:
+                slice_mesh(chip, self.topology or "", **axes)
+
+    def call(self, function: NamedFunction, arguments: Sequence[str], chip: Chip) -> tuple[Any, list[Any]]:
+        """The function and its arguments for one chip. The mesh is set while the function is traced.
+
+        Raises:
+          NamedFunctionError: a text that is no argument.
+          SliceError: a sharding that is none of the mesh.
+        """
+        mesh = None
+        if self.topology is not None and self.mesh:
+            mesh = slice_mesh(chip, self.topology, **mesh_axes(self.mesh))
+        return with_jit_options(function, mesh), [sharded_argument(text, mesh) for text in arguments]
+
+
+def slice_options(command: _F) -> _F:
+    """`--topology` and `--mesh`, which the command takes as `asked_slice`."""
+
+    @functools.wraps(command)
+    def packed(*args: Any, topology: str | None, mesh: str, **rest: Any) -> Any:
+        if mesh and topology is None:
+            raise click.UsageError("--mesh is over the devices of a slice: give --topology too, such as 2x4")
+        return command(*args, asked_slice=AskedSlice(topology=topology, mesh=mesh), **rest)
+
+    made: Any = click.option(
+        "--mesh",
+        default="",
+        metavar="NAME=SIZE,…",
+        help="The mesh over the slice, such as data=2,model=4. It is set while the function is traced.",
+    )(packed)
+    return click.option(
+        "--topology",
+        metavar="2x4",
+        help="A slice that the function is sharded over: chips along each axis, two on v5e and v6e, else three.",
+    )(made)

@@ -1,0 +1,63 @@
+"""Values that are worked out when somebody asks for them, or are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A value that cannot be worked out, and for want of what."""
+
+    why: str
+
+
+class Deferred:
+    """A value that is computed when it is asked for, once.
+
+    Args:
+        compute: may ask for the values in `needs`, and for no others.
+    """
+
+    __slots__ = ("_compute", "_needs", "_value")
+
+    def __init__(self, compute: Callable[[], Any], needs: Sequence[Deferred] = ()) -> None:
+        self._compute: Callable[[], Any] | None = compute
+        self._needs = needs
+        self._value: Any = None
+
+    @classmethod
+    def known(cls, value: Any) -> Deferred:
+        """One that is there already."""
+        made = cls(lambda: None)
+        made._value, made._compute = value, None
+        return made
+
+    def get(self) -> Any:
+        """The value, or a `Missing`."""
+        # What is needed comes first, without recursion: a chain of operations may be long.
+        pending = [self]
+        while pending:
+            top = pending[-1]
+            if top._compute is None:
+                pending.pop()
+                continue
+            needed = [need for need in top._needs if need._compute is not None]
+            if needed:
+                pending += needed
+                continue
+            top._value, top._compute, top._needs = top._compute(), None, ()
+            pending.pop()
+        return self._value
+
+
+def applied(function: Callable[[Any], Any], value: Deferred) -> Deferred:
+    """What a function makes of a value; where that is missing, so is this."""
+
+    def compute() -> Any:
+        found = value.get()
+        return found if isinstance(found, Missing) else function(found)
+
+    return Deferred(compute, [value])

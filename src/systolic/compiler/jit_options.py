@@ -1,0 +1,68 @@
+"""What a function of `jax.jit` says of its arguments and results: what it gives away, and how they are sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from systolic.compat import donated_arguments, jit_shardings
+from systolic.compiler.named import function_name
+
+
+@dataclass(frozen=True, slots=True)
+class JitOptions:
+    """Options of a `jax.jit`, which the function forgets on its way to a worker.
+
+    Attributes:
+        donated: numbers of the arguments that it gives away, whose memory its results then take.
+        in_shardings: of the arguments, as `jax.jit` takes them; None: it says none.
+        out_shardings: of the results.
+        mesh: that is set while the function is traced, as by `jax.set_mesh`; None: none.
+    """
+
+    donated: tuple[int, ...] = ()
+    in_shardings: Any = None
+    out_shardings: Any = None
+    mesh: Any = None
+
+    @property
+    def shardings(self) -> dict[str, Any]:
+        """Those that it says, as keyword arguments of `jax.jit`."""
+        named = {"in_shardings": self.in_shardings, "out_shardings": self.out_shardings}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionWithOptions:
+    """A function and its options, which a worker takes in place of the function."""
+
+    fn: Callable[..., Any]
+    options: JitOptions
+    name: str  # which a `jax.jit` forgets on its way as well
+
+    @property
+    def __name__(self) -> str:  # type: ignore[override]
+        """As a function's, for messages."""
+        return self.name
+
+
+def with_jit_options(fn: Any, mesh: Any = None) -> Any:
+    """Keeps beside a function what its `jax.jit` says, if that says anything, and a mesh to set while it is traced."""
+    inner, options = without_jit_options(fn)
+    options = options if mesh is None else replace(options, mesh=mesh)
+    return fn if options == JitOptions() else FunctionWithOptions(inner, options, function_name(fn))
+
+
+def without_jit_options(fn: Any) -> tuple[Callable[..., Any], JitOptions]:
+    """Splits what `with_jit_options` has made: the function, and its options. Others have those of their `jax.jit`."""
+    if isinstance(fn, FunctionWithOptions):
+        return fn.fn, fn.options
+    in_shardings, out_shardings = jit_shardings(fn)
+    return fn, JitOptions(donated_arguments(fn), in_shardings, out_shardings)
+
+
+def with_options_of(fn: Any, made: Callable[..., Any]) -> Any:
+    """Gives a function that was made of another the options of that one."""
+    _, options = without_jit_options(fn)
+    return made if options == JitOptions() else FunctionWithOptions(made, options, function_name(fn))

@@ -1,0 +1,50 @@
+"""One device's place on a mesh: which part of an array it has, and which operations ask about places."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# They change nothing but what JAX knows of a value.
+KEEPS_VALUE = frozenset({"pvary", "pcast", "sharding_constraint", "reshard", "mesh_cast"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshPlace:
+    """Where a device is on a mesh.
+
+    Attributes:
+        sizes: of the mesh's axes, by name, in the mesh's order.
+        at: the device's index along each.
+    """
+
+    sizes: Mapping[str, int]
+    at: Mapping[str, int]
+
+    @staticmethod
+    def of(mesh: Any, partition: int) -> MeshPlace:
+        """The place of the device that has a partition, counted in the mesh's order."""
+        sizes = dict(mesh.shape)
+        indices = np.unravel_index(partition, tuple(sizes.values()))
+        return MeshPlace(sizes=sizes, at={name: int(index) for name, index in zip(sizes, indices, strict=True)})
+
+    def part(self, array: np.ndarray, spec: Sequence[Any]) -> np.ndarray:
+        """The device's part of an array that is cut by a `PartitionSpec`."""
+        for dimension, names in enumerate(spec):
+            axes = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+            size = array.shape[dimension] // math.prod(self.sizes[axis] for axis in axes)
+            index = 0
+            for axis in axes:
+                index = index * self.sizes[axis] + self.at[axis]
+            array = np.take(array, range(index * size, (index + 1) * size), axis=dimension)
+        return array
+
+
+def names_axis(equation: Any) -> bool:
+    """Whether an operation is about an axis of the mesh: it asks for the device's index, or asks other devices."""
+    names = equation.params.get("axis_name", equation.params.get("axes", ()))
+    return any(isinstance(name, str) for name in (names if isinstance(names, tuple | list) else (names,)))

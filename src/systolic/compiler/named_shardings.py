@@ -1,0 +1,78 @@
+"""Meshes and sharded arguments that are given as text: `data=2,model=4` and `bf16[8192,28672]@-,model`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from systolic.chips import SliceError
+from systolic.compiler.arguments import PlacedArray
+from systolic.compiler.named import named_argument
+
+_AXIS = re.compile(r"([^\W\d]\w{0,99})=([1-9]\d{0,5})", re.ASCII)
+_WHOLE = "-"
+
+
+def mesh_axes(text: str) -> dict[str, int]:
+    """The axes that a text such as `data=2,model=4` gives a mesh, with their sizes.
+
+    Raises:
+        SliceError: it is no such text, or has an axis twice.
+    """
+    axes: dict[str, int] = {}
+    for part in text.split(","):
+        found = _AXIS.fullmatch(part.strip())
+        if found is None:
+            raise SliceError(f"{part.strip()!r} is no axis of a mesh: write NAME=SIZE, as in data=2,model=4")
+        if found[1] in axes:
+            raise SliceError(f"the mesh {text} has the axis {found[1]} twice")
+        axes[found[1]] = int(found[2])
+    return axes
+
+
+def sharded_argument(text: str, mesh: Any) -> Any:
+    """The argument that a text describes, with its sharding over a mesh.
+
+    Behind an @ stands for each dimension the axis that it is cut along, `-` for none, and `+` between several:
+    `bf16[8192,8192]@data,-`. Dimensions that are left out are whole. Without @ the compiler decides.
+
+    Args:
+        text: as `named_argument` takes it, perhaps with a sharding behind it.
+        mesh: a `jax.sharding.Mesh`; None: there is none.
+
+    Raises:
+        NamedFunctionError: it is no argument.
+        SliceError: the sharding names an axis that the mesh has not, or one twice, or has more dimensions than the
+            argument, or cuts one into unequal parts.
+    """
+    described, at, spec = text.rpartition("@")
+    if not at:
+        return named_argument(text)
+    if mesh is None:
+        raise SliceError(f"{text!r} is sharded over a mesh, and there is none: give --topology and --mesh")
+    import jax
+
+    argument = named_argument(described)
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*_parts(text, spec, argument.shape, mesh)))
+    if isinstance(argument, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(argument.shape, argument.dtype, sharding=sharding)
+    return PlacedArray(argument, sharding)
+
+
+def _parts(text: str, spec: str, shape: tuple[int, ...], mesh: Any) -> list[tuple[str, ...] | None]:
+    sizes = dict(mesh.shape)
+    parts = [() if part.strip() == _WHOLE else tuple(map(str.strip, part.split("+"))) for part in spec.split(",")]
+    used = [axis for part in parts for axis in part]
+    if unknown := [axis for axis in used if axis not in sizes]:
+        raise SliceError(f"{text!r}: the mesh has no axis {unknown[0]!r}; it has {', '.join(sizes)}")
+    if twice := [axis for axis in used if used.count(axis) > 1]:
+        raise SliceError(f"{text!r} uses the axis {twice[0]!r} twice")
+    if len(parts) > len(shape):
+        raise SliceError(f"{text!r} is cut along {len(parts)} dimensions, and has {len(shape)}")
+    for number, (part, size) in enumerate(zip(parts, shape, strict=False)):
+        count = 1
+        for axis in part:
+            count *= sizes[axis]
+        if size % count:
+            raise SliceError(f"{text!r}: dimension {number} of {size} does not divide among {count} devices")
+    return [part or None for part in parts]

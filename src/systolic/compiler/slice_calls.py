@@ -1,0 +1,64 @@
+"""Whether what a call is sharded over is the slice that it asks for: said before any worker starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from systolic.chips import SliceError
+from systolic.compiler.arguments import slice_sharding
+from systolic.compiler.jit_options import without_jit_options
+from systolic.compiler.program import Topology
+from systolic.compiler.slice_devices import StandInDevice
+
+
+def check_sharded_call(fn: Any, args: Sequence[Any], topology: Topology | None) -> None:
+    """Compares the devices of the arguments' shardings, and of those of a `jax.jit`, with those of the slice.
+
+    Args:
+        fn: the function; what is sharded inside of it shows only when it is traced.
+        args: its arguments.
+        topology: of the slice; None: the function is to run on one device.
+
+    Raises:
+        SliceError: they are sharded over a slice and none is asked for, or over other devices than the slice's.
+    """
+    for what, sharding in _shardings(fn, args):
+        devices = _devices(sharding)
+        stand_ins = [each for each in devices if isinstance(each, StandInDevice)]
+        if topology is None:
+            if stand_ins:
+                name = stand_ins[0].topology.name
+                raise SliceError(
+                    f"{what} is sharded over {len(devices)} devices of {name}: name the slice with "
+                    f"topology={name.rpartition(':')[2]!r}"
+                )
+        elif len(stand_ins) < len(devices):
+            kind = next(each for each in devices if not isinstance(each, StandInDevice)).platform
+            raise SliceError(
+                f"{what} is sharded over {kind} devices of this process, not over {topology.name}: make the mesh with "
+                "systolic.slice_mesh"
+            )
+        elif stand_ins and stand_ins[0].topology != topology:
+            raise SliceError(
+                f"{what} is sharded over a mesh of {stand_ins[0].topology.name}; the slice is {topology.name}"
+            )
+
+
+def _shardings(fn: Any, args: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    import jax
+
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tuple(args)):
+        yield f"argument {jax.tree_util.keystr(path)}", slice_sharding(leaf)
+    _, options = without_jit_options(fn)
+    for name, given in options.shardings.items():
+        for sharding in jax.tree.leaves(given):
+            yield f"{name} of jax.jit", sharding
+
+
+def _devices(sharding: Any) -> Sequence[Any]:
+    import jax
+
+    if isinstance(sharding, jax.sharding.NamedSharding) and isinstance(sharding.mesh, jax.sharding.Mesh):
+        return list(sharding.mesh.devices.flat)
+    return list(sharding.device_set) if isinstance(sharding, jax.sharding.Sharding) else []

@@ -1,0 +1,164 @@
+"""Devices and meshes of a slice that is not there, for shardings: made without a TPU compiler, and sent to one."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from systolic.chips import Chip, SliceError, SliceShape
+from systolic.chips import chip as chip_named
+from systolic.compiler.errors import CompilerError
+from systolic.compiler.program import Topology
+from systolic.compiler.worker import DUMP_VARIABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandInDevice:
+    """Stands for a device of a slice where `jax.Device` is asked for: in a mesh, and so in shardings.
+
+    On its way to a compiler's worker it becomes the device that libtpu has for it.
+
+    Attributes:
+        topology: the slice, in libtpu's words.
+        id, coords, core_on_chip, device_kind, num_cores: as of a `jax.Device`.
+        platform, process_index, slice_index: likewise, and the same for all.
+    """
+
+    topology: Topology
+    id: int
+    coords: tuple[int, ...]
+    core_on_chip: int
+    device_kind: str
+    num_cores: int
+    platform: str = field(default="tpu", init=False)
+    process_index: int = field(default=0, init=False)
+    slice_index: int = field(default=0, init=False)
+
+    def __str__(self) -> str:
+        return f"{self.topology.name}[{self.id}]"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _device_here, (self.topology, self.id, self.coords, self.core_on_chip, self.device_kind, self.num_cores)
+
+
+def topology_of(shape: SliceShape) -> Topology:
+    """A slice in the words that libtpu knows."""
+    return Topology(
+        name=shape.topology,
+        config=shape.chip.topology_config,
+        wrap=shape.libtpu_wrap,
+        host_bounds=shape.libtpu_host_bounds,
+    )
+
+
+def slice_devices(chip: str | Chip, topology: str) -> tuple[Any, ...]:
+    """What `jax.devices()` would return on a slice, in its order, for `jax.sharding.Mesh` and `jax.make_mesh`.
+
+    Args:
+        chip: a name such as "v6e", or a record of your own.
+        topology: chips along each axis: "2x4" on v5e and v6e, "2x2x1" on the others.
+
+    Raises:
+        UnknownChipError: no such chip.
+        SliceError: no such slice.
+    """
+    shape = SliceShape.parse(chip_named(chip) if isinstance(chip, str) else chip, topology)
+    known = topology_of(shape)
+    # libtpu lists the chips of one host after the other.
+    listed = sorted(shape.devices, key=lambda each: (*(at // 2 for at in each.coords[1::-1]), each.id))
+    listed.sort(key=lambda each: each.coords[2:])
+    return tuple(
+        _device_here(
+            known,
+            each.id,
+            (*each.coords, 0)[:3],
+            each.core,
+            shape.chip.device_kind,
+            shape.chip.cores_per_device,
+        )
+        for each in listed
+    )
+
+
+def slice_mesh(chip: str | Chip, topology: str, /, **axes: int) -> Any:
+    """A mesh over all devices of a slice that is not there, for `NamedSharding` and `jax.shard_map`.
+
+    The devices are in the order in which `jax.make_mesh` has them on such a slice. For another order make the mesh of
+    `slice_devices`; for other types of axes, `jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=…)`.
+
+    Args:
+        chip: a name such as "v6e", or a record of your own.
+        topology: chips along each axis: "2x4" on v5e and v6e, "2x2x1" on the others.
+        axes: the mesh's axes with their sizes, such as `data=2, model=4`.
+
+    Returns:
+        A `jax.sharding.Mesh`, whose axes are of type Auto.
+
+    Raises:
+        UnknownChipError: no such chip.
+        SliceError: no such slice, or the axes do not hold its devices.
+    """
+    import math
+
+    from jax.experimental import mesh_utils
+    from jax.sharding import Mesh
+
+    devices = slice_devices(chip, topology)
+    named = ", ".join(f"{name}={size}" for name, size in axes.items()) or "no axes"
+    if any(not isinstance(size, int) or size < 1 for size in axes.values()):
+        raise SliceError(f"a mesh with {named}: an axis has a whole number of devices, at least one")
+    if math.prod(axes.values()) != len(devices):
+        name = chip if isinstance(chip, str) else chip.name
+        raise SliceError(
+            f"a mesh with {named} has {math.prod(axes.values())} devices, and a slice {topology} of {name} has "
+            f"{len(devices)}"
+        )
+    try:
+        ordered = mesh_utils.create_device_mesh(tuple(axes.values()), devices)
+    except NotImplementedError:
+        # An axis of the mesh goes over part of an axis of the slice: then `jax.make_mesh` refuses too, unless told.
+        ordered = mesh_utils.create_device_mesh(tuple(axes.values()), devices, allow_split_physical_axes=True)
+    return Mesh(ordered, tuple(axes))
+
+
+@functools.cache
+def libtpu_devices(topology: Topology) -> Sequence[Any]:
+    """The devices of a slice as libtpu has them, each the same object whenever it is asked for. Only for a worker.
+
+    Raises:
+        CompilerError: libtpu does not know the slice.
+    """
+    import jax
+    from jax.experimental import topologies
+
+    # A program from JAX's own cache on disk is not compiled, and leaves no listing.
+    jax.config.update("jax_enable_compilation_cache", False)
+    given = {
+        "chip_config_name": topology.config,
+        "wrap": topology.wrap,
+        "chips_per_host_bounds": topology.host_bounds,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise CompilerError(f"libtpu does not know the topology {topology.name!r}: {error}") from error
+
+
+def _device_here(
+    topology: Topology, number: int, coords: tuple[int, ...], core_on_chip: int, device_kind: str, num_cores: int
+) -> Any:
+    """The device: libtpu's in a worker, which compiles for it, and what stands for it anywhere else."""
+    if DUMP_VARIABLE in os.environ:
+        return next(each for each in libtpu_devices(topology) if each.id == number)
+    return StandInDevice(
+        topology=topology,
+        id=number,
+        coords=coords,
+        core_on_chip=core_on_chip,
+        device_kind=device_kind,
+        num_cores=num_cores,
+    )

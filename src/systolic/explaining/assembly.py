@@ -1,0 +1,103 @@
+"""An explanation out of what was simulated and read."""
+
+from __future__ import annotations
+
+from systolic.compiler import versions, with_jit_options
+from systolic.experiments import Outcome
+from systolic.explaining.baseline import EquivalentMatmul
+from systolic.explaining.communication import communication_savings
+from systolic.explaining.explanation import Communication, Explanation, Program, ProgramRole
+from systolic.explaining.function_analysis import FunctionAnalysis
+from systolic.explaining.meshes import only_mesh
+from systolic.explaining.request import ExplainRequest
+from systolic.explaining.sections import chip_limits, regions, vmem_map
+from systolic.explaining.summary import change_savings, notes, replacement_savings, surroundings_savings, verdict
+from systolic.explaining.timeline_windows import timeline_windows
+from systolic.explaining.what_if import WhatIf
+
+
+def program_of(label: str, role: ProgramRole, its: Outcome, *, flops: float) -> Program:
+    """Makes the record of a program that was simulated, on one device or on a slice, or was to be."""
+    whole = its.slice_run
+    return Program(
+        label=label,
+        role=role,
+        time_us=its.time_us,
+        reason=its.located_reason,
+        flops=flops,
+        hbm_bytes=its.hbm_bytes or 0,
+        communication=Communication.of(whole) if whole is not None else None,
+        run=its.run if whole is None else None,
+        slice_run=whole,
+    )
+
+
+def explanation_of(
+    request: ExplainRequest,
+    name: str,
+    outcome: Outcome,
+    now: FunctionAnalysis,
+    product: EquivalentMatmul | None,
+    alternatives: list[Program],
+    tried: list[WhatIf],
+) -> Explanation:
+    """Makes the record.
+
+    Args:
+      request: what was asked.
+      name: of the function.
+      outcome: what came of it as it is; it has a run.
+      now: the analysis of its traced program.
+      product: what it seems to compute.
+      alternatives: programs of the same result.
+      tried: changes of it, the fastest first.
+    """
+    run, whole = outcome.required(), outcome.slice_run
+    flops = product.flops if product is not None else now.flops or 0.0
+    label = "this kernel" if whole is None else "this function"
+    this = program_of(label, "this", outcome, flops=flops)
+    changes = [
+        Program(
+            label=each.candidate.title,
+            role="change",
+            time_us=each.time_us,
+            reason=each.reason,
+            flops=flops,
+            hbm_bytes=each.hbm_bytes,
+            communication=each.communication,
+        )
+        for each in tried
+    ]
+    # Whoever asks wants to know what to change; what could stand in the function's place comes after that.
+    own = [*change_savings(tried, run.time_us), *surroundings_savings(run, now)]
+    savings = (
+        *sorted(own, key=lambda each: -(each.saving or 0.0)),
+        *(communication_savings(whole, tried_meshes=request.try_mesh) if whole is not None else ()),
+        *replacement_savings(alternatives, run.time_us, product),
+    )
+    return Explanation(
+        function=name,
+        arguments=request.arguments,
+        chip=request.chip.name,
+        chip_title=request.chip.title,
+        flags=request.chip.given_flags if whole is None else whole.flags,
+        topology=request.topology or "",
+        versions=versions(),
+        verdict=verdict(run, now, savings, tried=len(tried) + len(alternatives), whole=whole),
+        programs=(this, *alternatives, *changes),
+        roofline=chip_limits(request.chip, now.dtype),
+        windows=timeline_windows(run),
+        traffic=now.traffic,
+        vmem=vmem_map(run, now, request.chip),
+        regions=regions(run),
+        lines=now.lines,
+        savings=savings,
+        notes=(*notes(run, now, product, compared=request.against is not None), *_mesh_notes(request)),
+    )
+
+
+def _mesh_notes(request: ExplainRequest) -> tuple[str, ...]:
+    if not request.try_mesh or request.topology is None:
+        return ()
+    mesh = only_mesh(with_jit_options(request.fn), request.args)
+    return () if mesh is not None else ("no other mesh was tried: the call's shardings name none, or several",)

@@ -1,0 +1,70 @@
+"""What devices of a slice say to each other: whether it limits a function, and what would hide it."""
+
+from __future__ import annotations
+
+from systolic.explaining.explanation import Saving
+from systolic.simulator import CollectiveRun, SliceRun
+
+# Shares that choose words, and no number that is reported.
+_LIMITS = 0.10  # of the time: as much exposed communication is said to be what limits a function
+_WORTH_SAYING = 0.02  # of the time, that one collective is exposed
+_FILLS_A_LINK = 0.5  # of the time of a collective: then bandwidth bounds it, below hops and waits do
+
+
+def communication_words(run: SliceRun) -> str:
+    """Says how much of the time is exposed communication, and by which collective; "" where there is none."""
+    if not run.collectives or not run.time_us:
+        return ""
+    share = run.exposed_us / run.time_us
+    most = max(run.collectives, key=lambda each: each.exposed_cycles)
+    whose = f", most of it of {most.name}" if most.exposed_cycles and len(run.collectives) > 1 else ""
+    links = f"the busiest link is busy {run.link_busy_share:.0%}"
+    if share >= _LIMITS:
+        return f"limited by communication between chips, exposed {share:.0%} of the time{whose}; {links}"
+    return f"exposed communication {share:.0%}; {links}"
+
+
+def is_limit(run: SliceRun) -> bool:
+    """Whether exposed communication limits a run."""
+    return bool(run.time_us) and run.exposed_us / run.time_us >= _LIMITS
+
+
+def communication_savings(run: SliceRun, *, tried_meshes: bool) -> list[Saving]:
+    """Says of each collective what hiding it would save at the most, and what would hide it; the most first.
+
+    Args:
+      run: the function as it is.
+      tried_meshes: whether other meshes and shardings were simulated.
+    """
+    exposed = [each for each in run.collectives if each.exposed_cycles >= _WORTH_SAYING * run.cycles]
+    return [
+        Saving(
+            title=f"{each.name} hidden",
+            why=_why(each, run),
+            change=_change(each, run, tried_meshes=tried_meshes),
+            time_us=(run.cycles - each.exposed_cycles) / run.clock_hz * 1e6,
+            saving=each.exposed_cycles / run.cycles,
+            provenance="modelled",
+        )
+        for each in sorted(exposed, key=lambda each: -each.exposed_cycles)
+    ]
+
+
+def _why(each: CollectiveRun, run: SliceRun) -> str:
+    scale = 1e6 / run.clock_hz
+    words = f"{each.exposed_cycles * scale:,.1f} of its {each.cycles * scale:,.1f} µs are exposed: nothing else runs"
+    if not each.sent_bytes:
+        return f"{words}, and it moves nothing"
+    rate = each.sent_bytes / max(1, each.cycles) * run.clock_hz
+    return f"{words}; {each.sent_bytes / 1e6:,.2f} MB leave the device at {rate / 1e9:,.0f} GB/s"
+
+
+def _change(each: CollectiveRun, run: SliceRun, *, tried_meshes: bool) -> str:
+    """What would hide it, or make it shorter; at the most as much is saved as is exposed."""
+    wire = each.sent_bytes / run.link_bytes_per_s / max(1, len(each.links))
+    if wire < _FILLS_A_LINK * each.cycles / run.clock_hz:
+        return "it waits for hops and other devices more than for bytes: fewer and larger collectives, or none"
+    if each.hidden_cycles:
+        return "more work between its start and its end: a product cut into parts that start as theirs arrive"
+    mesh = "" if tried_meshes else "; other meshes and shardings may send less: --try-mesh"
+    return f"work that does not need its result between its start and its end{mesh}"

@@ -1,0 +1,41 @@
+"""What is to be explained, and how much may be tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from systolic.chips import Chip, SliceShape
+from systolic.explaining.what_if import Function
+from systolic.timing.sliced import slice_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainRequest:
+    """What is to be explained.
+
+    Attributes:
+      fn: the function.
+      args: arrays or shapes.
+      arguments: the same, as text.
+      chip: the chip on which it is to run.
+      topology: of a slice of such chips, "2x4", over which it is sharded; None: it runs on one device.
+      against: another function of the same arguments, to compare with.
+      tries: the most changes to simulate.
+      try_mesh: whether to simulate other meshes and shardings as well, as many at the most.
+    """
+
+    fn: Function
+    args: Sequence[Any]
+    arguments: tuple[str, ...]
+    chip: Chip
+    topology: str | None = None
+    against: Function | None = None
+    tries: int = 12
+    try_mesh: bool = False
+
+    @property
+    def shape(self) -> SliceShape | None:
+        """The slice; None: one device."""
+        return slice_of(self.chip, self.topology) if self.topology is not None else None

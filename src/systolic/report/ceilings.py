@@ -1,0 +1,80 @@
+"""The limits that a function cannot beat: matrix units, HBM and, on a slice, the links between chips."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systolic.explaining import Explanation, Program
+from systolic.report.columns import numeric, textual
+from systolic.report.explained_tables import ExplainedTable, explained_table
+from systolic.report.written import percent, us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """One limit of one program, on one device.
+
+    Attributes:
+      name: what limits it.
+      amount: what has to be done, with its unit.
+      rate: how fast that goes, with its unit.
+      least_us: the time that it takes at the least.
+    """
+
+    name: str
+    amount: str
+    rate: str
+    least_us: float
+
+
+def ceilings(explanation: Explanation, program: Program) -> tuple[Ceiling, ...]:
+    """Lists the limits of a program that are known. HBM is as the simulator's copies reach it."""
+    roof = explanation.roofline
+    found = []
+    if program.flops and roof.peak_flops_per_s:
+        found.append(
+            Ceiling(
+                name="matrix units",
+                amount=f"{program.flops / 1e9:,.1f} Gflop",
+                rate=f"{roof.peak_flops_per_s / 1e12:,.0f} Tflop/s in {roof.dtype}",
+                least_us=program.flops / roof.peak_flops_per_s * 1e6,
+            )
+        )
+    if program.hbm_bytes:
+        found.append(
+            Ceiling(
+                name="HBM",
+                amount=f"{program.hbm_bytes / 1e6:,.1f} MB",
+                rate=f"{roof.simulated_hbm_bytes_per_s / 1e9:,.0f} GB/s",
+                least_us=program.hbm_bytes / roof.simulated_hbm_bytes_per_s * 1e6,
+            )
+        )
+    talk = program.communication
+    if talk is not None and talk.link_us:
+        found.append(
+            Ceiling(
+                name="links (ICI)",
+                amount=f"{talk.link_bytes / 1e6:,.1f} MB over the busiest",
+                rate=f"{talk.link_bytes / talk.link_us / 1e3:,.0f} GB/s",
+                least_us=talk.link_us,
+            )
+        )
+    return tuple(found)
+
+
+def ceilings_table(explanation: Explanation) -> ExplainedTable[Ceiling]:
+    """Lists the limits of the function itself, the closest first."""
+
+    def share(each: Ceiling) -> float:
+        return each.least_us / explanation.time_us if explanation.time_us else 0.0
+
+    return explained_table(
+        (
+            textual("limit", lambda each: each.name),
+            numeric("of one device", lambda each: each.amount),
+            numeric("at", lambda each: each.rate),
+            numeric("takes at least µs", lambda each: us(each.least_us)),
+            numeric("of the time", lambda each: percent(share(each)), share=share),
+        ),
+        sorted(ceilings(explanation, explanation.programs[0]), key=lambda each: -each.least_us),
+    )

@@ -1,0 +1,141 @@
+"""The timeline of a slice made ready for drawing: a row for each class of devices, and one for each link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from systolic.report.slice_tables import devices_text, link_name
+from systolic.report.timeline import MOST_BARS, Bar, View, core_bar, longest_spans, pack, size_text
+from systolic.simulator import DeviceClass, LinkRun, SliceRun, Span
+
+_MOST_CLASSES = 8  # rows of one picture, of the slowest
+_MOST_LINKS = 16  # and of the busiest
+_MOST_LETTERS = 10  # of devices' numbers beside a row
+# What a row of devices shows: what the core does at every moment. Copies run beside that, and have rows of their own in
+# the timeline of one device.
+_OF_A_CORE = ("matrix", "stall")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One row of the picture: its spans, and how a span becomes a bar."""
+
+    lane: str
+    spans: Sequence[Span]
+    bar: Callable[[Span], Bar]
+
+
+def collective_spans(run: SliceRun) -> tuple[Span, ...]:
+    """Makes a span of each call of the slowest device's collectives, of those that are operations by themselves.
+
+    Of others it is one span, from the first call's begin to the last one's end.
+    """
+    spans = []
+    for each in run.collectives:
+        calls = [span for span in run.slowest.later_core.spans if (span.kind, span.label) == ("op", each.name)]
+        if len(calls) == each.calls:
+            sent_bytes = each.sent_bytes // max(1, each.calls)
+            spans += [replace(span, amount=sent_bytes) for span in calls]
+            continue
+        spans.append(
+            Span(
+                kind="op",
+                begin_cycles=each.begin_cycles,
+                end_cycles=each.end_cycles,
+                label=each.name if each.calls == 1 else f"{each.name}, {each.calls} calls",
+                amount=each.sent_bytes,
+            )
+        )
+    return tuple(sorted(spans, key=lambda span: (span.begin_cycles, span.label)))
+
+
+def slice_view(run: SliceRun, begin_us: float, end_us: float, *, most: int = MOST_BARS) -> View:
+    """Collects what the devices, collectives and links of a slice do from `begin_us` to `end_us`.
+
+    Of many classes and links the slowest and the busiest have rows; all rows have room for as many bars.
+    """
+    begin, end = begin_us * run.clock_hz / 1e6, end_us * run.clock_hz / 1e6
+    rows = [*_device_rows(run), *_collective_rows(run), *_link_rows(run)]
+    room = max(1, most // max(1, len(rows)))
+    lanes, bars, left_out = [], [], 0
+    for row in rows:
+        inside = [span for span in row.spans if span.end_cycles > begin and span.begin_cycles < end]
+        chosen = sorted(longest_spans(inside, room), key=lambda span: span.begin_cycles)
+        left_out += len(inside) - len(chosen)
+        if chosen:
+            lanes.append(row.lane)
+            bars += map(row.bar, chosen)
+    return View(lanes=tuple(lanes), bars=tuple(bars), left_out=left_out)
+
+
+def drawn_classes(run: SliceRun) -> tuple[DeviceClass, ...]:
+    """Picks the classes of devices that have a row, the slowest first."""
+    return tuple(sorted(run.classes, key=lambda each: (-each.run.cycles, each.devices))[:_MOST_CLASSES])
+
+
+def drawn_links(run: SliceRun) -> tuple[LinkRun, ...]:
+    """Picks the links that have a row: the busiest of those that carried anything, in the order of their directions."""
+    used = sorted((link for link in run.links if link.sent_bytes), key=lambda link: -link.busy_cycles)
+    return tuple(sorted(used[:_MOST_LINKS], key=lambda link: (link.axis, link.source)))
+
+
+def _device_rows(run: SliceRun) -> Iterable[_Row]:
+    for each in drawn_classes(run):
+        lane = _devices_lane(each)
+        yield _Row(
+            lane=lane,
+            spans=[span for span in each.run.later_core.spans if span.kind in _OF_A_CORE],
+            bar=lambda span, lane=lane, each=each: core_bar(lane, span, each.run),
+        )
+
+
+def _devices_lane(each: DeviceClass) -> str:
+    """Names the row of a class; no other has its first device."""
+    numbers = devices_text(each.devices)
+    if len(numbers) > _MOST_LETTERS:
+        return f"{len(each.devices)} like device {min(each.devices)}"
+    return f"{'device' if len(each.devices) == 1 else 'devices'} {numbers}"
+
+
+def _collective_rows(run: SliceRun) -> Iterable[_Row]:
+    spans = collective_spans(run)
+    by_lane: dict[int, list[Span]] = {}
+    for span, lane in zip(spans, pack(spans), strict=True):
+        by_lane.setdefault(lane, []).append(span)
+    for number, packed in sorted(by_lane.items()):
+        lane = f"collectives {number + 1}"
+        yield _Row(lane=lane, spans=packed, bar=lambda span, lane=lane: _collective_bar(lane, span, run))
+
+
+def _collective_bar(lane: str, span: Span, run: SliceRun) -> Bar:
+    scale = 1e6 / run.clock_hz
+    spent = f"{(span.end_cycles - span.begin_cycles) * scale:,.2f} µs"
+    return Bar(
+        lane=lane,
+        activity="collective",
+        begin_us=span.begin_cycles * scale,
+        end_us=span.end_cycles * scale,
+        what=span.label,
+        detail=f"{span.label}, from its begin to its end {spent}; this device sends {size_text(span.amount)}",
+    )
+
+
+def _link_rows(run: SliceRun) -> Iterable[_Row]:
+    for link in drawn_links(run):
+        lane = f"{link_name(link)} {link.axis}"
+        yield _Row(lane=lane, spans=link.spans, bar=lambda span, lane=lane: _link_bar(lane, span, run))
+
+
+def _link_bar(lane: str, span: Span, run: SliceRun) -> Bar:
+    scale = 1e6 / run.clock_hz
+    cycles = span.end_cycles - span.begin_cycles
+    rate = f", {span.amount / cycles * run.clock_hz / 1e9:,.0f} GB/s" if cycles else ""
+    return Bar(
+        lane=lane,
+        activity="link",
+        begin_us=span.begin_cycles * scale,
+        end_us=span.end_cycles * scale,
+        what=size_text(span.amount),
+        detail=f"{span.label}, {size_text(span.amount)} over {lane}: {cycles * scale:,.3f} µs{rate}",
+    )

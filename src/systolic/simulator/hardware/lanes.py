@@ -1,0 +1,150 @@
+"""A word that differs from device to device, while one device is executed for all.
+
+Arithmetic goes on lane by lane, and where all lanes come to the same value it is that value again. To branch on one, or
+to name a flag by one, all lanes have to say the same; else devices go different ways, and one cannot stand for all.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from systolic.simulator.errors import SimulationError
+from systolic.simulator.hardware.values import SCALAR_FUNCTIONS, Unknown
+
+
+class DivergedError(SimulationError):
+    """Devices do different things, so that one cannot stand for all."""
+
+
+def joined(values: Sequence[Any]) -> Any:
+    """The one value of all lanes where they have the same, else the lanes."""
+    first = values[0]
+    kind = type(first)
+    if kind is Unknown:
+        same = all(type(value) is Unknown for value in values)
+    else:
+        same = all(type(value) is kind and value == first for value in values)
+    return first if same else Lanes(tuple(values))
+
+
+class _Memo:
+    """Results of arithmetic on lanes: programs compute the same addresses again in every round of a loop.
+
+    Lanes are found by their identity, so that both operands are kept as long as the result.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[object, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+    def __call__(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+        key = (function, *(id(each) if type(each) is Lanes else each for each in operands), *map(type, operands))
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= _MOST_KEPT:
+                self._found.clear()
+            found = self._found[key] = (_on_each_lane(function, operands), operands)
+        return found[0]
+
+
+_MOST_KEPT = 1 << 12
+_memo = _Memo()
+
+
+def each_lane(function: Callable[..., Any], *operands: Any) -> Any:
+    """Computes something on every lane; of a function that returns several words, the lanes of each."""
+    if any(type(each) is Unknown for each in operands):
+        return _on_each_lane(function, operands)
+    return _memo(function, operands)
+
+
+def _on_each_lane(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    results = [function(*(lane(each, number) for each in operands)) for number in range(lanes_in(operands))]
+    return tuple(map(joined, zip(*results, strict=True))) if type(results[0]) is tuple else joined(results)
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def forward(self: Lanes, other: Any) -> Any:
+        return each_lane(function, self, other)
+
+    def backward(self: Lanes, other: Any) -> Any:
+        return each_lane(function, other, self)
+
+    return forward, backward
+
+
+class Lanes:
+    """A word of every device, in the order of their ids, some of which differ."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
+
+    def __repr__(self) -> str:
+        return f"Lanes{self.values!r}"
+
+    def __bool__(self) -> bool:
+        truths = {bool(value) for value in self.values}
+        if len(truths) > 1:
+            raise DivergedError("a branch that devices take differently")
+        return truths.pop()
+
+    def _differ(self, *_: object) -> Any:
+        raise DivergedError("a number that devices have differently, where all need the same")
+
+    __add__, __radd__ = _binary(operator.add)
+    __sub__, __rsub__ = _binary(operator.sub)
+    __mul__, __rmul__ = _binary(operator.mul)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv)
+    __mod__, __rmod__ = _binary(operator.mod)
+    __lshift__, __rlshift__ = _binary(operator.lshift)
+    __rshift__, __rrshift__ = _binary(operator.rshift)
+    __and__, __rand__ = _binary(operator.and_)
+    __or__, __ror__ = _binary(operator.or_)
+    __xor__, __rxor__ = _binary(operator.xor)
+    __lt__, __gt__ = _binary(operator.lt)[0], _binary(operator.gt)[0]
+    __le__, __ge__ = _binary(operator.le)[0], _binary(operator.ge)[0]
+    __eq__, __ne__ = _binary(operator.eq)[0], _binary(operator.ne)[0]  # type: ignore[assignment]
+
+    def __neg__(self) -> Any:
+        return each_lane(operator.neg, self)
+
+    __hash__ = __index__ = __int__ = __float__ = _differ
+
+
+def lane(value: Any, number: int) -> Any:
+    """What one lane has."""
+    return value.values[number] if type(value) is Lanes else value
+
+
+def lanes_in(values: Sequence[Any]) -> int:
+    """How many lanes there are; 0 where every value is the same on all devices."""
+    return next((len(value.values) for value in values if type(value) is Lanes), 0)
+
+
+def _lane_by_lane(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def found(*operands: Any) -> Any:
+        for each in operands:
+            if each.__class__ is Lanes:
+                return each_lane(function, *operands)
+        return function(*operands)
+
+    return found
+
+
+def picked(predicate: Any, chosen: Any, otherwise: Any) -> Any:
+    """Chooses between two words; the predicate itself where it is an unknown value."""
+    if type(predicate) is Lanes:
+        return each_lane(picked, predicate, chosen, otherwise)
+    return predicate if type(predicate) is Unknown else chosen if predicate else otherwise
+
+
+# What the Python expressions of scalar instructions call.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "picked": picked,
+    **{function.__name__: _lane_by_lane(function) for function in SCALAR_FUNCTIONS},
+}

@@ -1,0 +1,35 @@
+"""What cores of one device push to each other: the meeting points of their barriers."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from systolic.simulator.errors import check_most
+from systolic.simulator.schedule import Schedule, Waited
+
+_MOST_MESSAGES = 1 << 16
+
+
+class Mailboxes:
+    """One for each core of a device, which holds what has come in order."""
+
+    def __init__(self, cores: int, schedule: Schedule) -> None:
+        self._boxes: list[deque[tuple[int, int]]] = [deque() for _ in range(cores)]
+        self._waited = [Waited() for _ in range(cores)]
+        self._schedule = schedule
+
+    def send(self, core: int, time: int, value: int) -> None:
+        """Sends a value to every other core, or to itself where there is no other."""
+        for other, box in enumerate(self._boxes):
+            if other != core or len(self._boxes) == 1:
+                box.append((time, value))
+                self._schedule.changed(self._waited[other])
+                check_most(len(box), _MOST_MESSAGES, "messages to a core that does not read them")
+
+    def receive(self, core: int, time: int) -> tuple[int, int] | None:
+        """Takes a message: when the core goes on and with which value; None while there is none."""
+        if not self._boxes[core]:
+            self._schedule.wait_for(self._waited[core])
+            return None
+        sent, value = self._boxes[core].popleft()
+        return max(sent, time), value

@@ -1,0 +1,52 @@
+"""The slice as one of its devices sees it: whom it can send to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from systolic.simulator.hardware.memory import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTarget:
+    """Whom a copy or a signal is meant for: a device of the slice, and one of its cores."""
+
+    device: int
+    core: int
+    remote: bool  # to be found at a place of the slice; else the copy stays in its device
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCopy:
+    """A copy to a device of the slice, which may be the sender."""
+
+    program: str
+    label: str  # the communication that it belongs to
+    flag: int
+    source_flag: int
+    granules: int
+    source: str
+    destination: str
+    run_bytes: int | None
+    target: RemoteTarget
+
+
+class OtherDevices(Protocol):
+    """The slice as one of its devices sees it."""
+
+    def target(self, word: int, flag: int) -> RemoteTarget:
+        """Reads whom a copy is meant for that signals a flag there."""
+        ...
+
+    def copy(self, core: int, time: int, copy: RemoteCopy) -> int:
+        """Sends a copy; returns when the core goes on."""
+        ...
+
+    def signal(self, core: int, program: str, time: int, address: int, amount: int, label: str) -> None:
+        """Adds to a flag."""
+        ...
+
+    def memory(self, target: RemoteTarget) -> Memory:
+        """The memory of a core."""
+        ...

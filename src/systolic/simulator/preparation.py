@@ -1,0 +1,127 @@
+"""Reads, checks and translates compiled listings: a program that is ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from systolic.chips import Chip
+from systolic.simulator.core import TOP_LEVEL
+from systolic.simulator.errors import SimulationError, reading
+from systolic.simulator.reading.blocks import split_blocks
+from systolic.simulator.reading.collectives import parse_collectives
+from systolic.simulator.reading.copies import is_copy
+from systolic.simulator.reading.hlo import parse_hlo
+from systolic.simulator.reading.listing import Program, parse_listing
+from systolic.simulator.reading.utilization import parse_utilization
+from systolic.simulator.reading.verify import check_registers
+from systolic.simulator.records import VmemBuffer
+from systolic.simulator.run import PreparedProgram
+from systolic.simulator.slice.facts import remote_code, slice_facts
+from systolic.simulator.slice.launch import without_launch
+from systolic.simulator.sparse_core.listing import parse_sparse_listing
+from systolic.simulator.sparse_core.translate import translate_sparse
+from systolic.simulator.translating.names import Allocations
+from systolic.simulator.translating.scalar import static_allocation
+from systolic.simulator.translating.translate import Translation, translate
+
+# Pointers that the runtime leaves in scalar memory, such as those of the results, lie above all others.
+_RESULTS_FROM = (1 << 28) - (1 << 20)
+
+
+def prepare_listings(
+    listings: Mapping[str, str],
+    chip: Chip,
+    *,
+    utilization: Mapping[str, str] | None = None,
+    hlo_text: str | None = None,
+    vmem: Sequence[VmemBuffer] = (),
+    sparse_listings: Mapping[str, str] | None = None,
+    neighbour_tables: Sequence[Sequence[int]] = (),
+) -> PreparedProgram:
+    """Reads, checks and translates compiled listings.
+
+    Args:
+      listings: text of the final bundles of the top-level program, under "TLP", and of every operation it calls.
+      utilization: the compiler's table of units of each, if there is one.
+      hlo_text: the top-level HLO.
+      vmem: the compiler's account of VMEM, which is passed on.
+      sparse_listings: text of the final bundles of what SparseCores run, in the order in which they were compiled.
+      neighbour_tables: constants by which XLA's collectives find their neighbours, in the order of the binary.
+
+    Raises:
+      SimulationError: a listing holds something that is not understood.
+    """
+    if TOP_LEVEL not in listings:
+        raise SimulationError(f"no top-level program among the listings: {', '.join(listings) or 'none'}")
+    sparse_programs = []
+    for name, text in (sparse_listings or {}).items():
+        with reading(f"the SparseCore listing of {name}"):
+            sparse_programs.append(translate_sparse(parse_sparse_listing(name, text)))
+    with reading("the HLO"):
+        hlo = parse_hlo(hlo_text) if hlo_text is not None else None
+        slice_hlo = parse_collectives(hlo_text or "")
+    sliced = slice_hlo.partitions * slice_hlo.replicas > 1
+    shared = chip.cores_per_device > 1 or bool(sparse_programs) or sliced
+    allocations = Allocations()
+    programs: dict[str, Program] = {}
+    translations: dict[str, Translation] = {}
+    for name, text in listings.items():
+        with reading(f"the listing of {name}"):
+            program = parse_listing(name, text)
+            program = programs[name] = without_launch(program) if sliced and name == TOP_LEVEL else program
+            check_registers(program, split_blocks(program, chip.machine.branch_delay_slots))
+    for name, program in programs.items():
+        with reading(f"the listing of {name}"):
+            top_level = name == TOP_LEVEL
+            remote = remote_code(program, slice_hlo, top_level=top_level) if sliced else None
+            translations[name] = translate(
+                program, chip.machine, allocations, shared=shared, top_level=top_level, remote=remote
+            )
+    with reading(f"the listing of {TOP_LEVEL}"):
+        flags, pointers = runtime_words(programs[TOP_LEVEL], translations[TOP_LEVEL].addresses)
+    uses = {
+        name: parse_utilization(name, text, translations[name].blocks)
+        for name, text in (utilization or {}).items()
+        if name in translations
+    }
+    copies = any(is_copy(each) for bundle in programs[TOP_LEVEL].bundles for each in bundle.instructions)
+    return PreparedProgram(
+        translations=translations,
+        flags=flags,
+        pointers=pointers,
+        uses=uses,
+        hlo=hlo,
+        vmem=tuple(vmem),
+        may_prefetch=copies,
+        prepared_for=chip.machine,
+        sparse_programs=tuple(sparse_programs),
+        slice_facts=slice_facts(programs, translations, slice_hlo, neighbour_tables) if sliced else None,
+    )
+
+
+def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[frozenset[int], dict[int, int]]:
+    """Finds words of scalar memory that the runtime has set: those that have to be one, and those that are pointers.
+
+    The top-level program reads a few words that it never wrote. One it compares with 1, to skip everything if it
+    differs. Another says whether the prefetch of an argument has been done ahead of the call. Others say where results
+    go, or where a table says so; each gets an address of its own.
+    """
+    loaded: dict[str, str] = {}
+    flags: set[int] = set()
+    pointers: dict[int, int] = {}
+    for bundle in program.bundles:
+        for instruction in bundle.instructions:
+            if instruction.opcode == "sld" and instruction.dest is not None:
+                place = static_allocation(instruction.operands[0])
+                if place is not None:
+                    loaded["%" + instruction.dest] = place
+        for instruction in bundle.instructions:
+            used = (text.rsplit("] ", 1)[-1] for text in instruction.operands)
+            place = next((loaded[text] for text in used if text in loaded), None)
+            if place is None or place not in addresses:
+                continue
+            if instruction.opcode.startswith("scmp.ne") and instruction.operands[1] == "1":
+                flags.add(addresses[place])
+            elif instruction.opcode.startswith("int_to_ptr.hbm"):
+                pointers[addresses[place]] = _RESULTS_FROM + (len(pointers) << 8)
+    return frozenset(flags), pointers

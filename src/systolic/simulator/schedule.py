@@ -1,0 +1,130 @@
+"""Runs programs together, always the one that is furthest behind, and wakes those that wait when it may help."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from systolic.simulator.errors import DeadlockError
+
+# A program in progress. It yields the time at which it is about to act on what others share, or None where it can't go
+# on until another has acted, and returns the time at which it is over.
+Running = Generator[float | None, None, float]
+
+_EVENT = -1  # in place of a program's number: something that happens by itself
+
+
+@dataclass(slots=True)
+class Waited:
+    """Something that programs wait for: a sync flag, a mailbox."""
+
+    waiting: list[int] = field(default_factory=list)  # programs that can't go on before it has changed
+
+
+class Schedule:
+    """Runs programs together: copies enter a common pipe in order of time.
+
+    A program that yields None has said before, by `wait_for`, what it waits for, and is tried again when that changes.
+    One that has not said it is tried again whenever anything has changed.
+
+    Args:
+      changes: counts what those programs may have waited for that did not say it.
+      patient: nobody is told of what lands in the future: until then something that is sent later may land earlier.
+        Within one device nothing overtakes.
+    """
+
+    def __init__(self, changes: Callable[[], int] = lambda: 0, *, patient: bool = False) -> None:
+        self._changes = changes
+        self.patient = patient
+        self.now = 0.0  # the time up to which everything has been simulated
+        self._entries: list[tuple[float, int, int, int | Callable[[], None]]] = []  # (time, turn, program, parking)
+        self._turns = 0
+        self._programs: list[Running] = []
+        self._stuck: list[Callable[[], str]] = []
+        self._running = _EVENT
+        self._parked: dict[int, tuple[float, int]] = {}  # program → since when, and which of its parkings it is
+        self._parkings = 0
+        self._said = False  # whether the program that runs has said what it waits for
+        self._due: float | None = None
+        self._silent: set[int] = set()  # those that did not say it
+        self._woken: list[int] = []
+
+    def start(self, time: float, program: Running, stuck: Callable[[], str]) -> None:
+        """Adds a program that begins at a time; `stuck` says what it waits for, for the message."""
+        self._programs.append(program)
+        self._stuck.append(stuck)
+        self._push(time, len(self._programs) - 1, 0)
+
+    def at(self, time: float, act: Callable[[], None]) -> None:
+        """Lets something happen at a time."""
+        self._push(time, _EVENT, act)
+
+    def wait_for(self, what: Waited, due: float | None = None) -> None:
+        """Says that the program that runs can't go on before `what` has changed, or before a time that is known."""
+        what.waiting.append(self._running)
+        self._said, self._due = True, due
+
+    def changed(self, what: Waited) -> None:
+        """Says that something has changed."""
+        if what.waiting:
+            self._woken += what.waiting
+            what.waiting.clear()
+
+    def _push(self, time: float, program: int, parking: int | Callable[[], None]) -> None:
+        heapq.heappush(self._entries, (time, self._turns, program, parking))
+        self._turns += 1
+
+    def run(self) -> list[float]:
+        """Runs all programs, also those that are added meanwhile; returns when each is over.
+
+        Raises:
+          DeadlockError: every program that is not over waits for another.
+        """
+        ends: dict[int, float] = {}
+        while self._entries:
+            time, _, program, parking = heapq.heappop(self._entries)
+            if program == _EVENT:
+                self.now = max(self.now, time)
+                assert callable(parking)
+                parking()
+            elif not parking or self._parked.get(program, (0, 0))[1] == parking:
+                self._parked.pop(program, None)
+                self.now = max(self.now, time)
+                self._step(time, program, ends)
+            if self._woken:
+                self._wake(self._woken)
+                self._woken = []
+        if self._parked:
+            raise DeadlockError("; ".join(f"{self._stuck[each]()} waits for what never comes" for each in self._parked))
+        return [ends[program] for program in range(len(self._programs))]
+
+    def _step(self, time: float, program: int, ends: dict[int, float]) -> None:
+        before = self._changes()
+        self._running, self._said, self._due = program, False, None
+        try:
+            wanted = next(self._programs[program])
+        except StopIteration as end:
+            ends[program] = end.value
+        else:
+            if wanted is None:
+                self._park(time, program)
+            else:
+                self._push(wanted, program, 0)
+        if self._silent and self._changes() != before:
+            self._wake(self._silent)
+            self._silent.clear()
+
+    def _park(self, since: float, program: int) -> None:
+        self._parkings += 1
+        self._parked[program] = (since, self._parkings)
+        if not self._said:
+            self._silent.add(program)
+        elif self._due is not None:
+            self._push(self._due, program, self._parkings)
+
+    def _wake(self, programs: list[int] | set[int]) -> None:
+        """Tries programs again, in the order in which they began to wait."""
+        found = {program: self._parked.pop(program) for program in programs if program in self._parked}
+        for program, (since, _) in sorted(found.items(), key=lambda each: each[1]):
+            self._push(since, program, 0)

@@ -1,0 +1,123 @@
+"""One device of a slice: its cores, its flags and its way to the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from systolic.simulator.core import Core, DeviceSetup
+from systolic.simulator.hardware.dma import FLAG_MASK, DmaEngine
+from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.memory import Memory
+from systolic.simulator.hardware.timeline import Timeline
+from systolic.simulator.mailboxes import Mailboxes
+from systolic.simulator.other_devices import RemoteCopy, RemoteTarget
+from systolic.simulator.slice.addresses import COUNTS_COPIES
+from systolic.simulator.slice.communication import Communications
+from systolic.simulator.slice.surroundings import Surroundings
+from systolic.simulator.sparse_core.device import SparseCores
+
+_SIGN = 1 << 31
+
+
+class Device:
+    """One device of a slice, ready to run.
+
+    Args:
+      number: its id.
+      words: what scalar memory says of which device it is, for each core.
+    """
+
+    def __init__(
+        self,
+        setup: DeviceSetup,
+        number: int,
+        words: Sequence[Mapping[int, Any]],
+        around: Surroundings,
+        spans: int,
+    ) -> None:
+        self.number = number
+        self._around = around
+        self._latency = setup.chip.machine.dma_latency_cycles
+        timelines = [Timeline(spans) for _ in words] if spans else None
+        schedule = around.schedule
+        self.communications = [Communications() for _ in words]
+        self.dma = DmaEngine(setup.chip.machine, len(words), timelines, schedule)
+        self.dma.waited = lambda core, label, begin, end: self.communications[core].waited(label, begin, end)
+        self.sparse_cores = SparseCores(
+            setup.chip,
+            setup.sparse_programs,
+            setup.hlo.launches if setup.hlo is not None else (),
+            self.dma,
+            schedule.start,
+            IterationBudget(setup.max_iterations),
+            spans,
+        )
+        mailboxes = Mailboxes(len(words), schedule)
+        self.cores = [
+            Core(
+                setup,
+                self.dma,
+                mailboxes,
+                self.sparse_cores,
+                core,
+                timelines[core] if timelines else None,
+                others=self,
+                identity=known,
+            )
+            for core, known in enumerate(words)
+        ]
+
+    def start(self) -> None:
+        """Lets all cores begin."""
+        for core in self.cores:
+            self._around.schedule.start(
+                0, core.run(), lambda core=core: f"device {self.number}, core {core.number}: {core.waits_for}"
+            )
+
+    # ---- what programs ask for ----
+
+    def target(self, word: Any, flag: Any) -> RemoteTarget:
+        """Reads whom a copy is meant for that signals a flag there."""
+        return self._around.copy_target(word, flag)
+
+    def memory(self, target: RemoteTarget) -> Memory:
+        """The memory of a core."""
+        return self._around.receiver(self, target).cores[target.core].memory
+
+    def copy(self, core: int, time: int, copy: RemoteCopy) -> int:
+        """Sends a copy; returns when the core goes on."""
+        amount = 1 if copy.source_flag & COUNTS_COPIES else copy.granules
+        target = self._around.receiver(self, copy.target)
+        to_core, to_flag, own_flag = copy.target.core, copy.flag & FLAG_MASK, copy.source_flag & FLAG_MASK
+        route = self._around.route(self, copy.target)
+        if not route.links:
+            goes_on, landed = self.dma.carry(core, time, copy.granules, copy.source, copy.destination, copy.run_bytes)
+            self.dma.land(to_core, copy.program, to_flag, landed, amount)
+            self.dma.land(core, copy.program, own_flag, landed, amount)
+            return goes_on
+        goes_on, size = self.dma.issue(core, time, copy.granules, copy.source, copy.destination, copy.run_bytes)
+        if copy.destination == "hbm":
+            target.dma.counts[to_core].hbm_written_bytes += size
+        way = route.latency_s * self._around.clock_hz
+        self.communications[core].sent(copy.label, time, size, route)
+
+        def left(end: float) -> None:
+            own, there = (math.ceil(time) + self._latency for time in (end, end + way))
+            self.dma.land(core, copy.program, own_flag, own, amount, copy.label)
+            target.dma.land(to_core, copy.program, to_flag, there, amount, copy.label)
+
+        self._around.send(self, goes_on, route, size, left)
+        return goes_on
+
+    def signal(self, core: int, program: str, time: int, address: Any, amount: int, label: str) -> None:
+        """Adds to a flag of a core of any device."""
+        target = self._around.signal_target(address)
+        route = self._around.route(self, target)
+        if route.links:
+            self.communications[core].signalled(label, time)
+        lands = math.ceil(time + route.latency_s * self._around.clock_hz)
+        self._around.receiver(self, target).dma.land(
+            target.core, program, address & FLAG_MASK, lands, (amount ^ _SIGN) - _SIGN, label if route.links else ""
+        )

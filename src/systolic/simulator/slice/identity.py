@@ -1,0 +1,121 @@
+"""Words of scalar memory by which a program knows on which device it runs: what each of them holds.
+
+The runtime writes them. In the listing they are allocations that are loaded and never stored. A comment names the chip
+and the core; the others have none, and are known by their order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from systolic.simulator.errors import SimulationError
+from systolic.simulator.reading.listing import Program
+from systolic.simulator.slice.launch import LAUNCHED
+
+Word = Literal["chip", "core", "partition", "replica", "assignment", "constants"]
+
+_NAMED: Mapping[str, Word] = {"logical chip id": "chip", "core id": "core", "hbm offset": "constants"}
+# Of a called operation, by rising number. "assignment" is a pointer to a table, partition → device.
+_UNNAMED: tuple[Word, ...] = ("partition", "replica", "assignment")
+_WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
+_USED = re.compile(r"#(\w+)", re.ASCII)
+
+# Where a program's constants lie, in HBM beside the allocation that names one, and the table of the assignment.
+CONSTANTS_FROM = 1 << 15
+ASSIGNMENT_AT = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """The words of one device's memory that say which it is, and those that are the same on all.
+
+    Attributes:
+      chip: number of its chip.
+      partition: its place in the mesh.
+      first_core: number of its first core on the chip.
+    """
+
+    chip: int
+    partition: int
+    first_core: int
+
+    def value(self, word: Word, core: int) -> int:
+        """What a word holds on one of the device's cores."""
+        return {
+            "chip": self.chip,
+            "core": self.first_core + core,
+            "partition": self.partition,
+            "replica": 0,
+            "assignment": ASSIGNMENT_AT,
+            "constants": CONSTANTS_FROM,
+        }[word]
+
+
+def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[str, Word]:
+    """Finds the allocations that say on which device a program runs.
+
+    Args:
+      remote: the program acts on other devices.
+      top_level: it calls the others.
+
+    Raises:
+      SimulationError: there are words of which it is not known what they hold.
+    """
+    words: dict[str, Word] = {}
+    unnamed: list[str] = []
+    loads, mentioned = _loads(program)
+    for allocation, comments in loads.items():
+        named = {word for comment in comments for text, word in _NAMED.items() if text in comment}
+        if len(named) == 1:
+            words[allocation] = named.pop()
+        elif not any(comments) and allocation not in mentioned:
+            unnamed.append(allocation)
+    if not top_level and not remote:
+        return words
+    if top_level:
+        unnamed = [each for each in unnamed if each not in _flags(program)]
+    unnamed.sort(key=lambda allocation: int(allocation.removeprefix("allocation")))
+    # The top-level program also reads a pointer to its results, whose number is lower.
+    kinds: tuple[Word | None, ...] = (None, *_UNNAMED[:2]) if top_level else _UNNAMED
+    if len(unnamed) > len(kinds):
+        raise SimulationError(f"{program.name}: what the words {', '.join(unnamed)} hold is not known")
+    return words | {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
+
+
+def _flags(program: Program) -> set[str]:
+    """Words that are only compared with zero or one: whether to run at all, whether something was done before."""
+    loaded: dict[str, str] = {}
+    compared: set[str] = set()
+    used: set[str] = set()
+    for bundle in program.bundles:
+        for instruction in bundle.instructions:
+            found = {loaded[text] for text in instruction.operands if text in loaded}
+            if instruction.opcode.startswith("scmp.ne") and instruction.operands[1] in ("0", "1"):
+                compared |= found
+            else:
+                used |= found
+        for instruction in bundle.instructions:
+            word = _WORD.fullmatch(instruction.operands[0]) if instruction.opcode == "sld" else None
+            if word is not None and instruction.dest is not None:
+                loaded["%" + instruction.dest] = word.group(1)
+    return compared - used
+
+
+def _loads(program: Program) -> tuple[dict[str, list[str]], set[str]]:
+    """Comments of all loads of words, behind the barrier of the launch; and allocations mentioned in other places."""
+    loads: dict[str, list[str]] = {}
+    others: set[str] = set()
+    for bundle in program.bundles:
+        for instruction in bundle.instructions:
+            if instruction.opcode == "vtrace" and instruction.operands == (LAUNCHED,):
+                loads.clear()
+            operands = instruction.operands
+            word = _WORD.fullmatch(operands[0]) if instruction.opcode == "sld" else None
+            if word is not None:
+                loads.setdefault(word.group(1), []).append(instruction.comment.strip())
+                operands = operands[1:]
+            others.update(_USED.findall(" ".join(operands)))
+    return loads, others

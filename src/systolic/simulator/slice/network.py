@@ -1,0 +1,224 @@
+"""The links of a slice, and the copies that share them.
+
+Copies from one device along one route follow each other in the order in which they were started. Routes that have a
+link in common share it evenly, and what one cannot use for another link's sake is left to the others: max-min fairness.
+Bytes pass link after link without being stored in between, so that a hop adds its latency once and no transfer time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from systolic.simulator.hardware.timeline import Timeline
+from systolic.simulator.schedule import Schedule
+from systolic.simulator.slice.records import LinkRun
+from systolic.simulator.slice.routes import Link, Route, Routes
+
+_L = TypeVar("_L", bound=Hashable)
+_NEARLY_NOTHING = 1e-6  # bytes that are left by rounding
+_FULL = 1 + 1e-9  # shares that differ by less are the same but for rounding
+
+Ended = Callable[[float], None]
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """The copies of one device along one route: the first one's bytes are passing, the others wait for their turn."""
+
+    route: Route
+    copies: deque[tuple[float, Ended]] = field(default_factory=deque)  # bytes, and who is told of the end
+    sent_bytes: int = 0  # in all
+    left_bytes: float = 0.0  # of the first
+    rate: float = 0.0  # bytes a cycle
+    since: float = 0.0  # when `left_bytes` was right
+    prediction: int = 0  # of its end; earlier ones are out of date
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """What one direction of a link carries, and has carried."""
+
+    streams: list[Stream] = field(default_factory=list)
+    busy_cycles: float = 0.0
+    busy_since: float = 0.0
+
+
+class Network:
+    """The links between the devices of a slice.
+
+    Args:
+      schedule: in which copies end.
+      clock_hz: of the cycles in which time counts here.
+      spans: how many spans of each link are kept from the beginning, and as many from the end.
+    """
+
+    def __init__(self, routes: Routes, schedule: Schedule, clock_hz: float, spans: int) -> None:
+        self._routes = routes
+        self._schedule = schedule
+        self._clock_hz = clock_hz
+        self._spans = spans
+        self._traffic: dict[Link, _Traffic] = {}
+        self._capacity: dict[Link, float] = {}
+        self._streams: dict[tuple[int, Route], Stream] = {}
+        self._timelines: dict[Link, Timeline] = {}
+
+    def send(self, sender: int, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
+        """Sends bytes from `time` on; `ended` is told when the last of them has left."""
+        stream = self._streams.get((sender, route))
+        if stream is None:
+            stream = self._streams[sender, route] = Stream(route)
+        stream.sent_bytes += size_bytes
+        self._schedule.at(time, lambda: self._begin(time, stream, float(size_bytes), ended))
+
+    def capacity(self, link: Link) -> float:
+        """Bytes that a link carries a cycle."""
+        found = self._capacity.get(link)
+        if found is None:
+            found = self._capacity[link] = self._routes.bytes_per_s(link) / self._clock_hz
+        return found
+
+    def _begin(self, time: float, stream: Stream, size_bytes: float, ended: Ended) -> None:
+        stream.copies.append((size_bytes, ended))
+        if len(stream.copies) == 1:
+            stream.left_bytes, stream.since, stream.rate = size_bytes, time, 0.0
+            self._join(time, stream)
+
+    def _predict(self, stream: Stream) -> None:
+        stream.prediction += 1
+        prediction = stream.prediction
+        end = stream.since + stream.left_bytes / stream.rate
+        self._schedule.at(end, lambda: self._end(end, stream, prediction))
+
+    def _end(self, time: float, stream: Stream, prediction: int) -> None:
+        if prediction != stream.prediction:
+            return
+        (size_bytes, ended), begin = stream.copies.popleft(), stream.since
+        if self._spans:
+            self._note(stream, begin, time, round(size_bytes))
+        if stream.copies:
+            stream.left_bytes, stream.since = stream.copies[0][0], time
+            self._predict(stream)
+        else:
+            self._leave(time, stream)
+        ended(time)
+
+    def _note(self, stream: Stream, begin: float, end: float, size_bytes: int) -> None:
+        for link in self.links_of(stream):
+            timeline = self._timelines.get(link)
+            if timeline is None:
+                timeline = self._timelines[link] = Timeline(self._spans)
+            timeline.add("copy", begin, end, link.axis, size_bytes)
+
+    def links_of(self, stream: Stream) -> Sequence[Link]:
+        """The links that a stream goes over."""
+        return stream.route.links
+
+    # ---- shares ----
+
+    def _join(self, time: float, stream: Stream) -> None:
+        for link in stream.route.links:
+            traffic = self._traffic.setdefault(link, _Traffic())
+            if not traffic.streams:
+                traffic.busy_since = time
+            traffic.streams.append(stream)
+        self._share(time, [stream])
+
+    def _leave(self, time: float, stream: Stream) -> None:
+        others: list[Stream] = []
+        for link in stream.route.links:
+            traffic = self._traffic[link]
+            traffic.streams.remove(stream)
+            others += traffic.streams
+            if not traffic.streams:
+                traffic.busy_cycles += time - traffic.busy_since
+        if others:
+            self._share(time, others)
+
+    def _share(self, time: float, streams: Sequence[Stream]) -> None:
+        """Works the rates out anew of these streams and of all that share links with them, directly or not."""
+        concerned = self._connected(streams)
+        if len(concerned) == 1:
+            self._set(time, {concerned[0]: min(map(self.capacity, concerned[0].route.links))})
+            return
+        routes = {stream: stream.route.links for stream in concerned}
+        self._set(time, fair_rates(routes, {link: self.capacity(link) for links in routes.values() for link in links}))
+
+    def _set(self, time: float, rates: Mapping[Stream, float]) -> None:
+        for stream, rate in rates.items():
+            if rate != stream.rate:
+                stream.left_bytes = max(_NEARLY_NOTHING, stream.left_bytes - stream.rate * (time - stream.since))
+                stream.rate, stream.since = rate, time
+                self._predict(stream)
+
+    def _connected(self, streams: Sequence[Stream]) -> list[Stream]:
+        found = dict.fromkeys(streams)
+        pending = list(found)
+        while pending:
+            for link in pending.pop().route.links:
+                for other in self._traffic[link].streams:
+                    if other not in found:
+                        found[other] = None
+                        pending.append(other)
+        return list(found)
+
+    # ---- what it all came to ----
+
+    def results(self) -> tuple[LinkRun, ...]:
+        """Reports what every link carried that carried anything."""
+        sent: dict[Link, int] = {}
+        for stream in self._streams.values():
+            for link in self.links_of(stream):
+                sent[link] = sent.get(link, 0) + stream.sent_bytes
+        busy = self._busy_cycles()
+        return tuple(
+            LinkRun(
+                source=link.source,
+                target=link.target,
+                axis=link.axis,
+                sent_bytes=size_bytes,
+                busy_cycles=round(busy.get(link, 0.0)),
+                spans=self._timelines[link].spans if link in self._timelines else (),
+                spans_left_out=self._timelines[link].left_out if link in self._timelines else 0,
+            )
+            for link, size_bytes in sorted(sent.items(), key=lambda each: (each[0].source, each[0].axis))
+        )
+
+    def _busy_cycles(self) -> dict[Link, float]:
+        return {link: traffic.busy_cycles for link, traffic in self._traffic.items()}
+
+
+_F = TypeVar("_F", bound=Hashable)
+
+
+def fair_rates(routes: Mapping[_F, Sequence[_L]], capacity: Mapping[_L, float]) -> dict[_F, float]:
+    """Shares links among flows by progressive filling.
+
+    All rates grow together; whenever a link is full, the flows on it keep the rate that they have.
+
+    Args:
+      routes: of every flow, the links that it takes.
+      capacity: of every link.
+    """
+    on: dict[_L, list[_F]] = {}
+    for flow, links in routes.items():
+        for link in links:
+            on.setdefault(link, []).append(flow)
+    left = {link: capacity[link] for link in on}
+    growing = {link: len(flows) for link, flows in on.items()}
+    rates: dict[_F, float] = {}
+    while len(rates) < len(routes):
+        shares = {link: left[link] / count for link, count in growing.items() if count}
+        rate = min(shares.values())
+        for link, share in shares.items():
+            if share > rate * _FULL:
+                continue
+            for flow in on[link]:
+                if flow not in rates:
+                    rates[flow] = rate
+                    for each in routes[flow]:
+                        left[each] -= rate
+                        growing[each] -= 1
+    return rates

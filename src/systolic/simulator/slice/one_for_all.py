@@ -1,0 +1,167 @@
+"""One device that stands for all of a slice: what it sends to another comes back to it.
+
+It is executed with words that differ between devices as `Lanes`, so that one execution finds out whom every device
+sends to. That all of them take the same time is checked with everything they send: all devices send, to a different
+device each, over routes that take equally long; and with all that is under way at that time, every device's share of
+its links is the same. Where one of this fails, or devices branch differently, one device cannot stand for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from systolic.simulator.hardware.lanes import DivergedError, lane, lanes_in
+from systolic.simulator.other_devices import RemoteTarget
+from systolic.simulator.schedule import Schedule
+from systolic.simulator.slice.addresses import Addresses
+from systolic.simulator.slice.network import Ended, Network, Stream, fair_rates
+from systolic.simulator.slice.routes import Link, Route, Routes
+
+if TYPE_CHECKING:
+    from systolic.simulator.slice.device import Device
+
+
+_MOST_KEPT = 1 << 12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern(Route):
+    """Whom every device sends to, as a route: that of the first device."""
+
+    routes: tuple[Route, ...]  # of every device
+
+
+@dataclass(slots=True, kw_only=True)
+class OneForAll:
+    """A slice of which one device is simulated."""
+
+    schedule: Schedule
+    clock_hz: float
+    routes: Routes
+    network: PatternNetwork
+    addresses: Addresses
+    count: int  # of devices
+    _targets: dict[tuple[object, ...], tuple[RemoteTarget, tuple[Any, ...]]] = field(default_factory=dict)
+    _patterns: list[Pattern] = field(default_factory=list)
+    _known: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def copy_target(self, word: Any, flag: Any) -> RemoteTarget:
+        """Reads whom a copy is meant for that signals a flag there, on every device."""
+        return self._target(self.addresses.of_copy, word, flag)
+
+    def signal_target(self, address: Any) -> RemoteTarget:
+        """Reads whom a signal is meant for, on every device."""
+        return self._target(self.addresses.of_signal, address)
+
+    def _target(self, read: Callable[..., RemoteTarget], *words: Any) -> RemoteTarget:
+        if not lanes_in(words):
+            found = read(*words)
+            if found.remote:
+                raise DivergedError("all devices send to one")
+            return found
+        # The same words name the same devices; they are kept with the key, which is their identity.
+        key = tuple(map(id, words))
+        known = self._targets.get(key)
+        if known is None:
+            if len(self._targets) >= _MOST_KEPT:
+                self._targets.clear()
+            known = self._targets[key] = (self._read(read, words), words)
+        return known[0]
+
+    def _read(self, read: Callable[..., RemoteTarget], words: tuple[Any, ...]) -> RemoteTarget:
+        targets = [read(*(lane(word, number) for word in words)) for number in range(self.count)]
+        core, remote = targets[0].core, targets[0].remote
+        if any((each.core, each.remote) != (core, remote) for each in targets):
+            raise DivergedError("devices send to different cores of devices")
+        return RemoteTarget(self._pattern(tuple(each.device for each in targets)) if remote else 0, core, remote)
+
+    def _pattern(self, devices: tuple[int, ...]) -> int:
+        number = self._known.get(devices)
+        if number is None:
+            if len(set(devices)) < len(devices):
+                raise DivergedError("two devices send to one")
+            routes = tuple(self.routes.between(sender, target) for sender, target in enumerate(devices))
+            if len({(len(route.links), route.latency_s) for route in routes}) > 1:
+                raise DivergedError("routes that take differently long")
+            number = self._known[devices] = len(self._patterns)
+            self._patterns.append(Pattern(routes[0].links, routes[0].latency_s, routes))
+        return number
+
+    def route(self, sender: Device, target: RemoteTarget) -> Route:
+        """The way there."""
+        return self._patterns[target.device]
+
+    def receiver(self, sender: Device, target: RemoteTarget) -> Device:
+        """The device to which it comes: what one sends comes back to it."""
+        return sender
+
+    def send(self, sender: Device, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
+        """Sends bytes; see `Network.send`."""
+        self.network.send(sender.number, time, route, size_bytes, ended)
+
+
+class PatternNetwork(Network):
+    """The links of a slice of which one device stands for all: a stream is what all devices send at once.
+
+    Rates are those of all devices' streams together, and have to be the same on all.
+    """
+
+    def __init__(self, routes: Routes, schedule: Schedule, clock_hz: float, spans: int) -> None:
+        super().__init__(routes, schedule, clock_hz, spans)
+        self._active: dict[Stream, None] = {}
+        self._rates: dict[frozenset[Stream], dict[Stream, float]] = {}
+        self._busy: dict[frozenset[Stream], float] = {}
+        self._since = 0.0
+
+    def _join(self, time: float, stream: Stream) -> None:
+        self._pass(time)
+        self._active[stream] = None
+        self._set(time, self._fair())
+
+    def _leave(self, time: float, stream: Stream) -> None:
+        self._pass(time)
+        del self._active[stream]
+        if self._active:
+            self._set(time, self._fair())
+
+    def _pass(self, time: float) -> None:
+        """Notes what was under way until now."""
+        if self._active:
+            key = frozenset(self._active)
+            self._busy[key] = self._busy.get(key, 0.0) + time - self._since
+        self._since = time
+
+    def _fair(self) -> dict[Stream, float]:
+        key = frozenset(self._active)
+        rates = self._rates.get(key)
+        if rates is None:
+            rates = self._rates[key] = self._fair_on_all(tuple(self._active))
+        return rates
+
+    def _fair_on_all(self, streams: Sequence[Stream]) -> dict[Stream, float]:
+        routes = {(stream, number): links for stream in streams for number, links in enumerate(_all_links(stream))}
+        capacity = {link: self.capacity(link) for links in routes.values() for link in links}
+        found: dict[Stream, float] = {}
+        for (stream, _), rate in fair_rates(routes, capacity).items():
+            if abs(found.setdefault(stream, rate) - rate) > 1e-9 * rate:
+                raise DivergedError("devices have different shares of their links")
+        return found
+
+    def links_of(self, stream: Stream) -> Sequence[Link]:
+        """The links that it goes over on all devices."""
+        return [link for links in _all_links(stream) for link in links]
+
+    def _busy_cycles(self) -> dict[Link, float]:
+        busy: dict[Link, float] = {}
+        for active, cycles in self._busy.items():
+            for link in {link for stream in active for link in self.links_of(stream)}:
+                busy[link] = busy.get(link, 0.0) + cycles
+        return busy
+
+
+def _all_links(stream: Stream) -> list[tuple[Link, ...]]:
+    route = stream.route
+    assert isinstance(route, Pattern)
+    return [each.links for each in route.routes]

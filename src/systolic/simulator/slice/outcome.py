@@ -1,0 +1,100 @@
+"""What all devices did, as one record: classes of those that did the same, links, and communications."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+
+from systolic.chips import Chip
+from systolic.simulator.records import CoreRun, OpRun, SimulatedRun, SparseCoreRun
+from systolic.simulator.slice.communication import Communications, Tally
+from systolic.simulator.slice.facts import SliceFacts
+from systolic.simulator.slice.records import CollectiveKind, CollectiveRun, DeviceClass, SliceRun
+from systolic.simulator.slice.run import DevicesRun, SliceSetup
+
+OneDevice = Callable[[Sequence[CoreRun], tuple[SparseCoreRun, ...]], SimulatedRun]
+
+
+def slice_run(
+    run: DevicesRun, where: SliceSetup, facts: SliceFacts, chip: Chip, kernels: Set[str], one_device: OneDevice
+) -> SliceRun:
+    """Makes the record.
+
+    Args:
+      kernels: names of the operations that are Pallas kernels.
+      one_device: makes the record of one device.
+    """
+    classes = _classes(run, one_device)
+    slowest = max(classes, key=lambda each: each.run.cycles)
+    return SliceRun(
+        chip=chip.name,
+        topology=where.shape.name,
+        clock_hz=chip.machine.clock_hz,
+        assignment=where.assignment,
+        way=run.way,
+        classes=classes,
+        links=run.links,
+        collectives=_collectives(slowest.run, run.communications[slowest.devices[0]], facts, kernels),
+        link_bytes_per_s=where.shape.links.bytes_per_s,
+        flags=dict(chip.compiler_flags),
+        assumptions=slowest.run.assumptions,
+    )
+
+
+def _classes(run: DevicesRun, one_device: OneDevice) -> tuple[DeviceClass, ...]:
+    """Devices whose cores did exactly the same are one class."""
+    found: list[tuple[list[int], Sequence[CoreRun], tuple[SparseCoreRun, ...]]] = []
+    by_cycles: dict[tuple[int, ...], list[int]] = {}
+    for number, (cores, sparse_cores) in enumerate(zip(run.devices, run.sparse_cores, strict=True)):
+        alike = by_cycles.setdefault(tuple(core.cycles for core in cores), [])
+        same = next((each for each in alike if found[each][1:] == (cores, sparse_cores)), None)
+        if same is None:
+            alike.append(len(found))
+            found.append(([number], cores, sparse_cores))
+        else:
+            found[same][0].append(number)
+    return tuple(
+        DeviceClass(devices=tuple(devices), run=one_device(cores, sparse_cores))
+        for devices, cores, sparse_cores in found
+    )
+
+
+def _collectives(
+    device: SimulatedRun, communications: Sequence[Communications], facts: SliceFacts, kernels: Set[str]
+) -> tuple[CollectiveRun, ...]:
+    """The communications of one device; those in an operation that does nothing else are exposed as a whole."""
+    tallies: dict[str, Tally] = {}
+    for core in communications:
+        for label, tally in core.finished().items():
+            known = tallies.get(label)
+            if known is None or (known.sent_bytes, known.cycles) < (tally.sent_bytes, tally.cycles):
+                tallies[label] = tally
+    ops: dict[str, OpRun] = {}
+    for op in sorted((op for core in device.cores for op in core.ops), key=lambda op: op.cycles):
+        ops[op.name] = op
+    found = []
+    for label, tally in tallies.items():
+        op, collective = ops.get(label), facts.hlo.collectives.get(label)
+        alone = op is not None and collective is not None and not collective.fused
+        found.append(
+            CollectiveRun(
+                name=label or "collective-permute",
+                kind=_kind(label, tally, facts, kernels),
+                calls=op.calls if op is not None else tally.calls,
+                sent_bytes=tally.sent_bytes,
+                begin_cycles=op.begin_cycles if op is not None else tally.begin,
+                end_cycles=op.end_cycles if op is not None else tally.end,
+                cycles=op.cycles if op is not None else tally.cycles,
+                exposed_cycles=op.cycles if op is not None and alone else tally.waited_cycles,
+                links=tuple(sorted(tally.axes)),
+            )
+        )
+    return tuple(sorted(found, key=lambda each: each.begin_cycles))
+
+
+def _kind(label: str, tally: Tally, facts: SliceFacts, kernels: Set[str]) -> CollectiveKind:
+    collective = facts.hlo.collectives.get(label)
+    if collective is not None:
+        return collective.kind
+    if not tally.copies:
+        return "barrier"
+    return "pallas" if label in kernels else "collective-permute"

@@ -1,0 +1,173 @@
+"""What the simulation of a slice reports: plain records, which serialise to JSON and back.
+
+Cycles are of the TensorCore's clock and count from the program's start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import cattrs
+
+from systolic.chips.time_error import NOT_SAID, TimeError
+from systolic.simulator.hardware.timeline import Span
+from systolic.simulator.records import SimulatedRun
+from systolic.untrusted import read_record
+
+Way = Literal["one device for all", "classes", "all devices"]
+CollectiveKind = Literal[
+    "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute", "pallas", "barrier"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceClass:
+    """Devices that behaved alike, and what one of them did."""
+
+    devices: tuple[int, ...]
+    run: SimulatedRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRun:
+    """One direction of one link.
+
+    `axis` is "x+" for the link to the next chip along the first axis, "x-" for the one back, and so on; `source` and
+    `target` are then numbers of chips. It is "die" for the link between the devices of one chip, and they are devices.
+    """
+
+    source: int
+    target: int
+    axis: str
+    sent_bytes: int
+    busy_cycles: int  # in which bytes crossed it
+    spans: tuple[Span, ...] = ()
+    spans_left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRun:
+    """One communication of the program on one device, over all its calls.
+
+    `cycles` go from the first copy's start to the end of the last wait, all calls added up; `exposed_cycles` are those
+    of them in which the device waited for it and did nothing else.
+    """
+
+    name: str  # of the operation, as in the HLO
+    kind: CollectiveKind
+    calls: int
+    sent_bytes: int  # by this device
+    begin_cycles: int  # of the first call
+    end_cycles: int  # of the last
+    cycles: int
+    exposed_cycles: int
+    links: tuple[str, ...]  # axes, as `LinkRun.axis` names them
+
+    @property
+    def hidden_cycles(self) -> int:
+        """Cycles in which the device did something else meanwhile."""
+        return self.cycles - self.exposed_cycles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceRun:
+    """A program on all devices of a slice. Times are of the device that ends last.
+
+    `way` says how it was simulated: all devices; or one of each class of devices that were shown to behave alike; or
+    one for all.
+    """
+
+    chip: str  # behind an @, its clock state where it is not the default one
+    topology: str  # "2x4"
+    clock_hz: float
+    assignment: tuple[int, ...]  # device ids in the flat order of the mesh
+    way: Way
+    classes: tuple[DeviceClass, ...]
+    links: tuple[LinkRun, ...]
+    collectives: tuple[CollectiveRun, ...]  # of the slowest device
+    link_bytes_per_s: float  # that one link carries in one direction
+    flags: Mapping[str, str] = field(default_factory=dict)  # that it was compiled with
+    assumptions: tuple[str, ...] = ()  # that the time rests on
+    error: TimeError = NOT_SAID  # how far the time may be off
+
+    @property
+    def devices(self) -> int:
+        """How many devices the slice has."""
+        return sum(len(each.devices) for each in self.classes)
+
+    @property
+    def slowest_class(self) -> DeviceClass:
+        """The devices that end last."""
+        return max(self.classes, key=lambda each: each.run.cycles)
+
+    @property
+    def slowest(self) -> SimulatedRun:
+        """What a device did that ends last."""
+        return self.slowest_class.run
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of the device that ends last."""
+        return self.slowest.cycles
+
+    @property
+    def time_us(self) -> float:
+        """Simulated time of the device that ends last."""
+        return self.cycles / self.clock_hz * 1e6
+
+    @property
+    def skew_us(self) -> float:
+        """Time by which the first device ends before the last."""
+        return (self.cycles - min(each.run.cycles for each in self.classes)) / self.clock_hz * 1e6
+
+    @property
+    def provenance(self) -> Literal["simulated", "modelled"]:
+        """How the time is known; see `SimulatedRun.provenance`."""
+        return self.slowest.provenance
+
+    @property
+    def error_percent(self) -> float | None:
+        """Nine of ten published times of such programs lie within so much of the simulated ones; None: not known."""
+        return self.error.percent
+
+    @property
+    def exposed_us(self) -> float:
+        """Time in which the slowest device waited for communication and did nothing else."""
+        return sum(each.exposed_cycles for each in self.collectives) / self.clock_hz * 1e6
+
+    @property
+    def hidden_us(self) -> float:
+        """Time of communication in which the slowest device did something else."""
+        return sum(each.hidden_cycles for each in self.collectives) / self.clock_hz * 1e6
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that the slowest device sent to others."""
+        return sum(each.sent_bytes for each in self.collectives)
+
+    @property
+    def link_busy_share(self) -> float:
+        """Share of the time in which bytes crossed the busiest direction of a link."""
+        return max(self.link_busy_shares.values(), default=0.0)
+
+    @property
+    def link_busy_shares(self) -> dict[tuple[int, int, str], float]:
+        """The same of each, by source, target and axis."""
+        cycles = max(1, self.cycles)
+        return {(link.source, link.target, link.axis): link.busy_cycles / cycles for link in self.links}
+
+    def to_json(self) -> str:
+        """Writes JSON text, which `from_json` reads."""
+        return json.dumps(cattrs.unstructure(self))
+
+    @staticmethod
+    def from_json(text: str) -> SliceRun:
+        """Reads a run that `to_json` wrote.
+
+        Raises:
+          ValueError: the text is no such run.
+        """
+        return read_record(text, SliceRun, "simulated run of a slice")

@@ -1,0 +1,74 @@
+"""What a device of a slice finds around it: whom it can send to, and on which way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from systolic.simulator.other_devices import RemoteTarget
+from systolic.simulator.schedule import Schedule
+from systolic.simulator.slice.addresses import Addresses
+from systolic.simulator.slice.network import Ended, Network
+from systolic.simulator.slice.routes import Route, Routes
+
+if TYPE_CHECKING:
+    from systolic.simulator.slice.device import Device
+
+
+class Surroundings(Protocol):
+    """The slice around a device."""
+
+    schedule: Schedule
+    clock_hz: float
+
+    def copy_target(self, word: Any, flag: Any) -> RemoteTarget:
+        """Reads whom a copy is meant for that signals a flag there."""
+        ...
+
+    def signal_target(self, address: Any) -> RemoteTarget:
+        """Reads whom a signal is meant for."""
+        ...
+
+    def route(self, sender: Device, target: RemoteTarget) -> Route:
+        """The way there."""
+        ...
+
+    def receiver(self, sender: Device, target: RemoteTarget) -> Device:
+        """The device that is meant."""
+        ...
+
+    def send(self, sender: Device, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
+        """Sends bytes from `time` on; `ended` is told when the last of them has left."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class AllDevices:
+    """A slice of which every device is simulated."""
+
+    schedule: Schedule
+    clock_hz: float
+    routes: Routes
+    network: Network
+    addresses: Addresses
+    devices: list[Device]  # by id
+
+    def copy_target(self, word: Any, flag: Any) -> RemoteTarget:
+        """Reads whom a copy is meant for that signals a flag there."""
+        return self.addresses.of_copy(word, flag)
+
+    def signal_target(self, address: Any) -> RemoteTarget:
+        """Reads whom a signal is meant for."""
+        return self.addresses.of_signal(address)
+
+    def route(self, sender: Device, target: RemoteTarget) -> Route:
+        """The way there."""
+        return self.routes.between(sender.number, target.device)
+
+    def receiver(self, sender: Device, target: RemoteTarget) -> Device:
+        """The device that is meant."""
+        return self.devices[target.device]
+
+    def send(self, sender: Device, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
+        """Sends bytes; see `Network.send`."""
+        self.network.send(sender.number, time, route, size_bytes, ended)

@@ -1,0 +1,74 @@
+"""How a compiled program's arguments are cut among devices, as its HLO says it, and the part of each device."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from systolic.simulator import SimulationError
+
+_PARAMETER = re.compile(r" parameter\((\d{1,9})\), sharding=\{([^{}]*)\}", re.ASCII)
+# Tiles along each dimension, then the devices that have them: a list, or a range that is reshaped and turned.
+_TILED = re.compile(
+    r"devices=\[(?P<tiles>[\d,]+)\](?:<=\[(?P<range>[\d,]+)\](?:T\((?P<turned>[\d,]+)\))?|(?P<list>[\d,]+))"
+    r"(?P<replicated> last_tile_dim_replicate)?(?P<rest>.*)",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sharding:
+    """How one array is cut.
+
+    Attributes:
+      tiles: along each dimension of the array.
+      place: of each partition, which tile it has.
+    """
+
+    tiles: tuple[int, ...]
+    place: Mapping[int, tuple[int, ...]]
+
+    def part(self, array: np.ndarray, partition: int) -> np.ndarray:
+        """The part of the array that a partition has. The last tiles may reach past its end, and are filled with 0."""
+        sizes = [math.ceil(size / tiles) for size, tiles in zip(array.shape, self.tiles, strict=True)]
+        starts = [at * size for at, size in zip(self.place[partition], sizes, strict=True)]
+        found = array[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
+        return np.pad(found, [(0, size - there) for size, there in zip(sizes, found.shape, strict=True)])
+
+
+def parameter_shardings(hlo_text: str) -> dict[int, Sharding]:
+    """The shardings of the entry computation's parameters that are cut, by number. All others are whole everywhere.
+
+    Raises:
+      SimulationError: a sharding of another form than is known.
+    """
+    entry = hlo_text[max(0, hlo_text.rfind("\nENTRY ")) :]
+    found = {int(each[1]): _sharding(each[2]) for each in _PARAMETER.finditer(entry)}
+    return {number: sharding for number, sharding in found.items() if sharding is not None}
+
+
+def _sharding(text: str) -> Sharding | None:
+    if text in ("replicated", "maximal device=0"):
+        return None
+    tiled = _TILED.fullmatch(text)
+    if tiled is None or tiled["rest"]:
+        raise SimulationError(f"an argument has a sharding that is not understood: {text[:200]}")
+    tiles = _numbers(tiled["tiles"])
+    if tiled["list"]:
+        devices = np.asarray(_numbers(tiled["list"]))
+    else:
+        devices = np.arange(math.prod(tiles)).reshape(_numbers(tiled["range"]))
+        if tiled["turned"]:
+            devices = devices.transpose(_numbers(tiled["turned"]))
+    order = devices.reshape(tiles)
+    dimensions = len(tiles) - bool(tiled["replicated"])
+    place = {int(device): at[:dimensions] for at, device in np.ndenumerate(order)}
+    return Sharding(tiles=tiles[:dimensions], place=place)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))

@@ -1,0 +1,78 @@
+"""A program on all devices of a slice: for which slice it is compiled, and what each device's arguments hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from systolic.chips import Chip, SliceShape, with_slice_flags
+from systolic.compiler import CompiledProgram
+from systolic.simulator import SimulationError, TopLevelHlo, Unknown, Words
+from systolic.timing.contents import parameter_contents
+from systolic.timing.shards import parameter_shardings
+
+# What XLA hands to the SparseCores says so, and of which kind it is.
+_OFFLOADED = re.compile(
+    r" (all-gather|all-reduce|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute)\("
+    r".*\"device_type\":\"DEVICE_TYPE_SPARSECORE\"",
+    re.ASCII,
+)
+_OFFLOAD_FLAGS = {"all-to-all": "dense_all_to_all"}
+
+
+class SparseCoreCollectiveError(SimulationError):
+    """The compiler has handed communication to the SparseCores, whose part of it is not simulated."""
+
+
+def slice_of(chip: Chip, topology: str) -> SliceShape:
+    """A slice of such chips, which have the compiler flags that programs for slices need.
+
+    Raises:
+      SliceError: no such slice.
+    """
+    return SliceShape.parse(with_slice_flags(chip), topology)
+
+
+def check_offloading(program: CompiledProgram) -> None:
+    """Whether all communication is in listings that are executed.
+
+    Raises:
+      SparseCoreCollectiveError: some is not; the message says which flag keeps it on the TensorCore.
+    """
+    kinds = sorted({found[1] for found in _OFFLOADED.finditer(program.top_level_hlo)})
+    if kinds:
+        flags = (
+            f"xla_tpu_enable_sparse_core_collective_offload_{_OFFLOAD_FLAGS.get(kind, kind).replace('-', '_')}=false"
+            for kind in kinds
+        )
+        raise SparseCoreCollectiveError(
+            f"the compiler hands {' and '.join(kinds)} to the SparseCores, whose part of it is not simulated; the "
+            f"compiler flag {' '.join(flags)} keeps it on the TensorCore"
+        )
+
+
+def device_parameters(
+    program: CompiledProgram, hlo: TopLevelHlo, values: Sequence[np.ndarray | None]
+) -> list[Sequence[Words | Unknown]]:
+    """What the program's arguments hold on each device, in the order of the partitions.
+
+    Args:
+      program: sharded over as many devices as its assignment has.
+      hlo: what its HLO says; shapes there are those of one device's part.
+      values: of the whole flat arguments; None where only a shape was given.
+    """
+    count = len(program.assignment)
+    if all(value is None for value in values):
+        return [parameter_contents(hlo, values)] * count
+    shardings = parameter_shardings(program.top_level_hlo)
+
+    def part(number: int, value: np.ndarray | None, partition: int) -> np.ndarray | None:
+        sharding = shardings.get(number)
+        return value if value is None or sharding is None else sharding.part(value, partition)
+
+    return [
+        parameter_contents(hlo, [part(number, value, partition) for number, value in enumerate(values)])
+        for partition in range(count)
+    ]

@@ -1,0 +1,83 @@
+"""What operands of Pallas calls hold on one device of a mesh."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.sharding import PartitionSpec as P
+
+from systolic import slice_mesh
+from systolic.compiler import Missing, pallas_operands
+
+MESH = slice_mesh("v6e", "2x4", data=2, model=4)
+SIZES = np.arange(16, dtype=np.int32)
+SHAPE = jax.ShapeDtypeStruct((8, 16), jnp.float32)
+
+
+def kernel(*refs) -> None:
+    refs[-1][...] = refs[0][...]
+
+
+def copied(*operands):
+    return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(operands[0].shape, operands[0].dtype))(*operands)
+
+
+def operands(fn, *args: object, partition: int) -> list[object]:
+    """What the operands of the only call hold, in a function of shards."""
+    shapes = [jax.ShapeDtypeStruct(np.shape(each), each.dtype) for each in args]  # type: ignore[attr-defined]
+    names = [f"x{number}" for number in range(len(args))]
+    (found,) = pallas_operands(jax.make_jaxpr(fn)(*shapes), args, names, partition=partition)
+    return [operand.get() for operand in found.operands]
+
+
+def sharded(fn, *specs: P, out: P):
+    return jax.shard_map(fn, mesh=MESH, in_specs=specs, out_specs=out, check_vma=False)
+
+
+@pytest.mark.parametrize("partition", [0, 3, 6])
+def test_a_device_has_its_part(partition: int) -> None:
+    data, model = divmod(partition, 4)
+    fn = sharded(copied, P(("model", "data")), out=P(("model", "data")))
+    (found,) = operands(fn, SIZES, partition=partition)
+    start = (model * 2 + data) * 2
+    np.testing.assert_array_equal(found, SIZES[start : start + 2])
+
+
+@pytest.mark.parametrize("partition", [0, 5])
+def test_a_device_knows_where_it_is(partition: int) -> None:
+    def body(sizes):
+        place = jax.jit(lambda: lax.axis_index("model"))()
+        return copied(sizes + place, jnp.reshape(lax.axis_index(("data", "model")), (1,)))
+
+    shifted, place = operands(sharded(body, P(), out=P("model")), SIZES, partition=partition)
+    np.testing.assert_array_equal(shifted, SIZES + partition % 4)
+    np.testing.assert_array_equal(place, [partition])
+
+
+def test_what_others_hold_is_missing() -> None:
+    def body(sizes):
+        return copied(lax.psum(sizes, "model"), sizes)
+
+    summed, own = operands(sharded(body, P("model"), out=P("model")), SIZES, partition=1)
+    assert isinstance(summed, Missing)
+    assert "psum" in summed.why
+    np.testing.assert_array_equal(own, SIZES[4:8])
+
+
+def test_a_shape_is_missing_on_every_device() -> None:
+    found = operands(sharded(copied, P("data"), out=P("data")), SHAPE, partition=7)
+    assert isinstance(found[0], Missing)
+    assert "x0" in found[0].why
+
+
+def test_a_constraint_keeps_the_value() -> None:
+    def fn(sizes):
+        kept = lax.with_sharding_constraint(sizes, jax.sharding.NamedSharding(MESH, P("model")))
+        return sharded(copied, P("model"), out=P("model"))(kept)
+
+    (found,) = operands(fn, SIZES, partition=2)
+    np.testing.assert_array_equal(found, SIZES[8:12])
