@@ -6,9 +6,9 @@ Each function gives a time, or a refusal with its reason: how long it takes on t
 that is communication that nothing hides, and what carries it: XLA's collectives by kind, its collective matmul (a loop
 that multiplies what has come while the next part travels), or Pallas kernels.
 
-    x @ w …           `jit` of a product of 2048×4096 and 4096×8192, with one of four shardings each of x, w and the
+    x @ w …           `jit` of a product of 1024×2048 and 2048×4096, with one of four shardings each of x, w and the
                       result over a mesh data=2, model=4: -,- whole; data,-; -,model; data,model. XLA does the rest
-    tensor-parallel   a perceptron of 2048×4096×16384 whose hidden axis is cut over all devices, forward and backward
+    tensor-parallel   a perceptron of 1024×2048×8192 whose hidden axis is cut over all devices, forward and backward
     FSDP              the same with its rows cut, and every weight gathered where it is used
     ppermute          a loop that passes 1 MiB to the next device, each time with what came in
     ring lessons      the kernels of `systolic lessons between_chips`: a block of 1 MiB a device
@@ -49,7 +49,7 @@ from systolic.lessons.kernels.rings import RING, all_gather, reduce_scatter, rin
 from systolic.report.columns import Column, numeric, textual
 from systolic.simulator import SliceRun
 
-TOKENS, WIDTH, HIDDEN = 2048, 4096, 8192
+TOKENS, WIDTH, HIDDEN = 1024, 2048, 4096
 BLOCK = (2048, 128)  # of float32: 1 MiB
 REPEATS = 16
 SHARDINGS = ("-,-", "data,-", "-,model", "data,model")

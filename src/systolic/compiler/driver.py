@@ -32,7 +32,7 @@ from systolic.compiler.worker import DUMP_VARIABLE
 # jax is imported inside the functions: this module's names are needed in processes that never compile.
 
 # Part of every key: a change to what an entry holds, or to how a program is obtained, needs a new number.
-_FORMAT_VERSION = 4
+_FORMAT_VERSION = 5
 
 # XLA hands gathers, scatters and sorts to the SparseCores where it can. What they do with a scatter depends on which of
 # its indices are equal, which nothing here knows, so that scatters stay on the TensorCore.
@@ -313,14 +313,14 @@ def _program(
         key=key,
         from_cache=False,
         assignment=assignment,
-        neighbour_tables=_tables(compiled, len(assignment)),
+        neighbour_tables=_tables(compiled, assignment),
     )
 
 
-def _tables(compiled: Any, devices: int) -> tuple[tuple[int, ...], ...]:
-    if devices < 2:
+def _tables(compiled: Any, assignment: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    if len(assignment) < 2:
         return ()
     try:
-        return neighbour_tables(compiled.runtime_executable().serialize(), devices)
+        return neighbour_tables(compiled.runtime_executable().serialize(), assignment)
     except Exception:  # noqa: BLE001 -- what cannot be serialised has no tables that are known, which only some need
         return ()
