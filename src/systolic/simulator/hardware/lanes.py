@@ -30,14 +30,47 @@ def joined(values: Sequence[Any]) -> Any:
     return first if same else Lanes(tuple(values))
 
 
+class _Memo:
+    """Results of arithmetic on lanes: programs compute the same addresses again in every round of a loop.
+
+    Lanes are found by their identity, so that both operands are kept as long as the result.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[object, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+    def __call__(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+        key = (function, *(id(each) if type(each) is Lanes else each for each in operands), *map(type, operands))
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= _MOST_KEPT:
+                self._found.clear()
+            found = self._found[key] = (_on_each_lane(function, operands), operands)
+        return found[0]
+
+
+_MOST_KEPT = 1 << 12
+_memo = _Memo()
+
+
+def each_lane(function: Callable[..., Any], *operands: Any) -> Any:
+    """Computes something on every lane; of a function that returns several words, the lanes of each."""
+    if any(type(each) is Unknown for each in operands):
+        return _on_each_lane(function, operands)
+    return _memo(function, operands)
+
+
+def _on_each_lane(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    results = [function(*(lane(each, number) for each in operands)) for number in range(lanes_in(operands))]
+    return tuple(map(joined, zip(*results, strict=True))) if type(results[0]) is tuple else joined(results)
+
+
 def _binary(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def forward(self: Lanes, other: Any) -> Any:
-        if type(other) is Lanes:
-            return joined([function(a, b) for a, b in zip(self.values, other.values, strict=True)])
-        return joined([function(value, other) for value in self.values])
+        return each_lane(function, self, other)
 
     def backward(self: Lanes, other: Any) -> Any:
-        return joined([function(other, value) for value in self.values])
+        return each_lane(function, other, self)
 
     return forward, backward
 
@@ -77,7 +110,7 @@ class Lanes:
     __eq__, __ne__ = _binary(operator.eq)[0], _binary(operator.ne)[0]  # type: ignore[assignment]
 
     def __neg__(self) -> Any:
-        return joined([-value for value in self.values])
+        return each_lane(operator.neg, self)
 
     __hash__ = __index__ = __int__ = __float__ = _differ
 
@@ -90,12 +123,6 @@ def lane(value: Any, number: int) -> Any:
 def lanes_in(values: Sequence[Any]) -> int:
     """How many lanes there are; 0 where every value is the same on all devices."""
     return next((len(value.values) for value in values if type(value) is Lanes), 0)
-
-
-def each_lane(function: Callable[..., Any], *operands: Any) -> Any:
-    """Computes something on every lane; of a function that returns several words, the lanes of each."""
-    results = [function(*(lane(each, number) for each in operands)) for number in range(lanes_in(operands))]
-    return tuple(map(joined, zip(*results, strict=True))) if type(results[0]) is tuple else joined(results)
 
 
 def _lane_by_lane(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,8 @@ from systolic.simulator.slice.records import LinkRun
 from systolic.simulator.slice.routes import Link, Route, Routes
 
 _L = TypeVar("_L", bound=Hashable)
-_NEARLY_NOTHING = 1e-6  # bytes that are left by rounding
+_NEARLY_NOTHING = 1e-3  # bytes that are left by rounding
+_FULL = 1 + 1e-9  # shares that differ by less are the same but for rounding
 
 Ended = Callable[[float], None]
 
@@ -148,7 +149,8 @@ class Network:
     def _set(self, time: float, rates: Mapping[Stream, float]) -> None:
         for stream, rate in rates.items():
             if rate != stream.rate:
-                stream.left_bytes = max(_NEARLY_NOTHING, stream.left_bytes - stream.rate * (time - stream.since))
+                left = stream.left_bytes - stream.rate * (time - stream.since)
+                stream.left_bytes = left if left > _NEARLY_NOTHING else 0.0
                 stream.rate, stream.since = rate, time
                 self._predict(stream)
 
@@ -209,13 +211,15 @@ def fair_rates(routes: Mapping[_F, Sequence[_L]], capacity: Mapping[_L, float]) 
     growing = {link: len(flows) for link, flows in on.items()}
     rates: dict[_F, float] = {}
     while len(rates) < len(routes):
-        fullest = min((link for link in on if growing[link]), key=lambda link: left[link] / growing[link])
-        rate = left[fullest] / growing[fullest]
-        for flow in on[fullest]:
-            if flow in rates:
+        shares = {link: left[link] / count for link, count in growing.items() if count}
+        rate = min(shares.values())
+        for link, share in shares.items():
+            if share > rate * _FULL:
                 continue
-            rates[flow] = rate
-            for link in routes[flow]:
-                left[link] -= rate
-                growing[link] -= 1
+            for flow in on[link]:
+                if flow not in rates:
+                    rates[flow] = rate
+                    for each in routes[flow]:
+                        left[each] -= rate
+                        growing[each] -= 1
     return rates

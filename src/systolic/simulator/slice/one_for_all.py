@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from systolic.simulator.slice.device import Device
 
 
+_MOST_KEPT = 1 << 12
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Pattern(Route):
     """Whom every device sends to, as a route: that of the first device."""
@@ -40,6 +43,7 @@ class OneForAll:
     network: PatternNetwork
     addresses: Addresses
     count: int  # of devices
+    _targets: dict[tuple[object, ...], tuple[RemoteTarget, tuple[Any, ...]]] = field(default_factory=dict)
     _patterns: list[Pattern] = field(default_factory=list)
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
 
@@ -57,6 +61,16 @@ class OneForAll:
             if found.remote:
                 raise DivergedError("all devices send to one")
             return found
+        # The same words name the same devices; they are kept with the key, which is their identity.
+        key = tuple(map(id, words))
+        known = self._targets.get(key)
+        if known is None:
+            if len(self._targets) >= _MOST_KEPT:
+                self._targets.clear()
+            known = self._targets[key] = (self._read(read, words), words)
+        return known[0]
+
+    def _read(self, read: Callable[..., RemoteTarget], words: tuple[Any, ...]) -> RemoteTarget:
         targets = [read(*(lane(word, number) for word in words)) for number in range(self.count)]
         core, remote = targets[0].core, targets[0].remote
         if any((each.core, each.remote) != (core, remote) for each in targets):
