@@ -12,7 +12,7 @@ from fault_cases import CaseError, Section, Setting, mutated_text
 from systolic.chips import CHIPS
 from systolic.compiler import CompiledProgram
 from systolic.simulator import SimulationError
-from systolic.timing.simulated import prepare_program
+from systolic.timing.compiled import prepare_program
 
 # A mutated loop may go round for ever. Real programs of this size take a few hundred rounds.
 _MAX_ITERATIONS = 20_000

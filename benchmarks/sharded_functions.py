@@ -107,9 +107,14 @@ def perceptron(x, up, down):
     return jax.nn.gelu(x @ up) @ down
 
 
-def loss(x, up, down):
+def gathered_perceptron(x, up, down, *, whole: NamedSharding):
+    """The same with weights that are whole on every device while they are used."""
+    return perceptron(x, *(lax.with_sharding_constraint(weight, whole) for weight in (up, down)))
+
+
+def loss(x, up, down, *, fn: Callable[..., Any]):
     """One number, to be differentiated."""
-    return perceptron(x, up, down).astype(jnp.float32).sum()
+    return fn(x, up, down).astype(jnp.float32).sum()
 
 
 def perceptrons(mesh: Mesh) -> dict[str, Sharded]:
@@ -119,11 +124,12 @@ def perceptrons(mesh: Mesh) -> dict[str, Sharded]:
     gathered = (P(every, None), P(every, None), P(every, None))
     sizes = ((TOKENS, WIDTH), (WIDTH, 2 * HIDDEN), (2 * HIDDEN, WIDTH))
     found = {}
-    for name, specs in (("tensor-parallel", parallel), ("FSDP", gathered)):
+    fsdp = functools.partial(gathered_perceptron, whole=NamedSharding(mesh, P()))
+    for name, specs, fn in (("tensor-parallel", parallel, perceptron), ("FSDP", gathered, fsdp)):
         arguments = tuple(placed(mesh, spec, *each) for spec, each in zip(specs, sizes, strict=True))
         shardings = tuple(argument.sharding for argument in arguments)
-        forward = jax.jit(perceptron, out_shardings=shardings[0])
-        backward = jax.jit(jax.grad(loss, (0, 1, 2)), out_shardings=shardings)
+        forward = jax.jit(fn, out_shardings=shardings[0])
+        backward = jax.jit(jax.grad(functools.partial(loss, fn=fn), (0, 1, 2)), out_shardings=shardings)
         found[f"{name} MLP, forward"] = Sharded(fn=forward, args=arguments)
         found[f"{name} MLP, backward"] = Sharded(fn=backward, args=arguments)
     return found
@@ -234,7 +240,7 @@ def record(name: str, chip: Chip, outcome: Outcome) -> dict[str, Any]:
         "exposed_us": run.exposed_us,
         "exposed_share": run.exposed_us / run.time_us,
         "sent_bytes": run.sent_bytes,
-        "used": used(run),
+        "used": used(run, permutes="ppermute" in name),
         "way": run.way,
         "flags": run.flags,
         "assumptions": run.assumptions,
@@ -242,12 +248,15 @@ def record(name: str, chip: Chip, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def used(run: SliceRun) -> dict[str, int]:
-    """What carries the communication, and how many operations of each kind there are."""
+def used(run: SliceRun, *, permutes: bool) -> dict[str, int]:
+    """What carries the communication, and how many operations of each kind there are.
+
+    Args:
+      permutes: whether the function permutes by itself; else XLA does, in its collective matmul.
+    """
     found: dict[str, int] = {}
     for each in run.collectives:
-        looped = each.kind == "collective-permute" and each.hidden_cycles > 0
-        kind = MATMUL_LOOP if looped else each.kind
+        kind = MATMUL_LOOP if each.kind == "collective-permute" and not permutes else each.kind
         found[kind] = found.get(kind, 0) + 1
     return found
 

@@ -11,7 +11,7 @@ from systolic.schedule import Tiles
 from systolic.simulator import SimulatedRun
 from systolic.simulator.slice.records import SliceRun
 from systolic.spec import MatmulSpec
-from systolic.timing import Program, load_program, prepare, simulate
+from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
 from systolic.tuning import TuningResult, tune
 
 __version__ = "0.3.0"
@@ -26,6 +26,7 @@ __all__ = [
     "Planner",
     "Program",
     "SimulatedRun",
+    "SliceProgram",
     "SliceRun",
     "Tiles",
     "TuningResult",

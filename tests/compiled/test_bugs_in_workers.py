@@ -35,7 +35,7 @@ PLANTED = [
     ("check", "systolic.checking.running", "scaled_arguments", "checking/running.py"),
     ("check", "systolic.checking.interpreting", "abstract_mesh_in_all_threads", "checking/interpreting.py"),
     ("check", "systolic.compiler.driver", "_compile", "compiler/driver.py"),
-    ("simulate", "systolic.timing.simulated", "prepare_listings", "timing/simulated.py"),
+    ("simulate", "systolic.timing.compiled", "prepare_listings", "timing/compiled.py"),
     ("explain", "systolic.explaining.function_analysis", "calls_on_grids", "explaining/function_analysis.py"),
 ]
 
@@ -77,7 +77,7 @@ def breaking(module: str, name: str) -> Callable[..., Any]:
     [
         (systolic.check, "systolic.checking.static", "calls_on_grids"),
         (systolic.check, "systolic.checking.running", "Judge"),
-        (systolic.simulate, "systolic.timing.simulated", "prepare_listings"),
+        (systolic.simulate, "systolic.timing.compiled", "prepare_listings"),
         (systolic.explain, "systolic.explaining.function_analysis", "calls_on_grids"),
     ],
 )

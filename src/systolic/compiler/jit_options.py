@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from systolic.compat import donated_arguments, jit_shardings
+from systolic.compiler.named import function_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +39,19 @@ class FunctionWithOptions:
 
     fn: Callable[..., Any]
     options: JitOptions
+    name: str  # which a `jax.jit` forgets on its way as well
 
     @property
     def __name__(self) -> str:  # type: ignore[override]
         """As a function's, for messages."""
-        return str(getattr(self.fn, "__name__", type(self.fn).__name__))
+        return self.name
 
 
 def with_jit_options(fn: Any, mesh: Any = None) -> Any:
     """Keeps beside a function what its `jax.jit` says, if that says anything, and a mesh to set while it is traced."""
     inner, options = without_jit_options(fn)
     options = options if mesh is None else replace(options, mesh=mesh)
-    return fn if options == JitOptions() else FunctionWithOptions(inner, options)
+    return fn if options == JitOptions() else FunctionWithOptions(inner, options, function_name(fn))
 
 
 def without_jit_options(fn: Any) -> tuple[Callable[..., Any], JitOptions]:
@@ -63,4 +65,4 @@ def without_jit_options(fn: Any) -> tuple[Callable[..., Any], JitOptions]:
 def with_options_of(fn: Any, made: Callable[..., Any]) -> Any:
     """Gives a function that was made of another the options of that one."""
     _, options = without_jit_options(fn)
-    return made if options == JitOptions() else FunctionWithOptions(made, options)
+    return made if options == JitOptions() else FunctionWithOptions(made, options, function_name(fn))

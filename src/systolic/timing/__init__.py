@@ -1,17 +1,12 @@
 """How long does this function take on this chip: modelled, simulated or measured, and every answer says which."""
 
+from systolic.timing.compiled import prepare_program, target_of, vmem_buffers
 from systolic.timing.measured import NoDeviceError, device_of, measure
 from systolic.timing.measurement import Measurement, Provenance
 from systolic.timing.program import Program, load_program, prepare, submit_preparation
 from systolic.timing.program_file import ProgramFileError
-from systolic.timing.simulated import (
-    prepare_program,
-    simulate,
-    simulate_in_worker,
-    submit_simulation,
-    target_of,
-    vmem_buffers,
-)
+from systolic.timing.simulated import simulate, simulate_in_worker, submit_simulation
+from systolic.timing.slice_program import SliceProgram
 from systolic.timing.sliced import SparseCoreCollectiveError, slice_of
 
 __all__ = [
@@ -20,6 +15,7 @@ __all__ = [
     "Program",
     "ProgramFileError",
     "Provenance",
+    "SliceProgram",
     "SparseCoreCollectiveError",
     "device_of",
     "load_program",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -21,15 +21,17 @@ from systolic.compiler import (
     abstract_arguments,
     argument_values,
     at_stage,
+    check_sharded_call,
     compile_function,
     function_name,
     tracing_settings,
     with_jit_options,
 )
 from systolic.simulator import PreparedProgram, SimulatedRun
+from systolic.timing.compiled import kernel_contents, prepare_program, target_of, top_level_hlo
 from systolic.timing.contents import ProgramContents, RecordedOperands, parameter_contents
 from systolic.timing.program_file import SavedProgram, read_program, write_program
-from systolic.timing.simulated import kernel_contents, prepare_program, target_of, top_level_hlo
+from systolic.timing.slice_program import SliceProgram, submit_slice_preparation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,10 +136,37 @@ def submit_preparation(
     label: str,
     cached: bool = True,
 ) -> Future[Program]:
-    """Has a worker prepare `fn(*args)`; takes what `submit_simulation` does."""
+    """Has a worker prepare `fn(*args)`; takes and raises what `submit_simulation` does."""
+    check_sharded_call(fn, args, None)
     shapes, values = abstract_arguments(args), argument_values(args)
     job = (with_jit_options(fn), shapes, values, chip, cached, tracing_settings())
     return pool.submit(prepare_in_worker, *job, label=label)
+
+
+@overload
+def prepare(
+    fn: Callable[..., Any],
+    *args: Any,
+    chip: str | Chip = "v5e",
+    topology: None = None,
+    flags: Mapping[str, FlagValue] | None = None,
+    cached: bool = True,
+    time_limit_s: float = 300,
+    memory_limit_bytes: int | None = None,
+) -> Program: ...
+
+
+@overload
+def prepare(
+    fn: Callable[..., Any],
+    *args: Any,
+    chip: str | Chip = "v5e",
+    topology: str,
+    flags: Mapping[str, FlagValue] | None = None,
+    cached: bool = True,
+    time_limit_s: float = 300,
+    memory_limit_bytes: int | None = None,
+) -> SliceProgram: ...
 
 
 @reports_bugs
@@ -145,11 +174,12 @@ def prepare(
     fn: Callable[..., Any],
     *args: Any,
     chip: str | Chip = "v5e",
+    topology: str | None = None,
     flags: Mapping[str, FlagValue] | None = None,
     cached: bool = True,
     time_limit_s: float = 300,
     memory_limit_bytes: int | None = None,
-) -> Program:
+) -> Program | SliceProgram:
     """Compiles `fn(*args)` for a chip that is not there, and reads it: a program that runs again within a moment.
 
     For those who study the simulator's model: `program.run(machine=…)` tells how long the same program takes with
@@ -159,6 +189,7 @@ def prepare(
       fn: any function that `jax.jit` takes, with or without Pallas calls. Bind what is static with `functools.partial`.
       args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
       chip: a name such as "v6e", or a record of your own.
+      topology: of the slice that the function is sharded over, "2x4"; None: it runs on one device.
       flags: compiler flags by name.
       cached: use programs compiled before, and keep this one.
       time_limit_s: seconds of CPU time after which the compiler is stopped.
@@ -167,6 +198,8 @@ def prepare(
     known = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
     label = f"{function_name(fn)} for {known.name}"
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
+        if topology is not None:
+            return submit_slice_preparation(pool, fn, args, known, topology, label=label, cached=cached).result()
         return submit_preparation(pool, fn, args, known, label=label, cached=cached).result()
 
 

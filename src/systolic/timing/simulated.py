@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, overload
 
@@ -15,11 +12,8 @@ from systolic.bugs import reports_bugs
 from systolic.chips import Chip, FlagValue, SliceShape, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
-    CompiledProgram,
     NamedFunction,
-    PallasOperands,
     ProgramCache,
-    Target,
     WorkerPool,
     abstract_arguments,
     argument_values,
@@ -27,30 +21,16 @@ from systolic.compiler import (
     check_sharded_call,
     compile_function,
     function_name,
-    pallas_operands,
     topology_of,
-    traced_jaxpr,
     tracing_settings,
     with_jit_options,
 )
-from systolic.simulator import PreparedProgram, SimulatedRun, TopLevelHlo, VmemBuffer, prepare_listings
+from systolic.simulator import SimulatedRun
 from systolic.simulator.slice.records import SliceRun
-from systolic.timing.contents import KernelContents, parameter_contents
+from systolic.timing.compiled import kernel_contents, prepare_program, target_of, top_level_hlo
+from systolic.timing.contents import parameter_contents
 from systolic.timing.measurement import Measurement
 from systolic.timing.sliced import check_offloading, device_parameters, slice_of
-
-
-def target_of(chip: Chip, shape: SliceShape | None = None) -> Target:
-    """The chip, or a slice of such chips, in the words that the compiler knows."""
-    return Target(
-        name=chip.name,
-        topology=chip.topology,
-        device_kind=chip.device_kind,
-        cores_per_device=chip.cores_per_device,
-        topology_config=chip.topology_config,
-        flags=chip.compiler_flags,
-        slice=None if shape is None else topology_of(shape),
-    )
 
 
 def simulate_in_worker(
@@ -112,89 +92,6 @@ def simulate_in_worker(
         compile_s=program.compile_s,
         from_cache=program.from_cache,
     )
-
-
-def kernel_contents(
-    prepared: PreparedProgram,
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    values: Sequence[np.ndarray | None],
-    target: Target,
-    settings: Mapping[str, Any],
-    partitions: int = 1,
-) -> list[KernelContents]:
-    """What the kernels of a program find in their operands on each device, worked out when one asks."""
-
-    @functools.cache
-    def traced() -> Any:
-        return traced_jaxpr(fn, args, target, settings=settings)
-
-    def executions(partition: int) -> list[PallasOperands]:
-        jaxpr = traced()
-        names = [parameter_name(prepared, number) for number in range(len(values))]
-        given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
-        return pallas_operands(jaxpr, given, names, partition=partition)
-
-    hlo = top_level_hlo(prepared)
-    return [KernelContents(hlo, functools.partial(executions, partition)) for partition in range(partitions)]
-
-
-def top_level_hlo(prepared: PreparedProgram) -> TopLevelHlo:
-    """What a compiled program's HLO says; `prepare_program` has always read it."""
-    assert prepared.hlo is not None
-    return prepared.hlo
-
-
-def prepare_program(program: CompiledProgram, chip: Chip) -> PreparedProgram:
-    """Reads what the compiler left of a program, to be run on the chip's model.
-
-    Raises:
-      SimulationError: it holds something that is not understood.
-    """
-    return prepare_listings(
-        program.listings,
-        chip,
-        utilization=program.utilization,
-        hlo_text=program.top_level_hlo,
-        vmem=vmem_buffers(program.vmem_report),
-        sparse_listings=program.sparse_listings,
-        neighbour_tables=program.neighbour_tables,
-    )
-
-
-def parameter_name(prepared: PreparedProgram, number: int) -> str:
-    """What the program calls one of its arguments."""
-    parameter = prepared.hlo.parameters.get(number) if prepared.hlo is not None else None
-    return parameter.name if parameter is not None else str(number)
-
-
-def vmem_buffers(report: str) -> list[VmemBuffer]:
-    """The compiler's account of VMEM as records. Entries of another form than is known are left out."""
-    try:
-        known = json.loads(report) if report else {}
-    except (ValueError, RecursionError):
-        known = {}
-    return [
-        buffer
-        for op, breakdown in (known.items() if isinstance(known, dict) else ())
-        if not op.startswith("<")  # the callers of inlined operations, which are listed by themselves
-        for block in _records(breakdown, "blocks")
-        for buffer in _buffers(op, block)
-    ]
-
-
-def _buffers(op: str, block: Mapping[str, Any]) -> Iterator[VmemBuffer]:
-    kind, whole = str(block.get("block_type", "")), block.get("block_size", 0)
-    for allocation in _records(block, "allocations") or [{"size": whole}]:
-        tag, size = str(allocation.get("tag", "")), str(allocation.get("size", 0))
-        if re.fullmatch(r"\d{1,18}", size, re.ASCII):  # also where it was written as text
-            what = tag or str(allocation.get("shape", ""))
-            yield VmemBuffer(op=op, kind=kind, size_bytes=int(size), is_spill=tag.upper() == "SPILL", what=what)
-
-
-def _records(record: object, name: str) -> list[dict[str, Any]]:
-    found = record.get(name) if isinstance(record, dict) else None
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def submit_simulation(

@@ -10,8 +10,16 @@ from systolic import slice_mesh
 from systolic.simulator import SimulationError
 from systolic.timing.shards import parameter_shardings
 
-HLO = "HloModule m\n\n%other (a: f32[2]) -> f32[2] {{\n  %p = f32[2] parameter(0), sharding={{devices=[2]<=[2]}}\n}}\n"
-HLO += "\nENTRY %main (x: f32[2]) -> f32[2] {{\n  %x = f32[2]{{0}} parameter(0), sharding={{{sharding}}}, metadata={{}}\n}}"
+HLO = """HloModule m
+
+%other (a: f32[2]) -> f32[2] {{
+  %p = f32[2] parameter(0), sharding={{devices=[2]<=[2]}}
+}}
+
+ENTRY %main (x: f32[2]) -> f32[2] {{
+  %x = f32[2]{{0}} parameter(0), sharding={{{sharding}}}, metadata={{}}
+}}
+"""
 MESH = slice_mesh("v6e", "2x4", data=2, model=4)
 
 

@@ -1,0 +1,174 @@
+"""`systolic.simulate` on slices: every way to say how a function is sharded, and what each device then has."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import systolic
+from systolic import SliceRun, slice_devices, slice_mesh
+from systolic.chips import SliceError
+from systolic.compiler import WorkerPool
+from systolic.compiler.slice_devices import libtpu_devices, topology_of
+from systolic.timing import SparseCoreCollectiveError, slice_of, submit_simulation
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
+)
+
+CHIP, TOPOLOGY = "v6e", "2x2"
+MESH = slice_mesh(CHIP, TOPOLOGY, data=2, model=2)
+BLOCK = 64 * 128 * 4  # bytes
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(1) as made:
+        yield made
+
+
+def simulated(pool: WorkerPool, fn, *args: object, chip: str = CHIP, topology: str = TOPOLOGY) -> SliceRun:
+    found = submit_simulation(pool, fn, args, systolic.chip(chip), label="a test", topology=topology).result()
+    assert found.slice_run is not None
+    return found.slice_run
+
+
+def shape(*sizes: int, spec: P | None = None, mesh=MESH) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=None if spec is None else NamedSharding(mesh, spec))
+
+
+def gathered(x):
+    return lax.all_gather(x, "model", tiled=True)
+
+
+MANUAL = jax.shard_map(gathered, mesh=MESH, in_specs=P("model"), out_specs=P(), check_vma=False)
+WHOLE, CUT = (NamedSharding(MESH, spec) for spec in (P(), P("model")))
+
+
+@pytest.mark.parametrize(
+    ("fn", "spec"),
+    [
+        pytest.param(jax.jit(jnp.negative, out_shardings=WHOLE), P("model"), id="shardings of arguments"),
+        pytest.param(jax.jit(jnp.negative, in_shardings=CUT, out_shardings=WHOLE), None, id="shardings of a jit"),
+        pytest.param(MANUAL, None, id="shard_map"),
+        pytest.param(jax.jit(MANUAL), P("model"), id="a jit of a shard_map"),
+    ],
+)
+def test_one_all_gather_however_it_is_said(pool: WorkerPool, fn, spec: P | None) -> None:
+    run = simulated(pool, fn, shape(128, 128, spec=spec))
+    assert (run.chip, run.topology, run.devices) == (CHIP, TOPOLOGY, 4)
+    assert run.assignment == tuple(device.id for device in MESH.devices.flat)
+    (one,) = run.collectives
+    assert one.kind == "all-gather"
+    # Each device has one of two blocks, and gives it to the other of its group.
+    assert one.sent_bytes == BLOCK
+    assert 0 < run.exposed_us <= run.time_us
+
+
+def test_another_order_of_the_mesh_is_another_program(pool: WorkerPool) -> None:
+    # Neighbours in a ring are one hop apart in the one order, and two in the other.
+    times = []
+    for order in ([0, 1, 3, 2], [0, 3, 1, 2]):
+        by_id = {device.id: device for device in slice_devices(CHIP, TOPOLOGY)}
+        mesh = jax.sharding.Mesh(np.array([by_id[number] for number in order]), ("model",))
+        passed = functools.partial(lax.ppermute, axis_name="model", perm=[(i, (i + 1) % 4) for i in range(4)])
+        fn = jax.shard_map(passed, mesh=mesh, in_specs=P("model"), out_specs=P("model"))
+        run = simulated(pool, fn, shape(256, 128))
+        assert run.assignment == tuple(order)
+        times.append(run.time_us)
+    hop_us = systolic.chip(CHIP).links.hop_s * 1e6  # type: ignore[union-attr]
+    assert times[1] - times[0] > hop_us
+
+
+def rows_taken(sizes_ref, x_ref, out_ref, sum_vmem) -> None:
+    sum_vmem[...] = jnp.zeros_like(sum_vmem)
+
+    @pl.loop(0, sizes_ref[0])
+    def _(_) -> None:
+        sum_vmem[...] += x_ref[...]
+
+    out_ref[...] = sum_vmem[...]
+
+
+def taken(sizes, x):
+    return pl.pallas_call(
+        rows_taken,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            in_specs=[pl.BlockSpec(x.shape)],
+            out_specs=pl.BlockSpec(x.shape),
+            grid=(),
+            scratch_shapes=[pltpu.VMEM(x.shape, x.dtype)],
+        ),
+    )(sizes, x)
+
+
+def test_each_device_has_its_own_part_of_the_values(pool: WorkerPool) -> None:
+    mesh = slice_mesh(CHIP, TOPOLOGY, ring=4)
+    fn = jax.shard_map(taken, mesh=mesh, in_specs=(P("ring"), P()), out_specs=P("ring"), check_vma=False)
+    rounds = np.array([10, 400, 20, 30], np.int32)
+    run = simulated(pool, fn, rounds, shape(8, 128))
+    cycles = {device: each.run.cycles for each in run.classes for device in each.devices}
+    by_partition = [cycles[device] for device in run.assignment]
+    assert np.argsort(by_partition).tolist() == np.argsort(rounds).tolist()
+    assert run.skew_us > 0
+
+
+def test_a_program_of_a_slice_runs_again(pool: WorkerPool) -> None:
+    fn = jax.jit(jnp.negative, out_shardings=WHOLE)
+    program = systolic.prepare(fn, shape(128, 128, spec=P("model")), chip=CHIP, topology=TOPOLOGY)
+    run = program.run()
+    assert run.cycles == simulated(pool, fn, shape(128, 128, spec=P("model"))).cycles
+    slow = dataclasses.replace(program.shape.links, bytes_per_s=program.shape.links.bytes_per_s / 4)
+    assert program.run(links=slow).cycles > run.cycles
+    assert program.run().cycles == run.cycles
+
+
+def test_collectives_stay_on_the_tensor_core_unless_flags_say_otherwise(pool: WorkerPool) -> None:
+    mesh = slice_mesh("v7x", "2x2x1", ring=8)
+    fn = jax.jit(jnp.negative, out_shardings=NamedSharding(mesh, P()))
+    x = shape(1024, 128, spec=P("ring"), mesh=mesh)
+    run = simulated(pool, fn, x, chip="v7x", topology="2x2x1")
+    assert run.flags == systolic.chip("v7x").slice_flags
+    assert [each.kind for each in run.collectives] == ["all-gather"]
+    (flag,) = (name for name in run.flags if name.endswith("offload_all_gather"))
+    with pytest.raises(SparseCoreCollectiveError, match=f"{flag}=false"):
+        systolic.simulate(fn, x, chip="v7x", topology="2x2x1", flags={flag: True})
+
+
+def test_nothing_is_sharded(pool: WorkerPool) -> None:
+    with pytest.raises(SliceError, match="nothing is sharded over the 4 devices of v6e:2x2"):
+        simulated(pool, jnp.sin, shape(8, 128))
+
+
+def test_part_of_the_devices_is_no_slice(pool: WorkerPool) -> None:
+    half = jax.sharding.Mesh(np.array(slice_devices(CHIP, TOPOLOGY)[:2]), ("data",))
+    with pytest.raises(SliceError, match="2 of the 4 devices"):
+        simulated(pool, jnp.sin, shape(8, 128, spec=P("data"), mesh=half))
+
+
+def listed(chip: str, topology: str) -> list[tuple[int, tuple[int, ...], int]]:
+    devices = libtpu_devices(topology_of(slice_of(systolic.chip(chip), topology)))
+    return [(device.id, tuple(device.coords), device.core_on_chip) for device in devices]
+
+
+@pytest.mark.parametrize(
+    ("chip", "topology"),
+    [("v4", "2x2x2"), ("v5e", "1x1"), ("v5e", "16x16"), ("v5p", "2x4x4"), ("v6e", "4x8"), ("v7x", "4x4x4")],
+)
+def test_devices_are_those_of_libtpu(pool: WorkerPool, chip: str, topology: str) -> None:
+    ours = [(device.id, device.coords, device.core_on_chip) for device in slice_devices(chip, topology)]
+    assert ours == pool.submit(listed, chip, topology).result()
