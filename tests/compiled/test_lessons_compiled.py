@@ -1,6 +1,7 @@
 """Lessons whole, on one chip each: every part runs, compiles and is simulated, or is wrong on purpose as it must be."""
 
 import functools
+from typing import Any
 
 import pytest
 
@@ -34,8 +35,9 @@ def test_everything_comes_out_as_it_must(name: str, on: str) -> None:
 
 
 def test_a_race_costs_nothing_and_a_wait_too_many_does() -> None:
-    times = {row["part"]: row["simulated_us"] for row in told("between_chips", "v6e").rows}
-    wires = {row["part"]: row["wire_us"] for row in told("between_chips", "v6e").rows}
+    rows: list[dict[str, Any]] = [dict(row) for row in told("between_chips", "v6e").rows]
+    times = {row["part"]: row["simulated_us"] for row in rows}
+    wires = {row["part"]: row["wire_us"] for row in rows}
     assert all(times[part] > wires[part] for part in times)
     for name in ("all-gather", "reduce-scatter"):
         assert 0.5 < times[f"{name}, both ways"] / times[f"{name}, one way"] < 0.7

@@ -48,6 +48,7 @@ SLOW = (
     "systolic ladder all",
     "systolic ladder v4 v5 --chip v6e --sizes 4096 --sweep",
     "systolic lessons",  # minutes each, where parts are compiled for several chips
+    "systolic simulate --json",  # of slices, what compare reads
     "systolic simulate jax.numpy:matmul",  # three chips, whose compilers take their time over XLA's own product
     "systolic tune",  # up to two minutes
     "systolic check examples/",  # three chips

@@ -41,8 +41,7 @@ def show_slice_tables(out: Console, run: SliceRun) -> None:
     """Prints the tables of collectives, links and devices."""
     show_section(out, "communication of the slowest device", collectives_table(run))
     show_section(out, "links between chips, by direction", link_axes_table(run))
-    if len({(link.sent_bytes, link.busy_cycles) for link in run.links if link.sent_bytes}) > 1:
-        show_section(out, "the busiest links", links_table(run))
+    show_section(out, "the busiest links", links_table(run))
     if len(run.classes) > 1:
         show_section(out, "devices that behave alike", devices_table(run))
 

@@ -69,7 +69,7 @@ def explanation_of(
         for each in tried
     ]
     # Whoever asks wants to know what to change; what could stand in the function's place comes after that.
-    own = [*change_savings(tried, run.time_us), *surroundings_savings(run, now)]
+    own = [*change_savings(tried, run.time_us, this.communication), *surroundings_savings(run, now)]
     savings = (
         *sorted(own, key=lambda each: -(each.saving or 0.0)),
         *(communication_savings(whole, tried_meshes=request.try_mesh) if whole is not None else ()),

@@ -8,7 +8,8 @@ from systolic.simulator import CollectiveRun, SliceRun
 # Shares that choose words, and no number that is reported.
 _LIMITS = 0.10  # of the time: as much exposed communication is said to be what limits a function
 _WORTH_SAYING = 0.02  # of the time, that one collective is exposed
-_FILLS_A_LINK = 0.5  # of the time of a collective: then bandwidth bounds it, below hops and waits do
+_FULL = 0.8  # of the time that the busiest link is busy: then nothing can be hidden behind more work
+_SHORT = 0.25  # of the time of a collective that its bytes take over one link: hops and waits take the rest
 
 
 def communication_words(run: SliceRun) -> str:
@@ -61,10 +62,16 @@ def _why(each: CollectiveRun, run: SliceRun) -> str:
 
 def _change(each: CollectiveRun, run: SliceRun, *, tried_meshes: bool) -> str:
     """What would hide it, or make it shorter; at the most as much is saved as is exposed."""
-    wire = each.sent_bytes / run.link_bytes_per_s / max(1, len(each.links))
-    if wire < _FILLS_A_LINK * each.cycles / run.clock_hz:
+    mesh = "" if tried_meshes else "; other meshes and shardings may send less: --try-mesh"
+    if run.link_busy_share >= _FULL:
+        return f"fewer bytes over the busiest link, which is full: {_link(run)}{mesh}"
+    if each.sent_bytes / run.link_bytes_per_s < _SHORT * each.cycles / run.clock_hz:
         return "it waits for hops and other devices more than for bytes: fewer and larger collectives, or none"
     if each.hidden_cycles:
         return "more work between its start and its end: a product cut into parts that start as theirs arrive"
-    mesh = "" if tried_meshes else "; other meshes and shardings may send less: --try-mesh"
     return f"work that does not need its result between its start and its end{mesh}"
+
+
+def _link(run: SliceRun) -> str:
+    busiest = max(run.links, key=lambda link: link.busy_cycles)
+    return f"{busiest.source} → {busiest.target} ({busiest.axis})"

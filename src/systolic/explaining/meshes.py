@@ -86,7 +86,9 @@ def _orders(fn: Any, args: tuple[Any, ...], mesh: Any, shape: SliceShape) -> Ite
     flat = list(mesh.devices.flat)
     by_id = {device.id: device for device in flat}
     seen = {tuple(device.id for device in flat)}
-    for order, forth in itertools.product(itertools.permutations(range(len(shape.extents))), (False, True)):
+    # Back and forth along the longest axis is a ring where a slice is two chips wide.
+    longest_first = sorted(range(len(shape.extents)), key=lambda axis: -shape.extents[axis])
+    for forth, order in itertools.product((True, False), itertools.permutations(longest_first)):
         ids = device_order(shape, order, back_and_forth=forth)
         if ids in seen or set(ids) != set(by_id):
             continue
@@ -142,12 +144,12 @@ def _specs(fn: Any, args: tuple[Any, ...], mesh: Any) -> Iterator[MeshCandidate]
             spec = PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in after))
             moved = list(leaves)
             moved[at] = _sharded(leaf, NamedSharding(mesh, spec))
-            text = _spec_text(after)
+            text, held = _spec_text(after), [_held(leaf, each, mesh) for each in (after, before)]
             yield MeshCandidate(
                 candidate=Candidate(
                     title=f"argument {at + 1} sharded @{text}",
                     change=f"@{text} in place of @{_spec_text(before)} for argument {at + 1}",
-                    why="another part of it is where it is needed",
+                    why=f"each device then holds {held[0]} of it in place of {held[1]}",
                 ),
                 fn=fn,
                 args=tree.unflatten(moved),
@@ -169,16 +171,22 @@ def _other_specs(before: Spec) -> Iterator[Spec]:
         if at != other:
             swap = {axis: another, another: axis}
             yield tuple(tuple(swap.get(each, each) for each in axes) for axes in before)
-    for at, axis in used:
-        without = tuple(tuple(each for each in axes if each != axis) for axes in before)
-        for other in range(len(before)):
-            if other != at:
-                yield tuple((*axes, axis) if place == other else axes for place, axes in enumerate(without))
-        yield without
+    without = {axis: tuple(tuple(each for each in axes if each != axis) for axes in before) for _, axis in used}
+    for (at, axis), other in itertools.product(used, range(len(before))):
+        if other != at:
+            yield tuple((*axes, axis) if place == other else axes for place, axes in enumerate(without[axis]))
+    yield from without.values()
 
 
 def _shards(axes: Iterable[str], mesh: Any) -> int:
     return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def _held(leaf: Any, spec: Spec, mesh: Any) -> str:
+    """How much of an argument a device holds."""
+    shards = _shards((axis for axes in spec for axis in axes), mesh)
+    size_bytes = math.prod(_shape(leaf)) * _dtype(leaf).itemsize // shards
+    return f"{size_bytes / 1e6:,.2f} MB"
 
 
 def _spec_text(spec: Spec) -> str:
@@ -228,6 +236,10 @@ def _sharded(leaf: Any, sharding: Any) -> Any:
 
 def _shape(leaf: Any) -> tuple[int, ...]:
     return (leaf.value if isinstance(leaf, PlacedArray) else leaf).shape
+
+
+def _dtype(leaf: Any) -> Any:
+    return (leaf.value if isinstance(leaf, PlacedArray) else leaf).dtype
 
 
 def _factors(devices: int, axes: int) -> Iterator[tuple[int, ...]]:

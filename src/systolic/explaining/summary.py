@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from systolic.explaining.baseline import EquivalentMatmul
 from systolic.explaining.bottleneck import bottleneck, main_op
 from systolic.explaining.communication import communication_words, is_limit
-from systolic.explaining.explanation import Program, Saving
+from systolic.explaining.explanation import Communication, Program, Saving
 from systolic.explaining.function_analysis import FunctionAnalysis
 from systolic.explaining.what_if import WhatIf
 from systolic.simulator import SimulatedRun, SliceRun
@@ -16,8 +16,14 @@ _MOST_TILES = 3  # choices of tiles that are listed; there may be many alike
 _WORTH_SAYING = 0.005  # share of the time below which a saving is noise
 
 
-def change_savings(tried: Sequence[WhatIf], time_us: float) -> list[Saving]:
-    """Lists what changes of the function's own parameters save, by simulation, the most first."""
+def change_savings(tried: Sequence[WhatIf], time_us: float, now: Communication | None = None) -> list[Saving]:
+    """Lists what changes of the function's own parameters save, by simulation, the most first.
+
+    Args:
+      tried: the changes, the fastest first.
+      time_us: the time of the function as it is.
+      now: what it says to other devices as it is.
+    """
     found: list[Saving] = []
     tiles = 0
     for each in tried:
@@ -29,7 +35,7 @@ def change_savings(tried: Sequence[WhatIf], time_us: float) -> list[Saving]:
         found.append(
             Saving(
                 title=each.candidate.title,
-                why=each.candidate.why,
+                why=_why(each, now),
                 change=each.candidate.change,
                 time_us=each.time_us,
                 saving=1 - each.time_us / time_us,
@@ -38,6 +44,13 @@ def change_savings(tried: Sequence[WhatIf], time_us: float) -> list[Saving]:
             )
         )
     return found
+
+
+def _why(each: WhatIf, now: Communication | None) -> str:
+    if now is None or each.communication is None:
+        return each.candidate.why
+    exposed = f"exposed communication {each.communication.exposed_us:,.1f} µs in place of {now.exposed_us:,.1f}"
+    return f"{each.candidate.why}; {exposed}"
 
 
 def surroundings_savings(run: SimulatedRun, now: FunctionAnalysis) -> list[Saving]:
@@ -119,9 +132,9 @@ def verdict(
     """
     best = savings[0] if savings else None
     most = max(savings, key=lambda each: each.saving or 0.0, default=None)
-    more = f", {most.title} {most.saving:.0%}" if most is not None and most is not best else ""
+    more = f", {most.title} {_much(most)}" if most is not None and most is not best else ""
     advice = (
-        f"{best.title} would save {'at most ' * (best.provenance == 'modelled')}{best.saving:.0%}{more}"
+        f"{best.title} would save {_much(best)}{more}"
         if best is not None and best.saving is not None
         else "nothing that was tried saves more than half a per cent"
         if tried
@@ -136,6 +149,11 @@ def verdict(
     limits = "; ".join(filter(None, [talk] if is_limit(whole) else [talk, limit]))
     place = f"{whole.devices} devices of a {whole.topology} slice of {whole.chip}"
     return f"simulated {whole.time_us:,.1f} µs {whole.error.words} on {place}: {share}; {limits}; {advice}"
+
+
+def _much(saving: Saving) -> str:
+    """How much it is; what was not simulated is an upper bound."""
+    return f"{'at most ' * (saving.provenance == 'modelled')}{saving.saving or 0.0:.0%}"
 
 
 def notes(

@@ -101,9 +101,9 @@ def link_axes_table(run: SliceRun) -> ExplainedTable[LinkAxis] | None:
 
 
 def links_table(run: SliceRun) -> ExplainedTable[LinkRun] | None:
-    """Lists the links that carried anything, the busiest first."""
+    """Lists the links that carried anything, the busiest first; None where all of these carried the same."""
     used = [link for link in run.links if link.sent_bytes]
-    if not used:
+    if len({(link.sent_bytes, link.busy_cycles) for link in used}) < 2:
         return None
 
     def busy(link: LinkRun) -> float:

@@ -108,12 +108,18 @@ def _of_a_slice(run: SliceRun) -> list[_Process]:
         )
     )
     links = [link for link in run.links if link.sent_bytes]
+    rows, spans = {}, []
+    for link in links:  # copies that share a link overlap, and get as many rows as it takes
+        first = len(rows)
+        lanes = pack(link.spans)
+        rows |= {first + lane: f"{link_name(link)} ({link.axis})" for lane in range(max(lanes, default=0) + 1)}
+        spans += [(first + lane, span) for lane, span in zip(lanes, link.spans, strict=True)]
     processes.append(
         _Process(
             name="links",
             provenance=run.provenance,
-            rows={at: f"{link_name(link)} ({link.axis})" for at, link in enumerate(links)},
-            spans=[(at, span) for at, link in enumerate(links) for span in link.spans],
+            rows=rows,
+            spans=spans,
             left_out=sum(link.spans_left_out for link in links),
         )
     )

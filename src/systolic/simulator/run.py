@@ -121,6 +121,7 @@ class PreparedProgram:
         parameters: Sequence[Sequence[Words | Unknown]] = (),
         operand_words: Sequence[OperandWords] = (),
         spans: int = 0,
+        one_for_all: bool = True,
         remember: bool = True,
         max_iterations: int = MAX_ITERATIONS,
     ) -> SliceRun:
@@ -133,6 +134,7 @@ class PreparedProgram:
           parameters: contents of the arguments' parts on each partition; empty: nothing is known of them.
           operand_words: of each partition, as for `run`; empty: nothing is known.
           spans: as for `run`, of every core and every link.
+          one_for_all: let one device stand for all where that comes to the same; else all are executed.
           remember: as for `run`.
           max_iterations: as for `run`, of one core.
 
@@ -153,7 +155,8 @@ class PreparedProgram:
 
         def devices(assumed: Set[str], progression: Progression, most: int) -> DevicesRun:
             setup = self._setup(chip, assumed, progression, most, remember=remember)
-            return run_devices(setup, where, facts, given, spans if progression == ZEROS else 0)
+            kept = spans if progression == ZEROS else 0
+            return run_devices(setup, where, facts, given, kept, one_for_all=one_for_all)
 
         run, assumed = self._assuming(devices, max_iterations)
         kernels = self.hlo.kernels if self.hlo is not None else frozenset[str]()

@@ -40,10 +40,14 @@ def test_what_would_hide_it_depends_on_what_bounds_it() -> None:
         return saving.change
 
     short = change(sent_bytes=1000)  # 40 µs for a kilobyte
-    partly = change(sent_bytes=8_000_000)  # two links at 100 GB/s take 40 µs
-    wholly = change(sent_bytes=8_000_000, exposed_cycles=gather.cycles)
-    assert len({short, partly, wholly}) == 3
-    assert "--try-mesh" in wholly
-    tried = dataclasses.replace(gather, sent_bytes=8_000_000, exposed_cycles=gather.cycles)
-    (saving,) = communication_savings(dataclasses.replace(run, collectives=(tried,)), tried_meshes=True)
+    partly = change(sent_bytes=3_000_000)  # one link of 100 GB/s takes 30 µs
+    wholly = change(sent_bytes=3_000_000, exposed_cycles=gather.cycles)
+    busy = dataclasses.replace(run.links[0], busy_cycles=run.cycles)
+    run = dataclasses.replace(run, links=(busy, *run.links[1:]))
+    full = change(sent_bytes=1000)
+    assert len({short, partly, wholly, full}) == 4
+    assert "0 → 2 (y+)" in full
+    for change_of in (wholly, full):
+        assert "--try-mesh" in change_of
+    (saving,) = communication_savings(dataclasses.replace(run, collectives=(gather,)), tried_meshes=True)
     assert "--try-mesh" not in saving.change

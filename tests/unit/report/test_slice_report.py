@@ -174,6 +174,21 @@ def test_the_trace_has_a_process_for_each_class_and_a_row_for_each_link() -> Non
     json.dumps(trace, allow_nan=False)
 
 
+def test_copies_that_share_a_link_have_rows_of_their_own() -> None:
+    run = a_slice()
+    first = run.links[0]
+    second = dataclasses.replace(first.spans[0], begin_cycles=first.spans[0].begin_cycles + 1)
+    shared = dataclasses.replace(first, spans=(*first.spans, second))
+    trace = chrome_trace(dataclasses.replace(run, links=(shared, run.links[1])), title="step")
+    rows = [each["tid"] for each in trace["traceEvents"] if each["pid"] == 3 and each["ph"] == "X"]
+    assert rows == [0, 1, 2]
+
+
+def test_links_that_all_carry_the_same_are_not_listed() -> None:
+    run = a_slice()
+    assert links_table(dataclasses.replace(run, links=run.links[:2])) is None
+
+
 def test_saved_and_reopened() -> None:
     run = a_slice()
     assert SliceRun.from_json(run.to_json()) == run

@@ -18,7 +18,7 @@ from systolic.simulator.slice.records import LinkRun
 from systolic.simulator.slice.routes import Link, Route, Routes
 
 _L = TypeVar("_L", bound=Hashable)
-_NEARLY_NOTHING = 1e-6  # bytes that are left by rounding
+_NEARLY_NOTHING = 1e-3  # bytes that are left by rounding
 _FULL = 1 + 1e-9  # shares that differ by less are the same but for rounding
 
 Ended = Callable[[float], None]
@@ -149,7 +149,8 @@ class Network:
     def _set(self, time: float, rates: Mapping[Stream, float]) -> None:
         for stream, rate in rates.items():
             if rate != stream.rate:
-                stream.left_bytes = max(_NEARLY_NOTHING, stream.left_bytes - stream.rate * (time - stream.since))
+                left = stream.left_bytes - stream.rate * (time - stream.since)
+                stream.left_bytes = left if left > _NEARLY_NOTHING else 0.0
                 stream.rate, stream.since = rate, time
                 self._predict(stream)
 

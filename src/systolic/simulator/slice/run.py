@@ -139,15 +139,21 @@ class DevicesRun:
 
 
 def run_devices(
-    setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, given: PartitionContents, spans: int
+    setup: DeviceSetup,
+    where: SliceSetup,
+    facts: SliceFacts,
+    given: PartitionContents,
+    spans: int,
+    *,
+    one_for_all: bool,
 ) -> DevicesRun:
-    """Runs the program: one device for all where all take the same time, else all of them together.
+    """Runs the program: if wanted one device for all, where all take the same time; else all of them together.
 
     Raises:
       SimulationError: see `PreparedProgram.run_slice`.
     """
     tables = neighbour_tables(facts, where.assignment)
-    if not setup.sparse_programs:
+    if one_for_all and not setup.sparse_programs:
         try:
             return _run_one_for_all(with_tables(given.of_all(setup), where, tables), where, facts, spans)
         except SimulationError:

@@ -1,0 +1,160 @@
+"""Collectives on slices, compiled and executed on all devices: bytes by arithmetic, and one device for all."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from systolic.chips import SliceShape, chip, with_slice_flags
+from systolic.compiler import ShardedFunction, WorkerPool, submit_compilation
+from systolic.lessons.kernels.rings import all_gather, reduce_scatter, ring_of
+from systolic.simulator import SimulationError, SliceRun
+from systolic.simulator.slice.routes import Routes
+from systolic.timing import target_of
+from systolic.timing.simulated import prepare_program
+
+ALL = "all"
+BLOCK = (256, 128)  # of float32
+BLOCK_BYTES = 256 * 128 * 4
+
+
+def in_order(devices: Any) -> Mesh:
+    return Mesh(np.array(sorted(devices, key=lambda device: device.id)), (ALL,))
+
+
+def next_one(x: jax.Array) -> jax.Array:
+    count = lax.axis_size(ALL)
+    return lax.ppermute(x, ALL, [(device, (device + 1) % count) for device in range(count)])
+
+
+FUNCTIONS = {
+    "all-gather": (functools.partial(lax.all_gather, axis_name=ALL, tiled=True), PartitionSpec()),
+    "reduce-scatter": (functools.partial(lax.psum_scatter, axis_name=ALL, tiled=True), PartitionSpec(ALL)),
+    "all-reduce": (functools.partial(lax.psum, axis_name=ALL), PartitionSpec()),
+    "all-to-all": (
+        functools.partial(lax.all_to_all, axis_name=ALL, split_axis=0, concat_axis=0, tiled=True),
+        PartitionSpec(ALL),
+    ),
+    "collective-permute": (next_one, PartitionSpec(ALL)),
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(max_workers=1) as made:
+        yield made
+
+
+def function_of(name: str, blocks: int) -> tuple[ShardedFunction, jax.ShapeDtypeStruct]:
+    """A collective by XLA of so many blocks a device, or a ring by hand."""
+    shape = jax.ShapeDtypeStruct((blocks * BLOCK[0], BLOCK[1]), jnp.float32)
+    if name.startswith("ring"):
+        kernel = functools.partial(all_gather if "all-gather" in name else reduce_scatter, ways=(1, -1))
+        spec = PartitionSpec("ring")
+        return ShardedFunction(fn=kernel, mesh=ring_of, in_specs=(spec,), out_specs=spec), shape
+    fn, out = FUNCTIONS[name]
+    return ShardedFunction(fn=fn, mesh=in_order, in_specs=(PartitionSpec(ALL),), out_specs=out), shape
+
+
+def simulated(pool: WorkerPool, name: str, chip_name: str, extents: str, **options: Any) -> SliceRun:
+    known = with_slice_flags(chip(chip_name))
+    shape = SliceShape.parse(known, extents)
+    devices = len(shape.devices)
+    fn, argument = function_of(name, devices * devices if name.endswith("reduce-scatter") else devices)
+    program = submit_compilation(pool, fn, (argument,), target_of(known, shape), cache=None).result()
+    prepared = prepare_program(program, known)
+    return prepared.run_slice(shape, program.assignment, chip=known, **options)
+
+
+def link_bytes(run: SliceRun) -> dict[tuple[int, int], int]:
+    return {(link.source, link.target): link.sent_bytes for link in run.links}
+
+
+@pytest.mark.parametrize(("chip_name", "extents"), [("v6e", "2x2"), ("v6e", "2x4")])
+@pytest.mark.parametrize("name", ["ring all-gather", "ring reduce-scatter"])
+def test_a_ring_sends_all_blocks_but_one_over_each_link(pool, name, chip_name, extents) -> None:
+    run = simulated(pool, name, chip_name, extents)
+    count = run.devices
+    assert run.way == "one device for all"
+    assert len(run.links) == 2 * count  # both directions of as many links as the ring has
+    assert set(link_bytes(run).values()) == {(count - 1) * BLOCK_BYTES // 2}
+    (ring,) = run.collectives
+    assert (ring.kind, ring.calls, ring.sent_bytes) == ("pallas", 1, (count - 1) * BLOCK_BYTES)
+    assert 0 < ring.exposed_cycles <= ring.cycles <= run.cycles
+
+
+@pytest.mark.parametrize(("chip_name", "extents"), [("v6e", "2x2"), ("v6e", "4x4"), ("v5p", "2x2x2")])
+@pytest.mark.parametrize("name", ["all-to-all", "collective-permute"])
+def test_copies_take_the_links_of_their_routes(pool, name, chip_name, extents) -> None:
+    run = simulated(pool, name, chip_name, extents)
+    routes, count = Routes(SliceShape.parse(chip(chip_name), extents)), run.devices
+    pairs = list(itertools.permutations(range(count), 2))
+    size = BLOCK_BYTES // count
+    if name == "collective-permute":
+        pairs, size = [(device, (device + 1) % count) for device in range(count)], BLOCK_BYTES
+    expected: Counter[tuple[int, int]] = Counter()
+    for source, target in pairs:
+        for link in routes.between(source, target).links:
+            expected[link.source, link.target] += size
+    assert link_bytes(run) == expected
+    assert sum(each.sent_bytes for each in run.collectives) == size * len(pairs) // count
+
+
+@pytest.mark.parametrize(
+    ("name", "chip_name", "extents"),
+    [
+        ("all-gather", "v6e", "2x4"),
+        ("all-gather", "v6e", "4x4"),
+        ("all-gather", "v7x", "2x2x1"),
+        ("all-gather", "v5p", "2x2x1"),
+        ("all-gather", "v6e", "4x8"),
+        ("all-reduce", "v5e", "2x4"),
+        ("ring all-gather", "v6e", "2x8"),
+        ("reduce-scatter", "v6e", "2x2"),
+        ("collective-permute", "v7x", "2x2x1"),
+    ],
+)
+def test_one_device_for_all_is_what_all_devices_do(pool, name, chip_name, extents) -> None:
+    one = simulated(pool, name, chip_name, extents)
+    every = simulated(pool, name, chip_name, extents, one_for_all=False)
+    assert every.way == "all devices"
+    if one.way == "all devices":  # then it would have been wrong
+        assert len(every.classes) > 1 or name == "reduce-scatter"
+    assert dataclasses.replace(one, way="all devices") == every
+
+
+def test_half_the_bytes_of_an_all_gather_go_each_way(pool) -> None:
+    run = simulated(pool, "all-gather", "v6e", "2x4")
+    assert set(link_bytes(run).values()) == {7 * BLOCK_BYTES // 2}
+    (gather,) = run.collectives
+    assert (gather.kind, gather.sent_bytes, gather.exposed_cycles) == ("all-gather", 7 * BLOCK_BYTES, gather.cycles)
+    assert run.links[0].busy_cycles / run.clock_hz == pytest.approx(
+        7 * BLOCK_BYTES / 2 / run.link_bytes_per_s, rel=0.001
+    )
+
+
+def test_what_never_comes_names_device_program_line_and_flag(pool) -> None:
+    known = chip("v6e")
+    shape = SliceShape.parse(known, "2x2")
+    fn, argument = function_of("ring all-gather", 4)
+    program = submit_compilation(pool, fn, (argument,), target_of(known, shape), cache=None).result()
+    name = next(name for name in program.listings if name.startswith("all_gather"))
+    lines = program.listings[name].split("\n")
+    broken = next(number for number, line in enumerate(lines) if "vsyncadd.remote" in line)
+    before, _, rest = lines[broken].partition("vsyncadd.remote ")
+    lines[broken] = f"{before}vsyncadd.remote {rest.replace(', 1', ', 0', 1)}"
+    listings = {**program.listings, name: "\n".join(lines)}
+    prepared = prepare_program(dataclasses.replace(program, listings=listings), known)
+    with pytest.raises(SimulationError, match=rf"device 0, core 0: {name}, line \d+: .*vwait.*allocation.*device 3"):
+        prepared.run_slice(shape, program.assignment, chip=known)

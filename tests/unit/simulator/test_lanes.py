@@ -1,0 +1,61 @@
+"""Words that differ from device to device."""
+
+from __future__ import annotations
+
+import pytest
+
+from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.lanes import FUNCTIONS, DivergedError, Lanes, joined, picked
+from systolic.simulator.hardware.memory import Memory
+from systolic.simulator.hardware.values import COMPUTED, Unknown
+
+IDS = Lanes((0, 1, 2, 3))
+
+
+def test_arithmetic_goes_lane_by_lane_and_joins_what_is_the_same() -> None:
+    assert ((IDS + 3) & 3).values == (3, 0, 1, 2)
+    assert (1 << IDS).values == (1, 2, 4, 8)
+    assert (IDS - IDS) == 0
+    assert type(IDS & 0) is int
+    assert (IDS < 2).values == (True, True, False, False)
+    assert (-IDS & 3).values == (0, 3, 2, 1)
+    assert FUNCTIONS["smaller"](IDS, 2).values == (0, 1, 2, 2)
+    assert [each if isinstance(each, int) else each.values for each in FUNCTIONS["signed_division"](IDS, 2)] == [
+        (0, 0, 1, 1),
+        (0, 1, 0, 1),
+    ]
+
+
+def test_one_and_true_are_not_the_same() -> None:
+    assert (IDS + 1).values[0].__class__ is int
+    assert type((IDS + True).values[0]) is int
+    assert joined([1, True]).values == (1, True)
+
+
+def test_what_is_not_known_stays_unknown() -> None:
+    assert isinstance(IDS + COMPUTED, Unknown)
+    some = picked(IDS == 2, COMPUTED, 5)
+    assert isinstance(some.values[2], Unknown)
+    assert some.values[3] == 5
+
+
+def test_a_choice_by_lanes_and_a_branch_on_them() -> None:
+    assert picked(IDS > 1, 10, IDS).values == (0, 1, 10, 10)
+    assert bool(IDS >= 0)
+    with pytest.raises(DivergedError):
+        bool(IDS > 1)
+    with pytest.raises(DivergedError):
+        hash(IDS)
+
+
+def test_memory_is_read_and_written_lane_by_lane() -> None:
+    memory = Memory(lambda address: 100 + address, IterationBudget(1000))
+    assert memory.load(IDS).values == (100, 101, 102, 103)
+    memory.store(IDS + 1, 7)
+    assert memory.load(1).values == (7, 101, 101, 101)
+    assert memory.load(IDS + 1) == 7
+    memory.define("hbm", 0, 8, lambda: [*range(50, 58)])
+    memory.copy("hbm", IDS * 2, "smem", 40, 2, contiguous=True)
+    assert (memory.load(40).values, memory.load(41).values) == ((50, 52, 54, 56), (51, 53, 55, 57))
+    with pytest.raises(DivergedError):
+        memory.copy("hbm", IDS, "vmem", 0, 2, contiguous=True)

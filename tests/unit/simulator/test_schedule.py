@@ -1,0 +1,71 @@
+"""Programs that take turns: who goes first, who is woken, and what happens by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from systolic.simulator import DeadlockError
+from systolic.simulator.schedule import Running, Schedule, Waited
+
+
+def test_the_one_furthest_behind_goes_first() -> None:
+    schedule, seen = Schedule(), []
+
+    def program(name: str, *times: float) -> Running:
+        for time in times:
+            seen.append((name, time))
+            yield time
+        return times[-1]
+
+    schedule.start(0, program("a", 1, 5), lambda: "a")
+    schedule.start(0, program("b", 2, 3), lambda: "b")
+    assert schedule.run() == [5, 3]
+    assert seen == [("a", 1), ("b", 2), ("a", 5), ("b", 3)]
+
+
+def waiting(schedule: Schedule, flag: Waited, done: list[bool], tries: list[float]) -> Running:
+    while not done:
+        tries.append(schedule.now)
+        schedule.wait_for(flag)
+        yield None
+    return schedule.now
+
+
+def test_only_what_a_program_waits_for_wakes_it() -> None:
+    schedule, flag, other, done, tries = Schedule(), Waited(), Waited(), [], []
+
+    def set_flag() -> None:
+        done.append(True)
+        schedule.changed(flag)
+
+    schedule.start(0, waiting(schedule, flag, done, tries), lambda: "it")
+    for time in (1, 2, 3):
+        schedule.at(time, lambda: schedule.changed(other))
+    schedule.at(4, set_flag)
+    assert schedule.run() == [4]
+    assert tries == [0]
+
+
+@pytest.mark.parametrize(("changes", "end"), [(False, 9), (True, 4)])
+def test_a_time_that_is_known_wakes_too_and_an_earlier_change_before_it(changes: bool, end: int) -> None:
+    schedule, flag, tries = Schedule(patient=True), Waited(), []
+
+    def program() -> Running:
+        while schedule.now not in (4, 9):
+            tries.append(schedule.now)
+            schedule.wait_for(flag, 9)
+            yield None
+        return schedule.now
+
+    schedule.start(0, program(), lambda: "it")
+    if changes:
+        schedule.at(4, lambda: schedule.changed(flag))
+    assert schedule.run() == [end]
+    assert tries == [0]
+
+
+def test_what_never_comes_is_a_deadlock_that_says_who_waits() -> None:
+    schedule = Schedule()
+    schedule.start(0, waiting(schedule, Waited(), [], []), lambda: "device 3, core 0")
+    with pytest.raises(DeadlockError, match="device 3, core 0"):
+        schedule.run()

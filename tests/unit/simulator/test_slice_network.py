@@ -1,0 +1,130 @@
+"""Routes, and links that copies share: what arithmetic says of bytes, shares and times."""
+
+from __future__ import annotations
+
+import pytest
+
+from systolic.chips import SliceShape, chip
+from systolic.simulator.schedule import Schedule
+from systolic.simulator.slice.network import Network, fair_rates
+from systolic.simulator.slice.routes import Routes
+
+CLOCK = 1e9
+
+
+def slice_of(name: str, extents: str) -> SliceShape:
+    return SliceShape.parse(chip(name), extents)
+
+
+def axes(routes: Routes, source: int, target: int) -> list[str]:
+    return [link.axis for link in routes.between(source, target).links]
+
+
+class Sends:
+    """Copies over the links of a slice, and when the last byte of each has left."""
+
+    def __init__(self, shape: SliceShape) -> None:
+        self.schedule = Schedule(patient=True)
+        self.routes = Routes(shape)
+        self.network = Network(self.routes, self.schedule, CLOCK, spans=4)
+        self.ended: list[tuple[str, float]] = []
+        self.bytes_per_cycle = shape.links.bytes_per_s / CLOCK
+
+    def send(self, name: str, source: int, target: int, size: int, time: float = 0.0) -> None:
+        route = self.routes.between(source, target)
+        self.network.send(source, time, route, size, lambda end: self.ended.append((name, end)))
+
+    def ends(self) -> dict[str, float]:
+        self.schedule.run()
+        return dict(self.ended)
+
+
+# ---- routes ----
+
+
+def test_a_route_goes_along_one_axis_after_the_other() -> None:
+    routes = Routes(slice_of("v6e", "4x4"))
+    assert axes(routes, 0, 14) == ["x+", "x+", "y+", "y+", "y+"]
+    assert axes(routes, 14, 0) == ["x-", "x-", "y-", "y-", "y-"]
+    assert routes.between(0, 14).latency_s == pytest.approx(5 * chip("v6e").links.hop_s)
+
+
+def test_a_link_between_two_chips_is_one_link_in_each_direction() -> None:
+    routes = Routes(slice_of("v5p", "2x2x2"))
+    (there,), (back,) = routes.between(0, 4).links, routes.between(4, 0).links
+    assert (there.source, there.target, there.axis) == (0, 4, "z+")
+    assert (back.source, back.target, back.axis) == (4, 0, "z-")
+    assert routes.between(0, 5).links[1] is routes.between(1, 5).links[0]
+
+
+def test_a_route_takes_the_shorter_way_round_where_an_axis_wraps() -> None:
+    assert axes(Routes(slice_of("v6e", "2x16")), 0, 2 * 13) == ["y-"] * 3
+    assert axes(Routes(slice_of("v6e", "2x8")), 0, 2 * 7) == ["y+"] * 7
+    assert axes(Routes(slice_of("v5p", "4x4x4")), 0, 3) == ["x-"]
+
+
+def test_devices_of_one_chip_have_a_link_of_their_own() -> None:
+    shape = slice_of("v7x", "2x2x1")
+    routes = Routes(shape)
+    (die,) = routes.between(2, 3).links
+    assert (die.axis, die.source, die.target) == ("die", 2, 3)
+    assert routes.bytes_per_s(die) == shape.links.die_bytes_per_s
+    assert routes.between(0, 3).links == routes.between(1, 2).links  # chips' links are both devices'
+
+
+# ---- shares ----
+
+
+def test_the_fullest_link_decides_and_the_rest_is_left_to_others() -> None:
+    rates = fair_rates({"a": "x", "b": "xy", "c": "y", "d": "z"}, {"x": 10.0, "y": 30.0, "z": 7.0})
+    assert rates == {"a": 5.0, "b": 5.0, "c": 25.0, "d": 7.0}
+
+
+def test_a_copy_alone_has_the_whole_link() -> None:
+    sends = Sends(slice_of("v6e", "2x4"))
+    sends.send("far", 0, 7, 928_000)
+    assert sends.ends()["far"] == pytest.approx(928_000 / sends.bytes_per_cycle)
+    assert {(run.axis, run.sent_bytes) for run in sends.network.results()} == {("x+", 928_000), ("y+", 928_000)}
+    assert all(run.busy_cycles == round(928_000 / sends.bytes_per_cycle) for run in sends.network.results())
+
+
+def test_two_devices_share_a_link_and_end_together() -> None:
+    sends = Sends(slice_of("v6e", "2x4"))
+    sends.send("through", 0, 4, 100_000)
+    sends.send("near", 2, 4, 100_000)
+    ends = sends.ends()
+    assert ends["through"] == ends["near"] == pytest.approx(2 * 100_000 / sends.bytes_per_cycle)
+
+
+def test_a_share_grows_when_another_copy_ends() -> None:
+    sends = Sends(slice_of("v6e", "2x4"))
+    sends.send("long", 0, 4, 300_000)
+    sends.send("short", 2, 4, 100_000)
+    ends = sends.ends()
+    assert ends["short"] == pytest.approx(200_000 / sends.bytes_per_cycle)
+    assert ends["long"] == pytest.approx(400_000 / sends.bytes_per_cycle)
+
+
+def test_copies_of_one_device_along_one_route_follow_each_other() -> None:
+    sends = Sends(slice_of("v6e", "2x4"))
+    sends.send("first", 0, 1, 100_000)
+    sends.send("second", 0, 1, 100_000)
+    ends = sends.ends()
+    assert ends["first"] == pytest.approx(100_000 / sends.bytes_per_cycle)
+    assert ends["second"] == pytest.approx(200_000 / sends.bytes_per_cycle)
+
+
+def test_two_directions_and_two_axes_do_not_disturb_each_other() -> None:
+    sends = Sends(slice_of("v6e", "4x4"))
+    for name, target in (("x+", 6), ("x-", 4), ("y+", 9), ("y-", 1)):
+        sends.send(name, 5, target, 100_000)
+        sends.send(f"back {name}", target, 5, 100_000)
+    assert list(sends.ends().values()) == [pytest.approx(100_000 / sends.bytes_per_cycle)] * 8
+
+
+def test_two_cores_of_a_chip_share_its_links() -> None:
+    sends = Sends(slice_of("v7x", "2x2x1"))
+    sends.send("core 0", 0, 2, 90_000)
+    sends.send("core 1", 1, 3, 90_000)
+    assert list(sends.ends().values()) == [pytest.approx(180_000 / sends.bytes_per_cycle)] * 2
+    assert [(run.source, run.target, run.sent_bytes) for run in sends.network.results()] == [(0, 1, 180_000)]

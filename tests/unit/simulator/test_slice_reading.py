@@ -1,0 +1,129 @@
+"""What is read off a program for many devices: groups, constants, flags by number, words of its identity."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from simulator_listings import listing
+
+from systolic.compiler.neighbour_tables import neighbour_tables
+from systolic.simulator import SimulationError
+from systolic.simulator.reading.collectives import parse_collectives
+from systolic.simulator.reading.listing import Program, parse_listing
+from systolic.simulator.slice.barrier_flags import barrier_flags
+from systolic.simulator.slice.identity import identity_words
+from systolic.simulator.slice.launch import without_launch
+
+
+def hlo(groups: str, partitions: int = 8) -> str:
+    return (
+        f"HloModule jit_f, num_partitions={partitions}\n\nENTRY %main (p: f32[8]) -> f32[64] {{\n"
+        "  %p = f32[8]{0} parameter(0)\n"
+        f"  ROOT %all_gather.3 = f32[64]{{0}} all-gather(%p), replica_groups={groups}, dimensions={{0}}\n}}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("{}", (tuple(range(8)),)),
+        ("[2,4]<=[8]", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("[4,2]<=[2,4]T(1,0)", ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ("mesh['a'=2,'b'=4] {'b'}", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("mesh['a'=2,'b'=4] {'a'}", ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ("something else", ()),
+    ],
+)
+def test_forms_of_groups(text: str, groups: tuple[tuple[int, ...], ...]) -> None:
+    found = parse_collectives(hlo(text))
+    assert (found.partitions, found.replicas) == (8, 1)
+    assert found.collectives["all_gather.3"].groups == groups
+    assert found.collectives["all_gather.3"].kind == "all-gather"
+
+
+@pytest.mark.parametrize("text", ["{{0,1,2,3}}", "[2,3]<=[6]", "{{0,0,1,2},{4,5,6,7}}"])
+def test_groups_that_are_not_of_all_devices(text: str) -> None:
+    with pytest.raises(SimulationError):
+        parse_collectives(hlo(text))
+
+
+def test_permutations_in_the_order_of_the_schedule() -> None:
+    text = (
+        "HloModule jit_f, num_partitions=2\n\n"
+        "%body (p: f32[8]) -> f32[8] {\n"
+        "  %start.1 = f32[8]{0} collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}\n"
+        "  ROOT %done.1 = f32[8]{0} collective-permute-done(%start.1)\n}\n\n"
+        "ENTRY %main (p: f32[8]) -> f32[8] {\n"
+        "  %start.2 = f32[8]{0} collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}\n"
+        "  %while = f32[8]{0} while(%p), condition=%cond, body=%body\n"
+        "  ROOT %start.3 = f32[8]{0} collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}\n}\n"
+    )
+    assert parse_collectives(text).permutes == ("start.2", "start.1", "start.3")
+
+
+def a_table(devices: int) -> np.ndarray:
+    ids = np.arange(devices)
+    return np.stack([ids, (ids + 1) % devices, (ids - 1) % devices, 0 * ids], 1).astype("<u4")
+
+
+@pytest.mark.parametrize("devices", [4, 8, 30, 32, 256])
+@pytest.mark.parametrize("offset", [0, 1, 7])
+def test_tables_are_found_in_a_binary(devices: int, offset: int) -> None:
+    table = a_table(devices).tobytes()
+    padding = b"\xc0\x7f\xc0\x7f" * (-4 * devices % 128)
+    other = np.random.default_rng(0).integers(1 << 20, 1 << 30, 500, "<u4").tobytes()
+    binary = bytes(4096) + b"x" * offset + table + padding + other + table + padding + bytes(640)
+    assert neighbour_tables(binary, devices) == (tuple(a_table(devices).ravel()),) * 2
+    assert neighbour_tables(binary, devices + 1) == ()
+
+
+def program(*bundles: str, name: str = "op") -> Program:
+    return parse_listing(name, listing(*bundles))
+
+
+SIGNALS = (
+    "%s1_s1 = sld [smem:[#allocation1]] /* logical chip id */",
+    "%s2_s2 = sshll.u32 %s1_s1, 17",
+    "%s3_s3 = sor.u32 32776, %s2_s2",
+    "%9 = vsyncadd.remote %s3_s3, 1",
+    "%9 = vwait.ge [#allocation5], 1",
+)
+
+
+def test_the_flag_that_is_signalled_by_number() -> None:
+    assert barrier_flags(program(*SIGNALS)) == {"allocation5": 8}
+    copied = "%9 = dma.hbm_to_vmem [thread:$0]  %s9_s9, 8, %s8_s8, [#allocation6]"
+    assert barrier_flags(program(*SIGNALS, copied, "%9 = vwait.ge [#allocation6], 1")) == {"allocation5": 8}
+    with pytest.raises(SimulationError, match="allocation5, allocation7"):
+        barrier_flags(program(*SIGNALS, "%9 = vwait.ge [#allocation7], 1"))
+
+
+def test_several_barriers_are_told_apart_by_the_wait_behind_the_signal() -> None:
+    second = ("%s4_s4 = sor.u32 32815, %s2_s2", "%9 = vsyncadd.remote %s4_s4, 1", "%9 = vwait.ge [#allocation7], 1")
+    assert barrier_flags(program(*SIGNALS, *second)) == {"allocation5": 8, "allocation7": 47}
+
+
+def test_words_that_say_which_device_it_is() -> None:
+    loads = [f"%s{number}_s{number} = sld [smem:[#allocation{number}]]" for number in (10, 3, 7)]
+    stored = "%9 = sst [smem:[#allocation12]] %s3_s3"
+    found = identity_words(program(*SIGNALS, *loads, stored), remote=True, top_level=False)
+    assert found == {
+        "allocation1": "chip",
+        "allocation3": "partition",
+        "allocation7": "replica",
+        "allocation10": "assignment",
+    }
+    too_many = [f"%s{number}_s{number} = sld [smem:[#allocation{number}]]" for number in (13, 14)]
+    with pytest.raises(SimulationError, match="allocation14"):
+        identity_words(program(*SIGNALS, *loads, *too_many), remote=True, top_level=False)
+
+
+def test_the_launch_is_left_out() -> None:
+    code = ("%1 = vtrace 2952790016", "%2 = vsyncadd.remote 32776, 1", "%3 = vtrace 3221225472", "%s1_s1 = smov 1")
+    left = [
+        each.opcode for bundle in without_launch(program(*code, name="TLP")).bundles for each in bundle.instructions
+    ]
+    assert left == ["vtrace", "vtrace", "smov"]
+    with pytest.raises(SimulationError, match="launch"):
+        without_launch(program("%s1_s1 = smov 1", name="TLP"))
