@@ -77,6 +77,16 @@ def test_one_all_gather_however_it_is_said(pool: WorkerPool, fn, spec: P | None)
     assert 0 < run.exposed_us <= run.time_us
 
 
+def named(x):
+    return jax.shard_map(gathered, in_specs=P("model"), out_specs=P(), check_vma=False)(x)
+
+
+def test_a_mesh_that_is_set(pool: WorkerPool) -> None:
+    with jax.set_mesh(MESH):
+        run = simulated(pool, named, shape(128, 128))
+    assert run.cycles == simulated(pool, MANUAL, shape(128, 128)).cycles
+
+
 def test_another_order_of_the_mesh_is_another_program(pool: WorkerPool) -> None:
     # Neighbours in a ring are one hop apart in the one order, and two in the other.
     times = []

@@ -40,7 +40,7 @@ from systolic.compiler.named import (
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target, Topology
 from systolic.compiler.sharded import ShardedFunction, with_virtual_devices
-from systolic.compiler.slice_calls import check_sharded_call
+from systolic.compiler.slice_calls import check_sharded_call, with_slice_options
 from systolic.compiler.slice_devices import slice_devices, slice_mesh, topology_of
 from systolic.compiler.stage import at_stage
 from systolic.compiler.submit import submit_compilation, tracing_settings
@@ -95,6 +95,7 @@ __all__ = [
     "under_settings",
     "versions",
     "with_jit_options",
+    "with_slice_options",
     "with_virtual_devices",
     "written_at",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from systolic.chips import SliceError
 from systolic.compiler.arguments import slice_sharding
-from systolic.compiler.jit_options import without_jit_options
+from systolic.compiler.jit_options import with_jit_options, without_jit_options
 from systolic.compiler.program import Topology
 from systolic.compiler.slice_devices import StandInDevice
 
@@ -43,6 +43,16 @@ def check_sharded_call(fn: Any, args: Sequence[Any], topology: Topology | None) 
             raise SliceError(
                 f"{what} is sharded over a mesh of {stand_ins[0].topology.name}; the slice is {topology.name}"
             )
+
+
+def with_slice_options(fn: Any) -> Any:
+    """The function with what its `jax.jit` says, and the mesh over a slice that `jax.set_mesh` has set, if one is."""
+    import jax
+
+    mesh = jax.sharding.get_mesh()
+    known = without_jit_options(fn)[1].mesh is not None or mesh.empty
+    ours = not known and all(isinstance(device, StandInDevice) for device in mesh.devices.flat)
+    return with_jit_options(fn, mesh if ours else None)
 
 
 def _shardings(fn: Any, args: Sequence[Any]) -> Iterator[tuple[str, Any]]:

@@ -24,6 +24,7 @@ from systolic.compiler import (
     topology_of,
     tracing_settings,
     with_jit_options,
+    with_slice_options,
 )
 from systolic.simulator import SimulatedRun
 from systolic.simulator.slice.records import SliceRun
@@ -122,7 +123,8 @@ def submit_simulation(
     check_sharded_call(fn, args, None if shape is None else topology_of(shape))
     shapes, values = abstract_arguments(args, shardings=shape is not None), argument_values(args)
     where = chip if shape is None else shape.chip
-    job = (with_jit_options(fn), shapes, values, where, cached, tracing_settings(), spans, shape)
+    sent = with_jit_options(fn) if shape is None else with_slice_options(fn)
+    job = (sent, shapes, values, where, cached, tracing_settings(), spans, shape)
     return pool.submit(simulate_in_worker, *job, label=label)
 
 

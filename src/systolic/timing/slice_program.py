@@ -24,7 +24,7 @@ from systolic.compiler import (
     function_name,
     topology_of,
     tracing_settings,
-    with_jit_options,
+    with_slice_options,
 )
 from systolic.simulator import PreparedProgram, SliceRun
 from systolic.timing.compiled import kernel_contents, prepare_program, target_of, top_level_hlo
@@ -134,5 +134,5 @@ def submit_slice_preparation(
     shape = slice_of(chip, topology)
     check_sharded_call(fn, args, topology_of(shape))
     shapes, values = abstract_arguments(args, shardings=True), argument_values(args)
-    job = (with_jit_options(fn), shapes, values, shape, cached, tracing_settings())
+    job = (with_slice_options(fn), shapes, values, shape, cached, tracing_settings())
     return pool.submit(prepare_slice_in_worker, *job, label=label)
