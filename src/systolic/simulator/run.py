@@ -23,7 +23,7 @@ from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.records import CoreRun, SimulatedRun, SparseCoreRun, VmemBuffer
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.facts import SliceFacts
-from systolic.simulator.slice.outcome import slice_run
+from systolic.simulator.slice.outcome import alone, slice_run
 from systolic.simulator.slice.records import SliceRun
 from systolic.simulator.slice.run import DevicesRun, PartitionContents, SliceSetup, run_devices
 from systolic.simulator.sparse_core.device import SparseCores
@@ -38,6 +38,10 @@ MAX_ITERATIONS = 50_000_000
 _SPARSE_CORES_MODELLED = (
     "SparseCores: modelled; their programs are executed, but what streams and launches cost rests on one published time"
 )
+
+
+def _nothing_known(*_: object) -> None:
+    """What operands hold that the program's own copies do not bring."""
 
 
 _Run = TypeVar("_Run", bound=ProgramRun)
@@ -74,7 +78,7 @@ class PreparedProgram:
         chip: Chip,
         *,
         parameters: Sequence[Words | Unknown] = (),
-        operand_words: OperandWords = lambda *_: None,
+        operand_words: OperandWords = _nothing_known,
         spans: int = 0,
         remember: bool = True,
         max_iterations: int = MAX_ITERATIONS,
@@ -145,9 +149,13 @@ class PreparedProgram:
           Exception: what `run` raises.
         """
         check_constants(chip.machine, self.prepared_for)
-        if self.slice_facts is None:
-            raise SliceError("the program is for one device: nothing in it is sharded")
         facts = self.slice_facts
+        if facts is None and len(shape.devices) == len(assignment) == 1:
+            words = operand_words[0] if operand_words else _nothing_known
+            known = parameters[0] if parameters else ()
+            return alone(self.run(chip, parameters=known, operand_words=words, spans=spans), shape)
+        if facts is None:
+            raise SliceError("the program is for one device: nothing in it is sharded")
         where = SliceSetup.of(shape, assignment, facts)
         given = PartitionContents(
             parameters=tuple(map(self._known, parameters or [()] * len(assignment))), operand_words=tuple(operand_words)
@@ -174,7 +182,7 @@ class PreparedProgram:
             uses=self.uses,
             hlo=self.hlo,
             parameters=(),
-            operand_words=lambda *_: None,
+            operand_words=_nothing_known,
             assumed=frozenset(assumed),
             progression=progression,
             initial=lambda _: 1,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from systolic.simulator.hardware.iteration_budget import IterationBudget
@@ -9,7 +11,7 @@ from systolic.simulator.hardware.lanes import FUNCTIONS, DivergedError, Lanes, j
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.values import COMPUTED, Unknown
 
-IDS = Lanes((0, 1, 2, 3))
+IDS: Any = Lanes((0, 1, 2, 3))
 
 
 def test_arithmetic_goes_lane_by_lane_and_joins_what_is_the_same() -> None:
@@ -49,7 +51,7 @@ def test_a_choice_by_lanes_and_a_branch_on_them() -> None:
 
 
 def test_memory_is_read_and_written_lane_by_lane() -> None:
-    memory = Memory(lambda address: 100 + address, IterationBudget(1000))
+    memory: Any = Memory(lambda address: 100 + address, IterationBudget(1000))
     assert memory.load(IDS).values == (100, 101, 102, 103)
     memory.store(IDS + 1, 7)
     assert memory.load(1).values == (7, 101, 101, 101)

@@ -46,7 +46,7 @@ def test_a_route_goes_along_one_axis_after_the_other() -> None:
     routes = Routes(slice_of("v6e", "4x4"))
     assert axes(routes, 0, 14) == ["x+", "x+", "y+", "y+", "y+"]
     assert axes(routes, 14, 0) == ["x-", "x-", "y-", "y-", "y-"]
-    assert routes.between(0, 14).latency_s == pytest.approx(5 * chip("v6e").links.hop_s)
+    assert routes.between(0, 14).latency_s == pytest.approx(5 * slice_of("v6e", "4x4").links.hop_s)
 
 
 def test_a_link_between_two_chips_is_one_link_in_each_direction() -> None:

@@ -127,9 +127,11 @@ def _groups(text: str, count: int) -> Groups:
         )
         groups = found or (tuple(range(count)),)
     elif iota := _IOTA.search(text):
-        groups = _iota_groups(*iota.groups(), count)
+        number, size, extents, order = iota.groups()
+        groups = _iota_groups(number, size, extents, order, count)
     elif mesh := _MESH.search(text):
-        groups = _mesh_groups(*mesh.groups(), count)
+        axes, among = mesh.groups()
+        groups = _mesh_groups(axes, among, count)
     else:
         return ()
     if sorted(itertools.chain.from_iterable(groups)) != list(range(count)) or len({len(each) for each in groups}) > 1:

@@ -69,7 +69,7 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
     unnamed: list[str] = []
     loads, mentioned = _loads(program)
     for allocation, comments in loads.items():
-        named = {word for comment in comments for text, word in _NAMED.items() if text in comment}
+        named: set[Word] = {word for comment in comments for text, word in _NAMED.items() if text in comment}
         if len(named) == 1:
             words[allocation] = named.pop()
         elif not any(comments) and allocation not in mentioned:
@@ -83,7 +83,8 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
     kinds: tuple[Word | None, ...] = (None, *_UNNAMED[:2]) if top_level else _UNNAMED
     if len(unnamed) > len(kinds):
         raise SimulationError(f"{program.name}: what the words {', '.join(unnamed)} hold is not known")
-    return words | {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
+    words |= {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
+    return words
 
 
 def _flags(program: Program) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 
-from systolic.chips import Chip
+from systolic.chips import Chip, SliceShape
 from systolic.simulator.records import CoreRun, OpRun, SimulatedRun, SparseCoreRun
 from systolic.simulator.slice.communication import Communications, Tally
 from systolic.simulator.slice.facts import SliceFacts
@@ -37,6 +37,24 @@ def slice_run(
         link_bytes_per_s=where.shape.links.bytes_per_s,
         flags=dict(chip.compiler_flags),
         assumptions=slowest.run.assumptions,
+    )
+
+
+def alone(run: SimulatedRun, shape: SliceShape) -> SliceRun:
+    """The record of a slice of one device."""
+    return SliceRun(
+        chip=run.chip,
+        topology=shape.name,
+        clock_hz=run.clock_hz,
+        assignment=(0,),
+        way="all devices",
+        classes=(DeviceClass(devices=(0,), run=run),),
+        links=(),
+        collectives=(),
+        link_bytes_per_s=shape.links.bytes_per_s,
+        flags=run.flags,
+        assumptions=run.assumptions,
+        error=run.error,
     )
 
 
