@@ -91,7 +91,7 @@ def is_empty(file: Path) -> bool:
 
 def run_all(chip: Chip, chosen: Mapping[str, Function], bar: Progress) -> Iterator[tuple[str, Outcome]]:
     """Runs functions in a worker."""
-    with WorkerPool(max_workers=1, time_limit_s=600, memory_limit_bytes=6 * 2**30) as pool:
+    with WorkerPool(max_workers=1, time_limit_s=600, memory_limit_bytes=12 * 2**30) as pool:
         runner = Runner(functools.partial(submit, pool), bar)
         running = {name: runner.start(experiment(name, chip, its)) for name, its in chosen.items()}
         for name, job in running.items():

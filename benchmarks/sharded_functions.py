@@ -32,6 +32,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import click
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -209,11 +210,13 @@ def functions(chip: Chip) -> dict[str, Sharded]:
 
 
 def ring_mesh(chip: Chip, topology: str) -> Mesh:
-    """The devices in a ring of neighbours: that of the lessons, and of a cube `jax.make_mesh`'s."""
-    try:
-        return ring_of(slice_devices(chip, topology))
-    except ValueError:
-        return slice_mesh(chip, topology, **{RING: len(slice_devices(chip, topology))})
+    """The devices in a ring of neighbours: that of the lessons, and round the corners of a cube."""
+    devices = slice_devices(chip, topology)
+    if topology != "2x2x2":
+        return ring_of(devices)
+    by_id = {device.id: device for device in devices}
+    # From one number to the next a Gray code changes one bit: one axis of the cube.
+    return Mesh(np.array([by_id[number ^ number >> 1] for number in range(len(devices))]), (RING,))
 
 
 # ---- rows ----

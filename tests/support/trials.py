@@ -15,6 +15,7 @@ SUBJECT = Subject(
     kernel_version=1,
     jax="0.10.2",
     libtpu="0.0.42",
+    constants="c0ffee",
 )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from systolic.chips.history import constants_of_0_3_0
 from systolic.untrusted import UntrustedError, read_json
 
 Row = Sequence[Any]  # of SQLite, whose texts are bytes
@@ -27,7 +28,9 @@ def subject_of_schema_1(record: Any) -> Any:
     found = _renamed(record, {"problem": "spec"})
     if isinstance(found, dict) and isinstance(found.get("spec"), dict):
         found["spec"] = _spec(found["spec"])
-    return {"op": "matmul", **found} if isinstance(found, dict) else found
+    if not isinstance(found, dict):
+        return found
+    return {"op": "matmul", "constants": constants_of_0_3_0(str(found.get("chip"))), **found}
 
 
 def trial_of_schema_1(record: Any) -> Any:

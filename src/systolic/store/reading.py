@@ -31,7 +31,7 @@ def read_subject(record: Any) -> Subject:
         raise UntrustedError(f"chip {shown(subject.chip)} is not known; known are {', '.join(CHIPS)}")
     if subject.kernel_version < 0:
         raise UntrustedError(f"kernel_version={subject.kernel_version} is below 0")
-    for name in ("jax", "libtpu"):
+    for name in ("jax", "libtpu", "constants"):
         if not _VERSION.fullmatch(getattr(subject, name)):
             raise UntrustedError(f"{name}={shown(getattr(subject, name))} is not of its form")
     return subject
@@ -40,8 +40,8 @@ def read_subject(record: Any) -> Subject:
 def read_trial(record: Any, subject: Subject) -> Trial:
     """A trial of a subject out of what `read_json` has read.
 
-    Trials of other versions of the kernels, jax or libtpu count for nothing here, and obey rules that are not known
-    here: of these, tiles and least times are not judged.
+    Trials of other versions of the kernels, jax or libtpu, or of other constants of the simulator, count for nothing
+    here, and obey rules that are not known here: of these, tiles and least times are not judged.
 
     Raises:
       UntrustedError: it is none; or it has a time that is not above 0 or that no kernel can have, something below 0, a

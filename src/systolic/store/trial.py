@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from systolic.chips import chip
+from systolic.chips.time_error import machine_digest
 from systolic.kernels import KERNEL_VERSION
 from systolic.op import leaves, op_of
 from systolic.schedule import KernelConfig
@@ -27,6 +29,7 @@ class Subject:
       spec: what the kernel computes, or XLA.
       kernel_version: `kernels.KERNEL_VERSION`.
       jax, libtpu: versions of what compiled it.
+      constants: `machine_digest` of the simulator's constants of the chip, on which simulated times rest.
     """
 
     op: str
@@ -35,14 +38,21 @@ class Subject:
     kernel_version: int
     jax: str
     libtpu: str
+    constants: str
 
     @classmethod
     def here(cls, spec: Spec, chip_name: str) -> Subject:
-        """With the versions that are installed here."""
+        """With the versions that are installed here, and the constants that the simulator has here."""
         jax, libtpu = _versions()
         op = op_of(spec)
         return cls(
-            op=op.name, spec=op.described(spec), chip=chip_name, kernel_version=KERNEL_VERSION, jax=jax, libtpu=libtpu
+            op=op.name,
+            spec=op.described(spec),
+            chip=chip_name,
+            kernel_version=KERNEL_VERSION,
+            jax=jax,
+            libtpu=libtpu,
+            constants=machine_digest(chip(chip_name).machine),
         )
 
     @property

@@ -16,6 +16,7 @@ from systolic.cli import main
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Prologue
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore
+from systolic.store.migration import subject_of_schema_1
 
 # The tables as 0.3.0 made them.
 SCHEMA = """
@@ -109,6 +110,7 @@ HERE = Subject(
     kernel_version=1,
     jax="0.10.2",
     libtpu="0.0.42",
+    constants="0.3.0",
 )
 
 
@@ -253,3 +255,9 @@ def test_another_schema_is_refused_with_one_line(old: TrialStore, capsys: pytest
         old.trials(HERE)
     assert main(["table", "show", "--store", str(old.file)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_simulated_times_of_changed_constants_count_no_more() -> None:
+    for name, unchanged in (("v4", True), ("v5e", True), ("v5p", True), ("v6e", False), ("v7x", False)):
+        now = Subject.here(HERE.spec, name).constants
+        assert (subject_of_schema_1({**SUBJECT, "chip": name})["constants"] == now) == unchanged

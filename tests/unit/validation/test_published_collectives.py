@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from systolic.lessons.published_ops import published_program
 from systolic.timing import Measurement
@@ -46,14 +47,24 @@ def sharding(found: PublishedProgram) -> NamedSharding:
     return argument.sharding
 
 
+def mesh_of(found: PublishedProgram) -> Mesh:
+    mesh = sharding(found).mesh
+    assert isinstance(mesh, Mesh)
+    return mesh
+
+
+def ids(devices: np.ndarray | None) -> list[int]:
+    return [device.id for device in np.ravel(np.asarray(devices))]
+
+
 @pytest.mark.parametrize(("chip", "named", "topology"), [("v6e", "v6e-8", "2x4"), ("v5p", "v5p-8 (4 chips)", "2x2x1")])
 def test_a_permute_in_a_loop(tmp_path: Path, chip: str, named: str, topology: str) -> None:
     row = read(tmp_path, PERMUTE, chip=chip, topology=named, bytes=1 << 20)
     found = program(row)
     assert (found.topology, row.device_bytes, row.sizes) == (topology, 1 << 20, "1,048,576 B")
     (argument,) = found.arguments
-    mesh = sharding(found).mesh
-    assert [device.id for device in mesh.devices.flat] == list(range(mesh.size))
+    mesh = mesh_of(found)
+    assert ids(mesh.devices) == list(range(mesh.size))
     assert argument.size * 4 == row.device_bytes * mesh.size
     # One round's time is what was published.
     measured = Measurement(chip=chip, provenance="simulated", time_us=17.0 * found.repeats)
@@ -65,10 +76,9 @@ def test_a_gather_over_chips(tmp_path: Path) -> None:
     found = program(read(tmp_path, GATHER, software='"SparseCore offload AG on, dvfs_p_state=7"'))
     assert (found.chip, found.topology) == ("v7x@p7", "2x2x1")
     assert found.flags == (("xla_tpu_enable_sparse_core_collective_offload_all_gather", "true"),)
-    mesh = sharding(found).mesh
-    assert mesh.devices.shape == (4, 2)
-    # Along an axis there are cores of the same number, one of each chip.
-    assert {device.core_on_chip for device in mesh.devices[:, 0]} == {0}
+    # Along the axis there are cores of the same number, one of each chip.
+    assert list(mesh_of(found).shape.values()) == [4, 2]
+    assert ids(np.asarray(mesh_of(found).devices)[:, 0]) == [0, 2, 4, 6]
     assert found.arguments[0].shape == (4 * 64, 8, 128)
 
 

@@ -80,7 +80,7 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
         unnamed = [each for each in unnamed if each not in _flags(program)]
     unnamed.sort(key=lambda allocation: int(allocation.removeprefix("allocation")))
     # The top-level program also reads a pointer to its results, whose number is lower.
-    kinds: tuple[Word | None, ...] = (None, *_UNNAMED[:2]) if top_level else _UNNAMED
+    kinds: tuple[Word | None, ...] = (None, *_UNNAMED) if top_level else _UNNAMED
     if len(unnamed) > len(kinds):
         raise SimulationError(f"{program.name}: what the words {', '.join(unnamed)} hold is not known")
     words |= {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
