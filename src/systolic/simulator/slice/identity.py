@@ -23,9 +23,10 @@ _UNNAMED: tuple[Word, ...] = ("partition", "replica", "assignment")
 _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
 
-# Where a program's constants lie, in HBM beside the allocation that names one, and the table of the assignment.
+# Where a program's constants lie, in HBM beside the allocation that names one.
 CONSTANTS_FROM = 1 << 15
-ASSIGNMENT_AT = 1 << 14
+# And the table of the assignment: above all that a program writes, whose results would take its place.
+ASSIGNMENT_AT = (1 << 28) - (1 << 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
