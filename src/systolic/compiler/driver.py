@@ -25,7 +25,7 @@ from systolic.compiler.named import NamedFunction
 from systolic.compiler.neighbour_tables import neighbour_tables
 from systolic.compiler.program import CompiledProgram, Target, Topology
 from systolic.compiler.sharded import ShardedFunction
-from systolic.compiler.slice_devices import libtpu_devices
+from systolic.compiler.slice_devices import libtpu_devices, new_libtpu_devices
 from systolic.compiler.stage import at_stage
 from systolic.compiler.worker import DUMP_VARIABLE
 
@@ -120,8 +120,16 @@ def traced_jaxpr(
 
 
 def _devices(target: Target) -> Sequence[Any]:
+    import jax
+
     topology = target.slice or Topology(name=target.topology, config=target.topology_config)
-    devices = libtpu_devices(topology)
+    if target.slice is None:
+        # JAX keeps what it has compiled for a device, and that leaves no listing: each time it is another device.
+        devices = new_libtpu_devices(topology)
+    else:
+        # Devices of a slice stay the same, as meshes hold them.
+        jax.clear_caches()
+        devices = libtpu_devices(topology)
     if (kind := devices[0].device_kind) != target.device_kind:
         raise CompilerError(f"a device of {topology.name!r} is a {kind!r}; {target.name!r} says {target.device_kind!r}")
     return devices
