@@ -65,7 +65,7 @@ def test_a_permute_in_a_loop(tmp_path: Path, chip: str, named: str, topology: st
     (argument,) = found.arguments
     mesh = mesh_of(found)
     assert ids(mesh.devices) == list(range(mesh.size))
-    assert argument.size * 4 == row.device_bytes * mesh.size
+    assert argument.size * 4 == (1 << 20) * mesh.size
     # One round's time is what was published.
     measured = Measurement(chip=chip, provenance="simulated", time_us=17.0 * found.repeats)
     assert found.repeats > 1
