@@ -74,8 +74,17 @@ def test_tables_are_found_in_a_binary(devices: int, offset: int) -> None:
     padding = b"\xc0\x7f\xc0\x7f" * (-4 * devices % 128)
     other = np.random.default_rng(0).integers(1 << 20, 1 << 30, 500, "<u4").tobytes()
     binary = bytes(4096) + b"x" * offset + table + padding + other + table + padding + bytes(640)
-    assert neighbour_tables(binary, devices) == (tuple(a_table(devices).ravel()),) * 2
-    assert neighbour_tables(binary, devices + 1) == ()
+    assert neighbour_tables(binary, range(devices)) == (tuple(a_table(devices).ravel()),) * 2
+    assert neighbour_tables(binary, range(devices + 1)) == ()
+
+
+def test_a_table_of_a_mesh_in_another_order_names_devices_by_partition() -> None:
+    assignment = np.array([0, 2, 4, 6, 7, 5, 3, 1])
+    table = a_table(8)
+    table[:, 1:3] = assignment[table[:, 1:3]]
+    binary = bytes(64) + table.astype("<u4").tobytes() + b"\xc0\x7f\xc0\x7f" * 96
+    assert neighbour_tables(binary, assignment.tolist()) == (tuple(table.ravel()),)
+    assert neighbour_tables(binary, range(8)) == ()
 
 
 def program(*bundles: str, name: str = "op") -> Program:
