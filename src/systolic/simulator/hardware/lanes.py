@@ -34,7 +34,7 @@ def joined(values: Sequence[Any]) -> Any:
 
 def _joined_array(array: np.ndarray) -> Any:
     first = array[0]
-    return first.item() if (array == first).all() else Lanes(tuple(array.tolist()), array)
+    return first.item() if (array == first).all() else Lanes.of(array)
 
 
 class _Memo:
@@ -108,15 +108,29 @@ def _binary(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Ca
 class Lanes:
     """A word of every device, in the order of their ids, some of which differ."""
 
-    __slots__ = ("array", "values")
+    __slots__ = ("_values", "array")
 
-    def __init__(self, values: tuple[Any, ...], array: np.ndarray | None = None) -> None:
-        self.values = values
-        if array is None and all(type(each) is int for each in values):
-            array = np.array(values, np.int64) if max(map(abs, values)) <= _LARGEST else None
-        elif array is not None and array.dtype != bool and np.abs(array).max() > _LARGEST:
-            array = None
-        self.array = array  # the same, where all are numbers of no more than 32 bits, or truths
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self._values: tuple[Any, ...] | None = values
+        small = all(type(each) is int for each in values) and max(map(abs, values)) <= _LARGEST
+        # The same for arithmetic at once, where all are numbers of no more than 32 bits, or truths.
+        self.array: np.ndarray | None = np.array(values, np.int64) if small else None
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Lanes:
+        """Lanes of what arithmetic at once came to."""
+        made = cls.__new__(cls)
+        fits = array.dtype == bool or np.abs(array).max() <= _LARGEST
+        made._values, made.array = (None, array) if fits else (tuple(array.tolist()), None)
+        return made
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The word of every device."""
+        if self._values is None:
+            assert self.array is not None
+            self._values = tuple(self.array.tolist())
+        return self._values
 
     def __repr__(self) -> str:
         return f"Lanes{self.values!r}"
