@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from simulator_listings import listing
 
+from systolic.chips import SliceError, SliceShape, chip
 from systolic.compiler.neighbour_tables import neighbour_tables
-from systolic.simulator import SimulationError
+from systolic.simulator import SimulationError, prepare_listings
 from systolic.simulator.reading.collectives import parse_collectives
 from systolic.simulator.reading.listing import Program, parse_listing
 from systolic.simulator.slice.barrier_flags import barrier_flags
@@ -136,3 +137,12 @@ def test_the_launch_is_left_out() -> None:
     assert left == ["vtrace", "vtrace", "smov"]
     with pytest.raises(SimulationError, match="launch"):
         without_launch(program("%s1_s1 = smov 1", name="TLP"))
+
+
+def test_a_slice_of_one_device_is_that_device() -> None:
+    known = chip("v6e")
+    prepared = prepare_listings({"TLP": listing("%s1_s1 = smov 1", *[""] * 50)}, known)
+    one = prepared.run_slice(SliceShape.parse(known, "1x1"), [0], chip=known)
+    assert (one.slowest, one.devices, one.links, one.collectives) == (prepared.run(known), 1, (), ())
+    with pytest.raises(SliceError, match="one device"):
+        prepared.run_slice(SliceShape.parse(known, "2x2"), range(4), chip=known)
