@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from simulator_listings import listing
 
+from systolic.chips import SliceError, SliceShape, chip
 from systolic.compiler.neighbour_tables import neighbour_tables
-from systolic.simulator import SimulationError
+from systolic.simulator import SimulationError, prepare_listings
 from systolic.simulator.reading.collectives import parse_collectives
 from systolic.simulator.reading.listing import Program, parse_listing
 from systolic.simulator.slice.barrier_flags import barrier_flags
@@ -74,8 +75,17 @@ def test_tables_are_found_in_a_binary(devices: int, offset: int) -> None:
     padding = b"\xc0\x7f\xc0\x7f" * (-4 * devices % 128)
     other = np.random.default_rng(0).integers(1 << 20, 1 << 30, 500, "<u4").tobytes()
     binary = bytes(4096) + b"x" * offset + table + padding + other + table + padding + bytes(640)
-    assert neighbour_tables(binary, devices) == (tuple(a_table(devices).ravel()),) * 2
-    assert neighbour_tables(binary, devices + 1) == ()
+    assert neighbour_tables(binary, range(devices)) == (tuple(a_table(devices).ravel()),) * 2
+    assert neighbour_tables(binary, range(devices + 1)) == ()
+
+
+def test_a_table_of_a_mesh_in_another_order_names_devices_by_partition() -> None:
+    assignment = np.array([0, 2, 4, 6, 7, 5, 3, 1])
+    table = a_table(8)
+    table[:, 1:3] = assignment[table[:, 1:3]]
+    binary = bytes(64) + table.astype("<u4").tobytes() + b"\xc0\x7f\xc0\x7f" * 96
+    assert neighbour_tables(binary, assignment.tolist()) == (tuple(table.ravel()),)
+    assert neighbour_tables(binary, range(8)) == ()
 
 
 def program(*bundles: str, name: str = "op") -> Program:
@@ -127,3 +137,12 @@ def test_the_launch_is_left_out() -> None:
     assert left == ["vtrace", "vtrace", "smov"]
     with pytest.raises(SimulationError, match="launch"):
         without_launch(program("%s1_s1 = smov 1", name="TLP"))
+
+
+def test_a_slice_of_one_device_is_that_device() -> None:
+    known = chip("v6e")
+    prepared = prepare_listings({"TLP": listing("%s1_s1 = smov 1", *[""] * 50)}, known)
+    one = prepared.run_slice(SliceShape.parse(known, "1x1"), [0], chip=known)
+    assert (one.slowest, one.devices, one.links, one.collectives) == (prepared.run(known), 1, (), ())
+    with pytest.raises(SliceError, match="one device"):
+        prepared.run_slice(SliceShape.parse(known, "2x2"), range(4), chip=known)

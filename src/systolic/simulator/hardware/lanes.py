@@ -11,8 +11,10 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hardware.values import SCALAR_FUNCTIONS, Unknown
+from systolic.simulator.hardware.values import SCALAR_FUNCTIONS, Unknown, larger, smaller
 
 
 class DivergedError(SimulationError):
@@ -28,6 +30,11 @@ def joined(values: Sequence[Any]) -> Any:
     else:
         same = all(type(value) is kind and value == first for value in values)
     return first if same else Lanes(tuple(values))
+
+
+def _joined_array(array: np.ndarray) -> Any:
+    first = array[0]
+    return first.item() if (array == first).all() else Lanes.of(array)
 
 
 class _Memo:
@@ -61,8 +68,31 @@ def each_lane(function: Callable[..., Any], *operands: Any) -> Any:
 
 
 def _on_each_lane(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    at_once = _AT_ONCE.get(function)
+    if at_once is not None:
+        arrays = [_array(each) for each in operands]
+        if all(each is not None for each in arrays):
+            return _joined_array(at_once(*arrays))
     results = [function(*(lane(each, number) for each in operands)) for number in range(lanes_in(operands))]
     return tuple(map(joined, zip(*results, strict=True))) if type(results[0]) is tuple else joined(results)
+
+
+def _array(operand: Any) -> Any:
+    """The operand for arithmetic on all lanes at once; None where a lane is not known, or too large for that."""
+    if type(operand) is Lanes:
+        return operand.array
+    return operand if type(operand) is bool or (type(operand) is int and abs(operand) <= _LARGEST) else None
+
+
+_LARGEST = (1 << 32) - 1  # sums, differences and shifts of such words by less than 31 bits fit 64 bits
+# Functions for which NumPy computes the same of such words.
+_AT_ONCE: dict[Callable[..., Any], Callable[..., Any]] = {
+    **{each: each for each in (operator.add, operator.sub, operator.and_, operator.or_, operator.xor, operator.neg)},
+    **{each: each for each in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)},
+    **{each: each for each in (operator.lshift, operator.rshift)},
+    smaller: np.minimum,
+    larger: np.maximum,
+}
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -78,10 +108,29 @@ def _binary(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Ca
 class Lanes:
     """A word of every device, in the order of their ids, some of which differ."""
 
-    __slots__ = ("values",)
+    __slots__ = ("_values", "array")
 
     def __init__(self, values: tuple[Any, ...]) -> None:
-        self.values = values
+        self._values: tuple[Any, ...] | None = values
+        small = all(type(each) is int for each in values) and max(map(abs, values)) <= _LARGEST
+        # The same for arithmetic at once, where all are numbers of no more than 32 bits, or truths.
+        self.array: np.ndarray | None = np.array(values, np.int64) if small else None
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Lanes:
+        """Lanes of what arithmetic at once came to."""
+        made = cls.__new__(cls)
+        fits = array.dtype == bool or np.abs(array).max() <= _LARGEST
+        made._values, made.array = (None, array) if fits else (tuple(array.tolist()), None)
+        return made
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The word of every device."""
+        if self._values is None:
+            assert self.array is not None
+            self._values = tuple(self.array.tolist())
+        return self._values
 
     def __repr__(self) -> str:
         return f"Lanes{self.values!r}"
@@ -141,6 +190,9 @@ def picked(predicate: Any, chosen: Any, otherwise: Any) -> Any:
     if type(predicate) is Lanes:
         return each_lane(picked, predicate, chosen, otherwise)
     return predicate if type(predicate) is Unknown else chosen if predicate else otherwise
+
+
+_AT_ONCE[picked] = np.where
 
 
 # What the Python expressions of scalar instructions call.
