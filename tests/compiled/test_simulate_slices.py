@@ -147,6 +147,15 @@ def test_a_program_of_a_slice_runs_again(pool: WorkerPool) -> None:
     assert program.run().cycles == run.cycles
 
 
+def test_a_program_is_compiled_anew_where_it_is_not_kept(pool: WorkerPool) -> None:
+    fn, x = jax.jit(jnp.negative, out_shardings=WHOLE), shape(128, 256, spec=P("model"))
+    jobs = [
+        submit_simulation(pool, fn, (x,), systolic.chip(CHIP), label="a test", topology=TOPOLOGY, cached=False)
+        for _ in range(2)
+    ]
+    assert len({job.result().time_us for job in jobs}) == 1
+
+
 def test_collectives_stay_on_the_tensor_core_unless_flags_say_otherwise(pool: WorkerPool) -> None:
     mesh = slice_mesh("v7x", "2x2x1", ring=8)
     fn = jax.jit(jnp.negative, out_shardings=NamedSharding(mesh, P()))

@@ -11,7 +11,7 @@ from systolic.compiler.blame import short_place, source_line, written_at
 from systolic.compiler.cache import CacheWarning, ProgramCache, cache_folder
 from systolic.compiler.contents import PallasOperands, inner_jaxprs, pallas_operands
 from systolic.compiler.deferred import Deferred, Missing
-from systolic.compiler.driver import compile_function, traced_jaxpr, under_settings
+from systolic.compiler.driver import compile_function
 from systolic.compiler.endings import (
     CompilerCrash,
     CompilerOutOfMemory,
@@ -44,6 +44,7 @@ from systolic.compiler.slice_calls import check_sharded_call, with_slice_options
 from systolic.compiler.slice_devices import slice_devices, slice_mesh, topology_of
 from systolic.compiler.stage import at_stage
 from systolic.compiler.submit import submit_compilation, tracing_settings
+from systolic.compiler.tracing import traced_jaxpr, under_settings
 from systolic.versions import versions
 
 __all__ = [

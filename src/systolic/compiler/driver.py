@@ -6,27 +6,22 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from systolic.bugs import runs_user_code
 from systolic.chips import SliceError
 from systolic.compat import assigned_devices
-from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.blame import source_line
 from systolic.compiler.cache import ProgramCache
 from systolic.compiler.dump import Dump, empty_dump, read_dump
 from systolic.compiler.errors import CompilerError, CompilerFlagError, CompilerRefusal, RefusalKind, check_available
-from systolic.compiler.jit_options import JitOptions, without_jit_options
 from systolic.compiler.named import NamedFunction
 from systolic.compiler.neighbour_tables import neighbour_tables
 from systolic.compiler.program import CompiledProgram, Target, Topology
-from systolic.compiler.sharded import ShardedFunction
-from systolic.compiler.slice_devices import libtpu_devices
 from systolic.compiler.stage import at_stage
+from systolic.compiler.tracing import device_context, devices_of, trace, under_settings
 from systolic.compiler.worker import DUMP_VARIABLE
 
 # jax is imported inside the functions: this module's names are needed in processes that never compile.
@@ -76,9 +71,9 @@ def compile_function(
         raise CompilerError("compile_function needs the environment of a worker: use submit_compilation")
     dump = Path(os.environ[DUMP_VARIABLE])
     started = time.perf_counter()
-    devices = _devices(target)
-    with under_settings(settings or {}), _device_context(target, fn):
-        traced = _trace(fn, args, devices, sharded=target.slice is not None)
+    devices = devices_of(target)
+    with under_settings(settings or {}), device_context(target, fn):
+        traced = trace(fn, args, devices, sharded=target.slice is not None)
         with at_stage("lowering"):
             lowered = _lower(traced)
         assignment = () if target.slice is None else _assignment(lowered, devices, target.slice)
@@ -107,26 +102,6 @@ def compile_function(
     return program
 
 
-def traced_jaxpr(
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    target: Target,
-    *,
-    settings: Mapping[str, Any] | None = None,
-) -> Any:
-    """The closed jaxpr that `compile_function` would lower, for the same arguments."""
-    with under_settings(settings or {}), _device_context(target, fn):
-        return _trace(fn, args, _devices(target), sharded=target.slice is not None).jaxpr
-
-
-def _devices(target: Target) -> Sequence[Any]:
-    topology = target.slice or Topology(name=target.topology, config=target.topology_config)
-    devices = libtpu_devices(topology)
-    if (kind := devices[0].device_kind) != target.device_kind:
-        raise CompilerError(f"a device of {topology.name!r} is a {kind!r}; {target.name!r} says {target.device_kind!r}")
-    return devices
-
-
 def _assignment(lowered: Any, devices: Sequence[Any], topology: Topology) -> tuple[int, ...]:
     """The ids of the devices that a lowered function is for, in the order of its partitions."""
     assigned = assigned_devices(lowered)
@@ -142,53 +117,6 @@ def _assignment(lowered: Any, devices: Sequence[Any], topology: Topology) -> tup
             "all of them (systolic.slice_mesh), or name a smaller slice"
         )
     return ids
-
-
-@contextmanager
-def _device_context(target: Target, fn: Any) -> Iterator[None]:
-    import jax
-    from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
-
-    _, options = without_jit_options(fn)
-    if target.slice is not None and options.mesh is not None:
-        with jax.set_mesh(options.mesh):
-            yield
-        return
-    # Pallas code that asks for the chip while it is traced (pltpu.get_tpu_info, emit_pipeline) gets its answer here.
-    device = AbstractDevice(device_kind=target.device_kind, num_cores=target.cores_per_device, platform="tpu")
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        yield
-
-
-def _trace(
-    fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], devices: Sequence[Any], *, sharded: bool
-) -> Any:
-    import jax
-
-    inner, options = without_jit_options(fn)
-    if isinstance(inner, NamedFunction):
-        inner = inner.load()
-        options = replace(without_jit_options(inner)[1], mesh=options.mesh)
-    if isinstance(inner, ShardedFunction):
-        return _traced(inner.on(devices), abstract_arguments(args), options)
-    if sharded:
-        return _traced(inner, abstract_arguments(args, shardings=True), options, **options.shardings)
-
-    sharding = jax.sharding.SingleDeviceSharding(devices[0])
-    placed = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type),
-        abstract_arguments(args),
-    )
-    return _traced(inner, placed, options)
-
-
-@runs_user_code
-def _traced(fn: Callable[..., Any], args: Sequence[Any], options: JitOptions, **shardings: Any) -> Any:
-    import jax
-
-    # An argument that is not used stays a parameter: the program's are those of the call, by number.
-    with at_stage("tracing"):
-        return jax.jit(fn, keep_unused=True, donate_argnums=options.donated, **shardings).trace(*args)
 
 
 def _lower(traced: Any) -> Any:
@@ -237,21 +165,6 @@ def _compiled(lowered: Any, flags: Mapping[str, str]) -> Any:
             if not unknown:
                 raise
             del options[unknown[0]]
-
-
-@contextmanager
-def under_settings(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Lets JAX trace under these settings; see `tracing_settings`."""
-    import jax
-
-    before = {name: getattr(jax.config, name) for name in settings}
-    try:
-        for name, value in settings.items():
-            jax.config.update(name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
 
 
 def _first_error(action: Callable[[], Any]) -> Exception | None:

@@ -126,7 +126,12 @@ def slice_mesh(chip: str | Chip, topology: str, /, **axes: int) -> Any:
 
 @functools.cache
 def libtpu_devices(topology: Topology) -> Sequence[Any]:
-    """The devices of a slice as libtpu has them, each the same object whenever it is asked for. Only for a worker.
+    """The same as `new_libtpu_devices`, each device the same object whenever it is asked for."""
+    return new_libtpu_devices(topology)
+
+
+def new_libtpu_devices(topology: Topology) -> Sequence[Any]:
+    """The devices of a slice as libtpu has them. Only for a worker.
 
     Raises:
         CompilerError: libtpu does not know the slice.
