@@ -29,7 +29,6 @@ from systolic.kernels.step import step
 from systolic.kernels.streams import SLOTS, OutputStream, Stream
 from systolic.kernels.subtiles import Subtile, loop, quotient
 from systolic.schedule import Block, GridSchedule, KernelConfig, Scratch, operand_blocks
-from systolic.schedule.blocks import FACTORS
 from systolic.spec import MatmulSpec, Operands
 
 
@@ -80,7 +79,7 @@ def manual_dma_matmul(
             (pltpu.VMEM((SLOTS, tiles.tile_m, tiles.tile_n), jnp.dtype(dtype)), pltpu.SemaphoreType.DMA((SLOTS,)))
             for dtype in spec.dtypes_out
         ),
-        fill_sem=pltpu.SemaphoreType.DMA((len(FACTORS), config.fill_chunks)),
+        fill_sem=pltpu.SemaphoreType.DMA((len(blocks.factors), config.fill_chunks)),
         scratch=scratch_shapes(spec, config),
     )
 
@@ -141,7 +140,7 @@ class _Kernel:
     @property
     def factors(self) -> tuple[Stream, ...]:
         """What is multiplied, whose first blocks arrive in chunks."""
-        return tuple(getattr(self.streams, side) for side in FACTORS)
+        return tuple(self.streams.factors)
 
     @property
     def late(self) -> list[Stream]:
@@ -238,8 +237,8 @@ class _Kernel:
             for copy in self._stores(Subtile.whole(tiles), tile):
                 copy.start()
 
-    def _first(self, lhs: Operand, rhs: Operand, acc_vmem: Any) -> None:
-        """The sum of the first step, chunk by chunk."""
+    def _first(self, lhs: Operand, rhs: Operand, sums_vmem: tuple[Any, ...]) -> None:
+        """The sums of the first step, chunk by chunk."""
         fill_chunks = self.config.fill_chunks
 
         def add(number: Any) -> None:
@@ -247,14 +246,15 @@ class _Kernel:
                 stream.fill_chunk(number, fill_chunks, self.fill_sem.at[side, number]).wait()
             part_lhs, part_rhs = (
                 operand.part(*stream.along_k(number, fill_chunks))
-                for operand, stream in zip((lhs, rhs), self.factors, strict=True)
+                for operand, stream in zip((lhs, rhs), self.factors[:2], strict=True)
             )
 
             def one(at: Any) -> None:
                 subtile = Subtile.number(at, self.config)
-                found = multiply(part_lhs, part_rhs, subtile, self.spec)
-                so_far = acc_vmem[subtile.rows, subtile.columns]
-                acc_vmem[subtile.rows, subtile.columns] = jnp.where(number == 0, jnp.zeros_like(found), so_far) + found
+                for found, sum_vmem in zip(multiply(part_lhs, part_rhs, subtile, self.spec), sums_vmem, strict=True):
+                    so_far = sum_vmem[subtile.rows, subtile.columns]
+                    total = jnp.where(number == 0, jnp.zeros_like(found), so_far) + found
+                    sum_vmem[subtile.rows, subtile.columns] = total
 
             loop(self.config.subtiles, one)
 

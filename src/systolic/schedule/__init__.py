@@ -12,6 +12,7 @@ from systolic.schedule.config import (
     is_made,
     is_split,
     is_staged,
+    made_of,
     row_chunk,
 )
 from systolic.schedule.grid import GridSchedule, TileIndex
@@ -62,6 +63,7 @@ __all__ = [
     "is_split",
     "is_staged",
     "kernel_buffers",
+    "made_of",
     "operand_blocks",
     "require_legal",
     "row_chunk",

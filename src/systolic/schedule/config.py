@@ -86,6 +86,11 @@ def is_made(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> bool:
     return spec.prologue(side) is not None or is_split(spec) or spec.dtype(side) != spec.dtype_multiplied
 
 
+def made_of(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> int:
+    """How many factors an operand is, each of which is made where one is: the other right-hand side is one too."""
+    return spec.products if side == "rhs" or spec.pairing == "added" else 1
+
+
 def is_staged(spec: MatmulSpec, tiles: Tiles, side: Literal["lhs", "rhs"]) -> bool:
     """Whether an operand's block is rewritten in VMEM before it is multiplied, instead of on the way.
 
