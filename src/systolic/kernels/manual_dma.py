@@ -96,7 +96,10 @@ def manual_dma_matmul(
             refs=refs,
             streams=refs.map(stream, blocks, its.blocks, its.sems),
             outs=tuple(
-                OutputStream(hbm, *own, tiles.tile_m, tiles.tile_n) for hbm, own in zip(outs_hbm, its.outs, strict=True)
+                OutputStream(outs_hbm[0], *own, tiles.tile_m, tiles.tile_n, number * spec.n)
+                if spec.joined_outputs
+                else OutputStream(outs_hbm[number], *own, tiles.tile_m, tiles.tile_n)
+                for number, own in enumerate(its.outs)
             ),
             fill_sem=its.fill_sem,
             scratch=its.scratch,
@@ -107,6 +110,11 @@ def manual_dma_matmul(
         ).run()
 
     every = arrays.present()
+    shapes = (
+        [((spec.m, 2 * spec.n), spec.dtype_out)]
+        if spec.joined_outputs
+        else [((spec.m, spec.n), dtype) for dtype in spec.dtypes_out]
+    )
     return launch(
         kernel,
         arrays,
@@ -116,8 +124,8 @@ def manual_dma_matmul(
         in_specs=arrays.map(
             lambda _, block: pl.BlockSpec(memory_space=pltpu.VMEM if block is None else pltpu.HBM), blocks
         ),
-        out_specs=tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in spec.dtypes_out),
-        out_shape=tuple(shape_with_mesh_axes((spec.m, spec.n), dtype, every) for dtype in spec.dtypes_out),
+        out_specs=tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in shapes),
+        out_shape=tuple(shape_with_mesh_axes(*each, every) for each in shapes),
         scratch_shapes=(buffers,),
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
     )

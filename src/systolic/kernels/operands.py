@@ -142,9 +142,7 @@ def multiply(lhs: Operand, rhs: Operand, subtile: Subtile, spec: MatmulSpec) -> 
 
     parts = 2 if is_split(spec) else 1
     lefts, rights = (list(zip(*[iter(values)] * parts, strict=True)) for values in (of_lhs, of_rhs))
-    products = [
-        product(left, right) for left, right in zip(lefts * (spec.products // len(lefts)), rights, strict=True)
-    ]
+    products = [product(left, right) for left, right in zip(lefts * (spec.products // len(lefts)), rights, strict=True)]
     return (products[0] + products[1],) if spec.pairing == "added" else tuple(products)
 
 

@@ -112,6 +112,16 @@ def can_run_manually(spec: MatmulSpec, tiles: Tiles) -> bool:
     return even and spec.batch == 1 and not any(is_staged(spec, tiles, side) for side in FACTORS)
 
 
+# Sides of which some tile divides any multiple, and which some tile takes whole.
+_DIVISIBLE, _SHORT = 256, 2048
+
+
+def can_join_outputs(spec: MatmulSpec, cores: int) -> bool:
+    """Whether `kernels.manual_dma`, which alone writes two outputs into one array, takes a product in some tiles."""
+    even = spec.m % _DIVISIBLE == 0 and spec.n % _DIVISIBLE == 0 and (spec.k % _DIVISIBLE == 0 or spec.k <= _SHORT)
+    return even and cores == 1 and spec.batch == 1
+
+
 def has_accumulator(spec: MatmulSpec, config: KernelConfig) -> bool:
     """Whether the sum over k takes several steps, or the first step several chunks, and so a buffer of its own."""
     return spec.k > config.tiles.tile_k or config.fill_chunks > 1

@@ -17,15 +17,26 @@ class GatedSpec(MatmulSpec):
     added: `lhs₁ @ rhs + lhs₂ @ up`, where the function of lhs makes both of one block: the gradient of x.
     apart: `lhs @ rhs₁` and `lhs @ rhs₂`, two outputs, where the function of rhs makes both: gradients of the weights.
 
+    With `side_by_side` rhs and up are one array, the columns of up behind those of rhs; of apart so are both outputs.
+
     Raises:
       SpecError: as `MatmulSpec`.
     """
 
     pairing: Pairing = "gated"
+    side_by_side: bool = False
 
     @classmethod
     def of(
-        cls, m: int, k: int, n: int, dtype: str, dtype_out: str | None = None, activation: str = "silu"
+        cls,
+        m: int,
+        k: int,
+        n: int,
+        dtype: str,
+        dtype_out: str | None = None,
+        *,
+        activation: str = "silu",
+        side_by_side: bool = False,
     ) -> GatedSpec:
         """The gated product; dtypes as in `MatmulSpec.of`."""
         plain = MatmulSpec.of(m, k, n, dtype, dtype_out)
@@ -37,4 +48,5 @@ class GatedSpec(MatmulSpec):
             dtype_rhs=dtype,
             dtype_out=plain.dtype_out,
             epilogue=Epilogue(activation=activation),
+            side_by_side=side_by_side,
         )

@@ -81,6 +81,16 @@ class MatmulSpec:
         return None
 
     @property
+    def side_by_side(self) -> bool:
+        """Whether both right-hand sides, or both outputs where they are apart, lie in one array, the second behind."""
+        return False
+
+    @property
+    def joined_outputs(self) -> bool:
+        """Whether two outputs are one array."""
+        return self.side_by_side and self.pairing == "apart"
+
+    @property
     def products(self) -> int:
         """Products that a step makes, each of a tile of lhs and one of a right-hand side."""
         return 1 if self.pairing is None else 2

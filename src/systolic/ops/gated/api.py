@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def gated_matmul(
     x: Shaped[Array | np.ndarray, "*batch m k"],
-    w_gate: Shaped[Array | np.ndarray, "k n"],
-    w_up: Shaped[Array | np.ndarray, "k n"],
+    w_gate: Shaped[Array | np.ndarray, "*batch k columns"],
+    w_up: Shaped[Array | np.ndarray, "*batch k n"] | None = None,
     *,
     activation: str | Callable[[Array], Array] | None = "silu",
     precision: Any = None,
@@ -39,7 +39,8 @@ def gated_matmul(
 
     Args:
       x: [..., m, k], or [k]; dtypes as in `systolic.matmul`.
-      w_gate, w_up: [..., k, n], of the same shape and dtype.
+      w_gate, w_up: [..., k, n], of the same shape and dtype. Or w_gate alone, [..., k, 2n], with the columns of w_up
+        behind its own: its gradient is one array too. Where n is no multiple of 256, XLA copies the two halves.
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       precision: of float32, as in `systolic.matmul`.
       preferred_element_type: of the result. Default: as in `systolic.matmul`, but float32 for integers.

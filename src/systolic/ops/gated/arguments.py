@@ -12,6 +12,9 @@ from systolic.ops.matmul.arguments import canonical as canonical_matmul
 from systolic.ops.matmul.product import Backend
 from systolic.spec import SpecError
 
+# Columns of which each weight of one array has to have a multiple, so that blocks do not reach into the other one.
+_WHOLE_BLOCKS = 256
+
 
 def canonical(
     x: Any,
@@ -28,17 +31,23 @@ def canonical(
     Raises:
       SpecError: shapes or dtypes that do not go together, an activation that is not elementwise.
     """
-    gate, up = (
-        (f"{name} of shape {list(operand(value, name).shape)} and {given_dtype(value, name)}", value)
-        for name, value in (("w_gate", w_gate), ("w_up", w_up))
-    )
-    if w_gate.shape != w_up.shape or given_dtype(w_gate, "w_gate") != given_dtype(w_up, "w_up"):
-        raise SpecError(f"{gate[0]}, {up[0]}: both weights need the same shape and dtype")
-    left = Given(name="lhs", value=x, transposed=False, fn=None, args=())
+    side_by_side = False
+    said = _said("w_gate", w_gate)
+    if w_gate.ndim < 2:
+        raise SpecError(f"{said}: a weight needs rows and columns")
+    if w_up is None:
+        n, rest = divmod(w_gate.shape[-1], 2)
+        if rest:
+            raise SpecError(f"{said} and no w_up: an array of both weights needs an even number of columns")
+        side_by_side = n % _WHOLE_BLOCKS == 0
+        if not side_by_side:
+            w_gate, w_up = w_gate[..., :n], w_gate[..., n:]
+    elif w_gate.shape != w_up.shape or given_dtype(w_gate, "w_gate") != given_dtype(w_up, "w_up"):
+        raise SpecError(f"{said}, {_said('w_up', w_up)}: both weights need the same shape and dtype")
 
     def call(weight: Any) -> Call:
         return canonical_matmul(
-            left,
+            Given(name="lhs", value=x, transposed=False, fn=None, args=()),
             Given(name="rhs", value=weight, transposed=False, fn=None, args=()),
             bias=None,
             residual=None,
@@ -54,8 +63,16 @@ def canonical(
     return replace(
         found,
         product=replace(
-            found.product, dtype_out="float32" if dtype == "float16" else dtype, pairing="gated", activation=found.product.activation
+            found.product,
+            dtype_out="float32" if dtype == "float16" else dtype,
+            pairing="gated",
+            side_by_side=side_by_side,
         ),
-        operands=found.operands._replace(up=call(w_up).operands.rhs),
+        operands=found.operands if side_by_side else found.operands._replace(up=call(w_up).operands.rhs),
+        shape=(*found.shape[:-1], found.shape[-1] // 2) if side_by_side else found.shape,
         dtype=dtype,
     )
+
+
+def _said(name: str, value: Any) -> str:
+    return f"{name} of shape {list(operand(value, name).shape)} and {given_dtype(value, name)}"

@@ -43,16 +43,21 @@ def multiply(product: Product, operands: Operands) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _multiply(product: Product, operands: Operands) -> Array:
-    return compute(product, operands)[0]
+    return compute(product, _complete(product, operands))[0]
+
+
+def _complete(product: Product, operands: Operands) -> Operands:
+    """The operands of the kernel: an array of both weights is the right-hand side of either product."""
+    return operands._replace(up=operands.rhs) if product.side_by_side else operands
 
 
 @functools.partial(_multiply.defjvp, symbolic_zeros=True)
 def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Operands]) -> tuple[Array, Any]:
     (operands,) = primals
-    out, of_up, of_gate = compute(replace(product, kept_sum=kept_dtype(operands)), operands)
-    residuals = [operands.lhs, operands.rhs, operands.up, of_gate, of_up]
-    changes = perturbed([tangents[0].lhs, tangents[0].rhs, tangents[0].up])
-    return out, linear(_Tangent(product=product), residuals, changes, [out])[0]
+    out, of_up, of_gate = compute(replace(product, kept_sum=kept_dtype(operands)), _complete(product, operands))
+    count = 2 if product.side_by_side else 3  # x, and one or two arrays of weights
+    residuals = [*list(operands)[:count], of_gate, of_up]
+    return out, linear(_Tangent(product=product), residuals, perturbed(list(tangents[0])[:count]), [out])[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +73,16 @@ class _Tangent:
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         x, *weights, of_gate, of_up = residuals
         dx, *dweights = arguments
-        one = self.product.anew(pairing=None)
+        one = self.product.anew(pairing=None, side_by_side=False)
+        if self.product.side_by_side:
+            weights = jnp.split(weights[0], 2, axis=-1)
+            dweights = [None] * 2 if dweights[0] is None else jnp.split(dweights[0], 2, axis=-1)
         terms = [
             total * slope.astype(jnp.float32)
             for weight, dweight, slope in zip(weights, dweights, (of_gate, of_up), strict=True)
             if (total := sum_tangent(one, Operands(lhs=x, rhs=weight), Operands(lhs=dx, rhs=dweight))) is not None
         ]
-        shape = output_shape(self.product, Operands(lhs=x, rhs=weights[0]))
+        shape = output_shape(one, Operands(lhs=x, rhs=weights[0]))
         return [jnp.broadcast_to(functools.reduce(jnp.add, terms), shape).astype(self.product.dtype_out)]
 
     def transpose(
@@ -84,15 +92,14 @@ class _Tangent:
         wanted_x, *wanted = (argument is not None for argument in arguments)
         (dout,) = cotangents
         dx = _dx(self.product, x, weights, dout, (of_gate, of_up)) if wanted_x else None
-        slopes = [slope for slope, is_wanted in zip((of_gate, of_up), wanted, strict=True) if is_wanted]
+        each = wanted * 2 if self.product.side_by_side else wanted
+        slopes = [slope for slope, is_wanted in zip((of_gate, of_up), each, strict=True) if is_wanted]
         found = iter(_dweights(self.product, x, weights[0], dout, slopes) if slopes else ())
         return [dx, *(next(found) if is_wanted else None for is_wanted in wanted)]
 
 
-def _dx(
-    product: Product, x: Array, weights: Sequence[Array], dout: Array, slopes: tuple[Array, ...]
-) -> Array:
-    gate, up = weights
+def _dx(product: Product, x: Array, weights: Sequence[Array], dout: Array, slopes: tuple[Array, ...]) -> Array:
+    gate, up = weights * 2 if product.side_by_side else weights
     (found,) = compute(
         product.anew(
             dtype_out=_dtype_out(x, dout, gate),

@@ -40,6 +40,7 @@ def product_of(spec: MatmulSpec, backend: Backend) -> Product:
         functions=functions_of(spec),
         activation=spec.epilogue.activation,
         pairing=spec.pairing,
+        side_by_side=spec.side_by_side,
     )
 
 
@@ -109,7 +110,11 @@ def matrices(spec: MatmulSpec) -> Operands:
             (*lead, rows if operand.rows else 1, columns if operand.columns else 1), jnp.dtype(operand.dtype)
         )
 
-    return spec.operands.map(shape, spec.operands.sides)
+    found = spec.operands.map(shape, spec.operands.sides)
+    if not spec.side_by_side or found.up is None:
+        return found
+    both = jax.ShapeDtypeStruct((*found.up.shape[:-1], 2 * found.up.shape[-1]), found.up.dtype)
+    return found._replace(rhs=both, up=both)
 
 
 @functools.lru_cache(maxsize=1024)

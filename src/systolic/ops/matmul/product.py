@@ -24,7 +24,17 @@ from systolic.kernels.functions import Functions, outputs
 from systolic.ops.epilogue import OpCount, op_count_of
 from systolic.ops.shapes import broadcast_shapes
 from systolic.schedule import KernelConfig, Tiles
-from systolic.spec import Epilogue, FusedOperand, GatedSpec, MatmulSpec, Operands, Pairing, PrecisionName, Prologue, Side
+from systolic.spec import (
+    Epilogue,
+    FusedOperand,
+    GatedSpec,
+    MatmulSpec,
+    Operands,
+    Pairing,
+    PrecisionName,
+    Prologue,
+    Side,
+)
 
 Implementation = Literal["pallas", "xla", "interpret"] | pltpu.InterpretParams | None
 Fn = Callable[..., Any]
@@ -64,6 +74,7 @@ class Product:
     activation: str = ""  # its name
     kept_sum: str | None = None  # dtype of a second output, z; None: there is none
     pairing: Pairing | None = None  # what becomes of two products; None where there is one
+    side_by_side: bool = False  # both right-hand sides are one array; of `apart` both outputs
     counts_cast: bool = True  # whether the cast to `dtype_out` is one of the epilogue's operations
 
     def anew(self, **changes: Any) -> Product:
@@ -76,6 +87,8 @@ def spec_of(product: Product, operands: Operands) -> MatmulSpec:
     lhs, rhs = operands.lhs, operands.rhs
     m, k = lhs.shape[-2:][:: -1 if product.transpose_lhs else 1]
     n = rhs.shape[-2 if product.transpose_rhs else -1]
+    if product.pairing == "gated" and product.side_by_side:
+        n //= 2
     batch = math.prod(max(sizes) for sizes in zip(*(array.shape[:-2] for array in operands.present()), strict=True))
 
     def fused(array: Any, side: Side) -> FusedOperand:
@@ -88,7 +101,9 @@ def spec_of(product: Product, operands: Operands) -> MatmulSpec:
 
     facts = operands.map(fused, operands.sides)
     counted = epilogue_op_count(product, operands.of_output.map(lambda _: True))
-    its_type = MatmulSpec if product.pairing is None else functools.partial(GatedSpec, pairing=product.pairing)
+    its_type: Callable[..., MatmulSpec] = MatmulSpec
+    if product.pairing is not None:
+        its_type = functools.partial(GatedSpec, pairing=product.pairing, side_by_side=product.side_by_side)
     return its_type(
         m=max(m, 1),
         k=max(k, 1),
@@ -157,4 +172,5 @@ def output_shape(product: Product, operands: Operands) -> tuple[int, ...]:
     """[*batch, m, n]."""
     lhs, rhs = operands.lhs.shape, operands.rhs.shape
     batch = broadcast_shapes(*(array.shape[:-2] for array in operands.present()))
-    return *batch, lhs[-1 if product.transpose_lhs else -2], rhs[-2 if product.transpose_rhs else -1]
+    columns = rhs[-2 if product.transpose_rhs else -1] // (2 if product.side_by_side else 1)
+    return *batch, lhs[-1 if product.transpose_lhs else -2], columns

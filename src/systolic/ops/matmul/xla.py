@@ -18,6 +18,9 @@ def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
     functions = product.functions
     lhs = functions.lhs(operands.lhs, *operands.lhs_args) if functions.lhs is not None else operands.lhs
     rhs = functions.rhs(operands.rhs, *operands.rhs_args) if functions.rhs is not None else operands.rhs
+    if product.side_by_side and operands.up is not None:
+        rhs, up = jnp.split(rhs, 2, axis=-1)
+        operands = operands._replace(up=up)
     lefts, rights = jax.tree.leaves(lhs), jax.tree.leaves((rhs, operands.up))
 
     def multiply(left: Array, right: Array) -> Array:
@@ -34,4 +37,5 @@ def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
         if spec.sums < spec.products:
             totals = [totals[0] + totals[1]]
         outs = outputs(tuple(totals), operands, spec.epilogue, functions, product.dtype_out, product.pairing)
-    return tuple(out.astype(dtype) for out, dtype in zip(outs, spec.dtypes_out, strict=True))
+    outs = tuple(out.astype(dtype) for out, dtype in zip(outs, spec.dtypes_out, strict=True))
+    return (jnp.concatenate(outs, axis=-1),) if spec.joined_outputs else outs
