@@ -46,13 +46,13 @@ def outputs(
 ) -> tuple[Array, ...]:
     """All outputs, made of all sums; see `finished` and `spec.GatedSpec`."""
     if pairing == "gated":
-        return gated(*totals, epilogue, functions, dtype_out)
+        return gated(totals, epilogue, functions, dtype_out)
     return tuple(out for total in totals for out in finished(total, operands, epilogue, functions, dtype_out))
 
 
-def gated(gate: Array, up: Array, epilogue: Epilogue, functions: Functions, dtype_out: str) -> tuple[Array, ...]:
+def gated(totals: tuple[Array, ...], epilogue: Epilogue, functions: Functions, dtype_out: str) -> tuple[Array, ...]:
     """activation(gate) · up; with `epilogue.kept_sum` also its derivatives with regard to up and to gate."""
-    gate, up = gate.astype(jnp.float32), up.astype(jnp.float32)
+    gate, up = (total.astype(jnp.float32) for total in totals)
     activation = functions.activation or (lambda value: value)
     if not epilogue.kept_sum:
         return (as_dtype(activation(gate) * up, dtype_out),)

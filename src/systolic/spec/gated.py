@@ -23,8 +23,9 @@ class GatedSpec(MatmulSpec):
       SpecError: as `MatmulSpec`.
     """
 
-    pairing: Pairing = "gated"
-    side_by_side: bool = False
+    # A plain product has these as properties, not as fields, so that its records have stayed what they were.
+    pairing: Pairing = "gated"  # pyright: ignore[reportIncompatibleMethodOverride]
+    side_by_side: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @classmethod
     def of(

@@ -1,4 +1,4 @@
-"""`systolic.gated_matmul`: its call, its derivatives, and what the planner knows of it. Its kernels are the matmul's."""
+"""`systolic.gated_matmul`: its call, its derivatives and its plan. The kernels are those of `systolic.matmul`."""
 
 from systolic.ops.gated.api import gated_matmul
 from systolic.ops.gated.plan import GatedOp

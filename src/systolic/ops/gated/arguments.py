@@ -42,8 +42,8 @@ def canonical(
         side_by_side = n % _WHOLE_BLOCKS == 0
         if not side_by_side:
             w_gate, w_up = w_gate[..., :n], w_gate[..., n:]
-    elif w_gate.shape != w_up.shape or given_dtype(w_gate, "w_gate") != given_dtype(w_up, "w_up"):
-        raise SpecError(f"{said}, {_said('w_up', w_up)}: both weights need the same shape and dtype")
+    elif said.removeprefix("w_gate") != (said_up := _said("w_up", w_up)).removeprefix("w_up"):
+        raise SpecError(f"{said}, {said_up}: both weights need the same shape and dtype")
 
     def call(weight: Any) -> Call:
         return canonical_matmul(

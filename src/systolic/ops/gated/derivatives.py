@@ -99,7 +99,7 @@ class _Tangent:
 
 
 def _dx(product: Product, x: Array, weights: Sequence[Array], dout: Array, slopes: tuple[Array, ...]) -> Array:
-    gate, up = weights * 2 if product.side_by_side else weights
+    gate, up = (weights[0], weights[0]) if product.side_by_side else weights
     (found,) = compute(
         product.anew(
             dtype_out=_dtype_out(x, dout, gate),

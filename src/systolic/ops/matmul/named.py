@@ -20,7 +20,7 @@ from systolic.ops.epilogue import ACTIVATIONS
 from systolic.ops.matmul.product import Backend, Product, spec_of
 from systolic.spec import FusedOperand, MatmulSpec, Operands, Prologue, Side, SpecError
 
-Fn = Callable[..., Array]
+Fn = Callable[..., Any]
 
 
 def product_of(spec: MatmulSpec, backend: Backend) -> Product:
