@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.schedule.buffers import VmemBuffer, kernel_buffers, made_bytes, total_bytes
-from systolic.schedule.config import KernelConfig, can_run_manually
+from systolic.schedule.config import KernelConfig, can_join_outputs, can_run_manually
 from systolic.schedule.tiles import Tiles, TilesError
 from systolic.spec import MatmulSpec, dtype_bytes
 
@@ -164,8 +164,22 @@ def tiles_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list
         elif tile != size and tile % multiple:
             instead = min(size, -(-tile // multiple) * multiple)
             found.append(misaligned(letter, tile, multiple, "blocks", instead))
-    found += side_by_side_violations(spec, config.tiles)
+    found += [*_joined_violations(spec, chip), *side_by_side_violations(spec, config.tiles)]
     return found + vmem_violations(kernel_buffers(spec, config), usable_vmem_bytes(spec, chip))
+
+
+def _joined_violations(spec: MatmulSpec, chip: Chip) -> list[Violation]:
+    """Two outputs in one array, where no tiles make a kernel that writes it."""
+    if not spec.joined_outputs or can_join_outputs(spec, chip.cores_per_device):
+        return []
+    return [
+        Violation(
+            rule="outputs",
+            value=f"two outputs in one array of {spec.m} × {2 * spec.n}, in a batch of {spec.batch}",
+            limit="only manual DMA writes such an array: on one core, of one product with even tiles",
+            fix="have them apart, with side_by_side=False",
+        )
+    ]
 
 
 def side_by_side_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
