@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import systolic
+from systolic.op import op_of
 from systolic.spec import GatedSpec
 
 pytestmark = pytest.mark.skipif(
@@ -52,7 +53,7 @@ def test_three_kernels(name: str, dtype: str, side_by_side: bool) -> None:
 
 def test_a_spec_is_simulated() -> None:
     spec = GatedSpec.of(16, 512, 1024, "bfloat16")
-    raced = systolic.op.op_of(spec).raced(spec, systolic.chip("v6e"))
+    raced = op_of(spec).raced(spec, systolic.chip("v6e"))
     ours, xla = (systolic.simulate(fn, *raced.arguments, chip="v6e") for fn in (raced.ours, raced.xla))
     least_us = spec.least_hbm_bytes / systolic.chip("v6e").machine.hbm_bytes_per_s * 1e6
     assert least_us < ours.time_us < 3 * xla.time_us

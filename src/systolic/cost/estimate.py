@@ -110,20 +110,20 @@ def _made(spec: MatmulSpec, config: KernelConfig) -> tuple[float, float]:
     registers = cycles = 0.0
     for side, across in zip(FACTORS, (config.subtile_m, config.subtile_n), strict=True):
         if is_made(spec, side) and not is_staged(spec, config.tiles, side):
-            its = made_of(spec, side) * across * config.tiles.tile_k / _VECTOR_ELEMENTS
-            registers += its * (2 if is_split(spec) else 1)  # two halves
-            cycles += its * (_made_ops(spec, side) + _MADE_OPS) / _VECTOR_SLOTS
+            its, factors = across * config.tiles.tile_k / _VECTOR_ELEMENTS, made_of(spec, side)
+            registers += factors * its * (2 if is_split(spec) else 1)  # two halves
+            cycles += its * (_made_ops(spec, side) + factors * _MADE_OPS) / _VECTOR_SLOTS
     return registers, cycles
 
 
 def _made_ops(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> float:
-    """Vector operations an element to make what is multiplied of what is stored."""
-    prologue = spec.prologue(side)
-    ops = _CAST_OPS if prologue is None else prologue.op_count
+    """Vector operations an element to make what is multiplied, one factor or two, of what is stored."""
+    prologue, factors = spec.prologue(side), made_of(spec, side)
+    ops = factors * _CAST_OPS if prologue is None else prologue.op_count
     for operand in prologue.operands if prologue is not None else ():
         if operand.rows:
             ops += _MATRIX_OPS if operand.columns else _COLUMN_OPS
-    return ops + (_SPLIT_OPS if is_split(spec) else 0)
+    return ops + (factors * _SPLIT_OPS if is_split(spec) else 0)
 
 
 def _vector_cycles(spec: MatmulSpec, tiles: Tiles) -> float:
@@ -132,8 +132,8 @@ def _vector_cycles(spec: MatmulSpec, tiles: Tiles) -> float:
     for side in FACTORS:
         if is_staged(spec, tiles, side):
             rows, columns = block_shape(spec, tiles, side)
-            each = (1 + _made_ops(spec, side) / _VECTOR_SLOTS) * rows * columns / _VECTOR_ELEMENTS
-            cycles += made_of(spec, side) * each
+            each = made_of(spec, side) + _made_ops(spec, side) / _VECTOR_SLOTS
+            cycles += each * rows * columns / _VECTOR_ELEMENTS
     grid_k = tiles.grid(spec)[2]
     # Most of an epilogue runs beside products.
     registers = tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
