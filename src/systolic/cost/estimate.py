@@ -36,8 +36,8 @@ _CALL_CYCLES: dict[Pipeline, float] = {"auto": 165.0, "emit": 400.0, "manual": 1
 # in all, two of its own) and 4096³ with a norm of rows and columns (8, four of its own). Others were not looked at.
 _MADE_OPS = 0.5
 _MATRIX_OPS = 6  # for a matrix beside it, of which registers hold other elements
-# For a matrix of slopes, which registers hold as the operand's. Simulated with dx of 2048·14336·4096: what is chosen so
-# takes 599 µs in place of 631 on v6e, and 531 in place of 552 on v7x. Single products with such a matrix were not looked at.
+# For a matrix of slopes, which registers hold as the operand's. Simulated with dx of 2048·14336·4096: what is chosen
+# so takes 599 µs in place of 631 on v6e, and 531 in place of 552 on v7x. Single products were not looked at.
 _SLOPES_OPS = 1
 _COLUMN_OPS = 3  # for a column, which is broadcast
 _CAST_OPS = 2
