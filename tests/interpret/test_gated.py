@@ -25,7 +25,7 @@ from systolic.spec import SpecError
 
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", num_cores_or_threads=1)
 JAX_ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
-MANY = settings(max_examples=25, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
+MANY = settings(max_examples=15, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
 Arrays = tuple[Any, Any, Any]
 
 
@@ -287,7 +287,7 @@ def test_higher_derivatives_and_forward_mode() -> None:
 # --- transformations -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("axes", [(0, None, None), (None, 0, 0), (1, 2, 0), (None, None, 1)])
+@pytest.mark.parametrize("axes", [(0, None, None), (1, 2, 0), (None, None, 1)])
 def test_vmap(axes: tuple[int | None, ...]) -> None:
     shapes = (16, 40), (40, 24), (40, 24)
     arrays = [
