@@ -6,11 +6,12 @@ from systolic.compiler import slice_devices, slice_mesh
 from systolic.experiments import Outcome, simulate_many
 from systolic.explaining import Explanation, explain
 from systolic.ops import Plan, Planner, plan, use
+from systolic.ops.gated import gated_matmul
 from systolic.ops.matmul import matmul
 from systolic.schedule import Tiles
 from systolic.simulator import SimulatedRun
 from systolic.simulator.slice.records import SliceRun
-from systolic.spec import MatmulSpec
+from systolic.spec import GatedSpec, MatmulSpec
 from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
 from systolic.tuning import TuningResult, tune
 
@@ -20,6 +21,7 @@ __all__ = [
     "CheckReport",
     "Chip",
     "Explanation",
+    "GatedSpec",
     "MatmulSpec",
     "Outcome",
     "Plan",
@@ -34,6 +36,7 @@ __all__ = [
     "check",
     "chip",
     "explain",
+    "gated_matmul",
     "load_program",
     "matmul",
     "plan",

@@ -11,7 +11,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from systolic.bench import layer_programs
 from systolic.bench.cases import Case, fused_spec
+from systolic.bench.layers import LayersSpec, Which
 from systolic.bench.suites import OPERAND_STACKS, STACKS, Fused, suite
 from systolic.chips import chip
 from systolic.ops.matmul.programs import raced
@@ -145,3 +147,18 @@ def test_a_forgotten_bias_is_noticed() -> None:
     plain, *_ = programs(case_of(fused_spec, "bfloat16"), "v5e")
     with pytest.raises(AssertionError, match="above the tolerance"):
         check(plain, case, operands)
+
+
+@pytest.mark.parametrize("which", ["mlp", "gated"])
+def test_layers(which: Which) -> None:
+    """Both programs compute the same MLPs and gradients: ours in interpret mode, plain JAX in float32."""
+    spec = LayersSpec(
+        m=16, k=128, n=256, dtype="float32", layers=2 if which == "mlp" else 1, backward=True, which=which
+    )
+    programs = layer_programs.raced(spec, V5E, "interpret")
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal(one.shape, np.float32) / one.shape[0] ** 0.5 for one in programs.arguments]
+    with jax.default_matmul_precision("highest"):
+        found, wanted = (jax.jit(fn)(*arrays) for fn in (programs.ours, programs.xla))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=4e-6 * np.abs(other).max())

@@ -137,12 +137,16 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     elif group == "fused":
         yield from _mean_bar(rows, 1.03 if bfloat16 else 1.00)
         yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.96)
+    elif group in ("few tokens", "many tokens", "gated") and bfloat16:
+        if (known := known_chip(chip)) is not None and (least := known.bars.least_layers_ratio.get(group)):
+            yield from _mean_bar(rows, least)
     elif group == "edges":
         yield from _mean_bar([row for row in rows if row.dtype != "bfloat16"], 1.00)
         yield from _worst_bar(bfloat16, "× the next even size", lambda row: row.over_even, most=1.15)
         yield from _worst_bar(rows, "of the time outside the kernel", _other_share, most=_OTHER_OPS_SHARE)
-    yield from _worst_bar(rows, "bundles of code", lambda row: row.bundles, most=_MOST_BUNDLES)
-    yield from _worst_bar(rows, "s to compile", lambda row: row.compile_s, most=_LONGEST_COMPILE_S)
+    one_kernel = [row for row in rows if row.op != "layers"]
+    yield from _worst_bar(one_kernel, "bundles of code", lambda row: row.bundles, most=_MOST_BUNDLES)
+    yield from _worst_bar(one_kernel, "s to compile", lambda row: row.compile_s, most=_LONGEST_COMPILE_S)
 
 
 def _other_share(row: BenchRow) -> float | None:

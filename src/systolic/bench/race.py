@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from systolic.bench import layer_programs
 from systolic.bench.cases import Case
+from systolic.bench.layers import LayersSpec
 from systolic.bench.xla_flags import COMMON_FLAGS, with_common_flags
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips.time_error import TimeError
-from systolic.cost import machine_roofline, repeated_us
+from systolic.cost import machine_roofline, repeated_us, roofline
 from systolic.experiments import Experiment, Outcome, Runner
-from systolic.op import op_of
+from systolic.op import RacedPrograms, op_of
 from systolic.ops import plan
 from systolic.schedule import TilesError
 from systolic.spec import Spec, SpecError
@@ -176,17 +178,21 @@ def _experiment(name: str, chip: Chip, who: Who, spec: Spec) -> Experiment | Non
     if compiled_for is None or spec.dtype_multiplied not in chip.dtypes:
         return None
     try:
-        raced = op_of(spec).raced(spec, chip)
+        raced = _raced(spec, chip)
     except _UNPLANNED:
         return None
     fn = raced.ours if who == "ours" else raced.xla
     return Experiment(fn=fn, args=raced.arguments, chip=compiled_for, label=f"{chip.name} {name} {who}")
 
 
+def _raced(spec: Any, chip: Chip) -> RacedPrograms:
+    return layer_programs.raced(spec, chip) if isinstance(spec, LayersSpec) else op_of(spec).raced(spec, chip)
+
+
 def _row(case: Case, chip: Chip, *, mine: Outcome, others: Outcome, even: Outcome) -> BenchRow:
     ended, expected = mine, {}
     try:
-        expected = _expected(op_of(case.spec).raced(case.spec, chip).spec, chip)
+        expected = _expected(_raced(case.spec, chip).spec, chip)
     except _UNPLANNED as error:
         ended = Outcome.failed(case.name, error) if mine is _NOT_RUN else mine
     run = mine.run
@@ -197,7 +203,7 @@ def _row(case: Case, chip: Chip, *, mine: Outcome, others: Outcome, even: Outcom
         case=case.name,
         chip=chip.name,
         flags=chip.given_flags,
-        op=op_of(case.spec).name,
+        op="layers" if isinstance(case.spec, LayersSpec) else op_of(case.spec).name,
         **{name: getattr(case.spec, name, None) for name in ("m", "k", "n", "precision")},
         dtype=case.spec.dtype_multiplied,
         status=ended.status,
@@ -246,17 +252,22 @@ def _expected(spec: Spec, chip: Chip) -> dict[str, Any]:
     Raises:
       UnsupportedDtypeError, SpecError, TilesError: there is no plan for it.
     """
-    made = plan(spec, chip)
-    of_model = machine_roofline(spec, chip)
-    return {
-        "mxu_us": made.mxu_us,
-        "hbm_us": made.hbm_us,
+    published, of_model = roofline(spec, chip), machine_roofline(spec, chip)
+    limits = {
+        "mxu_us": published.mxu_us,
+        "hbm_us": published.hbm_us,
         "model_mxu_us": of_model.mxu_us,
         "model_hbm_us": of_model.hbm_us,
+        "least_hbm_bytes": spec.least_hbm_bytes,
+    }
+    if isinstance(spec, LayersSpec):
+        return limits  # many kernels, each with a plan of its own
+    made = plan(spec, chip)
+    return {
+        **limits,
         "kernel": made.config.kernel,
         "config": str(made.config),
         "modelled_us": made.time_us,
-        "least_hbm_bytes": spec.least_hbm_bytes,
     }
 
 

@@ -1,11 +1,13 @@
-"""Suites of products: squares, weights of language models, stacks of fusions, sizes that no tile divides."""
+"""Suites of products: squares, weights of language models, stacks of fusions, sizes that no tile divides, layers."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from systolic.bench.cases import Case, even_spec, fused_spec, sizes
+from systolic.bench.layers import LayersSpec
 from systolic.spec import MatmulSpec, PrecisionName
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
@@ -100,7 +102,7 @@ def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "defaul
     """All cases of a suite.
 
     Args:
-      name: square, llm, fused or edges.
+      name: square, llm, fused, edges or layers.
       dtype: what is multiplied.
       precision: of float32.
 
@@ -150,9 +152,30 @@ def _edges(dtype: str, precision: PrecisionName) -> Iterator[Case]:
         yield Case(suite="edges", group="edges", name=sizes(m, k, n), spec=spec, even=even_spec(spec))
 
 
+# Hidden and intermediate size of the MLPs of Llama-3 8B.
+_LLAMA = ("llama3-8b", 4096, 14336)
+FEW_TOKENS, MANY_TOKENS = (16, 128, 256), (2048, 8192)
+
+
+def _layers(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
+    """Two MLPs in a row, and one gated product with its gradient; of floats, which have one."""
+    if dtype not in ("bfloat16", "float32"):
+        return
+    model, k, n = _LLAMA
+    for group, tokens in (("few tokens", FEW_TOKENS), ("many tokens", MANY_TOKENS)):
+        for m, backward in itertools.product(tokens, (False, True)):
+            spec = LayersSpec(m=m, k=k, n=n, dtype=dtype, backward=backward)
+            name = f"{model} 2 MLPs {m}{' and gradients' if backward else ''}"
+            yield Case(suite="layers", group=group, name=name, spec=spec)
+    for m in MANY_TOKENS:
+        spec = LayersSpec(m=m, k=k, n=n, dtype=dtype, layers=1, backward=True, which="gated")
+        yield Case(suite="layers", group="gated", name=f"{model} gated {m} and gradients", spec=spec)
+
+
 SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
     "square": _square,
     "llm": _llm,
     "fused": _fused,
     "edges": _edges,
+    "layers": _layers,
 }

@@ -116,6 +116,8 @@ class BenchBars:
     """What `systolic bench` asks of this package's kernels where it depends on the chip."""
 
     least_share_of_limit: float  # of the model's limit, that bfloat16 squares from 4096³ on have to reach
+    # XLA's time over ours, by the groups of the suite `layers`.
+    least_layers_ratio: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

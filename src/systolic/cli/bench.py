@@ -76,8 +76,9 @@ def bench(
 
     Every time is `simulated`: both programs compiled by the same compiler in the same run and executed on the chip's
     model. square: 512³ to 16384³. llm: weights of Llama 3, DeepSeek-V3 and Gemma 2, prefill and decode. fused: what
-    happens around a product. edges: sizes that no tile divides, beside the next that tiles do. Operands are shapes: no
-    time depends on what they hold. Exit code 1: a product has no time; with --strict also a missed bar.
+    happens around a product. edges: sizes that no tile divides, beside the next that tiles do. layers: two MLPs of
+    Llama 3 in a row, and a gated product, with and without gradients. Operands are shapes: no time depends on what they
+    hold. Exit code 1: a product has no time; with --strict also a missed bar.
 
     \b
     Examples:

@@ -155,6 +155,8 @@ def cases_of(suites: Sequence[str], dtype: str, precision: PrecisionName, only: 
       click.UsageError: none does.
     """
     every = [case for name in suites for case in suite(name, dtype, precision)]
+    if not every:
+        raise click.UsageError(f"--dtype {dtype}: no case of {', '.join(suites)} is of it")
     chosen = [case for case in every if only.lower() in f"{case.group} {case.name}".lower()]
     if not chosen:
         raise click.UsageError(f"--only {only}: no case of {', '.join(suites)} is called so, such as {every[0].name}")

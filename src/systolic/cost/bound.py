@@ -40,9 +40,10 @@ def config_bound_us(spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: St
     """The bound of one configuration."""
     (schedule, cores), hz = GridSchedule.of(spec, config).shared_by(chip.cores_per_device), chip.machine.clock_hz
     first_cycles = copied_cycles = 0.0
-    for number, block in enumerate(operand_blocks(spec, config.tiles).present()):
+    blocks = operand_blocks(spec, config.tiles)
+    for number, block in enumerate(blocks.present()):
         cycles = CopyCycles.of(block, config, chip)
-        first_cycles += cycles.chunk if number < 2 else 0.0
+        first_cycles += cycles.chunk if number < len(blocks.factors) else 0.0
         copied_cycles += cycles.block * schedule.fetches(block.loops)
     copied_cycles += schedule.output_tiles * store_cycles(spec, config, chip)
     copies_s = cores * copied_cycles / hz

@@ -103,7 +103,8 @@ class _Pipeline:
         machine, tiles, manual = chip.machine, config.tiles, config.pipeline == "manual"
         schedule, cores = GridSchedule.of(spec, config).shared_by(chip.cores_per_device)
         streams = []
-        for number, block in enumerate(operand_blocks(spec, tiles).present()):
+        blocks = operand_blocks(spec, tiles)
+        for number, block in enumerate(blocks.present()):
             cycles, reuse = CopyCycles.of(block, config, chip), schedule.reuse_steps(block.loops)
             streams.append(
                 _Stream(
@@ -112,7 +113,7 @@ class _Pipeline:
                     ahead=reuse if manual and reuse > 1 else config.num_stages - 1,
                     cycles=cycles.block,
                     chunk_cycles=cycles.chunk,
-                    in_chunks=config.fill_chunks > 1 and number < 2,
+                    in_chunks=config.fill_chunks > 1 and number < len(blocks.factors),
                     late=manual and block.applies_to == "out",
                 )
             )

@@ -16,6 +16,7 @@ from systolic.schedule.legality import (
     Violation,
     alignment,
     fits_vmem,
+    side_by_side_violations,
     tiles_violations,
     usable_vmem_bytes,
 )
@@ -63,6 +64,8 @@ def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> li
 
 def _of_tiles(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> Iterator[KernelConfig]:
     whole = KernelConfig(tiles=tiles, subtile_m=tiles.tile_m, subtile_n=tiles.tile_n)
+    if side_by_side_violations(spec, tiles):
+        return
     # In the other order nothing changes where there is one row or one column of blocks.
     orders: tuple[GridOrder, ...] = ("m", "n") if min(tiles.grid(spec)[:2]) > 1 else ("m",)
     stages: tuple[tuple[Pipeline, int], ...] = (("auto", 2), ("emit", 3))
@@ -71,7 +74,9 @@ def _of_tiles(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> Iterator[KernelConf
         # Without what depends on subtiles: no need to go through them where this alone is too much.
         if total_bytes(kernel_buffers(spec, staged)) > usable_vmem_bytes(spec, chip):
             continue
-        pipelines = [(own, 1), *(("manual", fill_chunks) for fill_chunks in _fill_chunks(spec, tiles, chip))]
+        pipelines: list[tuple[Pipeline, int]] = [("manual", chunks) for chunks in _fill_chunks(spec, tiles, chip)]
+        if not spec.joined_outputs:
+            pipelines.insert(0, (own, 1))
         for subtile_m, subtile_n in _subtiles(spec, tiles):
             cut = replace(staged, subtile_m=subtile_m, subtile_n=subtile_n)
             if code_bundles(spec, cut, chip) > MOST_BUNDLES:

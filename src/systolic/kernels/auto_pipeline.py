@@ -62,13 +62,18 @@ def auto_pipeline_matmul(
     grid = (*batch, *((grid_m, grid_n) if config.grid_order == "m" else (grid_n, grid_m)), grid_k)
 
     def block_spec(
-        array: Any, shape: tuple[int, int], along: tuple[Dimension | None, Dimension | None], num_stages: int
+        array: Any,
+        shape: tuple[int, int],
+        along: tuple[Dimension | None, Dimension | None],
+        num_stages: int,
+        first_column: int = 0,
     ) -> pl.BlockSpec:
         def index(*at: Any) -> tuple[Any, ...]:
             i, j = at[-3:-1] if config.grid_order == "m" else (at[-2], at[-3])
             named = {"m": i, "n": j, "k": at[-1], None: 0}
             own = [place if size > 1 else 0 for place, size in zip(at, array.shape[:-2], strict=False)]
-            return *own, named[along[0]], named[along[1]]
+            column = named[along[1]]
+            return *own, named[along[0]], column + first_column // shape[1] if first_column else column
 
         mode = pl.Buffered(num_stages) if num_stages > 2 else None
         return pl.BlockSpec((*(None for _ in batch), *shape), index, pipeline_mode=mode)
@@ -76,7 +81,7 @@ def auto_pipeline_matmul(
     def operand_spec(array: Array, block: Block) -> pl.BlockSpec:
         if is_resident(array, block):
             return pl.BlockSpec(array.shape[-2:], lambda *_: (0, 0))
-        return block_spec(array, block.shape, block.along, config.num_stages)
+        return block_spec(array, block.shape, block.along, config.num_stages, block.first_column)
 
     blocks = operand_blocks(spec, tiles)
     in_specs = arrays.map(operand_spec, blocks)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from systolic.spec import Epilogue, Operands
+from systolic.spec import Epilogue, Operands, Pairing
 
 Fn = Callable[..., Any]
 
@@ -34,6 +34,30 @@ class Functions:
     def swapped(self) -> Functions:
         """The functions of the transposed product: lhs and rhs change places."""
         return Functions(lhs=self.rhs, rhs=self.lhs, activation=self.activation, primal=self.primal)
+
+
+def outputs(
+    totals: tuple[Array, ...],
+    operands: Operands,
+    epilogue: Epilogue,
+    functions: Functions,
+    dtype_out: str,
+    pairing: Pairing | None,
+) -> tuple[Array, ...]:
+    """All outputs, made of all sums; see `finished` and `spec.GatedSpec`."""
+    if pairing == "gated":
+        return gated(totals, epilogue, functions, dtype_out)
+    return tuple(out for total in totals for out in finished(total, operands, epilogue, functions, dtype_out))
+
+
+def gated(totals: tuple[Array, ...], epilogue: Epilogue, functions: Functions, dtype_out: str) -> tuple[Array, ...]:
+    """activation(gate) · up; with `epilogue.kept_sum` also its derivatives with regard to up and to gate."""
+    gate, up = (total.astype(jnp.float32) for total in totals)
+    activation = functions.activation or (lambda value: value)
+    if not epilogue.kept_sum:
+        return (as_dtype(activation(gate) * up, dtype_out),)
+    value, back = jax.vjp(activation, gate)
+    return as_dtype(value * up, dtype_out), value, *back(up)
 
 
 def finished(

@@ -55,7 +55,7 @@ def launch(
         out_shape=(out_shape,),
         cost_estimate=cost,
         interpret=interpret,
-        name=f"systolic_matmul_{spec.dtype_lhs}_{spec.m}_{spec.k}_{spec.n}",
+        name=f"systolic_{spec.pairing or 'matmul'}_{spec.dtype_lhs}_{spec.m}_{spec.k}_{spec.n}",
         **rest,
     )
     with jax.named_scope("systolic.matmul"):

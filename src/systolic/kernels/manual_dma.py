@@ -29,7 +29,6 @@ from systolic.kernels.step import step
 from systolic.kernels.streams import SLOTS, OutputStream, Stream
 from systolic.kernels.subtiles import Subtile, loop, quotient
 from systolic.schedule import Block, GridSchedule, KernelConfig, Scratch, operand_blocks
-from systolic.schedule.blocks import FACTORS
 from systolic.spec import MatmulSpec, Operands
 
 
@@ -80,7 +79,7 @@ def manual_dma_matmul(
             (pltpu.VMEM((SLOTS, tiles.tile_m, tiles.tile_n), jnp.dtype(dtype)), pltpu.SemaphoreType.DMA((SLOTS,)))
             for dtype in spec.dtypes_out
         ),
-        fill_sem=pltpu.SemaphoreType.DMA((len(FACTORS), config.fill_chunks)),
+        fill_sem=pltpu.SemaphoreType.DMA((len(blocks.factors), config.fill_chunks)),
         scratch=scratch_shapes(spec, config),
     )
 
@@ -97,7 +96,10 @@ def manual_dma_matmul(
             refs=refs,
             streams=refs.map(stream, blocks, its.blocks, its.sems),
             outs=tuple(
-                OutputStream(hbm, *own, tiles.tile_m, tiles.tile_n) for hbm, own in zip(outs_hbm, its.outs, strict=True)
+                OutputStream(outs_hbm[0], *own, tiles.tile_m, tiles.tile_n, number * spec.n)
+                if spec.joined_outputs
+                else OutputStream(outs_hbm[number], *own, tiles.tile_m, tiles.tile_n)
+                for number, own in enumerate(its.outs)
             ),
             fill_sem=its.fill_sem,
             scratch=its.scratch,
@@ -108,6 +110,11 @@ def manual_dma_matmul(
         ).run()
 
     every = arrays.present()
+    shapes = (
+        [((spec.m, 2 * spec.n), spec.dtype_out)]
+        if spec.joined_outputs
+        else [((spec.m, spec.n), dtype) for dtype in spec.dtypes_out]
+    )
     return launch(
         kernel,
         arrays,
@@ -117,8 +124,8 @@ def manual_dma_matmul(
         in_specs=arrays.map(
             lambda _, block: pl.BlockSpec(memory_space=pltpu.VMEM if block is None else pltpu.HBM), blocks
         ),
-        out_specs=tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in spec.dtypes_out),
-        out_shape=tuple(shape_with_mesh_axes((spec.m, spec.n), dtype, every) for dtype in spec.dtypes_out),
+        out_specs=tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in shapes),
+        out_shape=tuple(shape_with_mesh_axes(*each, every) for each in shapes),
         scratch_shapes=(buffers,),
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
     )
@@ -141,7 +148,7 @@ class _Kernel:
     @property
     def factors(self) -> tuple[Stream, ...]:
         """What is multiplied, whose first blocks arrive in chunks."""
-        return tuple(getattr(self.streams, side) for side in FACTORS)
+        return tuple(self.streams.factors)
 
     @property
     def late(self) -> list[Stream]:
@@ -238,8 +245,8 @@ class _Kernel:
             for copy in self._stores(Subtile.whole(tiles), tile):
                 copy.start()
 
-    def _first(self, lhs: Operand, rhs: Operand, acc_vmem: Any) -> None:
-        """The sum of the first step, chunk by chunk."""
+    def _first(self, lhs: Operand, rhs: Operand, sums_vmem: tuple[Any, ...]) -> None:
+        """The sums of the first step, chunk by chunk."""
         fill_chunks = self.config.fill_chunks
 
         def add(number: Any) -> None:
@@ -247,14 +254,15 @@ class _Kernel:
                 stream.fill_chunk(number, fill_chunks, self.fill_sem.at[side, number]).wait()
             part_lhs, part_rhs = (
                 operand.part(*stream.along_k(number, fill_chunks))
-                for operand, stream in zip((lhs, rhs), self.factors, strict=True)
+                for operand, stream in zip((lhs, rhs), self.factors[:2], strict=True)
             )
 
             def one(at: Any) -> None:
                 subtile = Subtile.number(at, self.config)
-                found = multiply(part_lhs, part_rhs, subtile, self.spec)
-                so_far = acc_vmem[subtile.rows, subtile.columns]
-                acc_vmem[subtile.rows, subtile.columns] = jnp.where(number == 0, jnp.zeros_like(found), so_far) + found
+                for found, sum_vmem in zip(multiply(part_lhs, part_rhs, subtile, self.spec), sums_vmem, strict=True):
+                    so_far = sum_vmem[subtile.rows, subtile.columns]
+                    total = jnp.where(number == 0, jnp.zeros_like(found), so_far) + found
+                    sum_vmem[subtile.rows, subtile.columns] = total
 
             loop(self.config.subtiles, one)
 

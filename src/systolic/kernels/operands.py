@@ -30,12 +30,12 @@ _LARGEST_LOW = 2.0**120 - 2.0**112
 class Operand:
     """A block of an operand in VMEM, as the matrix units shall have it."""
 
-    refs: tuple[Any, ...]  # one; or of a staged float32 its high and its low half
-    make: Callable[..., tuple[Array, ...]] | None = None  # of the block and of the blocks that its function reads
+    refs: tuple[Any, ...]  # one; of a staged float32 its high and its low half; of two right-hand sides each
+    make: Callable[..., tuple[Array, ...]] | None = None  # of the blocks and of those that their function reads
     args: tuple[tuple[FusedOperand, Any], ...] = ()  # these, with their refs
 
     def values(self, rows: Any, columns: Any) -> tuple[Array, ...]:
-        """What to multiply of these rows and columns: one array, or its high and its low half."""
+        """What to multiply of these rows and columns: one array, or its high and its low half; or these of two."""
         blocks = tuple(ref[rows, columns] for ref in self.refs)
         if self.make is None:
             return blocks
@@ -72,12 +72,17 @@ def ready(
     """
     transposed = spec.transpose_lhs if side == "lhs" else spec.transpose_rhs
     axis_k = (1 if side == "lhs" else 0) ^ transposed
-    ref = refs.lhs if side == "lhs" else refs.rhs
-    operand = Operand(refs=(ref,))
+    stored = tuple(refs.factors[:1] if side == "lhs" else refs.factors[1:])
+    operand = Operand(refs=stored)
     if is_made(spec, side):
         make = split if is_split(spec) else _cast_to(spec.dtype_multiplied)
         args = tuple(zip(spec.operands.args(side), refs.args(side), strict=True))
-        made = Operand(refs=(ref,), make=make if fn is None else lambda *read: make(fn(*read)), args=args)
+
+        def each(*read: Array) -> tuple[Array, ...]:
+            values = read if fn is None else fn(*read)
+            return tuple(part for value in jax.tree.leaves(values) for part in make(value))
+
+        made = Operand(refs=stored, make=each, args=args)
         operand = _staged(made, scratch) if is_staged(spec, config.tiles, side) else made
     used = spec.k % config.tiles.tile_k
     if used:
@@ -105,8 +110,11 @@ def _staged(made: Operand, refs: tuple[Any, ...]) -> Operand:
     return Operand(refs=refs)
 
 
-def multiply(lhs: Operand, rhs: Operand, subtile: Subtile, spec: MatmulSpec) -> Array:
-    """The product of a subtile in the accumulator's dtype; of two parts each, three products, the small ones first."""
+def multiply(lhs: Operand, rhs: Operand, subtile: Subtile, spec: MatmulSpec) -> tuple[Array, ...]:
+    """What a subtile adds to its sums, in the accumulator's dtype.
+
+    Of two parts of each factor it takes three products, the small ones first.
+    """
     dimensions = (((0 if spec.transpose_lhs else 1,), (1 if spec.transpose_rhs else 0,)), ((), ()))
     exact = spec.precision == "highest" and spec.dtype_multiplied == "float32"
 
@@ -123,12 +131,19 @@ def multiply(lhs: Operand, rhs: Operand, subtile: Subtile, spec: MatmulSpec) -> 
             preferred_element_type=jnp.dtype(spec.dtype_accumulator),
         )
 
-    if len(of_lhs) == 1:
-        return dot(*of_lhs, *of_rhs)
-    (lhs_high, lhs_low), (rhs_high, rhs_low) = of_lhs, of_rhs
-    small = dot(lhs_low, rhs_high) + dot(lhs_high, rhs_low)
-    # An infinite element has no low part: it makes NaN of the small products, ∞ − ∞ and ∞ · 0. The high ones are right.
-    return jnp.where(small == small, small, 0.0) + dot(lhs_high, rhs_high)
+    def product(left: tuple[Array, ...], right: tuple[Array, ...]) -> Array:
+        if len(left) == 1:
+            return dot(*left, *right)
+        (lhs_high, lhs_low), (rhs_high, rhs_low) = left, right
+        small = dot(lhs_low, rhs_high) + dot(lhs_high, rhs_low)
+        # An infinite element has no low part: it makes NaN of the small products, ∞ − ∞ and ∞ · 0. The high ones are
+        # right.
+        return jnp.where(small == small, small, 0.0) + dot(lhs_high, rhs_high)
+
+    parts = 2 if is_split(spec) else 1
+    lefts, rights = (list(zip(*[iter(values)] * parts, strict=True)) for values in (of_lhs, of_rhs))
+    products = [product(left, right) for left, right in zip(lefts * (spec.products // len(lefts)), rights, strict=True)]
+    return (products[0] + products[1],) if spec.pairing == "added" else tuple(products)
 
 
 def split(block: Array) -> tuple[Array, Array]:

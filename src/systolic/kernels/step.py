@@ -10,11 +10,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 
-from systolic.kernels.functions import Functions, finished
+from systolic.kernels.functions import Functions, outputs
 from systolic.kernels.operands import Operand, multiply, part_of, ready
 from systolic.kernels.subtiles import Subtile, loop
 from systolic.schedule import Block, KernelConfig, Scratch, TileIndex, Tiles, has_last_step, operand_blocks, row_chunk
 from systolic.spec import MatmulSpec, Operands
+
+Sums = tuple[Array, ...]  # of a subtile
 
 
 def index_in_grid(axis_k: int, config: KernelConfig) -> TileIndex:
@@ -33,62 +35,69 @@ def step(
     functions: Functions,
     config: KernelConfig,
     stored: Callable[[Subtile], None] = lambda _: None,
-    first: Callable[[Operand, Operand, Any], None] | None = None,
+    first: Callable[[Operand, Operand, tuple[Any, ...]], None] | None = None,
 ) -> None:
     """One step of the grid, on refs that are all in VMEM.
 
     Args:
       stored: called for each subtile that has been written to the outputs: in the last step over k, or in each one
         where that is cheaper than code of its own.
-      first: computes the sum of the first step of all, from both operands into the accumulator, in place of `step`.
+      first: computes the sums of the first step of all, from both operands into the accumulators, in place of `step`.
     """
     tiles = config.tiles
     grid_k = tiles.grid(spec)[2]
-    acc_vmem, kk = scratch.acc, index.kk
+    sums_vmem, kk = scratch.sums, index.kk
     refs = operands.map(lambda ref, block: _own_columns(ref, block, tiles, index), operand_blocks(spec, tiles))
     lhs = ready("lhs", refs, functions.lhs, scratch.lhs, kk, spec, config)
     rhs = ready("rhs", refs, functions.rhs, scratch.rhs, kk, spec, config)
 
-    def finish(total: Array, subtile: Subtile) -> None:
+    def finish(totals: Sums, subtile: Subtile) -> None:
         read = refs.of_output.map(
             lambda ref, facts: ref[part_of(facts, subtile.rows, subtile.columns)], spec.operands.of_output
         )
-        for out, value in zip(outs, finished(total, read, spec.epilogue, functions, spec.dtype_out), strict=True):
+        made = outputs(totals, read, spec.epilogue, functions, spec.dtype_out, spec.pairing)
+        for out, value in zip(outs, made, strict=True):
             out[subtile.rows, subtile.columns] = value.astype(out.dtype)
 
-    def product(subtile: Subtile) -> Array:
+    def products(subtile: Subtile) -> Sums:
         with jax.named_scope("multiply"):
             return multiply(lhs, rhs, subtile, spec)
 
     def subtiles(one: Callable[[Subtile], None]) -> None:
         loop(config.subtiles, lambda number: one(Subtile.number(number, config)))
 
-    def finish_last(total: Array, subtile: Subtile) -> None:
-        finish(total, subtile)
+    def finish_last(totals: Sums, subtile: Subtile) -> None:
+        finish(totals, subtile)
         stored(subtile)
 
-    def sum_so_far(subtile: Subtile) -> Array:
-        found = product(subtile)
-        return jnp.where(kk == 0, jnp.zeros_like(found), acc_vmem[subtile.rows, subtile.columns]) + found
+    def sums_so_far(subtile: Subtile) -> Sums:
+        return tuple(
+            jnp.where(kk == 0, jnp.zeros_like(found), sum_vmem[subtile.rows, subtile.columns]) + found
+            for found, sum_vmem in zip(products(subtile), sums_vmem, strict=True)
+        )
+
+    def keep(totals: Sums, subtile: Subtile) -> None:
+        for total, sum_vmem in zip(totals, sums_vmem, strict=True):
+            sum_vmem[subtile.rows, subtile.columns] = total
 
     def add(subtile: Subtile) -> None:
-        acc_vmem[subtile.rows, subtile.columns] = sum_so_far(subtile)
+        keep(sums_so_far(subtile), subtile)
 
     def add_and_finish(subtile: Subtile) -> None:
-        total = sum_so_far(subtile)
-        acc_vmem[subtile.rows, subtile.columns] = total
-        finish(total, subtile)  # in every step; only the last one's is copied out
+        totals = sums_so_far(subtile)
+        keep(totals, subtile)
+        finish(totals, subtile)  # in every step; only the last one's is copied out
         stored(subtile)
 
     def usual() -> None:
         if grid_k == 1:
-            subtiles(lambda subtile: finish_last(product(subtile), subtile))
+            subtiles(lambda subtile: finish_last(products(subtile), subtile))
         elif not has_last_step(spec, tiles):
             subtiles(add_and_finish)
         else:
             # Code of its own for the last step: the epilogue of some columns overlaps the products of the next ones.
             pl.when(kk < grid_k - 1)(lambda: subtiles(add))
-            pl.when(kk == grid_k - 1)(lambda: subtiles(lambda subtile: finish_last(sum_so_far(subtile), subtile)))
+            pl.when(kk == grid_k - 1)(lambda: subtiles(lambda subtile: finish_last(sums_so_far(subtile), subtile)))
 
     if first is None:
         usual()
@@ -97,12 +106,12 @@ def step(
 
     @pl.when(is_first)
     def _first() -> None:
-        first(lhs, rhs, acc_vmem)
+        first(lhs, rhs, sums_vmem)
         if grid_k == 1:
             rows = row_chunk(spec, config)
             subtiles(
                 lambda subtile: subtile.row_chunks(
-                    rows, lambda part: finish_last(acc_vmem[part.rows, part.columns], part)
+                    rows, lambda part: finish_last(tuple(one[part.rows, part.columns] for one in sums_vmem), part)
                 )
             )
 

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.subtiles import Subtile, quotient, times
-from systolic.schedule import Block, GridSchedule, TileIndex
+from systolic.schedule import LANES, Block, GridSchedule, TileIndex
 
 # Blocks in VMEM of an output, and of an operand that stays for several steps: one is used while the other moves.
 SLOTS = 2
@@ -42,12 +42,14 @@ class Stream:
             for dimension, size in zip(self.block.along, self.block.shape, strict=True)
         )
         slot = self.slot(number)
+        columns = moved(columns, self.block.first_column)
         return pltpu.make_async_copy(self.hbm.at[rows, columns], self.vmem.at[slot], self.sem.at[slot])
 
     def fill_chunk(self, number: Any, fill_chunks: int, sem: Any) -> Any:
         """The copy of a chunk along k of the first step's block."""
-        at = self.along_k(number, fill_chunks)
-        return pltpu.make_async_copy(self.hbm.at[at], self.vmem.at[(0, *at)], sem)
+        rows, columns = self.along_k(number, fill_chunks)
+        hbm = self.hbm.at[rows, moved(columns, self.block.first_column)]
+        return pltpu.make_async_copy(hbm, self.vmem.at[0, rows, columns], sem)
 
     def along_k(self, number: Any, fill_chunks: int) -> tuple[Any, Any]:
         """Rows and columns of a chunk along k."""
@@ -67,11 +69,21 @@ class OutputStream:
     sem: Any  # [SLOTS]
     tile_m: int
     tile_n: int
+    first_column: int = 0  # of the output, where it lies behind another one in an array
 
     def copy(self, part: Subtile, tile: Any, index: TileIndex) -> Any:
         """The copy of a part of the output tile number `tile`."""
         rows, columns = part.moved(times(index.i, self.tile_m), times(index.j, self.tile_n))
+        columns = moved(columns, self.first_column)
         slot = tile % SLOTS
         return pltpu.make_async_copy(
             self.vmem.at[slot, part.rows, part.columns], self.hbm.at[rows, columns], self.sem.at[slot]
         )
+
+
+def moved(columns: Any, by: int) -> Any:
+    """Columns of a matrix as those of the array in which it begins at column `by`."""
+    if not by:
+        return columns
+    start = columns.start
+    return pl.ds(start + by if isinstance(start, int) else pl.multiple_of(start + by, LANES), columns.size)

@@ -1,10 +1,12 @@
 """The public functions: what is multiplied, by which kernel with which tiles, and its gradient."""
 
 from systolic.op import register
+from systolic.ops.gated import GatedOp
 from systolic.ops.matmul import MatmulOp
 from systolic.ops.planner import Plan, Planner, plan, planner_in_use, use
 
 # A line for each op.
 register(MatmulOp())
+register(GatedOp())
 
 __all__ = ["Plan", "Planner", "plan", "planner_in_use", "use"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from systolic.schedule.tiles import Tiles
@@ -29,6 +29,7 @@ class Block:
       cut: the dimension along which a step takes its part of a resident row.
       matrix: rows and columns of the whole array.
       matrices: how many different ones the batch has.
+      first_column: of the matrix, where it lies behind another one in an array; a multiple of the block's columns.
     """
 
     applies_to: Side
@@ -39,6 +40,7 @@ class Block:
     matrices: int
     resident: bool = False
     cut: Dimension | None = None
+    first_column: int = 0
 
     @property
     def loops(self) -> tuple[Loop | None, ...]:
@@ -97,4 +99,7 @@ def operand_blocks(spec: MatmulSpec, tiles: Tiles) -> Operands:
             matrices=matrices,
         )
 
-    return spec.operands.map(block, spec.operands.sides)
+    blocks = spec.operands.map(block, spec.operands.sides)
+    if spec.side_by_side and blocks.up is not None:
+        blocks = blocks._replace(up=replace(blocks.up, first_column=blocks.up.matrix[1]))
+    return blocks

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from systolic.schedule.blocks import FACTORS, block_shape, operand_blocks
-from systolic.schedule.config import KernelConfig, has_accumulator, is_made, is_split, is_staged
+from systolic.schedule.config import KernelConfig, has_accumulator, is_made, is_split, is_staged, made_of
 from systolic.schedule.tiles import Tiles
 from systolic.spec import MatmulSpec, dtype_bytes
 
@@ -37,18 +37,22 @@ def total_bytes(buffers: Sequence[VmemBuffer]) -> int:
 def kernel_buffers(spec: MatmulSpec, config: KernelConfig) -> tuple[VmemBuffer, ...]:
     """VMEM of a kernel: what its pipeline allocates for blocks, and its scratch by name."""
     scratch = scratch_buffers(spec, config)
-    acc = () if scratch.acc is None else (scratch.acc,)
-    return (*_pipeline_buffers(spec, config.tiles, config.num_stages), *acc, *scratch.lhs, *scratch.rhs)
+    return (
+        *_pipeline_buffers(spec, config.tiles, config.num_stages),
+        *scratch.sums,
+        *scratch.lhs,
+        *scratch.rhs,
+    )
 
 
 @functools.lru_cache(maxsize=1024)
 def _pipeline_buffers(spec: MatmulSpec, tiles: Tiles, num_stages: int) -> tuple[VmemBuffer, ...]:
-    lhs, rhs, *fused = operand_blocks(spec, tiles).present()
+    blocks = operand_blocks(spec, tiles)
     found = [
         VmemBuffer(name=name, shape=block.shape, dtype=block.dtype, copies=num_stages)
-        for name, block in (("lhs", lhs), ("rhs", rhs))
+        for name, block in zip(("lhs", "rhs", "up"), blocks.factors, strict=False)
     ]
-    for number, block in enumerate(fused):
+    for number, block in enumerate(blocks.present()[len(found) :]):
         # A row takes the eight of a register, a column its 128 lanes.
         shape = -(-block.shape[0] // 8) * 8, -(-block.shape[1] // 128) * 128
         found.append(VmemBuffer(name=f"fused {number}", shape=shape, dtype=block.dtype, copies=num_stages))
@@ -61,7 +65,7 @@ def _pipeline_buffers(spec: MatmulSpec, tiles: Tiles, num_stages: int) -> tuple[
 class Scratch(NamedTuple):
     """What a kernel asks for besides its pipeline's blocks: buffers, or their refs."""
 
-    acc: Any  # the sum over k; None where one step makes all of it
+    sums: tuple[Any, ...]  # over k, one of each output that is made; () where one step makes all of it
     lhs: tuple[Any, ...]  # an operand that is staged, of a split one both halves; () where it is not
     rhs: tuple[Any, ...]
 
@@ -73,15 +77,14 @@ def scratch_buffers(spec: MatmulSpec, config: KernelConfig) -> Scratch:
     def staged(side: Literal["lhs", "rhs"]) -> tuple[VmemBuffer, ...]:
         if not is_staged(spec, tiles, side):
             return ()
-        parts = ("high", "low") if is_split(spec) else ("staged",)
+        parts = (("high", "low") if is_split(spec) else ("staged",)) * made_of(spec, side)
         dtype = "bfloat16" if is_split(spec) else spec.dtype_multiplied
         shape = block_shape(spec, tiles, side)
         return tuple(VmemBuffer(name=f"{side} {part}", shape=shape, dtype=dtype, copies=1) for part in parts)
 
-    acc = None
-    if has_accumulator(spec, config):
-        acc = VmemBuffer(name="acc", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype_accumulator, copies=1)
-    return Scratch(acc=acc, lhs=staged("lhs"), rhs=staged("rhs"))
+    acc = VmemBuffer(name="acc", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype_accumulator, copies=1)
+    sums = spec.sums if has_accumulator(spec, config) else 0
+    return Scratch(sums=(acc,) * sums, lhs=staged("lhs"), rhs=staged("rhs"))
 
 
 def made_bytes(spec: MatmulSpec, config: KernelConfig) -> int:
@@ -89,9 +92,10 @@ def made_bytes(spec: MatmulSpec, config: KernelConfig) -> int:
 
     Of a float32 in halves it also keeps the sums of two of the three products.
     """
-    found = 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32") if is_split(spec) else 0
+    kept_sums = 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")
+    found = spec.products * kept_sums if is_split(spec) else 0
     for side, across in zip(FACTORS, (config.subtile_m, config.subtile_n), strict=True):
         if is_made(spec, side) and not is_staged(spec, config.tiles, side):
             halves = (2, "bfloat16") if is_split(spec) else (1, spec.dtype_multiplied)
-            found += across * config.tiles.tile_k * halves[0] * dtype_bytes(halves[1])
+            found += made_of(spec, side) * across * config.tiles.tile_k * halves[0] * dtype_bytes(halves[1])
     return found

@@ -86,6 +86,11 @@ def is_made(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> bool:
     return spec.prologue(side) is not None or is_split(spec) or spec.dtype(side) != spec.dtype_multiplied
 
 
+def made_of(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> int:
+    """How many factors an operand is, each of which is made where one is: the other right-hand side is one too."""
+    return spec.products if side == "rhs" or spec.pairing == "added" else 1
+
+
 def is_staged(spec: MatmulSpec, tiles: Tiles, side: Literal["lhs", "rhs"]) -> bool:
     """Whether an operand's block is rewritten in VMEM before it is multiplied, instead of on the way.
 
@@ -105,6 +110,16 @@ def can_run_manually(spec: MatmulSpec, tiles: Tiles) -> bool:
     """Whether `kernels.manual_dma` takes these tiles: one matrix, cut evenly, no operand rewritten first."""
     even = all(getattr(spec, letter) % getattr(tiles, f"tile_{letter}") == 0 for letter in "mkn")
     return even and spec.batch == 1 and not any(is_staged(spec, tiles, side) for side in FACTORS)
+
+
+# Sides of which some tile divides any multiple, and which some tile takes whole.
+_DIVISIBLE, _SHORT = 256, 2048
+
+
+def can_join_outputs(spec: MatmulSpec, cores: int) -> bool:
+    """Whether `kernels.manual_dma`, which alone writes two outputs into one array, takes a product in some tiles."""
+    even = spec.m % _DIVISIBLE == 0 and spec.n % _DIVISIBLE == 0 and (spec.k % _DIVISIBLE == 0 or spec.k <= _SHORT)
+    return even and cores == 1 and spec.batch == 1
 
 
 def has_accumulator(spec: MatmulSpec, config: KernelConfig) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.schedule.buffers import VmemBuffer, kernel_buffers, made_bytes, total_bytes
-from systolic.schedule.config import KernelConfig, can_run_manually
+from systolic.schedule.config import KernelConfig, can_join_outputs, can_run_manually
 from systolic.schedule.tiles import Tiles, TilesError
 from systolic.spec import MatmulSpec, dtype_bytes
 
@@ -164,7 +164,38 @@ def tiles_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list
         elif tile != size and tile % multiple:
             instead = min(size, -(-tile // multiple) * multiple)
             found.append(misaligned(letter, tile, multiple, "blocks", instead))
+    found += [*_joined_violations(spec, chip), *side_by_side_violations(spec, config.tiles)]
     return found + vmem_violations(kernel_buffers(spec, config), usable_vmem_bytes(spec, chip))
+
+
+def _joined_violations(spec: MatmulSpec, chip: Chip) -> list[Violation]:
+    """Two outputs in one array, where no tiles make a kernel that writes it."""
+    if not spec.joined_outputs or can_join_outputs(spec, chip.cores_per_device):
+        return []
+    return [
+        Violation(
+            rule="outputs",
+            value=f"two outputs in one array of {spec.m} × {2 * spec.n}, in a batch of {spec.batch}",
+            limit="only manual DMA writes such an array: on one core, of one product with even tiles",
+            fix="have them apart, with side_by_side=False",
+        )
+    ]
+
+
+def side_by_side_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
+    """Tiles that would reach from one matrix of an array into the other."""
+    letter = "k" if spec.transpose_rhs else "n"
+    size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
+    if not spec.side_by_side or size % tile == 0:
+        return []
+    return [
+        Violation(
+            rule="tile-divides",
+            value=f"{letter}={size} is no multiple of tile_{letter}={tile}",
+            limit=f"both matrices lie side by side, and a block cannot begin at column {size}",
+            fix=f"use a divisor of {size}",
+        )
+    ]
 
 
 def config_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list[Violation]:
@@ -177,6 +208,9 @@ def config_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> lis
     fix = 'use pipeline="auto"'
     if chip.cores_per_device > 1 and config.pipeline != "auto":
         found.append(Violation(rule="pipeline", value=str(config), limit="it would leave a core idle", fix=fix))
+    if spec.joined_outputs and config.pipeline != "manual":
+        limit = "only manual DMA writes two outputs into one array"
+        found.append(Violation(rule="pipeline", value=str(config), limit=limit, fix='use pipeline="manual"'))
     if config.pipeline == "manual" and not can_run_manually(spec, config.tiles):
         limit = "manual DMA takes one product that its tiles divide"
         found.append(Violation(rule="pipeline", value=str(config), limit=limit, fix=fix))

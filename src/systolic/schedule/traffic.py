@@ -29,7 +29,9 @@ class Traffic:
 def hbm_traffic(spec: MatmulSpec, config: KernelConfig) -> Traffic:
     """Bytes that the pipeline copies. An output is stored once; the last blocks of an operand may be smaller."""
     schedule = GridSchedule.of(spec, config)
-    lhs, rhs, *fused = operand_blocks(spec, config.tiles).present()
+    blocks = operand_blocks(spec, config.tiles)
+    lhs, *rhs = blocks.factors
+    fused = blocks.present()[len(blocks.factors) :]
 
     def moved(block: Block) -> int:
         blocks = math.prod(schedule.count(loop) for loop in block.along if loop is not None)
@@ -37,7 +39,7 @@ def hbm_traffic(spec: MatmulSpec, config: KernelConfig) -> Traffic:
 
     return Traffic(
         lhs_bytes=moved(lhs),
-        rhs_bytes=moved(rhs),
+        rhs_bytes=sum(map(moved, rhs)),
         fused_bytes=sum(block.bytes * schedule.fetches(block.loops) for block in fused),
         out_bytes=spec.out_bytes,
     )

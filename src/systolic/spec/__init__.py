@@ -2,7 +2,8 @@
 
 from systolic.spec.dtypes import SpecError, accumulator_dtype, dtype_bytes
 from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
-from systolic.spec.matmul import LARGEST_SIZE, PASSES, MatmulSpec, NoKernelWarning, PrecisionName
+from systolic.spec.gated import GatedSpec
+from systolic.spec.matmul import LARGEST_SIZE, PASSES, MatmulSpec, NoKernelWarning, Pairing, PrecisionName
 from systolic.spec.protocol import Spec
 
 __all__ = [
@@ -11,9 +12,11 @@ __all__ = [
     "PLAIN",
     "Epilogue",
     "FusedOperand",
+    "GatedSpec",
     "MatmulSpec",
     "NoKernelWarning",
     "Operands",
+    "Pairing",
     "PrecisionName",
     "Prologue",
     "Side",

@@ -17,6 +17,7 @@ class Operands(NamedTuple):
 
     lhs: Any = None
     rhs: Any = None
+    up: Any = None  # the right-hand side of the second product, where there are two (`GatedSpec`); like rhs
     lhs_args: tuple[Any, ...] = ()  # read by the function of lhs
     rhs_args: tuple[Any, ...] = ()
     bias: Any = None
@@ -37,18 +38,23 @@ class Operands(NamedTuple):
     @property
     def sides(self) -> Operands:
         """What each applies to."""
-        names = ("lhs", "rhs", ("lhs",) * len(self.lhs_args), ("rhs",) * len(self.rhs_args))
+        names = ("lhs", "rhs", "rhs", ("lhs",) * len(self.lhs_args), ("rhs",) * len(self.rhs_args))
         return Operands(*names, *("out" for _ in self[len(names) :]))
 
     @property
     def of_output(self) -> Operands:
         """Only the operands that apply to the output; the others are left out."""
-        return self._replace(lhs=None, rhs=None, lhs_args=(), rhs_args=())
+        return self._replace(lhs=None, rhs=None, up=None, lhs_args=(), rhs_args=())
+
+    @property
+    def factors(self) -> list[Any]:
+        """What is multiplied, without what its functions read."""
+        return [value for value in (self.lhs, self.rhs, self.up) if value is not None]
 
     def present(self) -> list[Any]:
         """All that there are, in their order."""
-        every = (self.lhs, self.rhs, *self.lhs_args, *self.rhs_args, *self[4:])
-        return [value for value in every if value is not None]
+        every = (*self.lhs_args, *self.rhs_args, *self[5:])
+        return [*self.factors, *(value for value in every if value is not None)]
 
     def args(self, side: Side) -> tuple[Any, ...]:
         """What the function of an operand reads."""

@@ -15,6 +15,8 @@ class NoKernelWarning(UserWarning):
     """A program for a TPU holds XLA's product in place of systolic's kernel; the message says why, and what helps."""
 
 
+# Of two products: act(lhs @ rhs) · (lhs @ up), lhs₁ @ rhs + lhs₂ @ up, or lhs @ rhs₁ and lhs @ rhs₂.
+Pairing = Literal["gated", "added", "apart"]
 PrecisionName = Literal["default", "high", "highest"]
 
 # Passes of the matrix unit over bfloat16 parts of float32 operands. One part each; two parts each without the product
@@ -74,6 +76,31 @@ class MatmulSpec:
         return cls(m=m, k=k, n=n, dtype_lhs=dtype, dtype_rhs=dtype, dtype_out=dtype_out)
 
     @property
+    def pairing(self) -> Pairing | None:
+        """What becomes of two products; None where there is one."""
+        return None
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether both right-hand sides, or both outputs where they are apart, lie in one array, the second behind."""
+        return False
+
+    @property
+    def joined_outputs(self) -> bool:
+        """Whether two outputs are one array."""
+        return self.side_by_side and self.pairing == "apart"
+
+    @property
+    def products(self) -> int:
+        """Products that a step makes, each of a tile of lhs and one of a right-hand side."""
+        return 1 if self.pairing is None else 2
+
+    @property
+    def sums(self) -> int:
+        """Sums over k that these are added to."""
+        return 1 if self.pairing == "added" else self.products
+
+    @property
     def dtype_accumulator(self) -> str:
         """The dtype of the running sum: int32 where both operands are integers."""
         kinds = {accumulator_dtype(dtype) for dtype in self._dtypes}
@@ -94,16 +121,21 @@ class MatmulSpec:
     @property
     def dtypes_out(self) -> tuple[str, ...]:
         """The dtypes of all outputs, each [m, n]."""
-        return (self.dtype_out, self.epilogue.kept_sum) if self.epilogue.kept_sum else (self.dtype_out,)
+        if self.pairing == "apart":
+            return self.dtype_out, self.dtype_out
+        kept = self.epilogue.kept_sum
+        return (self.dtype_out, *(kept,) * self.sums) if kept else (self.dtype_out,)
 
     @property
     def operands(self) -> Operands:
         """Every array that is read."""
         lhs, rhs = (one.operands if one else () for one in (self.lhs_prologue, self.rhs_prologue))
         its = self.epilogue
+        right = FusedOperand(rows=True, columns=True, dtype=self.dtype_rhs)
         return Operands(
             lhs=FusedOperand(rows=True, columns=True, dtype=self.dtype_lhs),
-            rhs=FusedOperand(rows=True, columns=True, dtype=self.dtype_rhs),
+            rhs=right,
+            up=right if self.pairing in ("gated", "added") else None,
             lhs_args=lhs,
             rhs_args=rhs,
             bias=its.bias,
@@ -136,8 +168,8 @@ class MatmulSpec:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions, 2·m·k·n a matrix (exactly m·n·(2k − 1), which nobody counts)."""
-        return 2 * self.batch * self.m * self.k * self.n
+        """Multiplications and additions, 2·m·k·n a product (exactly m·n·(2k − 1), which nobody counts)."""
+        return 2 * self.products * self.batch * self.m * self.k * self.n
 
     @property
     def lhs_bytes(self) -> int:
@@ -146,8 +178,8 @@ class MatmulSpec:
 
     @property
     def rhs_bytes(self) -> int:
-        """Bytes of the right operand."""
-        return self.batch_rhs * self.k * self.n * dtype_bytes(self.dtype_rhs)
+        """Bytes of the right operand, or of both."""
+        return (len(self.operands.factors) - 1) * self.batch_rhs * self.k * self.n * dtype_bytes(self.dtype_rhs)
 
     @property
     def out_bytes(self) -> int:
@@ -156,7 +188,7 @@ class MatmulSpec:
 
     @property
     def fused_bytes(self) -> int:
-        """Bytes of what is read besides lhs and rhs, each once."""
+        """Bytes of what is read besides what is multiplied, each once."""
 
         def its_bytes(operand: FusedOperand, side: Side) -> int:
             rows, columns = {"lhs": (self.m, self.k), "rhs": (self.k, self.n), "out": (self.m, self.n)}[side]
@@ -164,8 +196,8 @@ class MatmulSpec:
             matrices = self.matrices(side) if operand.rows and operand.columns else 1
             return matrices * elements * dtype_bytes(operand.dtype)
 
-        _, _, *fused = self.operands.map(its_bytes, self.operands.sides).present()
-        return sum(fused)
+        every = self.operands.map(its_bytes, self.operands.sides)
+        return sum(every.present()) - sum(every.factors)
 
     @property
     def least_hbm_bytes(self) -> int:

@@ -7,6 +7,7 @@ from collections import Counter
 import jax
 import pytest
 
+from systolic.bench import layer_programs
 from systolic.bench.suites import (
     DECODE,
     FUSED_SIZES,
@@ -28,6 +29,9 @@ from systolic.spec import MatmulSpec
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "float8_e5m2"])
 def test_no_case_comes_twice(name: str, dtype: str) -> None:
     cases = suite(name, dtype)
+    if name == "layers" and dtype not in ("bfloat16", "float32"):
+        assert not cases, "what has no gradient has no layers"
+        return
     assert len({case.name for case in cases}) == len(cases)
     assert len({(case.spec, case.even) for case in cases}) == len(cases)
     assert {case.suite for case in cases} == {name}
@@ -63,8 +67,22 @@ def test_edges_are_compared_with_sizes_that_tiles_divide() -> None:
     assert {(True, False, False), (False, True, False), (False, False, True), (True, True, True)} <= ragged
 
 
+def test_layers() -> None:
+    cases = suite("layers")
+    assert Counter(case.group for case in cases) == {"few tokens": 6, "many tokens": 4, "gated": 2}
+    forward, both = (case.spec for case in cases[:2])
+    assert (forward.backward, both.backward, both.flops) == (False, True, 3 * forward.flops)
+    weights, x = 2 * 3 * 4096 * 14336, 16 * 4096
+    assert forward.flops == 2 * 16 * weights
+    assert (forward.least_hbm_bytes, both.least_hbm_bytes) == (2 * (weights + 2 * x), 2 * (3 * weights + 4 * x))
+    raced = layer_programs.raced(both, chip("v6e"))
+    outs = [jax.eval_shape(fn, *raced.arguments) for fn in (raced.ours, raced.xla)]
+    assert outs[0] == outs[1]
+    assert [one.shape for one in jax.tree.leaves(outs[0])] == [(16, 4096), (16, 4096), *both.weights]
+
+
 def test_an_unknown_suite_is_named() -> None:
-    with pytest.raises(UnknownSuiteError, match="'sqare' is not known; use square, llm, fused, edges"):
+    with pytest.raises(UnknownSuiteError, match="'sqare' is not known; use square, llm, fused, edges, layers"):
         suite("sqare")
 
 

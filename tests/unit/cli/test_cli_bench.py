@@ -250,7 +250,7 @@ def test_another_file_is_no_saved_run(run: Run, tmp_path: Path, text: str) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("bench", "--suite", "sqare"), "'sqare' is not known; use square, llm, fused, edges"),
+        (("bench", "--suite", "sqare"), "'sqare' is not known; use square, llm, fused, edges, layers"),
         (("bench", "--only", "nothing like this"), "no case of square is called so, such as 512³"),
         (("bench", "--precision", "high"), "--precision high is of float32"),
         (("bench", "--dtype", "float16"), "float16"),

@@ -31,7 +31,7 @@ _OPERANDS: tuple[Literal["lhs", "rhs"], ...] = ("lhs", "rhs")
 
 def multiply(product: Product, operands: Operands) -> Array:
     """The result, [*batch, m, n]; differentiable with regard to every array."""
-    operands, batch = _folded(product, operands)
+    operands, batch = folded(product, operands)
     leaves, structure = jax.tree.flatten(operands)
     # Under `shard_map` a gradient varies over every axis over which any operand does. What makes all of them vary is
     # differentiable: the gradient of an operand that is the same everywhere is summed there.
@@ -39,7 +39,7 @@ def multiply(product: Product, operands: Operands) -> Array:
     return out if batch is None else out.reshape(*batch, -1, out.shape[-1])
 
 
-def _folded(product: Product, operands: Operands) -> tuple[Operands, tuple[int, ...] | None]:
+def folded(product: Product, operands: Operands) -> tuple[Operands, tuple[int, ...] | None]:
     """A batch that shares rhs as one matrix, so that the gradient of rhs is one product too, and not a sum of many."""
     if is_symbolic(operands) or any(0 in array.shape for array in operands.present()):
         return operands, None
@@ -90,7 +90,7 @@ class _Tangent:
 
 def _output_tangent(product: Product, operands: Operands, z: Array | None, tangents: Operands) -> Array:
     """The tangent of the output, from those of the operands, which are None where they are zero."""
-    dvalue = _sum_tangent(product, operands, tangents)
+    dvalue = sum_tangent(product, operands, tangents)
     if tangents.bias is not None:
         dvalue = _added(dvalue, tangents.bias.astype(jnp.float32))
     value = None if z is None else z.astype(jnp.float32)
@@ -114,7 +114,7 @@ def _output_tangent(product: Product, operands: Operands, z: Array | None, tange
     return jnp.broadcast_to(dout, output_shape(product, operands)).astype(product.dtype_out)
 
 
-def _sum_tangent(product: Product, operands: Operands, tangents: Operands) -> Array | None:
+def sum_tangent(product: Product, operands: Operands, tangents: Operands) -> Array | None:
     """dlhs @ rhs + lhs @ drhs in float32: a product for each operand that changes, the second added to the first."""
     total = None
     for side in _OPERANDS:

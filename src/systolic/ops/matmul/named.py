@@ -20,7 +20,7 @@ from systolic.ops.epilogue import ACTIVATIONS
 from systolic.ops.matmul.product import Backend, Product, spec_of
 from systolic.spec import FusedOperand, MatmulSpec, Operands, Prologue, Side, SpecError
 
-Fn = Callable[..., Array]
+Fn = Callable[..., Any]
 
 
 def product_of(spec: MatmulSpec, backend: Backend) -> Product:
@@ -39,6 +39,8 @@ def product_of(spec: MatmulSpec, backend: Backend) -> Product:
         transpose_rhs=spec.transpose_rhs,
         functions=functions_of(spec),
         activation=spec.epilogue.activation,
+        pairing=spec.pairing,
+        side_by_side=spec.side_by_side,
     )
 
 
@@ -52,17 +54,23 @@ def functions_of(spec: MatmulSpec) -> Functions:
     if name and name not in ACTIVATIONS:
         raise SpecError(f"activation={name!r} is not known; use one of {', '.join(ACTIVATIONS)}")
     return Functions(
-        lhs=_prologue(spec.lhs_prologue),
-        rhs=_prologue(spec.rhs_prologue),
+        lhs=_named(spec.lhs_prologue),
+        rhs=_named(spec.rhs_prologue),
         activation=ACTIVATIONS[name] if name else None,
     )
 
 
+def _named(described: Prologue | None) -> Fn | None:
+    return described and function_named(described.name, described.dtype)
+
+
 @functools.cache
-def _prologue(described: Prologue | None) -> Fn | None:
-    if described is None:
-        return None
-    dtype = described.dtype
+def function_named(name: str, dtype: str) -> Fn:
+    """The function of an operand that has this name, and makes this dtype.
+
+    Raises:
+      SpecError: there is none.
+    """
 
     def cast(block: Array) -> Array:
         return block.astype(dtype)
@@ -76,13 +84,17 @@ def _prologue(described: Prologue | None) -> Fn | None:
     def dequantise(block: Array, scale: Array) -> Array:
         return (block.astype(jnp.float32) * scale).astype(dtype)
 
-    known: dict[str, Fn] = {fn.__name__: fn for fn in (cast, mask, norm, dequantise)}
-    if described.name not in known:
+    def slopes(block: Array, *slopes: Array) -> tuple[Array, ...]:
+        # The gradient of each product of a gated one, from that of its result. Of bfloat16 the product rounds once.
+        return tuple((block * slope).astype(dtype) for slope in slopes)
+
+    known: dict[str, Fn] = {fn.__name__: fn for fn in (cast, mask, norm, dequantise, slopes)}
+    if name not in known:
         raise SpecError(
-            f"a spec only names an operand's function, and {described.name!r} is not known; known are "
+            f"a spec only names an operand's function, and {name!r} is not known; known are "
             f"{', '.join(known)}; leave it out"
         )
-    return known[described.name]
+    return known[name]
 
 
 def matrices(spec: MatmulSpec) -> Operands:
@@ -98,7 +110,11 @@ def matrices(spec: MatmulSpec) -> Operands:
             (*lead, rows if operand.rows else 1, columns if operand.columns else 1), jnp.dtype(operand.dtype)
         )
 
-    return spec.operands.map(shape, spec.operands.sides)
+    found = spec.operands.map(shape, spec.operands.sides)
+    if not spec.side_by_side or found.up is None:
+        return found
+    both = jax.ShapeDtypeStruct((*found.up.shape[:-1], 2 * found.up.shape[-1]), found.up.dtype)
+    return found._replace(rhs=both, up=both)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from systolic.chips import Chip
@@ -17,6 +19,7 @@ from systolic.ops.matmul.product import Product, spec_of
 from systolic.ops.planner import Plans, planner_in_use
 from systolic.ops.shapes import fold
 from systolic.ops.target import for_a_tpu
+from systolic.schedule import can_join_outputs
 from systolic.spec import Operands
 
 
@@ -41,6 +44,8 @@ def _by_pallas(product: Product, plans: Plans, operands: Operands) -> tuple[Arra
 def _kernel(product: Product, operands: Operands, plans: Plans, chip: Chip) -> tuple[Array, ...]:
     operands, batch = fold(product.transpose_lhs, operands)
     spec = spec_of(product, operands)
+    if spec.joined_outputs and not can_join_outputs(spec, chip.cores_per_device):
+        return (jnp.concatenate(_kernel(replace(product, side_by_side=False), operands, plans, chip), axis=-1),)
     chosen = plans(spec, chip, product.backend.tiles)
     orientation = Orientation.of(spec)
     config = as_traceable(chosen.config)

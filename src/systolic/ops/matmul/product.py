@@ -20,11 +20,21 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import Chip
 from systolic.compat import interpreted_effects
-from systolic.kernels.functions import Functions, finished
+from systolic.kernels.functions import Functions, outputs
 from systolic.ops.epilogue import OpCount, op_count_of
 from systolic.ops.shapes import broadcast_shapes
 from systolic.schedule import KernelConfig, Tiles
-from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Operands, PrecisionName, Prologue, Side
+from systolic.spec import (
+    Epilogue,
+    FusedOperand,
+    GatedSpec,
+    MatmulSpec,
+    Operands,
+    Pairing,
+    PrecisionName,
+    Prologue,
+    Side,
+)
 
 Implementation = Literal["pallas", "xla", "interpret"] | pltpu.InterpretParams | None
 Fn = Callable[..., Any]
@@ -63,6 +73,8 @@ class Product:
     transpose_rhs: bool = False
     activation: str = ""  # its name
     kept_sum: str | None = None  # dtype of a second output, z; None: there is none
+    pairing: Pairing | None = None  # what becomes of two products; None where there is one
+    side_by_side: bool = False  # both right-hand sides are one array; of `apart` both outputs
     counts_cast: bool = True  # whether the cast to `dtype_out` is one of the epilogue's operations
 
     def anew(self, **changes: Any) -> Product:
@@ -75,6 +87,8 @@ def spec_of(product: Product, operands: Operands) -> MatmulSpec:
     lhs, rhs = operands.lhs, operands.rhs
     m, k = lhs.shape[-2:][:: -1 if product.transpose_lhs else 1]
     n = rhs.shape[-2 if product.transpose_rhs else -1]
+    if product.pairing == "gated" and product.side_by_side:
+        n //= 2
     batch = math.prod(max(sizes) for sizes in zip(*(array.shape[:-2] for array in operands.present()), strict=True))
 
     def fused(array: Any, side: Side) -> FusedOperand:
@@ -87,7 +101,10 @@ def spec_of(product: Product, operands: Operands) -> MatmulSpec:
 
     facts = operands.map(fused, operands.sides)
     counted = epilogue_op_count(product, operands.of_output.map(lambda _: True))
-    return MatmulSpec(
+    its_type: Callable[..., MatmulSpec] = MatmulSpec
+    if product.pairing is not None:
+        its_type = functools.partial(GatedSpec, pairing=product.pairing, side_by_side=product.side_by_side)
+    return its_type(
         m=max(m, 1),
         k=max(k, 1),
         n=max(n, 1),
@@ -121,7 +138,7 @@ def _prologue(fn: Fn | None, arrays: tuple[Any, ...], args: tuple[FusedOperand, 
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     return Prologue(
         name=getattr(fn, "__name__", type(fn).__name__),
-        dtype=jax.eval_shape(fn, *shapes).dtype.name,
+        dtype=jax.tree.leaves(jax.eval_shape(fn, *shapes))[0].dtype.name,
         op_count=op_count_of(fn, *shapes).total,
         operands=args,
     )
@@ -136,10 +153,12 @@ def epilogue_op_count(product: Product, given: Operands) -> OpCount:
     epilogue = Epilogue(**facts, activation=product.activation, kept_sum=product.kept_sum)
     if epilogue.is_identity and not product.counts_cast:
         return OpCount(total=0, transcendentals=0)
+    sums = 1 if product.pairing in (None, "added") else 2
 
     def finish(total: Any, *arrays: Any) -> Any:
         operands = Operands(**dict(zip(facts, arrays, strict=True)))
-        return finished(total, operands, epilogue, product.functions, product.dtype_out)
+        totals = (total,) * sums
+        return outputs(totals, operands, epilogue, product.functions, product.dtype_out, product.pairing)
 
     return op_count_of(finish, tile, *(tile for _ in facts))
 
@@ -153,4 +172,5 @@ def output_shape(product: Product, operands: Operands) -> tuple[int, ...]:
     """[*batch, m, n]."""
     lhs, rhs = operands.lhs.shape, operands.rhs.shape
     batch = broadcast_shapes(*(array.shape[:-2] for array in operands.present()))
-    return *batch, lhs[-1 if product.transpose_lhs else -2], rhs[-2 if product.transpose_rhs else -1]
+    columns = rhs[-2 if product.transpose_rhs else -1] // (2 if product.side_by_side else 1)
+    return *batch, lhs[-1 if product.transpose_lhs else -2], columns

@@ -64,15 +64,16 @@ class MatmulPrograms:
     def kernel(self, config: KernelConfig) -> Callable[..., Any]:
         """The Pallas kernel with this configuration."""
         backend = dataclasses.replace(self.product.backend, tiles=config)
-        return functools.partial(_first, by_pallas, dataclasses.replace(self.product, backend=backend))
+        return functools.partial(_result, by_pallas, dataclasses.replace(self.product, backend=backend))
 
     def xla(self) -> Callable[..., Any]:
         """The same by XLA."""
-        return functools.partial(_first, by_xla, self.product)
+        return functools.partial(_result, by_xla, self.product)
 
 
-def _first(run: Callable[..., tuple[Any, ...]], product: Product, operands: Operands) -> Any:
-    return run(product, operands)[0]
+def _result(run: Callable[..., tuple[Any, ...]], product: Product, operands: Operands) -> Any:
+    outs = run(product, operands)
+    return outs[0] if len(outs) == 1 else outs
 
 
 def raced(spec: MatmulSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:

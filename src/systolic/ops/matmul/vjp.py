@@ -52,9 +52,9 @@ def operand_cotangents(
     return Operands(
         lhs=dlhs,
         rhs=drhs,
-        bias=_summed(dz if wanted.bias else None, operands.bias),
-        residual=_summed(scaled if wanted.residual else None, operands.residual),
-        scale=_summed(dscale, operands.scale),
+        bias=summed(dz if wanted.bias else None, operands.bias),
+        residual=summed(scaled if wanted.residual else None, operands.residual),
+        scale=summed(dscale, operands.scale),
         lhs_args=dlhs_args,
         rhs_args=drhs_args,
     )
@@ -131,7 +131,7 @@ def _operand_cotangents(
     )
     (found,) = compute(gradient, factors)
     if whole:
-        return _summed(found, array), ()
+        return summed(found, array), ()
     assert own_fn is not None
     through = _through(own_fn, found, array, args)
     each = [one if is_wanted else None for one, is_wanted in zip(through, (own_wanted, *args_wanted), strict=True)]
@@ -144,7 +144,7 @@ def _through(fn: Fn, cotangent: Array, array: Array, args: tuple[Array, ...]) ->
     return back(_summed_to(cotangent, value.shape).astype(value.dtype))
 
 
-def _summed(wide: Array | None, like: Array | None) -> Any:
+def summed(wide: Array | None, like: Array | None) -> Any:
     """Summed over what was broadcast, in the dtype of `like`; None where nothing is wanted."""
     if wide is None or like is None:
         return None

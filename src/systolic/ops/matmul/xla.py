@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from systolic.kernels.functions import finished
+from systolic.kernels.functions import outputs
 from systolic.ops.matmul.product import Product, spec_of
 from systolic.spec import Operands
 
@@ -18,13 +18,24 @@ def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
     functions = product.functions
     lhs = functions.lhs(operands.lhs, *operands.lhs_args) if functions.lhs is not None else operands.lhs
     rhs = functions.rhs(operands.rhs, *operands.rhs_args) if functions.rhs is not None else operands.rhs
-    lhs, rhs = lhs.astype(spec.dtype_multiplied), rhs.astype(spec.dtype_multiplied)
-    with jax.named_scope("systolic.matmul"):
-        total = jnp.matmul(
-            lhs.mT if product.transpose_lhs else lhs,
-            rhs.mT if product.transpose_rhs else rhs,
+    if product.side_by_side and operands.up is not None:
+        rhs, up = jnp.split(rhs, 2, axis=-1)
+        operands = operands._replace(up=up)
+    lefts, rights = jax.tree.leaves(lhs), jax.tree.leaves((rhs, operands.up))
+
+    def multiply(left: Array, right: Array) -> Array:
+        left, right = left.astype(spec.dtype_multiplied), right.astype(spec.dtype_multiplied)
+        return jnp.matmul(
+            left.mT if product.transpose_lhs else left,
+            right.mT if product.transpose_rhs else right,
             precision=lax.Precision[product.precision.upper()],
             preferred_element_type=jnp.dtype(spec.dtype_accumulator),
         )
-        outs = finished(total, operands, spec.epilogue, functions, product.dtype_out)
-    return tuple(out.astype(dtype) for out, dtype in zip(outs, spec.dtypes_out, strict=True))
+
+    with jax.named_scope("systolic.matmul"):
+        totals = [multiply(*each) for each in zip(lefts * (spec.products // len(lefts)), rights, strict=True)]
+        if spec.sums < spec.products:
+            totals = [totals[0] + totals[1]]
+        outs = outputs(tuple(totals), operands, spec.epilogue, functions, product.dtype_out, product.pairing)
+    outs = tuple(out.astype(dtype) for out, dtype in zip(outs, spec.dtypes_out, strict=True))
+    return (jnp.concatenate(outs, axis=-1),) if spec.joined_outputs else outs

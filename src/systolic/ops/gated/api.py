@@ -1,0 +1,74 @@
+"""`systolic.gated_matmul`. JAX is imported by its first call, so that `import systolic` stays quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from systolic.chips import Chip
+from systolic.schedule import KernelConfig, Tiles
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jax import Array
+    from jax.typing import DTypeLike
+    from jaxtyping import Shaped
+
+    from systolic.ops.matmul.product import Implementation
+
+
+def gated_matmul(
+    x: Shaped[Array | np.ndarray, "*batch m k"],
+    w_gate: Shaped[Array | np.ndarray, "*batch k columns"],
+    w_up: Shaped[Array | np.ndarray, "*batch k n"] | None = None,
+    *,
+    activation: str | Callable[[Array], Array] | None = "silu",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    implementation: Implementation = None,
+    chip: str | Chip | None = None,
+    tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
+) -> Shaped[Array, "*batch m n"]:
+    """`activation(x @ w_gate) · (x @ w_up)`, in one kernel on a TPU: x is read once, and only the result is written.
+
+    It is differentiable in both modes and to any order. In reverse mode the kernel also writes the derivatives with
+    regard to both products, from which one kernel makes the gradient of x and another those of both weights.
+
+    It works under `jit`, `vmap`, `checkpoint`, `scan` and `shard_map` as `systolic.matmul` does, with tiles that
+    `systolic.plan` chooses and shows for a `systolic.GatedSpec`.
+
+    Args:
+      x: [..., m, k], or [k]; dtypes as in `systolic.matmul`.
+      w_gate, w_up: [..., k, n], of the same shape and dtype. Or w_gate alone, [..., k, 2n], with the columns of w_up
+        behind its own: its gradient is one array too. Where n is no multiple of 256, XLA copies the two halves.
+      activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
+      precision: of float32, as in `systolic.matmul`.
+      preferred_element_type: of the result. Default: as in `systolic.matmul`, but float32 for integers.
+      implementation, chip, tiles: as in `systolic.matmul`; a tile of n is one of each weight.
+
+    Returns:
+      The product as `jnp.matmul` shapes it.
+
+    Raises:
+      SpecError: shapes or dtypes that do not go together, a function that is not elementwise; when the program is
+        lowered, a kernel asked for where no TPU is.
+      UnsupportedDtypeError: the chip does not multiply this dtype; the message names what it takes.
+      IllegalTilesError: `tiles` break rules; the message has each of them.
+    """
+    import jax
+
+    from systolic.ops.gated.arguments import canonical
+    from systolic.ops.gated.derivatives import multiply
+    from systolic.ops.matmul.arguments import backend_of
+
+    call = canonical(
+        x,
+        w_gate,
+        w_up,
+        activation=activation,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        backend=backend_of(implementation, chip, tiles),
+    )
+    with jax.named_scope("systolic"):
+        return multiply(call.product, call.operands).reshape(call.shape).astype(call.dtype)

@@ -1,0 +1,65 @@
+"""What `bench` compares of a gated product, and of those of its gradient."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from systolic.chips import Chip
+from systolic.op import RacedPrograms
+from systolic.ops.gated.api import gated_matmul
+from systolic.ops.matmul.named import counted, functions_of, matrices
+from systolic.ops.matmul.programs import MatmulPrograms
+from systolic.ops.planner import plan
+from systolic.spec import MatmulSpec
+
+
+def raced(spec: MatmulSpec, chip: Chip) -> RacedPrograms:
+    """The call and plain JAX. A product of a gradient is no call of its own: its kernel, and the same by XLA.
+
+    Raises:
+      SpecError: an activation without a name of systolic's.
+    """
+    known = counted(spec)
+    if spec.pairing != "gated":
+        programs = MatmulPrograms.of(known, chip)
+        return RacedPrograms(
+            spec=known, arguments=programs.arguments, ours=programs.kernel(plan(known, chip).config), xla=programs.xla()
+        )
+    operands = matrices(known)
+    weights = (operands.rhs,) if spec.side_by_side else (operands.rhs, operands.up)
+    return RacedPrograms(
+        spec=known,
+        arguments=(operands.lhs, *weights),
+        ours=functools.partial(_called, known, chip),
+        xla=functools.partial(_plain, known),
+    )
+
+
+def _called(spec: MatmulSpec, chip: Chip, x: Array, *weights: Array) -> Array:
+    return gated_matmul(
+        x,
+        *weights,
+        activation=spec.epilogue.activation or None,
+        precision=spec.precision,
+        preferred_element_type=spec.dtype_out,
+        implementation="pallas",
+        chip=chip,
+    )
+
+
+def _plain(spec: MatmulSpec, x: Array, *weights: Array) -> Array:
+    activation = functions_of(spec).activation or (lambda value: value)
+    # Networks keep their activations in their own dtype.
+    kept: Any = jnp.dtype(spec.dtype_out)
+    product = functools.partial(
+        jnp.matmul, precision=lax.Precision[spec.precision.upper()], preferred_element_type=kept
+    )
+    if len(weights) == 1:
+        gate, up = jnp.split(product(x, weights[0]), 2, axis=-1)
+    else:
+        gate, up = (product(x, weight) for weight in weights)
+    return activation(gate) * up
