@@ -7,11 +7,12 @@ from systolic.experiments import Outcome, simulate_many
 from systolic.explaining import Explanation, explain
 from systolic.ops import Plan, Planner, plan, use
 from systolic.ops.gated import gated_matmul
+from systolic.ops.grouped import grouped_matmul
 from systolic.ops.matmul import matmul
 from systolic.schedule import Tiles
 from systolic.simulator import SimulatedRun
 from systolic.simulator.slice.records import SliceRun
-from systolic.spec import GatedSpec, MatmulSpec
+from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec
 from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
 from systolic.tuning import TuningResult, tune
 
@@ -22,6 +23,8 @@ __all__ = [
     "Chip",
     "Explanation",
     "GatedSpec",
+    "GroupedGradientSpec",
+    "GroupedSpec",
     "MatmulSpec",
     "Outcome",
     "Plan",
@@ -37,6 +40,7 @@ __all__ = [
     "chip",
     "explain",
     "gated_matmul",
+    "grouped_matmul",
     "load_program",
     "matmul",
     "plan",

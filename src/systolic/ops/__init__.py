@@ -2,11 +2,14 @@
 
 from systolic.op import register
 from systolic.ops.gated import GatedOp
+from systolic.ops.grouped import GroupedGradientOp, GroupedOp
 from systolic.ops.matmul import MatmulOp
 from systolic.ops.planner import Plan, Planner, plan, planner_in_use, use
 
 # A line for each op.
 register(MatmulOp())
 register(GatedOp())
+register(GroupedOp())
+register(GroupedGradientOp())
 
 __all__ = ["Plan", "Planner", "plan", "planner_in_use", "use"]

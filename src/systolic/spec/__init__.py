@@ -3,6 +3,7 @@
 from systolic.spec.dtypes import SpecError, accumulator_dtype, dtype_bytes
 from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
 from systolic.spec.gated import GatedSpec
+from systolic.spec.grouped import GroupedGradientSpec, GroupedSpec
 from systolic.spec.matmul import LARGEST_SIZE, PASSES, MatmulSpec, NoKernelWarning, Pairing, PrecisionName
 from systolic.spec.protocol import Spec
 
@@ -13,6 +14,8 @@ __all__ = [
     "Epilogue",
     "FusedOperand",
     "GatedSpec",
+    "GroupedGradientSpec",
+    "GroupedSpec",
     "MatmulSpec",
     "NoKernelWarning",
     "Operands",

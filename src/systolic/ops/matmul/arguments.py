@@ -147,7 +147,7 @@ def canonical(
     )
     product = Product(
         backend=backend,
-        precision=_precision(precision),
+        precision=precision_named(precision),
         dtype_out="float32" if dtype_out == "float16" else dtype_out,
         transpose_lhs=left.transposed,
         transpose_rhs=right.transposed,
@@ -212,7 +212,7 @@ def _fused(
     return _ranked(array, rank)
 
 
-def _precision(precision: Any) -> PrecisionName:
+def precision_named(precision: Any) -> PrecisionName:
     if precision is None:
         precision = getattr(jax.config, "jax_default_matmul_precision", None)
     if isinstance(precision, (tuple, list)) and len(set(precision)) == 1:

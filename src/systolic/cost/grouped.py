@@ -1,0 +1,240 @@
+"""How long grouped products take by arithmetic, for a distribution of group sizes, and the configurations to choose from.
+
+Sizes of groups are known when a program runs, tiles before. So they are chosen for sizes drawn once from a Dirichlet
+distribution (concentration 2, seed 0), about as uneven as routers of mixtures of experts leave them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from systolic.chips import Chip
+from systolic.cost.pipeline import ModelledTime
+from systolic.cost.ranking import TimedConfig
+from systolic.cost.roofline import mxu_rows_per_cycle
+from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
+from systolic.schedule.grouped import (
+    MOST_BLOCK_CYCLES,
+    GradientSchedule,
+    GroupedSchedule,
+    buffer_bytes,
+    largest_divisor,
+    macs_per_cycle,
+    padded,
+    registers_rows,
+)
+from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
+
+_CONCENTRATION = 2.0
+_STEP_CYCLES = 200  # scalar code of one step, as simulated on v6e
+_BLOCK_ROWS = (64, 128, 256, 512)
+_MOST_COLUMNS = 512  # of a block: more is more code, and hardly faster
+_LEAST_COLUMNS = 256
+_PANEL_SHARES = (0.2, 0.35)  # of the buffers, for rows, where not all fit
+_WHOLE_SHARE = 0.45  # up to which all rows are one panel
+_VISIT_ROWS = (512, 1024, 1536, 2048, 4096)
+_DEPTHS = (128, 256, 512)
+
+
+@functools.lru_cache(maxsize=256)
+def typical_sizes(groups: int, m: int, rows_per_group: int) -> tuple[int, ...]:
+    """Sizes of groups to choose tiles for: about so many rows in each group that has any."""
+    some = min(groups, -(-m // rows_per_group))
+    shares = np.random.default_rng(0).dirichlet([_CONCENTRATION] * some)
+    sizes = np.floor(shares * m).astype(int)
+    sizes[0] += m - sizes.sum()
+    return (*sizes.tolist(), *(0,) * (groups - some))
+
+
+class _Visit(NamedTuple):
+    rows: int
+    compute_us: float
+    copy_us: float
+
+
+def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
+    """The sum over panels: in each, products and copies overlap.
+
+    Raises:
+      IllegalTilesError: the configuration breaks rules.
+    """
+    schedule = GroupedSchedule.of(spec, config, chip)
+    item, item_out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
+    strided = schedule.grid_n > 1 and not spec.transpose_rhs
+    weights_us = _copy_us(spec.k * schedule.tile_n * item, spec.k // 8 if strided else 1, chip)
+    blocks = {
+        one.rows: _block_cycles(spec, one.rows, spec.k, one.columns, chip) * (schedule.tile_n / one.columns)
+        for one in schedule.blocks
+    }
+
+    def visit(rows: int) -> _Visit:
+        cycles = sum(blocks[block] for block in _cut(rows, tuple(blocks)))
+        moved = rows * schedule.tile_n * item_out + rows * spec.k * item / schedule.grid_n
+        compute_us = (cycles + _STEP_CYCLES) / chip.machine.clock_hz * 1e6
+        return _Visit(rows, compute_us, weights_us + _copy_us(moved, 1, chip))
+
+    panels: list[list[_Visit]] = []
+    used = schedule.panel + 1
+    for rows in _spans(typical_sizes(spec.groups, spec.m, spec.rows_per_group), schedule.row_multiple, schedule.panel):
+        if used + rows > schedule.panel:
+            panels.append([])
+            used = 0
+        panels[-1].append(visit(rows))
+        used += rows
+    compute_us = schedule.grid_n * sum(one.compute_us for panel in panels for one in panel)
+    copy_us = schedule.grid_n * sum(one.copy_us for panel in panels for one in panel)
+    steps_us = schedule.grid_n * sum(
+        max(sum(one.compute_us for one in panel), sum(one.copy_us for one in panel)) for panel in panels
+    )
+    first = panels[0][0]
+    ramp_us = weights_us + _copy_us(first.rows * (spec.k * item + schedule.tile_n * item_out), 1, chip)
+    return ModelledTime(time_us=steps_us + ramp_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
+
+
+def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
+    """The sum over groups: in each, products and copies overlap.
+
+    Raises:
+      IllegalTilesError: the configuration breaks rules.
+    """
+    schedule = GradientSchedule.of(spec, config, chip)
+    item, item_out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
+    tiles = schedule.grid_k * schedule.grid_n
+    blocks_of_tile = (schedule.tile_k // schedule.block_k) * (schedule.tile_n // schedule.block_n)
+    depths = {
+        depth: blocks_of_tile * _block_cycles(spec, schedule.block_k, depth, schedule.block_n, chip)
+        for depth in schedule.depths
+    }
+    store_us = _copy_us(schedule.tile_k * schedule.tile_n * item_out, schedule.tile_k // 8, chip)
+    compute_us = copy_us = steps_us = 0.0
+    multiple = schedule.row_multiple
+    for size in typical_sizes(spec.groups, spec.m, spec.rows_per_group):
+        visits = _spans((size,), multiple, schedule.most_rows) if size else []
+        cycles = sum(depths[depth] for rows in visits for depth in _cut(rows, tuple(depths)))
+        products_us = tiles * (cycles + _STEP_CYCLES * max(len(visits), 1)) / chip.machine.clock_hz * 1e6
+        again = schedule.grid_k if len(visits) == 1 else tiles
+        moved = sum(visits) * item * (tiles * schedule.tile_n + again * schedule.tile_k)
+        copies_us = tiles * store_us + _copy_us(moved, 1, chip)
+        compute_us, copy_us = compute_us + products_us, copy_us + copies_us
+        steps_us += max(products_us, copies_us)
+    ramp_us = store_us + _copy_us(min(schedule.most_rows, spec.m) * (schedule.tile_k + schedule.tile_n) * item, 1, chip)
+    return ModelledTime(time_us=steps_us + ramp_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
+
+
+def product_configs(spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
+    """Legal configurations of a product, the fastest by arithmetic first."""
+    return _timed(spec, chip, _product_space(spec, chip))
+
+
+def gradient_configs(spec: GroupedGradientSpec, chip: Chip) -> list[TimedConfig]:
+    """Legal configurations of a gradient, the fastest by arithmetic first."""
+    return _timed(spec, chip, _gradient_space(spec, chip))
+
+
+def timed(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+    """A configuration with its time.
+
+    Raises:
+      IllegalTilesError: it breaks rules.
+    """
+    if isinstance(spec, GroupedSpec):
+        modelled = product_time(spec, config, chip)
+    else:
+        modelled = gradient_time(spec, config, chip)
+    return TimedConfig(config=config, modelled=modelled, provenance="modelled")
+
+
+def _timed(
+    spec: GroupedSpec | GroupedGradientSpec, chip: Chip, configs: Iterator[KernelConfig]
+) -> list[TimedConfig]:
+    found, refused = list[TimedConfig](), None
+    for config in dict.fromkeys(configs):
+        try:
+            found.append(timed(spec, config, chip))
+        except IllegalTilesError as error:
+            refused = error
+    if not found and refused is not None:
+        raise refused
+    return sorted(found, key=lambda one: one.modelled.time_us)
+
+
+def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
+    item, bytes_free = dtype_bytes(spec.dtype), buffer_bytes(chip)
+    multiple = registers_rows(spec.dtype, spec.dtype_out)
+    most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
+    sides = [side for side in _sides(spec.n, _LEAST_COLUMNS) if spec.k * side * item <= bytes_free / 4]
+    for tile_n in sides or [_sides(spec.n, _LEAST_COLUMNS)[0]]:
+        for wanted in _BLOCK_ROWS:
+            rows = min(wanted, padded(spec.m, multiple))
+            columns = _columns(tile_n, rows * spec.k, spec.dtype, chip)
+            panels = [padded(int(bytes_free * share / 2 / (spec.k * item)), rows) for share in _PANEL_SHARES]
+            if most_rows * spec.k * item <= bytes_free * _WHOLE_SHARE:
+                panels = [most_rows]
+            for panel in panels:
+                tiles = Tiles(tile_m=padded(min(panel, most_rows), rows), tile_k=spec.k, tile_n=tile_n)
+                yield KernelConfig(tiles=tiles, subtile_m=rows, subtile_n=columns, pipeline="manual")
+
+
+def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelConfig]:
+    multiple = registers_rows(spec.dtype, spec.dtype_out)
+    most_rows = padded(spec.m, multiple) + 2 * multiple
+    for depth in {min(one, padded(most_rows, 2 * multiple)) for one in _DEPTHS}:
+        for tile_k in _sides(spec.k, _MOST_COLUMNS):
+            for tile_n in _sides(spec.n, _LEAST_COLUMNS):
+                for columns in {largest_divisor(tile_n, _LEAST_COLUMNS, most) for most in (256, 512, 1024)}:
+                    for rows in dict.fromkeys(padded(min(one, most_rows), depth) for one in _VISIT_ROWS):
+                        tiles = Tiles(tile_m=rows, tile_k=tile_k, tile_n=tile_n)
+                        yield KernelConfig(tiles=tiles, subtile_m=depth, subtile_n=columns, pipeline="manual")
+
+
+def _sides(size: int, least: int) -> list[int]:
+    """Divisors of a size that are multiples of `least`, and the size itself."""
+    return [side for side in range(least, size, least) if size % side == 0] + [size]
+
+
+def _columns(tile_n: int, macs_per_column: int, dtype: str, chip: Chip) -> int:
+    most = int(MOST_BLOCK_CYCLES * macs_per_cycle(dtype, chip) / macs_per_column)
+    return largest_divisor(tile_n, min(_LEAST_COLUMNS, tile_n), min(most, _MOST_COLUMNS))
+
+
+def _spans(sizes: Sequence[int], multiple: int, most: int) -> list[int]:
+    """Rows of the visits of groups, in whole registers."""
+    found, start = [], 0
+    for size in sizes:
+        if size:
+            span = padded(start + size, multiple) - start // multiple * multiple
+            blocks = -(-span // most)
+            each = padded(-(-span // blocks), multiple)
+            found += [min(each, span - at) for at in range(0, span, each)]
+        start += size
+    return found
+
+
+def _cut(rows: int, blocks: tuple[int, ...]) -> list[int]:
+    """The blocks that a kernel cuts rows into: the largest, and for the last rows the smallest that holds them."""
+    below = blocks[1] if len(blocks) > 1 else 0
+    count = max(rows - below + blocks[0] - 1, 0) // blocks[0]
+    rest = rows - count * blocks[0]
+    return [blocks[0]] * count + ([min(block for block in blocks if block >= rest)] if rest > 0 else [])
+
+
+def _block_cycles(
+    spec: GroupedSpec | GroupedGradientSpec, rows: int, depth: int, columns: int, chip: Chip
+) -> float:
+    """Cycles of one stretch of straight code: for each tile of weights its rows, and the pushes that hold them up."""
+    machine, estimate = chip.machine, chip.step_estimate
+    tiles = -(-depth // machine.mxu_rows) * -(-columns // machine.mxu_columns) / machine.mxu_count
+    registers = machine.mxu_rows * machine.mxu_columns * dtype_bytes(spec.dtype) / 4096
+    products = max(rows / mxu_rows_per_cycle(spec.dtype, chip), estimate.weight_cycles)
+    ends = estimate.fill_cycles + estimate.drain_cycles_per_row * rows
+    return ends + spec.passes * tiles * (products + registers * machine.weight_push_cycles)
+
+
+def _copy_us(size_bytes: float, runs: int, chip: Chip) -> float:
+    machine = chip.machine
+    held = machine.hbm_run_cycles * runs + machine.dma_issue_cycles
+    return size_bytes / machine.hbm_bytes_per_s * 1e6 + held / machine.clock_hz * 1e6

@@ -1,0 +1,93 @@
+"""`systolic.grouped_matmul`. JAX is imported by its first call, so that `import systolic` stays quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from systolic.chips import Chip
+from systolic.schedule import KernelConfig, Tiles
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jax import Array
+    from jax.typing import ArrayLike, DTypeLike
+    from jaxtyping import Int, Shaped
+
+    from systolic.ops.matmul.product import Implementation
+
+
+def grouped_matmul(
+    lhs: Shaped[Array | np.ndarray, "m k"],
+    rhs: Shaped[Array | np.ndarray, "groups k n"],
+    group_sizes: Int[Array | np.ndarray, " all_groups"],
+    *,
+    group_offset: ArrayLike | None = None,
+    bias: Shaped[Array, "groups n"] | None = None,
+    activation: str | Callable[[Array], Array] | None = None,
+    row_scale: Shaped[Array, " m"] | None = None,
+    transpose_rhs: bool = False,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    rows_per_group: int | None = None,
+    implementation: Implementation = None,
+    chip: str | Chip | None = None,
+    tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
+) -> Shaped[Array, "m n"]:
+    """`activation(lhs[rows of g] @ rhs[g] + bias[g]) · row_scale` for each group of rows, in one kernel on a TPU.
+
+    The first `group_sizes[0]` rows are the first group's, and so on, as `jax.lax.ragged_dot` takes them. Rows behind
+    the last group are zero in the result, whatever they hold. It is differentiable in reverse mode to any order, and
+    works under `jit`, `vmap` (one after another), `checkpoint`, `scan` and `shard_map`.
+
+    On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses for a `GroupedSpec`; elsewhere XLA computes the
+    same. On chips whose device has two TensorCores, v4 and v5p, the kernel uses one.
+
+    Args:
+      lhs: [m, k] float32, bfloat16 or int8.
+      rhs: [groups, k, n] of the same dtype; [groups, n, k] with `transpose_rhs`.
+      group_sizes: rows of each group. Below zero counts as zero; rows past m do not count.
+      group_offset: number of the first group that `rhs` has the matrix of, as with experts on several devices: rows of
+        other groups are zero in the result. None: `rhs` has all groups.
+      bias: [groups, n].
+      activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
+      row_scale: [m], such as a router's weights.
+      precision: of float32 operands: DEFAULT, one bfloat16 pass, or HIGHEST. None: `jax.default_matmul_precision`.
+      preferred_element_type: of the result. Default: that of the operands, int32 for int8.
+      rows_per_group: that are expected in a group that has any, for the choice of tiles. None: m / groups.
+      implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
+        TPU interpret mode, with a `pltpu.InterpretParams` of your own if you like.
+      chip: whose tiles to use. None: that of the program being traced.
+      tiles: rows in VMEM, k, and columns of a tile, in place of the planner's; or a whole configuration.
+
+    Raises:
+      SpecError: shapes or dtypes that do not go together, sizes of groups that are known and above m together.
+      UnsupportedDtypeError: the chip does not multiply this dtype.
+      IllegalTilesError: `tiles` break rules; the message has each of them.
+    """
+    import jax
+
+    from systolic.ops.grouped.arguments import canonical
+    from systolic.ops.grouped.compute import multiply, multiply_fused
+    from systolic.ops.matmul.arguments import backend_of
+
+    call = canonical(
+        lhs,
+        rhs,
+        group_sizes,
+        group_offset=group_offset,
+        bias=bias,
+        activation=activation,
+        row_scale=row_scale,
+        transpose_rhs=transpose_rhs,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        rows_per_group=rows_per_group,
+        backend=backend_of(implementation, chip, tiles),
+    )
+    with jax.named_scope("systolic"):
+        if call.is_plain:
+            out = multiply(call.product, call.lhs, call.rhs, call.grouping)
+        else:
+            out = multiply_fused(call.product, call.lhs, call.rhs, call.grouping, call.fused)
+        return out.astype(call.dtype)

@@ -1,0 +1,142 @@
+"""Computes grouped products and their gradient, by Pallas or by XLA; each is the other's derivative."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.custom_batching import custom_vmap
+
+from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
+from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
+from systolic.ops.grouped.xla import finished, gradient_by_xla, product_by_xla, rows_of
+from systolic.ops.matmul.product import Backend
+from systolic.ops.target import without_kernel
+
+_NO_CHIP = (
+    "it was traced where no TPU that systolic knows is in sight; say whose tiles are wanted, as with "
+    'chip="v6e", or implementation="xla" where XLA is'
+)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def multiply(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping) -> Array:
+    """`lhs[rows of g] @ rhs[g]`; differentiable in reverse mode, any number of times."""
+    return _run(product, product_by_pallas, product_by_xla, (product,), lhs, rhs, grouping, Fused())
+
+
+def _multiply_forward(
+    product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping
+) -> tuple[Array, tuple[Array, Array, Grouping]]:
+    return multiply(product, lhs, rhs, grouping), (lhs, rhs, grouping)
+
+
+def _multiply_backward(
+    product: GroupedProduct, residuals: tuple[Array, Array, Grouping], cotangent: Array
+) -> tuple[Array, Array, None]:
+    lhs, rhs, grouping = residuals
+    given = cotangent.astype(lhs.dtype)
+    to_lhs = product.anew(transpose_rhs=not product.transpose_rhs, dtype_out=lhs.dtype.name)
+    to_rhs = product.anew(transpose_rhs=False, dtype_out=rhs.dtype.name)
+    sides = (given, lhs) if product.transpose_rhs else (lhs, given)
+    return multiply(to_lhs, given, rhs, grouping), gradient(to_rhs, rhs.shape[0], *sides, grouping), None
+
+
+multiply.defvjp(_multiply_forward, _multiply_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def gradient(product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
+    """`lhs[rows of g]ᵀ @ cotangent[rows of g]`; differentiable likewise."""
+    return _run(product, gradient_by_pallas, gradient_by_xla, (product, groups), lhs, cotangent, grouping)
+
+
+def _gradient_forward(
+    product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping
+) -> tuple[Array, tuple[Array, Array, Grouping]]:
+    return gradient(product, groups, lhs, cotangent, grouping), (lhs, cotangent, grouping)
+
+
+def _gradient_backward(
+    product: GroupedProduct, groups: int, residuals: tuple[Array, Array, Grouping], change: Array
+) -> tuple[Array, Array, None]:
+    lhs, cotangent, grouping = residuals
+    matrices = change.astype(lhs.dtype)
+    to_lhs = product.anew(transpose_rhs=True, dtype_out=lhs.dtype.name)
+    to_cotangent = product.anew(transpose_rhs=False, dtype_out=cotangent.dtype.name)
+    return multiply(to_lhs, cotangent, matrices, grouping), multiply(to_cotangent, lhs, matrices, grouping), None
+
+
+gradient.defvjp(_gradient_forward, _gradient_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def multiply_fused(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
+    """`activation(lhs[rows of g] @ rhs[g] + bias[g]) · row_scale`, in one kernel where nothing is differentiated."""
+    return _run(product, product_by_pallas, product_by_xla, (product,), lhs, rhs, grouping, fused)
+
+
+def _fused_forward(
+    product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused
+) -> tuple[Array, Callable[..., Any]]:
+    """The derivative of the activation needs the sum, so that is stored, and XLA does the rest."""
+
+    def in_two(lhs: Array, rhs: Array, fused: Fused) -> Array:
+        total = multiply(product.plain.anew(dtype_out=_kept_dtype(lhs)), lhs, rhs, grouping)
+        return finished(product, total, rows_of(lhs.shape[0], rhs.shape[0], grouping), fused)
+
+    return jax.vjp(in_two, lhs, rhs, fused)
+
+
+def _fused_backward(
+    _product: GroupedProduct, back: Callable[..., Any], cotangent: Array
+) -> tuple[Array, Array, None, Fused]:
+    lhs, rhs, fused = back(cotangent)
+    return lhs, rhs, None, fused
+
+
+multiply_fused.defvjp(_fused_forward, _fused_backward)
+
+
+def _kept_dtype(lhs: Array) -> str:
+    return "float32" if lhs.dtype == jnp.float32 else "bfloat16"
+
+
+def _run(
+    product: GroupedProduct, pallas: Callable[..., Array], xla: Callable[..., Array], static: Sequence[Any], *given: Any
+) -> Array:
+    """One kernel after another for a batch: each has as many rows in flight as VMEM holds."""
+
+    @custom_vmap
+    def call(*given: Any) -> Array:
+        return _dispatched(product.backend, functools.partial(pallas, *static), functools.partial(xla, *static), *given)
+
+    @call.def_vmap
+    def _(size: int, mapped: Sequence[Any], *given: Any) -> tuple[Array, bool]:
+        leaves, structure = jax.tree.flatten(given)
+        batched = [one for one, there in zip(leaves, jax.tree.leaves(mapped), strict=True) if there]
+
+        def one(some: list[Any]) -> Array:
+            own = iter(some)
+            every = [next(own) if there else one for one, there in zip(leaves, jax.tree.leaves(mapped), strict=True)]
+            return _run(product, pallas, xla, static, *structure.unflatten(every))
+
+        return (lax.map(one, batched) if size else jax.vmap(one)(batched)), True
+
+    return call(*given)
+
+
+def _dispatched(backend: Backend, pallas: Callable[..., Array], xla: Callable[..., Array], *given: Any) -> Array:
+    lhs, other, *rest = given
+    if backend.implementation == "xla" or 0 in (*lhs.shape, *other.shape):
+        return xla(*given)
+    if backend.chip is None:
+        return xla(without_kernel(lhs, _NO_CHIP), other, *rest)
+    if backend.implementation is None:
+        # Decided when the program is lowered: the same traced function may run on a CPU.
+        return lax.platform_dependent(*given, tpu=pallas, default=xla)
+    return pallas(*given)

@@ -1,0 +1,150 @@
+"""What planner, store and tuner know of grouped products and their gradient; none of it needs JAX."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from systolic.chips import Chip
+from systolic.cost import TimedConfig, machine_roofline
+from systolic.cost.grouped import gradient_configs, product_configs, timed
+from systolic.op import Candidates, Layout, RacedPrograms
+from systolic.schedule import KernelConfig, Tiles, total_bytes
+from systolic.schedule.grouped import GradientSchedule, GroupedSchedule
+from systolic.spec import GroupedGradientSpec, GroupedSpec
+
+if TYPE_CHECKING:
+    from systolic.ops.grouped.programs import GradientPrograms, GroupedPrograms
+
+
+class _Grouped:
+    """What both ops have in common."""
+
+    def described(self, spec: Any) -> Any:
+        """All of it."""
+        return spec
+
+    def computed(self, spec: Any) -> Any:
+        """What is asked for."""
+        return spec
+
+    def judge(self, computed: Any, config: KernelConfig, chip: Chip) -> TimedConfig:
+        """A configuration with the model's time."""
+        return timed(computed, config, chip)
+
+    def least_time_us(self, computed: Any, config: KernelConfig, chip: Chip) -> float:
+        """Products or copies alone, at the clock and bandwidth of the chip's model."""
+        return machine_roofline(computed, chip).least_us / chip.cores_per_device
+
+    def remarks(self, spec: Any) -> list[str]:
+        """For which sizes of groups the tiles are."""
+        return [f"for groups of about {spec.rows_per_group} rows"]
+
+
+class GroupedOp(_Grouped):
+    """`systolic.grouped_matmul`; see `systolic.op.Op`."""
+
+    name = "grouped"
+    spec_type = GroupedSpec
+
+    def words(self, spec: GroupedSpec) -> tuple[str, str, str]:
+        """Sizes, dtypes and what is fused."""
+        fused = ("bias" if spec.bias else "", spec.activation, "row scale" if spec.row_scale else "")
+        turned = "transpose_rhs" if spec.transpose_rhs else ""
+        return (
+            f"{spec.m} × {spec.k} × {spec.n} (m k n) in {spec.groups} groups",
+            f"{spec.dtype} → {spec.dtype_out}",
+            ", ".join(filter(None, (*fused, turned))),
+        )
+
+    def plan(self, spec: GroupedSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
+        """The fastest by arithmetic; of these tiles only, if they are given."""
+        if isinstance(tiles, KernelConfig):
+            return Candidates(configs=[timed(spec, tiles, chip)], considered=1)
+        found = product_configs(spec, chip)
+        return _with_tiles(found, tiles)
+
+    def search(self, computed: GroupedSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
+        """All that are legal."""
+        return [], product_configs(computed, chip)
+
+    def layout(self, computed: GroupedSpec, config: KernelConfig, chip: Chip) -> Layout:
+        """Panels of rows, and tiles of columns."""
+        schedule = GroupedSchedule.of(computed, config, chip)
+        panels = -(-computed.m // schedule.panel)
+        return Layout(
+            axes=("panels", "n"),
+            grid=(panels, schedule.grid_n),
+            hbm_bytes=computed.least_hbm_bytes,
+            vmem_bytes=total_bytes(schedule.buffers),
+            vmem_limit_bytes=chip.usable_vmem_bytes_per_core,
+        )
+
+    def programs(self, spec: GroupedSpec, chip: Chip) -> GroupedPrograms:
+        """Built from the description."""
+        from systolic.ops.grouped.programs import GroupedPrograms  # needs JAX
+
+        return GroupedPrograms(computed=spec, chip=chip)
+
+    def raced(self, spec: GroupedSpec, chip: Chip) -> RacedPrograms:
+        """`systolic.grouped_matmul` itself, beside plain JAX."""
+        from systolic.ops.grouped.programs import raced  # likewise
+
+        return raced(spec, chip)
+
+
+class GroupedGradientOp(_Grouped):
+    """The gradient of `systolic.grouped_matmul` in its matrices; see `systolic.op.Op`."""
+
+    name = "grouped-gradient"
+    spec_type = GroupedGradientSpec
+
+    def words(self, spec: GroupedGradientSpec) -> tuple[str, str, str]:
+        """Sizes and dtypes."""
+        sizes = f"{spec.m} × {spec.k} × {spec.n} (m k n) in {spec.groups} groups, gradient of the matrices"
+        return sizes, f"{spec.dtype} → {spec.dtype_out}", ""
+
+    def plan(self, spec: GroupedGradientSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
+        """The fastest by arithmetic; of these tiles only, if they are given."""
+        if isinstance(tiles, KernelConfig):
+            return Candidates(configs=[timed(spec, tiles, chip)], considered=1)
+        return _with_tiles(gradient_configs(spec, chip), tiles)
+
+    def search(self, computed: GroupedGradientSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
+        """All that are legal."""
+        return [], gradient_configs(computed, chip)
+
+    def layout(self, computed: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> Layout:
+        """Groups, and tiles of each one's result."""
+        schedule = GradientSchedule.of(computed, config, chip)
+        return Layout(
+            axes=("groups", "k", "n"),
+            grid=(computed.groups, schedule.grid_k, schedule.grid_n),
+            hbm_bytes=computed.least_hbm_bytes,
+            vmem_bytes=total_bytes(schedule.buffers),
+            vmem_limit_bytes=chip.usable_vmem_bytes_per_core,
+        )
+
+    def programs(self, spec: GroupedGradientSpec, chip: Chip) -> GradientPrograms:
+        """Built from the description."""
+        from systolic.ops.grouped.programs import GradientPrograms  # needs JAX
+
+        return GradientPrograms(computed=spec, chip=chip)
+
+    def raced(self, spec: GroupedGradientSpec, chip: Chip) -> RacedPrograms:
+        """The kernel that the backward pass calls, beside XLA's."""
+        from systolic.ops.grouped.programs import gradient_raced  # likewise
+
+        return gradient_raced(spec, chip)
+
+
+def _with_tiles(found: list[TimedConfig], tiles: Tiles | None) -> Candidates:
+    from systolic.schedule import IllegalTilesError, Violation
+
+    chosen = [one for one in found if tiles is None or one.config.tiles == tiles]
+    if not chosen:
+        known = ", ".join(sorted({str(one.config.tiles) for one in found})[:8])
+        violation = Violation(
+            rule="tiles", value=f"tiles {tiles}", limit="are none of those that are tried", fix=f"use one of {known}, …"
+        )
+        raise IllegalTilesError(f"tiles {tiles}", [violation])
+    return Candidates(configs=chosen, considered=len(found))

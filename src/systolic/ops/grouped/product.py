@@ -1,0 +1,78 @@
+"""What is static about a grouped product, and its specs for some operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from systolic.ops.matmul.product import Backend
+from systolic.spec import GroupedGradientSpec, GroupedSpec, PrecisionName
+
+
+class Grouping(NamedTuple):
+    """Which rows belong to which group."""
+
+    sizes: Any  # int32 [all groups]
+    offset: Any = None  # int32 [1], the number of the first group whose matrix is given; None: all are
+
+
+class Fused(NamedTuple):
+    """Arrays that are read beside the result."""
+
+    bias: Any = None  # [groups, n]
+    row_scale: Any = None  # [m]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedProduct:
+    """All that is static about a grouped product but the shapes of its operands; it can be hashed."""
+
+    backend: Backend
+    precision: PrecisionName
+    dtype_out: str
+    rows_per_group: int
+    transpose_rhs: bool = False
+    activation: str = ""  # its name
+    function: Callable[..., Any] | None = None  # and what it stands for
+
+    def anew(self, **changes: Any) -> GroupedProduct:
+        """Another product by the same backend, whose tiles were given for this one and do not count."""
+        return replace(self, backend=replace(self.backend, tiles=None), **changes)
+
+    @property
+    def plain(self) -> GroupedProduct:
+        """The product without what is done to the sum."""
+        return replace(self, activation="", function=None)
+
+    def spec(self, lhs: Any, rhs: Any, fused: Fused) -> GroupedSpec:
+        """Sizes and dtypes, as the planner takes them."""
+        groups, k, n = rhs.shape
+        k, n = (n, k) if self.transpose_rhs else (k, n)
+        return GroupedSpec(
+            m=lhs.shape[0],
+            k=k,
+            n=n,
+            groups=groups,
+            rows_per_group=self.rows_per_group,
+            dtype=lhs.dtype.name,
+            dtype_out=self.dtype_out,
+            transpose_rhs=self.transpose_rhs,
+            precision=self.precision,
+            bias=fused.bias is not None,
+            activation=self.activation,
+            row_scale=fused.row_scale is not None,
+        )
+
+    def gradient_spec(self, lhs: Any, cotangent: Any, groups: int) -> GroupedGradientSpec:
+        """The same of the gradient of the matrices."""
+        return GroupedGradientSpec(
+            m=lhs.shape[0],
+            k=lhs.shape[1],
+            n=cotangent.shape[1],
+            groups=groups,
+            rows_per_group=self.rows_per_group,
+            dtype=lhs.dtype.name,
+            dtype_out=self.dtype_out,
+            precision=self.precision,
+        )

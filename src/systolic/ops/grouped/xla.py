@@ -1,0 +1,104 @@
+"""Grouped products by XLA, with the same result for rows that no group has: zeros, whatever these rows hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from systolic.kernels.functions import as_dtype
+from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
+from systolic.spec import accumulator_dtype
+
+_ROWS_SUMMED = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
+)
+
+
+def product_by_xla(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
+    """`lhs[rows of g] @ rhs[g]`, and what is done to the sum."""
+    rhs = rhs.swapaxes(1, 2) if product.transpose_rhs else rhs
+    rows = _Rows(lhs.shape[0], rhs.shape[0], grouping)
+    if 0 in (*lhs.shape, *rhs.shape):
+        total = jnp.zeros((lhs.shape[0], rhs.shape[2]), accumulator_dtype(lhs.dtype.name))
+    else:
+        total = lax.ragged_dot(
+            rows.first_to_front(rows.owned(lhs)),
+            rhs,
+            rows.sizes,
+            precision=lax.Precision[product.precision.upper()],
+            preferred_element_type=jnp.dtype(accumulator_dtype(lhs.dtype.name)),
+        )
+        total = rows.back_in_place(total)
+    return finished(product, total, rows, fused)
+
+
+def finished(product: GroupedProduct, total: Array, rows: _Rows, fused: Fused) -> Array:
+    """What becomes of the sum: `activation(total + bias) · row_scale`, zero in rows that no group has."""
+    if fused.bias is not None:
+        bias = fused.bias.astype(jnp.float32)[rows.group] if rows.groups else 0.0
+        total = total.astype(jnp.float32) + bias
+    if product.function is not None:
+        total = product.function(total.astype(jnp.float32))
+    if fused.row_scale is not None:
+        total = total.astype(jnp.float32) * fused.row_scale.astype(jnp.float32)[:, None]
+    return as_dtype(rows.owned(total), product.dtype_out)
+
+
+def gradient_by_xla(product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
+    """`lhs[rows of g]ᵀ @ cotangent[rows of g]` for each of so many groups."""
+    rows = _Rows(lhs.shape[0], groups, grouping)
+    if 0 in (*lhs.shape, *cotangent.shape, groups):
+        return jnp.zeros((groups, lhs.shape[1], cotangent.shape[1]), product.dtype_out)
+    total = lax.ragged_dot_general(
+        rows.first_to_front(rows.owned(lhs)),
+        rows.first_to_front(rows.owned(cotangent)),
+        rows.sizes,
+        _ROWS_SUMMED,
+        precision=lax.Precision[product.precision.upper()],
+        preferred_element_type=jnp.dtype(accumulator_dtype(lhs.dtype.name)),
+    )
+    return as_dtype(total, product.dtype_out)
+
+
+def rows_of(m: int, groups: int, grouping: Grouping) -> _Rows:
+    """Which of m rows belong to which of the groups whose matrices are given."""
+    return _Rows(m, groups, grouping)
+
+
+class _Rows:
+    """The rows of the groups whose matrices are given. Sizes below zero count as zero, rows behind the last do not."""
+
+    def __init__(self, m: int, groups: int, grouping: Grouping) -> None:
+        ends = jnp.minimum(jnp.cumsum(jnp.maximum(grouping.sizes, 0)), m)
+        starts = jnp.concatenate([jnp.zeros(1, ends.dtype), ends])[: ends.shape[0]]
+        self.groups, self._shifted = groups, grouping.offset is not None
+        if grouping.offset is not None:
+            starts, ends = (lax.dynamic_slice(one, (grouping.offset[0],), (groups,)) for one in (starts, ends))
+        self.sizes = ends - starts
+        number = jnp.arange(m, dtype=ends.dtype)
+        if groups:
+            self._begin = starts[0]
+            self._mine = (number >= starts[0]) & (number < ends[-1])
+            self.group = jnp.clip(jnp.searchsorted(ends, number, side="right"), 0, groups - 1)
+        else:
+            self._begin, self._mine, self.group = 0, jnp.zeros(m, bool), number
+
+    def owned(self, array: Array) -> Array:
+        """An array with zeros in rows that none of the groups has."""
+        return jnp.where(self._mine[:, None], array, jnp.zeros_like(array))
+
+    def first_to_front(self, array: Any) -> Any:
+        """The rows of the first group at the begin, where `lax.ragged_dot` looks for them."""
+        return jnp.roll(array, -self._begin, axis=0) if self._shifted else array
+
+    def back_in_place(self, array: Any) -> Any:
+        """The inverse of `first_to_front`."""
+        return jnp.roll(array, self._begin, axis=0) if self._shifted else array
+
+
+def bias_cotangent(cotangent: Array, rows: _Rows) -> Array:
+    """The sum of the rows of each group."""
+    return jax.ops.segment_sum(rows.owned(cotangent), rows.group, rows.groups)

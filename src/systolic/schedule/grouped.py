@@ -1,0 +1,236 @@
+"""How grouped products are cut: what a configuration's tiles mean there, and the buffers that VMEM has room for.
+
+A *visit* is the rows that one group has in one block of rows; the kernels list the visits from the sizes of the groups.
+Rows of a visit begin at a whole register: those of the group before it in the first register, and of the group behind
+it in the last, are computed and not kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.schedule.buffers import VmemBuffer, total_bytes
+from systolic.schedule.config import KernelConfig
+from systolic.schedule.legality import LANES, IllegalTilesError, Violation, misaligned, vmem_violations
+from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
+
+# Of the VMEM that a kernel may use: the rest is the compiler's, for what does not fit its registers.
+_BUFFER_SHARE = 0.88
+_RING_SHARE = 0.75  # of what is left for weights and results that wait to be stored: for weights
+_MOST_SLOTS = 24
+# Products of one stretch of straight code keep the matrix units busy for so long at most: code grows with it.
+MOST_BLOCK_CYCLES = 4200
+# Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them.
+_FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBlock:
+    """Rows that are multiplied by one stretch of straight code, and columns of the result that it makes."""
+
+    rows: int
+    columns: int
+
+
+def registers_rows(*dtypes: str) -> int:
+    """Rows of the highest register of these dtypes, of which every copy of rows is a multiple."""
+    return max(32 // dtype_bytes(dtype) for dtype in dtypes)
+
+
+def macs_per_cycle(dtype: str, chip: Chip) -> float:
+    """Multiplications that a core's matrix units do in a cycle of the clock of the published peak."""
+    return chip.peak_ops_per_s(dtype) / chip.cores_per_device / chip.peak_clock_hz / 2
+
+
+def buffer_bytes(chip: Chip) -> int:
+    """Bytes of VMEM for the buffers of a kernel."""
+    return int(chip.usable_vmem_bytes_per_core * _BUFFER_SHARE)
+
+
+def padded(size: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-size // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedSchedule:
+    """What `kernels.grouped.product` does with a configuration.
+
+    Attributes:
+      row_multiple: of which a visit's first row and its rows are multiples.
+      panel: rows that stay in VMEM while all their groups' matrices pass.
+      panels: of them in VMEM; one where all rows fit.
+      blocks: largest rows first.
+      weight_slots: tiles of weights in VMEM.
+      out_slots: blocks of the result in VMEM.
+      most_visits: that any sizes of groups make.
+    """
+
+    row_multiple: int
+    panel: int
+    panels: int
+    tile_n: int
+    grid_n: int
+    blocks: tuple[RowBlock, ...]
+    weight_slots: int
+    out_slots: int
+    most_visits: int
+    buffers: tuple[VmemBuffer, ...]
+
+    @classmethod
+    def of(cls, spec: GroupedSpec, config: KernelConfig, chip: Chip) -> GroupedSchedule:
+        """What the tiles come to: `tile_m` is the panel, `tile_k` all of k.
+
+        Raises:
+          IllegalTilesError: they break rules.
+        """
+        tiles, multiple = config.tiles, registers_rows(spec.dtype, spec.dtype_out)
+        _require(spec, config, multiple)
+        most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
+        panels = 1 if tiles.tile_m >= most_rows else 2
+        rows = panels * tiles.tile_m + config.subtile_m
+        ring = (spec.k, tiles.tile_n)
+        fixed = [
+            VmemBuffer(name="rows", shape=(rows, padded(spec.k, LANES)), dtype=spec.dtype, copies=1),
+            VmemBuffer(name="shared rows", shape=(multiple, spec.n), dtype=spec.dtype_out, copies=1),
+        ]
+        if spec.row_scale:
+            fixed.append(VmemBuffer(name="row scale", shape=(rows, LANES), dtype="float32", copies=1))
+        weight = VmemBuffer(name="rhs", shape=ring, dtype=spec.dtype, copies=1)
+        out = VmemBuffer(name="out", shape=(config.subtile_m, tiles.tile_n), dtype=spec.dtype_out, copies=1)
+        left = buffer_bytes(chip) - total_bytes(fixed)
+        out_slots = min(max(int(left * (1 - _RING_SHARE)) // out.bytes, 2), _MOST_SLOTS)
+        weight_slots = min(max((left - out_slots * out.bytes) // weight.bytes, 2), _MOST_SLOTS)
+        buffers = (
+            *fixed,
+            VmemBuffer(name="rhs", shape=ring, dtype=spec.dtype, copies=weight_slots),
+            VmemBuffer(name="out", shape=out.shape, dtype=spec.dtype_out, copies=out_slots),
+        )
+        violations = vmem_violations(buffers, buffer_bytes(chip))
+        if violations:
+            raise IllegalTilesError(str(config), violations)
+        return cls(
+            row_multiple=multiple,
+            panel=tiles.tile_m,
+            panels=panels,
+            tile_n=tiles.tile_n,
+            grid_n=spec.n // tiles.tile_n,
+            blocks=_row_blocks(config, multiple),
+            weight_slots=weight_slots,
+            out_slots=out_slots,
+            most_visits=1 + spec.groups + -(-most_rows // tiles.tile_m) + min(spec.groups, most_rows // tiles.tile_m),
+            buffers=buffers,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSchedule:
+    """What `kernels.grouped.gradient` does with a configuration.
+
+    Attributes:
+      most_rows: of a visit.
+      depths: rows that one stretch of straight code sums over, the largest first.
+      block_k, block_n: rows and columns of the result that it makes.
+      lhs_slots, cotangent_slots, out_slots: blocks in VMEM.
+    """
+
+    row_multiple: int
+    most_rows: int
+    tile_k: int
+    tile_n: int
+    grid_k: int
+    grid_n: int
+    depths: tuple[int, ...]
+    block_k: int
+    block_n: int
+    lhs_slots: int
+    cotangent_slots: int
+    out_slots: int
+    most_visits: int
+    buffers: tuple[VmemBuffer, ...]
+
+    @classmethod
+    def of(cls, spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> GradientSchedule:
+        """What the tiles come to: `tile_m` are the most rows of a visit, `subtile_m` those summed over at once.
+
+        Raises:
+          IllegalTilesError: they break rules.
+        """
+        tiles, multiple = config.tiles, registers_rows(spec.dtype, spec.dtype_out)
+        _require(spec, config, multiple)
+        acc = VmemBuffer(name="acc", shape=(tiles.tile_k, tiles.tile_n), dtype=spec.dtype_accumulator, copies=1)
+        lhs_shape, cotangent_shape = (tiles.tile_m, tiles.tile_k), (tiles.tile_m, tiles.tile_n)
+        lhs = VmemBuffer(name="lhs", shape=lhs_shape, dtype=spec.dtype, copies=2)
+        cotangent = VmemBuffer(name="cotangent", shape=cotangent_shape, dtype=spec.dtype, copies=3)
+        out = VmemBuffer(name="out", shape=acc.shape, dtype=spec.dtype_out, copies=1)
+        left = buffer_bytes(chip) - total_bytes((acc, lhs, cotangent))
+        out_slots = min(max(left // out.bytes, 2), _MOST_SLOTS)
+        buffers = (
+            lhs,
+            cotangent,
+            acc,
+            VmemBuffer(name="out", shape=acc.shape, dtype=spec.dtype_out, copies=out_slots),
+        )
+        violations = vmem_violations(buffers, buffer_bytes(chip))
+        if violations:
+            raise IllegalTilesError(str(config), violations)
+        half = config.subtile_m // 2
+        depths = (config.subtile_m, half) if half % multiple == 0 and half >= multiple else (config.subtile_m,)
+        most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
+        columns = config.subtile_n
+        cycles = config.subtile_m * columns / macs_per_cycle(spec.dtype, chip)
+        return cls(
+            row_multiple=multiple,
+            most_rows=tiles.tile_m,
+            tile_k=tiles.tile_k,
+            tile_n=tiles.tile_n,
+            grid_k=spec.k // tiles.tile_k,
+            grid_n=spec.n // tiles.tile_n,
+            depths=depths,
+            block_k=largest_divisor(tiles.tile_k, LANES, int(MOST_BLOCK_CYCLES / cycles)),
+            block_n=columns,
+            lhs_slots=lhs.copies,
+            cotangent_slots=cotangent.copies,
+            out_slots=out_slots,
+            most_visits=1 + 2 * spec.groups + -(-most_rows // tiles.tile_m),
+            buffers=buffers,
+        )
+
+
+def largest_divisor(size: int, multiple: int, most: int) -> int:
+    """The largest divisor of a size that is a multiple and no more than `most`; the least one if all are above it."""
+    divisors = [one for one in range(multiple, size, multiple) if size % one == 0] + [size]
+    return max((one for one in divisors if one <= most), default=divisors[0])
+
+
+def _row_blocks(config: KernelConfig, multiple: int) -> tuple[RowBlock, ...]:
+    rows = sorted({padded(int(config.subtile_m * one), multiple) for one in _FRACTIONS}, reverse=True)
+    half = config.subtile_n // 2 if config.subtile_n % (2 * LANES) == 0 and config.subtile_n > 2 * LANES else None
+    return tuple(
+        RowBlock(rows=one, columns=half if half and 2 * one <= config.subtile_m else config.subtile_n) for one in rows
+    )
+
+
+def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, multiple: int) -> None:
+    tiles, found = config.tiles, list[Violation]()
+    for letter, whole in (("k", isinstance(spec, GroupedSpec)), ("n", False)):
+        size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
+        if size % tile or (whole and size != tile):
+            found.append(
+                Violation(
+                    rule="tile-divides",
+                    value=f"{letter}={size} is no multiple of tile_{letter}={tile}" if size % tile else f"tile_k={tile}",
+                    limit=f"tiles cut {letter} evenly" if not whole else "a row is multiplied as a whole",
+                    fix=f"use a divisor of {size}" if not whole else f"use tile_k={size}",
+                )
+            )
+        if tile != size and tile % LANES:
+            found.append(misaligned(letter, tile, LANES, f"blocks of {spec.dtype}", min(size, padded(tile, LANES))))
+    for name, value in (("m", tiles.tile_m), ("m", config.subtile_m)):
+        if value % multiple:
+            found.append(misaligned(name, value, multiple, f"blocks of {spec.dtype}", padded(value, multiple)))
+    if config.subtile_n != tiles.tile_n and config.subtile_n % LANES:
+        found.append(misaligned("n", config.subtile_n, LANES, "blocks", padded(config.subtile_n, LANES)))
+    if found:
+        raise IllegalTilesError(str(config), found)
