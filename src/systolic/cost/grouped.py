@@ -1,4 +1,4 @@
-"""How long grouped products take by arithmetic, for a distribution of group sizes, and the configurations to choose from.
+"""How long grouped products take by arithmetic, for a distribution of group sizes, and what to choose from.
 
 Sizes of groups are known when a program runs, tiles before. So they are chosen for sizes drawn once from a Dirichlet
 distribution (concentration 2, seed 0), about as uneven as routers of mixtures of experts leave them.
@@ -18,12 +18,10 @@ from systolic.cost.ranking import TimedConfig
 from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
 from systolic.schedule.grouped import (
-    MOST_BLOCK_CYCLES,
     GradientSchedule,
     GroupedSchedule,
     buffer_bytes,
     largest_divisor,
-    macs_per_cycle,
     padded,
     registers_rows,
 )
@@ -31,11 +29,12 @@ from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
 
 _CONCENTRATION = 2.0
 _STEP_CYCLES = 200  # scalar code of one step, as simulated on v6e
-_BLOCK_ROWS = (64, 128, 256, 512)
-_MOST_COLUMNS = 512  # of a block: more is more code, and hardly faster
+_BLOCK_ROWS = (64, 128, 256, 512, 1024, 2048)
+_MOST_COLUMNS = (256, 512)  # of a block
 _LEAST_COLUMNS = 256
+_LEAST_ROWS = 512  # of a tile of a gradient
 _PANEL_SHARES = (0.2, 0.35)  # of the buffers, for rows, where not all fit
-_WHOLE_SHARE = 0.45  # up to which all rows are one panel
+_WHOLE_SHARE = 0.75  # up to which all rows are one panel
 _VISIT_ROWS = (512, 1024, 1536, 2048, 4096)
 _DEPTHS = (128, 256, 512)
 
@@ -57,7 +56,9 @@ class _Visit(NamedTuple):
 
 
 def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    """The sum over panels: in each, products and copies overlap.
+    """The sum over panels: in each, products and copies overlap, more so the more tiles of weights VMEM holds.
+
+    With two tiles, a step overlaps with the next step's copy alone.
 
     Raises:
       IllegalTilesError: the configuration breaks rules.
@@ -67,7 +68,8 @@ def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> Modelle
     strided = schedule.grid_n > 1 and not spec.transpose_rhs
     weights_us = _copy_us(spec.k * schedule.tile_n * item, spec.k // 8 if strided else 1, chip)
     blocks = {
-        one.rows: _block_cycles(spec, one.rows, spec.k, one.columns, chip) * (schedule.tile_n / one.columns)
+        one.rows: _block_cycles(spec, one.rows, one.depth, one.columns, chip)
+        * (spec.k // one.depth * (schedule.tile_n // one.columns))
         for one in schedule.blocks
     }
 
@@ -87,8 +89,11 @@ def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> Modelle
         used += rows
     compute_us = schedule.grid_n * sum(one.compute_us for panel in panels for one in panel)
     copy_us = schedule.grid_n * sum(one.copy_us for panel in panels for one in panel)
+    apart = 1 / (schedule.weight_slots - 1) ** 2
     steps_us = schedule.grid_n * sum(
-        max(sum(one.compute_us for one in panel), sum(one.copy_us for one in panel)) for panel in panels
+        apart * sum(max(one.compute_us, one.copy_us) for one in panel)
+        + (1 - apart) * max(sum(one.compute_us for one in panel), sum(one.copy_us for one in panel))
+        for panel in panels
     )
     first = panels[0][0]
     ramp_us = weights_us + _copy_us(first.rows * (spec.k * item + schedule.tile_n * item_out), 1, chip)
@@ -141,16 +146,12 @@ def timed(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, chip: C
     Raises:
       IllegalTilesError: it breaks rules.
     """
-    if isinstance(spec, GroupedSpec):
-        modelled = product_time(spec, config, chip)
-    else:
-        modelled = gradient_time(spec, config, chip)
+    is_product = isinstance(spec, GroupedSpec)
+    modelled = product_time(spec, config, chip) if is_product else gradient_time(spec, config, chip)
     return TimedConfig(config=config, modelled=modelled, provenance="modelled")
 
 
-def _timed(
-    spec: GroupedSpec | GroupedGradientSpec, chip: Chip, configs: Iterator[KernelConfig]
-) -> list[TimedConfig]:
+def _timed(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, configs: Iterator[KernelConfig]) -> list[TimedConfig]:
     found, refused = list[TimedConfig](), None
     for config in dict.fromkeys(configs):
         try:
@@ -170,20 +171,20 @@ def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
     for tile_n in sides or [_sides(spec.n, _LEAST_COLUMNS)[0]]:
         for wanted in _BLOCK_ROWS:
             rows = min(wanted, padded(spec.m, multiple))
-            columns = _columns(tile_n, rows * spec.k, spec.dtype, chip)
             panels = [padded(int(bytes_free * share / 2 / (spec.k * item)), rows) for share in _PANEL_SHARES]
             if most_rows * spec.k * item <= bytes_free * _WHOLE_SHARE:
-                panels = [most_rows]
+                panels.append(most_rows)
             for panel in panels:
                 tiles = Tiles(tile_m=padded(min(panel, most_rows), rows), tile_k=spec.k, tile_n=tile_n)
-                yield KernelConfig(tiles=tiles, subtile_m=rows, subtile_n=columns, pipeline="manual")
+                for columns in {largest_divisor(tile_n, _LEAST_COLUMNS, most) for most in _MOST_COLUMNS}:
+                    yield KernelConfig(tiles=tiles, subtile_m=rows, subtile_n=columns, pipeline="manual")
 
 
 def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelConfig]:
     multiple = registers_rows(spec.dtype, spec.dtype_out)
     most_rows = padded(spec.m, multiple) + 2 * multiple
     for depth in {min(one, padded(most_rows, 2 * multiple)) for one in _DEPTHS}:
-        for tile_k in _sides(spec.k, _MOST_COLUMNS):
+        for tile_k in _sides(spec.k, _LEAST_ROWS):
             for tile_n in _sides(spec.n, _LEAST_COLUMNS):
                 for columns in {largest_divisor(tile_n, _LEAST_COLUMNS, most) for most in (256, 512, 1024)}:
                     for rows in dict.fromkeys(padded(min(one, most_rows), depth) for one in _VISIT_ROWS):
@@ -194,11 +195,6 @@ def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelCon
 def _sides(size: int, least: int) -> list[int]:
     """Divisors of a size that are multiples of `least`, and the size itself."""
     return [side for side in range(least, size, least) if size % side == 0] + [size]
-
-
-def _columns(tile_n: int, macs_per_column: int, dtype: str, chip: Chip) -> int:
-    most = int(MOST_BLOCK_CYCLES * macs_per_cycle(dtype, chip) / macs_per_column)
-    return largest_divisor(tile_n, min(_LEAST_COLUMNS, tile_n), min(most, _MOST_COLUMNS))
 
 
 def _spans(sizes: Sequence[int], multiple: int, most: int) -> list[int]:
@@ -222,9 +218,7 @@ def _cut(rows: int, blocks: tuple[int, ...]) -> list[int]:
     return [blocks[0]] * count + ([min(block for block in blocks if block >= rest)] if rest > 0 else [])
 
 
-def _block_cycles(
-    spec: GroupedSpec | GroupedGradientSpec, rows: int, depth: int, columns: int, chip: Chip
-) -> float:
+def _block_cycles(spec: GroupedSpec | GroupedGradientSpec, rows: int, depth: int, columns: int, chip: Chip) -> float:
     """Cycles of one stretch of straight code: for each tile of weights its rows, and the pushes that hold them up."""
     machine, estimate = chip.machine, chip.step_estimate
     tiles = -(-depth // machine.mxu_rows) * -(-columns // machine.mxu_columns) / machine.mxu_count

@@ -21,16 +21,20 @@ _RING_SHARE = 0.75  # of what is left for weights and results that wait to be st
 _MOST_SLOTS = 24
 # Products of one stretch of straight code keep the matrix units busy for so long at most: code grows with it.
 MOST_BLOCK_CYCLES = 4200
-# Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them.
+# Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them. Where groups
+# are large, a few sizes do, and the code may go into a longer block.
 _FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)
+_LARGE_ROWS = 1024
+_LARGE_FRACTIONS = (1.0, 0.25, 0.0625)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBlock:
-    """Rows that are multiplied by one stretch of straight code, and columns of the result that it makes."""
+    """What one stretch of straight code multiplies: rows by columns of the weights, over so much of k."""
 
     rows: int
     columns: int
+    depth: int
 
 
 def registers_rows(*dtypes: str) -> int:
@@ -97,6 +101,10 @@ class GroupedSchedule:
         ]
         if spec.row_scale:
             fixed.append(VmemBuffer(name="row scale", shape=(rows, LANES), dtype="float32", copies=1))
+        blocks = _row_blocks(spec, config, multiple, chip)
+        if blocks[0].depth < spec.k:
+            shape = (blocks[0].rows, blocks[0].columns)
+            fixed.append(VmemBuffer(name="acc", shape=shape, dtype=spec.dtype_accumulator, copies=1))
         weight = VmemBuffer(name="rhs", shape=ring, dtype=spec.dtype, copies=1)
         out = VmemBuffer(name="out", shape=(config.subtile_m, tiles.tile_n), dtype=spec.dtype_out, copies=1)
         left = buffer_bytes(chip) - total_bytes(fixed)
@@ -116,7 +124,7 @@ class GroupedSchedule:
             panels=panels,
             tile_n=tiles.tile_n,
             grid_n=spec.n // tiles.tile_n,
-            blocks=_row_blocks(config, multiple),
+            blocks=blocks,
             weight_slots=weight_slots,
             out_slots=out_slots,
             most_visits=1 + spec.groups + -(-most_rows // tiles.tile_m) + min(spec.groups, most_rows // tiles.tile_m),
@@ -204,27 +212,32 @@ def largest_divisor(size: int, multiple: int, most: int) -> int:
     return max((one for one in divisors if one <= most), default=divisors[0])
 
 
-def _row_blocks(config: KernelConfig, multiple: int) -> tuple[RowBlock, ...]:
-    rows = sorted({padded(int(config.subtile_m * one), multiple) for one in _FRACTIONS}, reverse=True)
-    half = config.subtile_n // 2 if config.subtile_n % (2 * LANES) == 0 and config.subtile_n > 2 * LANES else None
-    return tuple(
-        RowBlock(rows=one, columns=half if half and 2 * one <= config.subtile_m else config.subtile_n) for one in rows
-    )
+def _row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chip) -> tuple[RowBlock, ...]:
+    is_large = config.subtile_m >= _LARGE_ROWS
+    fractions = _LARGE_FRACTIONS if is_large else _FRACTIONS
+    rows = sorted({padded(int(config.subtile_m * one), multiple) for one in fractions}, reverse=True)
+    cycles = MOST_BLOCK_CYCLES * (2 if is_large else 1)
+    most = int(cycles * macs_per_cycle(spec.dtype, chip) / (config.subtile_m * config.subtile_n))
+    depth = spec.k if spec.k % LANES else largest_divisor(spec.k, LANES, most)
+    return tuple(RowBlock(rows=one, columns=config.subtile_n, depth=depth) for one in rows)
 
 
 def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, multiple: int) -> None:
     tiles, found = config.tiles, list[Violation]()
-    for letter, whole in (("k", isinstance(spec, GroupedSpec)), ("n", False)):
+    for letter in "kn":
         size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
-        if size % tile or (whole and size != tile):
+        if size % tile:
             found.append(
                 Violation(
                     rule="tile-divides",
-                    value=f"{letter}={size} is no multiple of tile_{letter}={tile}" if size % tile else f"tile_k={tile}",
-                    limit=f"tiles cut {letter} evenly" if not whole else "a row is multiplied as a whole",
-                    fix=f"use a divisor of {size}" if not whole else f"use tile_k={size}",
+                    value=f"{letter}={size} is no multiple of tile_{letter}={tile}",
+                    limit=f"tiles cut {letter} evenly",
+                    fix=f"use a divisor of {size}",
                 )
             )
+        elif letter == "k" and size != tile and isinstance(spec, GroupedSpec):
+            limit = "a row is multiplied as a whole"
+            found.append(Violation(rule="whole-k", value=f"tile_k={tile}", limit=limit, fix=f"use tile_k={size}"))
         if tile != size and tile % LANES:
             found.append(misaligned(letter, tile, LANES, f"blocks of {spec.dtype}", min(size, padded(tile, LANES))))
     for name, value in (("m", tiles.tile_m), ("m", config.subtile_m)):

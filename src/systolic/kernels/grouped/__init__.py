@@ -1,1 +1,1 @@
-"""Products of rows in groups: `product` multiplies each group by its matrix, `gradient` makes those matrices' gradient."""
+"""Rows in groups: `product` multiplies each group by its matrix, `gradient` makes the matrices' gradient."""

@@ -10,7 +10,8 @@ from jax import Array
 
 from systolic.compat import interpret_mode_is_forced
 from systolic.kernels.grouped.gradient import GradientOperands, grouped_gradient
-from systolic.kernels.grouped.product import GroupedOperands, grouped_product
+from systolic.kernels.grouped.product import grouped_product
+from systolic.kernels.grouped.product_steps import GroupedOperands
 from systolic.kernels.interpreted import tracing_for
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.planner import Plans, planner_in_use
@@ -30,9 +31,7 @@ def gradient_by_pallas(product: GroupedProduct, groups: int, lhs: Array, cotange
 
 # Static, so that another planner, or the same one when there is a new winner, has other kernels.
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _product(
-    product: GroupedProduct, plans: Plans, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused
-) -> Array:
+def _product(product: GroupedProduct, plans: Plans, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
     chip, m = product.backend.chip, lhs.shape[0]
     assert chip is not None  # else it is computed by XLA
     lhs = _of_whole_registers(_on_tpu(product, lhs), product.dtype_out)

@@ -97,9 +97,7 @@ def _grouping(spec: GroupedSpec | GroupedGradientSpec) -> Grouping:
     return Grouping(jnp.asarray(np.array(typical_sizes(spec.groups, spec.m, spec.rows_per_group), np.int32)))
 
 
-def _static(
-    spec: GroupedSpec | GroupedGradientSpec, chip: Chip | None, config: KernelConfig | None
-) -> GroupedProduct:
+def _static(spec: GroupedSpec | GroupedGradientSpec, chip: Chip | None, config: KernelConfig | None) -> GroupedProduct:
     implementation = "xla" if chip is None else "pallas"
     return GroupedProduct(
         backend=Backend(implementation=implementation, chip=chip, tiles=config),

@@ -213,6 +213,11 @@ def _fused(
 
 
 def precision_named(precision: Any) -> PrecisionName:
+    """The name of a precision as `jax.numpy` takes it; of None, that of `jax.default_matmul_precision`.
+
+    Raises:
+      SpecError: it is none.
+    """
     if precision is None:
         precision = getattr(jax.config, "jax_default_matmul_precision", None)
     if isinstance(precision, (tuple, list)) and len(set(precision)) == 1:

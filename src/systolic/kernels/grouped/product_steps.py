@@ -1,0 +1,330 @@
+"""The steps of a grouped product: which copies each one starts and waits for, and what it multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.kernels.functions import as_dtype
+from systolic.kernels.grouped.visits import Field, Groups, Listed, down, list_panels
+from systolic.schedule.grouped import GroupedSchedule, RowBlock
+from systolic.spec import GroupedSpec
+
+Fn = Callable[[Array], Array]
+
+
+class GroupedOperands(NamedTuple):
+    """Arrays of a grouped product, or their refs."""
+
+    sizes: Any  # int32 [all groups]
+    offset: Any  # int32 [1], or None
+    lhs: Any  # [m, k]
+    rhs: Any  # [groups, k, n], or [groups, n, k]
+    bias: Any = None  # float32 [groups, 1, n]
+    row_scale: Any = None  # float32 [m, 1]
+
+
+class Buffers(NamedTuple):
+    """What the kernel allocates."""
+
+    table: Any  # int32 [Field.COUNT, visits]
+    stored: Any  # int32 [out_slots + 1]: rows that each slot is storing; last, the slot that is next
+    rows: Any
+    scale: Any
+    weights: Any
+    bias: Any
+    acc: Any  # the sum over k of a block, where that takes several stretches of code; else None
+    out: Any
+    shared: Any  # [grid_n, register, tile_n]
+    rows_sem: Any
+    scale_sem: Any
+    weights_sem: Any
+    bias_sem: Any
+    out_sem: Any
+
+
+class _At(NamedTuple):
+    """A step: one visit and one tile of columns."""
+
+    visit: Any
+    tile: Any
+
+
+class _Front(NamedTuple):
+    """The next step whose copies are to be started."""
+
+    number: Any
+    at: _At
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Steps:
+    """All steps of a product, with their copies."""
+
+    refs: GroupedOperands
+    out_hbm: Any
+    its: Buffers
+    spec: GroupedSpec
+    schedule: GroupedSchedule
+    activation: Fn | None
+
+    def run(self) -> None:
+        """Lists the visits, takes all steps, and stores the rows that no group has."""
+        its, schedule = self.its, self.schedule
+        groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
+        listed = list_panels(groups, its.table, schedule)
+        steps = listed.visits * schedule.grid_n
+        its.shared[...] = jnp.zeros_like(its.shared)
+        for slot in range(schedule.out_slots + 1):
+            its.stored[slot] = 0
+        zero = jnp.int32(0)
+        begin = _At(zero, zero)
+        front = self._fetch(steps, zero, zero, _Front(zero, begin))
+
+        def step(number: Any, state: tuple[_Front, _At]) -> tuple[_Front, _At]:
+            front, at = state
+            front = self._fetch(steps, number, self._of(at, Field.PANEL), front)
+            self._step(number, at)
+            return front, self._after(at)
+
+        lax.fori_loop(0, steps, step, (front, begin))
+        self._drain()
+        self._zero_rest(listed)
+
+    def _of(self, at: _At, field: int) -> Any:
+        return self.its.table[field, at.visit]
+
+    def _rows(self, row: Any) -> Any:
+        return pl.multiple_of(row, self.schedule.row_multiple)
+
+    def _columns(self, tile: Any) -> Any:
+        """Columns of the result; a tile of all columns needs no alignment."""
+        if self.schedule.grid_n == 1:
+            return slice(None)
+        return pl.ds(pl.multiple_of(tile * self.schedule.tile_n, self.schedule.tile_n), self.schedule.tile_n)
+
+    def _after(self, at: _At) -> _At:
+        last = self._of(at, Field.LAST) == 1
+        again = last & (at.tile < self.schedule.grid_n - 1)
+        return _At(
+            jnp.where(again, self._of(at, Field.FIRST), at.visit + 1),
+            jnp.where(last, jnp.where(again, at.tile + 1, 0), at.tile),
+        )
+
+    def _fetch(self, steps: Any, number: Any, panel: Any, front: _Front) -> _Front:
+        """Starts copies for later steps, as many as there are buffers."""
+        schedule = self.schedule
+
+        def has_room(front: _Front) -> Any:
+            within = front.number < jnp.minimum(number + schedule.weight_slots, steps)
+            return within & (self._of(front.at, Field.PANEL) < panel + schedule.panels)
+
+        def start(front: _Front) -> _Front:
+            # Rows first: copies end in the order in which they were started.
+            for copy in self._row_copies(front.number, front.at):
+                pl.when(front.at.tile == 0)(copy.start)
+            for copy in self._weight_copies(front.number, front.at):
+                copy.start()
+            return _Front(front.number + 1, self._after(front.at))
+
+        return lax.while_loop(has_room, start, front)
+
+    def _row_copies(self, number: Any, at: _At) -> list[Any]:
+        slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
+        size = self._rows(self._of(at, Field.SIZE))
+        source = pl.ds(self._rows(self._of(at, Field.BEGIN)), size)
+        target = pl.ds(self._rows(self._of(at, Field.PLACE)), size)
+        its, refs = self.its, self.refs
+        found = [pltpu.make_async_copy(refs.lhs.at[source, :], its.rows.at[target, :], its.rows_sem.at[slot])]
+        if refs.row_scale is not None:
+            scale = refs.row_scale.at[source, :], its.scale.at[target, :]
+            found.append(pltpu.make_async_copy(*scale, its.scale_sem.at[slot]))
+        return found
+
+    def _weight_copies(self, number: Any, at: _At) -> list[Any]:
+        slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
+        group, columns, its, refs = self._of(at, Field.GROUP), self._columns(at.tile), self.its, self.refs
+        tile = (group, columns, slice(None)) if self.spec.transpose_rhs else (group, slice(None), columns)
+        found = [pltpu.make_async_copy(refs.rhs.at[tile], its.weights.at[slot], its.weights_sem.at[slot])]
+        if refs.bias is not None:
+            bias = refs.bias.at[group, :, columns], its.bias.at[slot]
+            found.append(pltpu.make_async_copy(*bias, its.bias_sem.at[slot]))
+        return found
+
+    def _out_copy(self, slot: Any, rows: Any, row: Any, tile: Any) -> Any:
+        rows, its = self._rows(rows), self.its
+        target = self.out_hbm.at[pl.ds(self._rows(row), rows), self._columns(tile)]
+        return pltpu.make_async_copy(its.out.at[slot, pl.ds(0, rows), :], target, its.out_sem.at[slot])
+
+    def _step(self, number: Any, at: _At) -> None:
+        for copy in self._row_copies(number, at):
+            pl.when(at.tile == 0)(copy.wait)
+        for copy in self._weight_copies(number, at):
+            copy.wait()
+        slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
+        largest, *smaller = self.schedule.blocks
+        size = self._of(at, Field.SIZE)
+        count = lax.div(jnp.maximum(size - (smaller[0].rows if smaller else 0) + largest.rows - 1, 0), largest.rows)
+
+        def whole(index: Any, carry: None) -> None:
+            row = index * largest.rows
+            self._store(at, row, largest.rows, self._multiply(at, slot, row, largest))
+            return carry
+
+        lax.fori_loop(0, count, whole, None)
+        row = count * largest.rows
+        rest = size - row
+        for index, block in enumerate(smaller):
+            above = smaller[index + 1].rows if index + 1 < len(smaller) else 0
+
+            @pl.when((rest > above) & (rest <= block.rows))
+            def _rest(block: RowBlock = block) -> None:
+                self._multiply(at, slot, row, block)
+
+        if smaller:
+            used = self.its.stored[self.schedule.out_slots]
+            last = jnp.where(used == 0, self.schedule.out_slots - 1, used - 1)
+            pl.when(rest > 0)(lambda: self._store(at, row, largest.rows, last))
+
+    def _multiply(self, at: _At, slot: Any, row: Any, block: RowBlock) -> Any:
+        """A block of rows with all columns of the tile, into the next slot of the ring of results."""
+        its, spec, schedule = self.its, self.spec, self.schedule
+        out_slot = its.stored[schedule.out_slots]
+        its.stored[schedule.out_slots] = jnp.where(out_slot == schedule.out_slots - 1, 0, out_slot + 1)
+        before = its.stored[out_slot]
+        pl.when(before > 0)(lambda: self._out_copy(out_slot, before, 0, 0).wait())
+        rows = pl.ds(self._rows(self._of(at, Field.PLACE) + row), block.rows)
+
+        def columns_of(index: Any) -> Any:
+            if block.columns == schedule.tile_n:
+                return slice(None)
+            return pl.ds(pl.multiple_of(index * block.columns, block.columns), block.columns)
+
+        def one(index: Any, carry: None) -> None:
+            columns = columns_of(index)
+            total = self._total(rows, slot, columns, block)
+            if its.bias is not None:
+                total = total.astype(jnp.float32) + its.bias[slot, :, columns]
+            if self.activation is not None:
+                total = self.activation(total.astype(jnp.float32))
+            if its.scale is not None:
+                total = total.astype(jnp.float32) * its.scale[rows, :]
+            its.out[out_slot, pl.ds(0, block.rows), columns] = as_dtype(total, spec.dtype_out)
+            return carry
+
+        lax.fori_loop(0, schedule.tile_n // block.columns, one, None)
+        return out_slot
+
+    def _total(self, rows: Any, slot: Any, columns: Any, block: RowBlock) -> Array:
+        """The product of a block with these columns of the weights, over all of k."""
+        its, spec = self.its, self.spec
+
+        def product(depth: Any) -> Array:
+            weights = its.weights[slot, columns, depth] if spec.transpose_rhs else its.weights[slot, depth, columns]
+            exact = spec.precision == "highest" and spec.dtype == "float32"
+            return lax.dot_general(
+                its.rows[rows, depth],
+                weights,
+                (((1,), (1 if spec.transpose_rhs else 0,)), ((), ())),
+                precision=lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT,
+                preferred_element_type=jnp.dtype(spec.dtype_accumulator),
+            )
+
+        if its.acc is None:
+            return product(slice(None))
+        acc = its.acc.at[pl.ds(0, block.rows), :]
+
+        def add(index: Any, carry: None) -> None:
+            found = product(pl.ds(pl.multiple_of(index * block.depth, block.depth), block.depth))
+            acc[...] = jnp.where(index == 0, jnp.zeros_like(found), acc[...]) + found
+            return carry
+
+        lax.fori_loop(0, spec.k // block.depth, add, None)
+        return acc[...]
+
+    def _store(self, at: _At, row: Any, rows: int, slot: Any) -> None:
+        """Sends a block of at most so many rows to HBM, all but a last register that the next group shares."""
+        its, multiple = self.its, self.schedule.row_multiple
+        size, head, kept = (self._of(at, field) for field in (Field.SIZE, Field.HEAD, Field.KEPT))
+
+        @pl.when((head > 0) & (row == 0))
+        def _rows_of_groups_before() -> None:
+            number = lax.broadcasted_iota(jnp.int32, (multiple, self.schedule.tile_n), 0)
+            mine, theirs = _wide(its.out[slot, pl.ds(0, multiple), :]), _wide(its.shared[at.tile])
+            its.out[slot, pl.ds(0, multiple), :] = jnp.where(number < head, theirs, mine).astype(its.out.dtype)
+
+        @pl.when((kept < size) & (row + rows >= size))
+        def _left_for_the_next_group() -> None:
+            its.shared[at.tile] = its.out[slot, pl.ds(self._rows(size - multiple - row), multiple), :]
+
+        stored = jnp.clip(kept - row, 0, rows)
+        its.stored[slot] = stored
+        begin = self._of(at, Field.BEGIN) + row
+        pl.when(stored > 0)(lambda: self._out_copy(slot, stored, begin, at.tile).start())
+
+    def _drain(self) -> None:
+        def wait(slot: Any, carry: None) -> None:
+            rows = self.its.stored[slot]
+            pl.when(rows > 0)(lambda: self._out_copy(slot, rows, 0, 0).wait())
+            return carry
+
+        lax.fori_loop(0, self.schedule.out_slots, wait, None)
+
+    def _zero_rest(self, listed: Listed) -> None:
+        """Stores the last register of the last group, and zeros before the first group and behind the last one."""
+        its, schedule, multiple = self.its, self.schedule, self.schedule.row_multiple
+        used = listed.end - down(listed.end, multiple)
+        has_rows = listed.visits > 0
+
+        @pl.when((used > 0) & has_rows)
+        def _last_register() -> None:
+            number = lax.broadcasted_iota(jnp.int32, (multiple, schedule.tile_n), 0)
+
+            def store(tile: Any, carry: None) -> None:
+                rows = its.out.at[0, pl.ds(0, multiple), :]
+                rows[...] = jnp.where(number < used, _wide(its.shared[tile]), 0).astype(its.out.dtype)
+                copy = self._out_copy(0, multiple, listed.end - used, tile)
+                copy.start()
+                copy.wait()
+                return carry
+
+            lax.fori_loop(0, schedule.grid_n, store, None)
+
+        rows = schedule.blocks[0].rows
+        before = jnp.where(has_rows, down(listed.begin, multiple), 0)
+        behind = jnp.where(has_rows, down(listed.end + multiple - 1, multiple), 0)
+
+        @pl.when((before > 0) | (behind < self.spec.m))
+        def _zeros() -> None:
+            its.out[0] = jnp.zeros_like(its.out[0])
+            for begin, end in ((jnp.int32(0), before), (behind, jnp.int32(self.spec.m))):
+                self._zero(begin, end, rows)
+
+    def _zero(self, begin: Any, end: Any, rows: int) -> None:
+        copies = lax.div(end - begin + (rows - 1), rows) * self.schedule.grid_n
+
+        def copy(index: Any) -> Any:
+            row = begin + lax.div(index, jnp.int32(self.schedule.grid_n)) * rows
+            return self._out_copy(0, jnp.minimum(rows, end - row), row, lax.rem(index, jnp.int32(self.schedule.grid_n)))
+
+        def start(index: Any, carry: None) -> None:
+            copy(index).start()
+            return carry
+
+        def wait(index: Any, carry: None) -> None:
+            copy(index).wait()
+            return carry
+
+        lax.fori_loop(0, copies, start, None)
+        lax.fori_loop(0, copies, wait, None)
+
+
+def _wide(values: Any) -> Any:
+    """Values in 32 bits, in which registers of rows can be selected from."""
+    return values.astype(jnp.float32 if jnp.issubdtype(values.dtype, jnp.floating) else jnp.int32)

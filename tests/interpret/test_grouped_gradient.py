@@ -1,0 +1,135 @@
+"""Gradients of `grouped_matmul` in TPU interpret mode, beside float64 and finite differences."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import grouped_reference as reference
+import jax
+import jax.numpy as jnp
+import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
+from jax.test_util import check_grads
+
+import systolic
+from systolic.compat import races_found
+from systolic.kernels.grouped.gradient import GradientOperands, grouped_gradient
+from systolic.schedule import KernelConfig, Tiles
+from systolic.schedule.grouped import GradientSchedule
+from systolic.spec import GroupedGradientSpec
+
+CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize(
+    "sizes, transpose_rhs", [([40, 0, 3, 29], False), ([4, 4, 4, 52], True), ([0, 0, 0, 0], False)]
+)
+def test_both_gradients(sizes: list[int], transpose_rhs: bool, implementation: str) -> None:
+    random = np.random.default_rng(0)
+    m, k, n = 80, 128, 256
+    lhs, cotangent = (reference.small_integers(random, (m, size), "float32") for size in (k, n))
+    rhs = reference.small_integers(random, (4, k, n), "float32")
+    expected = (
+        reference.product(cotangent, rhs.swapaxes(1, 2), sizes),
+        reference.gradient(lhs, cotangent, sizes),
+    )
+    for array in (lhs, cotangent):
+        array[sum(sizes) :] = np.nan  # rows of no group
+
+    def product(lhs: Any, rhs: Any) -> Any:
+        return systolic.grouped_matmul(
+            lhs,
+            rhs.swapaxes(1, 2) if transpose_rhs else rhs,
+            np.array(sizes),
+            transpose_rhs=transpose_rhs,
+            implementation=implementation,
+        )
+
+    found = jax.vjp(product, lhs, rhs)[1](cotangent)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+M, GROUPS = 96, 6
+
+
+@functools.cache
+def compiled(rows: int, tile_k: int, tile_n: int, dtype: str) -> Callable[..., jax.Array]:
+    """One program for all sizes of groups, which the kernel alone knows."""
+    spec = GroupedGradientSpec(m=M, k=256, n=256, groups=GROUPS, rows_per_group=8, dtype=dtype, dtype_out="float32")
+    tiles = Tiles(tile_m=rows, tile_k=tile_k, tile_n=tile_n)
+    config = KernelConfig(tiles=tiles, subtile_m=32, subtile_n=128, pipeline="manual")
+
+    def gradient(sizes: jax.Array, lhs: jax.Array, cotangent: jax.Array) -> jax.Array:
+        return grouped_gradient(
+            GradientOperands(sizes, None, lhs, cotangent),
+            spec=spec,
+            schedule=GradientSchedule.of(spec, config, systolic.chip("v5e")),
+            vmem_limit_bytes=2**25,
+            interpret=CAREFUL,
+        )
+
+    return jax.jit(gradient)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    sizes=reference.group_sizes(GROUPS, M),
+    # most rows of a visit, tile_k, tile_n, dtype
+    case=st.sampled_from([(32, 128, 256, "float32"), (64, 256, 128, "bfloat16"), (96, 256, 256, "float32")]),
+)
+def test_any_configuration(sizes: list[int], case: tuple[int, int, int, str]) -> None:
+    """Groups of one visit and of several, empty ones, and NaN in rows of no group."""
+    rows, tile_k, tile_n, dtype = case
+    random = np.random.default_rng(sum(sizes))
+    lhs, cotangent = (reference.small_integers(random, (M, 256), dtype) for _ in "ln")
+    expected = reference.gradient(lhs, cotangent, sizes)
+    for array in (lhs, cotangent):
+        array[sum(sizes) :] = np.nan
+    out = compiled(rows, tile_k, tile_n, dtype)(np.array(sizes, np.int32), lhs, cotangent)
+    np.testing.assert_array_equal(np.asarray(out, np.float64), expected)
+    assert not races_found()
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_finite_differences_of_everything_that_is_fused(implementation: str) -> None:
+    random, sizes = np.random.default_rng(0), np.array([5, 0, 6, 2])
+    lhs, rhs, bias, row_scale = (
+        jnp.asarray(random.normal(size=shape) / 4, jnp.float32) for shape in ((16, 8), (4, 8, 8), (4, 8), (16,))
+    )
+
+    def product(lhs: Any, rhs: Any, bias: Any, row_scale: Any) -> Any:
+        return systolic.grouped_matmul(
+            lhs, rhs, sizes, bias=bias, activation="silu", row_scale=row_scale, implementation=implementation
+        )
+
+    check_grads(product, (lhs, rhs, bias, row_scale), order=1, modes=["rev"], atol=1e-2, rtol=1e-2)
+
+
+def test_second_derivatives() -> None:
+    random, sizes = np.random.default_rng(0), np.array([5, 0, 6, 2])
+    lhs, rhs = (jnp.asarray(random.normal(size=shape) / 4, jnp.float32) for shape in ((16, 8), (4, 8, 8)))
+
+    def product(lhs: Any, rhs: Any) -> Any:
+        return systolic.grouped_matmul(lhs, rhs, sizes, implementation="interpret")
+
+    check_grads(product, (lhs, rhs), order=2, modes=["rev"], atol=1e-2, rtol=1e-2)
+
+
+def test_the_gradient_of_some_of_the_groups() -> None:
+    random, sizes = np.random.default_rng(0), [9, 7, 0, 12, 4]
+    lhs, cotangent = (reference.small_integers(random, (40, 128), "float32") for _ in "ln")
+    rhs = reference.small_integers(random, (2, 128, 128), "float32")
+
+    def product(rhs: Any) -> Any:
+        return systolic.grouped_matmul(lhs, rhs, np.array(sizes), group_offset=2, implementation="interpret")
+
+    (found,) = jax.vjp(product, rhs)[1](cotangent)
+    np.testing.assert_array_equal(found, reference.gradient(lhs, cotangent, sizes)[2:4])
