@@ -191,7 +191,7 @@ def test_bias_activation_and_row_scale(implementation: str) -> None:
     np.testing.assert_allclose(out, expected, rtol=2**-23)
 
 
-@pytest.mark.parametrize("m, k, n, groups", [(0, 8, 8, 2), (8, 0, 8, 2), (8, 8, 0, 2), (8, 8, 8, 0)])
+@pytest.mark.parametrize(("m", "k", "n", "groups"), [(0, 8, 8, 2), (8, 0, 8, 2), (8, 8, 0, 2), (8, 8, 8, 0)])
 def test_nothing_to_multiply(m: int, k: int, n: int, groups: int) -> None:
     out = systolic.grouped_matmul(jnp.ones((m, k)), jnp.ones((groups, k, n)), jnp.zeros(groups, jnp.int32), chip="v5e")
     np.testing.assert_array_equal(out, np.zeros((m, n)))

@@ -29,7 +29,7 @@ CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize(
-    "sizes, transpose_rhs", [([40, 0, 3, 29], False), ([4, 4, 4, 52], True), ([0, 0, 0, 0], False)]
+    ("sizes", "transpose_rhs"), [([40, 0, 3, 29], False), ([4, 4, 4, 52], True), ([0, 0, 0, 0], False)]
 )
 def test_both_gradients(sizes: list[int], transpose_rhs: bool, implementation: str) -> None:
     random = np.random.default_rng(0)

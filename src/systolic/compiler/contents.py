@@ -18,6 +18,7 @@ from systolic.compiler.deferred import Deferred, Missing, applied
 from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
 
 _PALLAS = "pallas_call"
+_IN_MEMORY = "with_memory_space_constraint"  # the same array; JAX does not run it outside of a program
 _MOST_ROUNDS = 100_000  # of a loop around a Pallas call that is followed
 
 
@@ -105,7 +106,7 @@ class _Walk:
             return self._shard_map(equation, inputs, path)
         if self.place is not None and name == "axis_index":
             return [Deferred.known(np.int32(self.place.at[equation.params["axis_name"]]))]
-        if name in KEEPS_VALUE:
+        if name in KEEPS_VALUE or name == _IN_MEMORY:
             return inputs
         if self.place is not None and names_axis(equation):
             return _missing(equation, f"what other devices give to a {name}")

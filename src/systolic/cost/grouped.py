@@ -37,6 +37,7 @@ _PANEL_SHARES = (0.2, 0.35)  # of the buffers, for rows, where not all fit
 _WHOLE_SHARE = 0.75  # up to which all rows are one panel
 _VISIT_ROWS = (512, 1024, 1536, 2048, 4096)
 _DEPTHS = (128, 256, 512)
+_ROWS_FOR_ALL_OF_IT = 2**17  # a block of 2048 rows has to promise 1.6 % more than a small one
 
 
 @functools.lru_cache(maxsize=256)
@@ -81,7 +82,8 @@ def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> Modelle
 
     panels: list[list[_Visit]] = []
     used = schedule.panel + 1
-    for rows in _spans(typical_sizes(spec.groups, spec.m, spec.rows_per_group), schedule.row_multiple, schedule.panel):
+    sizes = typical_sizes(spec.groups, spec.m, spec.rows_per_group)
+    for rows in _spans(sizes, schedule.row_multiple, schedule.panel, schedule.blocks[0].rows):
         if used + rows > schedule.panel:
             panels.append([])
             used = 0
@@ -118,7 +120,7 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
     compute_us = copy_us = steps_us = 0.0
     multiple = schedule.row_multiple
     for size in typical_sizes(spec.groups, spec.m, spec.rows_per_group):
-        visits = _spans((size,), multiple, schedule.most_rows) if size else []
+        visits = _spans((size,), multiple, schedule.most_rows, schedule.depths[-1]) if size else []
         cycles = sum(depths[depth] for rows in visits for depth in _cut(rows, tuple(depths)))
         products_us = tiles * (cycles + _STEP_CYCLES * max(len(visits), 1)) / chip.machine.clock_hz * 1e6
         again = schedule.grid_k if len(visits) == 1 else tiles
@@ -160,7 +162,8 @@ def _timed(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, configs: Iterato
             refused = error
     if not found and refused is not None:
         raise refused
-    return sorted(found, key=lambda one: one.modelled.time_us)
+    # Of two that are about as fast, the one with the shorter blocks: larger ones are more code.
+    return sorted(found, key=lambda one: one.modelled.time_us * (1 + one.config.subtile_m / _ROWS_FOR_ALL_OF_IT))
 
 
 def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
@@ -197,14 +200,14 @@ def _sides(size: int, least: int) -> list[int]:
     return [side for side in range(least, size, least) if size % side == 0] + [size]
 
 
-def _spans(sizes: Sequence[int], multiple: int, most: int) -> list[int]:
-    """Rows of the visits of groups, in whole registers."""
+def _spans(sizes: Sequence[int], multiple: int, most: int, block: int) -> list[int]:
+    """Rows of the visits of groups, in whole registers; of groups with several, in whole blocks but for the last."""
     found, start = [], 0
     for size in sizes:
         if size:
             span = padded(start + size, multiple) - start // multiple * multiple
             blocks = -(-span // most)
-            each = padded(-(-span // blocks), multiple)
+            each = padded(-(-span // blocks), block) if blocks > 1 else span
             found += [min(each, span - at) for at in range(0, span, each)]
         start += size
     return found

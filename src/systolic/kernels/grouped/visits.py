@@ -58,7 +58,7 @@ def list_panels(groups: Groups, table: Any, schedule: GroupedSchedule) -> Listed
 
     def group(number: Any, rows: _Rows, carry: tuple[Any, ...]) -> tuple[Any, ...]:
         blocks = lax.div(rows.span + (panel - 1), jnp.int32(panel))
-        each = _even(rows.span, blocks, multiple)
+        each = _even(rows.span, blocks, schedule.blocks[0].rows)
 
         def block(at: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             visit, used, slot, first, panels = carry
@@ -159,4 +159,4 @@ def _over_groups(
 def _even(span: Any, blocks: Any, multiple: int) -> Any:
     """Rows of each of so many blocks, about equally many; all where there is one."""
     each = lax.div(span + blocks - 1, jnp.maximum(blocks, 1))
-    return jnp.where(blocks > 1, down(each + (multiple - 1), multiple), span)
+    return jnp.where(blocks > 1, lax.div(each + (multiple - 1), multiple) * multiple, span)

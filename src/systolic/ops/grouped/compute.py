@@ -16,6 +16,7 @@ from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.grouped.xla import finished, gradient_by_xla, product_by_xla, rows_of
 from systolic.ops.matmul.product import Backend
 from systolic.ops.target import without_kernel
+from systolic.schedule import IllegalTilesError
 
 _NO_CHIP = (
     "it was traced where no TPU that systolic knows is in sight; say whose tiles are wanted, as with "
@@ -118,11 +119,12 @@ def _run(
     @call.def_vmap
     def _(size: int, mapped: Sequence[Any], *given: Any) -> tuple[Array, bool]:
         leaves, structure = jax.tree.flatten(given)
-        batched = [one for one, there in zip(leaves, jax.tree.leaves(mapped), strict=True) if there]
+        is_mapped = jax.tree.leaves(mapped)
+        batched = [one for one, there in zip(leaves, is_mapped, strict=True) if there]
 
         def one(some: list[Any]) -> Array:
             own = iter(some)
-            every = [next(own) if there else one for one, there in zip(leaves, jax.tree.leaves(mapped), strict=True)]
+            every = [next(own) if there else one for one, there in zip(leaves, is_mapped, strict=True)]
             return _run(product, pallas, xla, static, *structure.unflatten(every))
 
         return (lax.map(one, batched) if size else jax.vmap(one)(batched)), True
@@ -136,7 +138,15 @@ def _dispatched(backend: Backend, pallas: Callable[..., Array], xla: Callable[..
         return xla(*given)
     if backend.chip is None:
         return xla(without_kernel(lhs, _NO_CHIP), other, *rest)
-    if backend.implementation is None:
-        # Decided when the program is lowered: the same traced function may run on a CPU.
-        return lax.platform_dependent(*given, tpu=pallas, default=xla)
-    return pallas(*given)
+    if backend.implementation is not None or backend.tiles is not None:
+        return pallas(*given) if backend.implementation else _on_tpu_or_not(pallas, xla, *given)
+    try:
+        jax.eval_shape(pallas, *given)
+    except IllegalTilesError as error:
+        return xla(without_kernel(lhs, f"no tiles fit: {error}"), other, *rest)
+    return _on_tpu_or_not(pallas, xla, *given)
+
+
+def _on_tpu_or_not(pallas: Callable[..., Array], xla: Callable[..., Array], *given: Any) -> Array:
+    """Decided when the program is lowered: the same traced function may run on a CPU."""
+    return lax.platform_dependent(*given, tpu=pallas, default=xla)

@@ -1,0 +1,83 @@
+"""The TPU compiler takes grouped products, and they move what they must: each row, and each matrix that has some."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import systolic
+from systolic.ops.grouped.api import grouped_matmul
+from systolic.spec import GroupedGradientSpec, GroupedSpec
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
+)
+
+M, K, N = 256, 256, 512
+SIZES = (70, 0, 3, 101)
+
+
+def product(lhs: Any, rhs: Any, *beside: Any, chip: str, **keywords: Any) -> Any:
+    fused = dict(zip(("bias", "row_scale"), beside, strict=False))
+    sizes = np.array(SIZES, np.int32)
+    return grouped_matmul(lhs, rhs, sizes, implementation="pallas", chip=chip, **fused, **keywords)
+
+
+def gradients(lhs: Any, rhs: Any, *, chip: str) -> Any:
+    def total(lhs: Any, rhs: Any) -> Any:
+        return product(lhs, rhs, chip=chip).astype(jnp.float32).sum()
+
+    return jax.grad(total, (0, 1))(lhs, rhs)
+
+
+def shapes(dtype: str, k: int = K, n: int = N) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype)) for sizes in ((M, k), (len(SIZES), k, n))]
+
+
+BESIDE = [jax.ShapeDtypeStruct(sizes, jnp.float32) for sizes in ((len(SIZES), N), (M,))]
+
+
+@pytest.mark.parametrize(
+    ("chip", "dtype", "keywords"),
+    [
+        ("v5e", "bfloat16", {}),
+        ("v7x", "bfloat16", {"transpose_rhs": True}),
+        ("v6e", "int8", {}),
+        ("v4", "float32", {"precision": "highest"}),
+    ],
+)
+def test_empty_groups_are_not_read(chip: str, dtype: str, keywords: dict[str, Any]) -> None:
+    lhs, rhs = shapes(dtype)
+    if keywords.get("transpose_rhs"):
+        rhs = jax.ShapeDtypeStruct((len(SIZES), N, K), rhs.dtype)
+    run = systolic.simulate(functools.partial(product, chip=chip, **keywords), lhs, rhs, chip=chip)
+    kernel = max((one for core in run.cores for one in core.ops), key=lambda one: one.hbm_read_bytes)
+    matrix, row = (K * N * rhs.dtype.itemsize, K * lhs.dtype.itemsize)
+    rows = kernel.hbm_read_bytes - 3 * matrix
+    assert sum(SIZES) * row <= rows <= (sum(SIZES) + 4 * 32) * row + 4096
+    assert kernel.hbm_written_bytes == M * N * (4 if dtype != "bfloat16" else 2)
+
+
+def test_what_is_fused_and_sizes_that_no_register_divides() -> None:
+    fused = functools.partial(product, chip="v6e", activation="silu")
+    assert systolic.simulate(fused, *shapes("bfloat16"), *BESIDE, chip="v6e").time_us > 0
+    odd = functools.partial(product, chip="v5e")
+    assert systolic.simulate(odd, *shapes("bfloat16", 200, 300), chip="v5e").time_us > 0
+
+
+def test_gradients() -> None:
+    run = systolic.simulate(functools.partial(gradients, chip="v5e"), *shapes("bfloat16"), chip="v5e")
+    assert sum("systolic_grouped" in one.name for one in run.cores[0].ops) == 2  # the forward product is not needed
+
+
+@pytest.mark.parametrize("spec_type", [GroupedSpec, GroupedGradientSpec])
+def test_it_is_tuned(spec_type: Any) -> None:
+    spec = spec_type(m=M, k=K, n=N, groups=4, rows_per_group=64, dtype="bfloat16", dtype_out="bfloat16")
+    result = systolic.tune(spec, "v5e", trials=2, against_xla=False, workers=1)
+    assert result.winner is not None

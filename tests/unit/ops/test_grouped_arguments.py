@@ -1,0 +1,90 @@
+"""What `grouped_matmul` refuses, and when it leaves a product to XLA."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import systolic
+from systolic.schedule import IllegalTilesError
+from systolic.spec import SpecError
+
+LHS, RHS, SIZES = jnp.ones((16, 8)), jnp.ones((2, 8, 24)), np.array([9, 7])
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"lhs": jnp.ones(8)}, "lhs"),
+        ({"rhs": jnp.ones((8, 24))}, "rhs"),
+        ({"rhs": jnp.ones((2, 9, 24))}, "k=8 and 9"),
+        ({"transpose_rhs": True}, "k=8 and 24"),
+        ({"rhs": RHS.astype(jnp.bfloat16)}, "one dtype"),
+        ({"lhs": LHS.astype(jnp.float8_e5m2), "rhs": RHS.astype(jnp.float8_e5m2)}, "float8_e5m2"),
+        ({"group_sizes": np.array([9.0, 7.0])}, "group_sizes"),
+        ({"group_sizes": np.array([[9, 7]])}, "group_sizes"),
+        ({"group_sizes": np.array([9, 6, 1])}, "3 group_sizes for 2"),
+        ({"group_sizes": np.array([16]), "group_offset": 0}, "1 group_sizes for 2"),
+        ({"group_sizes": np.array([9, 8])}, "17 rows"),
+        ({"bias": jnp.ones(24)}, "bias"),
+        ({"row_scale": jnp.ones(2)}, "row_scale"),
+        ({"activation": "glue"}, "glue"),
+        ({"precision": "high"}, "high"),
+        ({"rows_per_group": 0}, "rows_per_group"),
+    ],
+)
+def test_refused(changes: dict[str, Any], named: str) -> None:
+    given: dict[str, Any] = {"lhs": LHS, "rhs": RHS, "group_sizes": SIZES, **changes}
+    with pytest.raises(SpecError, match=named):
+        systolic.grouped_matmul(given.pop("lhs"), given.pop("rhs"), given.pop("group_sizes"), **given)
+
+
+def test_dtypes_of_the_result() -> None:
+    def dtype(of: Any, **keywords: Any) -> str:
+        return systolic.grouped_matmul(LHS.astype(of), RHS.astype(of), SIZES, **keywords).dtype.name
+
+    assert dtype("float32") == "float32"
+    assert dtype("float16") == "float16"
+    assert dtype("int8") == "int32"
+    assert dtype("bfloat16", preferred_element_type="float32") == "float32"
+
+
+def test_where_no_tiles_fit_xla_multiplies() -> None:
+    small = dataclasses.replace(systolic.chip("v5e"), name="small", aliases=(), usable_vmem_bytes_per_core=2**14)
+    out = systolic.grouped_matmul(LHS, RHS, SIZES, chip=small)
+    np.testing.assert_array_equal(out, np.full((16, 24), 8.0))
+    with pytest.raises(IllegalTilesError):
+        systolic.grouped_matmul(LHS, RHS, SIZES, chip=small, implementation="interpret")
+
+
+def test_it_is_planned_for_the_rows_that_are_expected() -> None:
+    specs = [
+        systolic.GroupedSpec(
+            m=8192, k=4096, n=1536, groups=128, rows_per_group=rows, dtype="bfloat16", dtype_out="bfloat16"
+        )
+        for rows in (64, 4096)
+    ]
+    few, many = (systolic.plan(spec, "v6e") for spec in specs)
+    assert few.config.subtile_m < many.config.subtile_m
+    assert "128 groups" in str(few)
+
+
+def test_it_is_traced_under_shard_map_and_checkpoint() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("expert",))
+    part = jax.sharding.PartitionSpec
+
+    def product(lhs: Any, rhs: Any, sizes: Any) -> Any:
+        return systolic.grouped_matmul(lhs, rhs, sizes, implementation="xla")
+
+    sharded = jax.shard_map(
+        product, mesh=mesh, in_specs=(part("expert"), part("expert"), part("expert")), out_specs=part("expert")
+    )
+    np.testing.assert_array_equal(sharded(LHS, RHS, jnp.asarray(SIZES)), np.full((16, 24), 8.0))
+    kept = jax.checkpoint(product)
+    found = jax.grad(lambda lhs: kept(lhs, RHS, jnp.asarray(SIZES)).sum())(LHS)
+    np.testing.assert_array_equal(found, np.full((16, 8), 24.0))

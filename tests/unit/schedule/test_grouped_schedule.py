@@ -1,0 +1,104 @@
+"""What tiles of grouped products come to, which are refused, and what is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import systolic
+from systolic.chips import CHIPS
+from systolic.cost.grouped import typical_sizes
+from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, total_bytes
+from systolic.schedule.grouped import GradientSchedule, GroupedSchedule
+from systolic.spec import GroupedGradientSpec, GroupedSpec, SpecError
+
+# groups, m, k, n: Mixtral, DeepSeek-V3, Qwen3 and gpt-oss, and what nothing divides
+SHAPES = [
+    (8, 4096, 4096, 14336),
+    (8, 65536, 14336, 4096),
+    (256, 8192, 7168, 2048),
+    (128, 1024, 4096, 1536),
+    (128, 4096, 2880, 2880),
+    (3, 16, 100, 300),
+]
+
+
+def product(groups: int, m: int, k: int, n: int) -> GroupedSpec:
+    return GroupedSpec(
+        m=m, k=k, n=n, groups=groups, rows_per_group=max(m // groups, 1), dtype="bfloat16", dtype_out="bfloat16"
+    )
+
+
+def gradient(groups: int, m: int, k: int, n: int) -> GroupedGradientSpec:
+    return GroupedGradientSpec(
+        m=m, k=k, n=n, groups=groups, rows_per_group=max(m // groups, 1), dtype="bfloat16", dtype_out="bfloat16"
+    )
+
+
+def config(tile_m: int, tile_k: int, tile_n: int, rows: int, columns: int) -> KernelConfig:
+    tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
+    return KernelConfig(tiles=tiles, subtile_m=rows, subtile_n=columns, pipeline="manual")
+
+
+@pytest.mark.parametrize("name", ["v5e", "v6e", "v7x", "v5p"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_chosen_fits_and_is_legal(shape: tuple[int, int, int, int], name: str) -> None:
+    chip = systolic.chip(name)
+    # A matrix's gradient of 2880 × 2880 is one tile, and its sum alone takes half of 64 MiB.
+    fits = shape[3] % 128 == 0 or shape[3] < 2880 or chip.usable_vmem_bytes_per_core > 2**26
+    for spec in (product(*shape), gradient(*shape)) if fits else (product(*shape),):
+        plan = systolic.use(store=None).planner.plan(spec, chip)
+        assert plan.vmem_bytes <= chip.usable_vmem_bytes_per_core
+        assert plan.time_us >= max(plan.modelled.compute_us, plan.modelled.copy_us)
+        assert plan.time_us >= 0.8 * max(plan.mxu_us, plan.hbm_us)
+
+
+def test_the_buffers_are_what_is_left_for_weights() -> None:
+    spec, chip = product(8, 4096, 4096, 14336), CHIPS["v6e"]
+    schedule = GroupedSchedule.of(spec, config(1536, 4096, 512, 512, 512), chip)
+    assert (schedule.panels, schedule.grid_n, schedule.row_multiple) == (2, 28, 16)
+    assert [block.rows for block in schedule.blocks] == [512, 384, 256, 128, 64]
+    weights = next(one for one in schedule.buffers if one.name == "rhs")
+    assert weights.copies == schedule.weight_slots
+    assert total_bytes(schedule.buffers) + weights.bytes // weights.copies > 0.85 * chip.usable_vmem_bytes_per_core
+
+
+def test_one_panel_where_all_rows_fit() -> None:
+    schedule = GroupedSchedule.of(product(8, 256, 128, 256), config(512, 128, 256, 64, 256), CHIPS["v5e"])
+    assert schedule.panels == 1
+
+
+@pytest.mark.parametrize(
+    ("tiles", "rule"),
+    [
+        (config(1536, 2048, 512, 512, 512), "whole-k"),
+        (config(1536, 4096, 500, 512, 500), "tile-divides"),
+        (config(1560, 4096, 512, 520, 512), "tile-alignment"),
+        (config(65536, 4096, 512, 512, 512), "vmem"),
+    ],
+)
+def test_rules(tiles: KernelConfig, rule: str) -> None:
+    with pytest.raises(IllegalTilesError) as refused:
+        GroupedSchedule.of(product(8, 4096, 4096, 14336), tiles, CHIPS["v6e"])
+    assert rule in [one.rule for one in refused.value.violations]
+
+
+def test_rules_of_the_gradient() -> None:
+    with pytest.raises(IllegalTilesError) as refused:
+        GradientSchedule.of(gradient(8, 4096, 4096, 14336), config(512, 4096, 14336, 512, 512), CHIPS["v6e"])
+    assert [one.rule for one in refused.value.violations] == ["vmem"]
+
+
+def test_typical_sizes_are_all_rows_of_as_many_groups_as_are_expected_to_have_any() -> None:
+    sizes = typical_sizes(64, 256, 16)
+    assert sum(sizes) == 256
+    assert sum(size > 0 for size in sizes) <= 16
+    assert typical_sizes(64, 256, 16) == sizes
+
+
+@pytest.mark.parametrize("changes", [{"groups": 0}, {"rows_per_group": 0}, {"dtype": "bf16"}, {"precision": "high"}])
+def test_specs_that_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(SpecError):
+        dataclasses.replace(product(8, 64, 64, 64), **changes)
