@@ -139,7 +139,7 @@ def test_any_configuration(sizes: list[int], case: tuple[int, int, int]) -> None
 
 
 def test_a_sum_over_k_in_several_stretches_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "MOST_BLOCK_CYCLES", 32 * 128 * 128 / 65536)
+    monkeypatch.setattr(schedule, "MOST_BLOCK_BUNDLES", 32 * 128 * 128 / 65536)
     tiles = config(64, 384, 128, 32, 128)
     spec = GroupedSpec(m=M, k=384, n=256, groups=8, rows_per_group=12, dtype="float32", dtype_out="float32")
     assert schedule.GroupedSchedule.of(spec, tiles, systolic.chip("v5e")).blocks[0].depth == 128

@@ -19,8 +19,9 @@ from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
 _BUFFER_SHARE = 0.88
 _RING_SHARE = 0.75  # of what is left for weights and results that wait to be stored: for weights
 _MOST_SLOTS = 24
-# Products of one stretch of straight code keep the matrix units busy for so long at most: code grows with it.
-MOST_BLOCK_CYCLES = 4200
+# Bundles of one stretch of straight code at the most: all together have to be fewer than 14,000.
+MOST_BLOCK_BUNDLES = 4200
+_LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
 # Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them. Where groups
 # are large, a few sizes do, and the code may go into a longer block.
 _FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)
@@ -196,7 +197,7 @@ class GradientSchedule:
             grid_k=spec.k // tiles.tile_k,
             grid_n=spec.n // tiles.tile_n,
             depths=depths,
-            block_k=largest_divisor(tiles.tile_k, LANES, int(MOST_BLOCK_CYCLES / cycles)),
+            block_k=largest_divisor(tiles.tile_k, LANES, int(_most_cycles(chip) / cycles)),
             block_n=columns,
             lhs_slots=lhs.copies,
             cotangent_slots=cotangent.copies,
@@ -204,6 +205,11 @@ class GradientSchedule:
             most_visits=1 + 2 * spec.groups + -(-most_rows // tiles.tile_m),
             buffers=buffers,
         )
+
+
+def _most_cycles(chip: Chip) -> float:
+    """For how long the products of one stretch of straight code may keep the matrix units busy."""
+    return MOST_BLOCK_BUNDLES / chip.step_estimate.bundles_per_cycle
 
 
 def largest_divisor(size: int, multiple: int, most: int) -> int:
@@ -215,8 +221,9 @@ def largest_divisor(size: int, multiple: int, most: int) -> int:
 def _row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chip) -> tuple[RowBlock, ...]:
     is_large = config.subtile_m >= _LARGE_ROWS
     fractions = _LARGE_FRACTIONS if is_large else _FRACTIONS
-    rows = sorted({padded(int(config.subtile_m * one), multiple) for one in fractions}, reverse=True)
-    cycles = MOST_BLOCK_CYCLES * (2 if is_large else 1)
+    some = {padded(int(config.subtile_m * one), multiple) for one in fractions}
+    rows = sorted({one for one in some if one >= min(_LEAST_ROWS, config.subtile_m)}, reverse=True)
+    cycles = _most_cycles(chip) * (2 if is_large else 1)
     most = int(cycles * macs_per_cycle(spec.dtype, chip) / (config.subtile_m * config.subtile_n))
     depth = spec.k if spec.k % LANES else largest_divisor(spec.k, LANES, most)
     return tuple(RowBlock(rows=one, columns=config.subtile_n, depth=depth) for one in rows)
