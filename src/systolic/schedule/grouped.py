@@ -7,12 +7,13 @@ it in the last, are computed and not kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
-from systolic.schedule.legality import LANES, IllegalTilesError, Violation, misaligned, vmem_violations
+from systolic.schedule.legality import LANES, MIB, IllegalTilesError, Violation, misaligned, vmem_violations
 from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
 
 # Of the VMEM that a kernel may use: the rest is the compiler's, for what does not fit its registers.
@@ -51,6 +52,12 @@ def macs_per_cycle(dtype: str, chip: Chip) -> float:
 def buffer_bytes(chip: Chip) -> int:
     """Bytes of VMEM for the buffers of a kernel."""
     return int(chip.usable_vmem_bytes_per_core * _BUFFER_SHARE)
+
+
+def vmem_limit(buffers: Sequence[VmemBuffer], chip: Chip) -> int:
+    """Bytes of VMEM to ask the compiler for: the buffers and its own share, at least what it gives by default."""
+    needed = int(total_bytes(buffers) / _BUFFER_SHARE) + 2 * MIB
+    return min(max(needed, chip.scoped_vmem_bytes), chip.usable_vmem_bytes_per_core)
 
 
 def padded(size: int, multiple: int) -> int:

@@ -21,6 +21,7 @@ from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.functions import as_dtype
+from systolic.kernels.grouped.registers import keep_rows, part
 from systolic.kernels.grouped.visits import Field, Groups, list_groups
 from systolic.kernels.launch import from_hbm
 from systolic.schedule.grouped import GradientSchedule
@@ -204,19 +205,19 @@ class _Kernel:
 
     def _lhs_copy(self, block: Any, at: _At) -> Any:
         slot, schedule = lax.rem(block, jnp.int32(self.schedule.lhs_slots)), self.schedule
-        tile = _part(at.tile_k, schedule.tile_k, schedule.grid_k)
+        tile = part(at.tile_k, schedule.tile_k, schedule.grid_k)
         return self._row_copy(self.refs.lhs, tile, self.its.lhs.at[slot], self.its.lhs_sem.at[slot], at)
 
     def _cotangent_copy(self, number: Any, at: _At) -> Any:
         slot, schedule = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.schedule
-        tile = _part(at.tile_n, schedule.tile_n, schedule.grid_n)
+        tile = part(at.tile_n, schedule.tile_n, schedule.grid_n)
         its = self.its
         return self._row_copy(self.refs.cotangent, tile, its.cotangent.at[slot], its.cotangent_sem.at[slot], at)
 
     def _out_copy(self, at: _At, slot: Any) -> Any:
         schedule = self.schedule
-        rows = _part(at.tile_k, schedule.tile_k, schedule.grid_k)
-        columns = _part(at.tile_n, schedule.tile_n, schedule.grid_n)
+        rows = part(at.tile_k, schedule.tile_k, schedule.grid_k)
+        columns = part(at.tile_n, schedule.tile_n, schedule.grid_n)
         target = self.out_hbm.at[self._of(at, Field.GROUP), rows, columns]
         return pltpu.make_async_copy(self.its.out.at[slot], target, self.its.out_sem.at[slot])
 
@@ -268,8 +269,8 @@ class _Kernel:
         exact = spec.precision == "highest" and spec.dtype == "float32"
 
         def one(index: Any, carry: None) -> None:
-            rows_out = _part(lax.div(index, jnp.int32(across)), schedule.block_k, schedule.tile_k // schedule.block_k)
-            columns = _part(lax.rem(index, jnp.int32(across)), schedule.block_n, across)
+            rows_out = part(lax.div(index, jnp.int32(across)), schedule.block_k, schedule.tile_k // schedule.block_k)
+            columns = part(lax.rem(index, jnp.int32(across)), schedule.block_n, across)
             total = lax.dot_general(
                 lhs[rows, rows_out],
                 cotangent[rows, columns],
@@ -286,29 +287,6 @@ class _Kernel:
         lax.fori_loop(0, (schedule.tile_k // schedule.block_k) * across, one, None)
 
     def _clean(self, ref: Any, at: _At) -> None:
-        """Zeroes rows of other groups, and those up to the next multiple of the rows that are summed over at once."""
-        multiple, width = self.schedule.row_multiple, ref.shape[1]
-        size, head, kept = (self._of(at, field) for field in (Field.SIZE, Field.HEAD, Field.KEPT))
-
-        def register(row: Any, keeps: Any) -> None:
-            rows = pl.ds(self._rows(row), multiple)
-            number = row + lax.broadcasted_iota(jnp.int32, (multiple, width), 0)
-            values = ref[rows, :]
-            wide = values.astype(jnp.float32 if jnp.issubdtype(values.dtype, jnp.floating) else jnp.int32)
-            ref[rows, :] = jnp.where(keeps(number), wide, 0).astype(ref.dtype)
-
-        pl.when(head > 0)(lambda: register(0, lambda number: number >= head))
-        pl.when(kept < size)(lambda: register(size - multiple, lambda number: number < kept))
-        smallest = self.schedule.depths[-1]
-        behind = lax.div(size + (smallest - 1), smallest) * smallest - size
-
-        def zero(index: Any, carry: None) -> None:
-            ref[pl.ds(self._rows(size + index * multiple), multiple), :] = jnp.zeros((multiple, width), ref.dtype)
-            return carry
-
-        lax.fori_loop(0, lax.div(behind, multiple), zero, None)
-
-
-def _part(number: Any, size: int, count: int) -> Any:
-    """The part of that number, to index a ref with; where there is one, all: that needs no alignment."""
-    return slice(None) if count == 1 else pl.ds(pl.multiple_of(number * size, size), size)
+        size, first, end = (self._of(at, field) for field in (Field.SIZE, Field.HEAD, Field.KEPT))
+        schedule = self.schedule
+        keep_rows(ref, size=size, first=first, end=end, multiple=schedule.row_multiple, depth=schedule.depths[-1])

@@ -22,7 +22,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.grouped.product_steps import Buffers, Fn, GroupedOperands, Steps
+from systolic.kernels.grouped.product_arrays import Buffers, GroupedOperands
+from systolic.kernels.grouped.product_steps import Fn, Steps
 from systolic.kernels.grouped.visits import Field
 from systolic.kernels.launch import from_hbm
 from systolic.schedule.grouped import GroupedSchedule

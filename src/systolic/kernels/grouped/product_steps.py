@@ -12,41 +12,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.functions import as_dtype
+from systolic.kernels.grouped.product_arrays import Buffers, GroupedOperands
+from systolic.kernels.grouped.registers import part, wide
 from systolic.kernels.grouped.visits import Field, Groups, Listed, down, list_panels
 from systolic.schedule.grouped import GroupedSchedule, RowBlock
 from systolic.spec import GroupedSpec
 
 Fn = Callable[[Array], Array]
-
-
-class GroupedOperands(NamedTuple):
-    """Arrays of a grouped product, or their refs."""
-
-    sizes: Any  # int32 [all groups]
-    offset: Any  # int32 [1], or None
-    lhs: Any  # [m, k]
-    rhs: Any  # [groups, k, n], or [groups, n, k]
-    bias: Any = None  # float32 [groups, 1, n]
-    row_scale: Any = None  # float32 [m, 1]
-
-
-class Buffers(NamedTuple):
-    """What the kernel allocates."""
-
-    table: Any  # int32 [Field.COUNT, visits]
-    stored: Any  # int32 [out_slots + 1]: rows that each slot is storing; last, the slot that is next
-    rows: Any
-    scale: Any
-    weights: Any
-    bias: Any
-    acc: Any  # the sum over k of a block, where that takes several stretches of code; else None
-    out: Any
-    shared: Any  # [grid_n, register, tile_n]
-    rows_sem: Any
-    scale_sem: Any
-    weights_sem: Any
-    bias_sem: Any
-    out_sem: Any
 
 
 class _At(NamedTuple):
@@ -104,10 +76,7 @@ class Steps:
         return pl.multiple_of(row, self.schedule.row_multiple)
 
     def _columns(self, tile: Any) -> Any:
-        """Columns of the result; a tile of all columns needs no alignment."""
-        if self.schedule.grid_n == 1:
-            return slice(None)
-        return pl.ds(pl.multiple_of(tile * self.schedule.tile_n, self.schedule.tile_n), self.schedule.tile_n)
+        return part(tile, self.schedule.tile_n, self.schedule.grid_n)
 
     def _after(self, at: _At) -> _At:
         last = self._of(at, Field.LAST) == 1
@@ -201,13 +170,8 @@ class Steps:
         pl.when(before > 0)(lambda: self._out_copy(out_slot, before, 0, 0).wait())
         rows = pl.ds(self._rows(self._of(at, Field.PLACE) + row), block.rows)
 
-        def columns_of(index: Any) -> Any:
-            if block.columns == schedule.tile_n:
-                return slice(None)
-            return pl.ds(pl.multiple_of(index * block.columns, block.columns), block.columns)
-
         def one(index: Any, carry: None) -> None:
-            columns = columns_of(index)
+            columns = part(index, block.columns, schedule.tile_n // block.columns)
             total = self._total(rows, slot, columns, block)
             if its.bias is not None:
                 total = total.astype(jnp.float32) + its.bias[slot, :, columns]
@@ -241,7 +205,7 @@ class Steps:
         acc = its.acc.at[pl.ds(0, block.rows), :]
 
         def add(index: Any, carry: None) -> None:
-            found = product(pl.ds(pl.multiple_of(index * block.depth, block.depth), block.depth))
+            found = product(part(index, block.depth, spec.k // block.depth))
             acc[...] = jnp.where(index == 0, jnp.zeros_like(found), acc[...]) + found
             return carry
 
@@ -256,7 +220,7 @@ class Steps:
         @pl.when((head > 0) & (row == 0))
         def _rows_of_groups_before() -> None:
             number = lax.broadcasted_iota(jnp.int32, (multiple, self.schedule.tile_n), 0)
-            mine, theirs = _wide(its.out[slot, pl.ds(0, multiple), :]), _wide(its.shared[at.tile])
+            mine, theirs = wide(its.out[slot, pl.ds(0, multiple), :]), wide(its.shared[at.tile])
             its.out[slot, pl.ds(0, multiple), :] = jnp.where(number < head, theirs, mine).astype(its.out.dtype)
 
         @pl.when((kept < size) & (row + rows >= size))
@@ -288,7 +252,7 @@ class Steps:
 
             def store(tile: Any, carry: None) -> None:
                 rows = its.out.at[0, pl.ds(0, multiple), :]
-                rows[...] = jnp.where(number < used, _wide(its.shared[tile]), 0).astype(its.out.dtype)
+                rows[...] = jnp.where(number < used, wide(its.shared[tile]), 0).astype(its.out.dtype)
                 copy = self._out_copy(0, multiple, listed.end - used, tile)
                 copy.start()
                 copy.wait()
@@ -323,8 +287,3 @@ class Steps:
 
         lax.fori_loop(0, copies, start, None)
         lax.fori_loop(0, copies, wait, None)
-
-
-def _wide(values: Any) -> Any:
-    """Values in 32 bits, in which registers of rows can be selected from."""
-    return values.astype(jnp.float32 if jnp.issubdtype(values.dtype, jnp.floating) else jnp.int32)

@@ -11,7 +11,7 @@ from jax import Array
 from systolic.compat import interpret_mode_is_forced
 from systolic.kernels.grouped.gradient import GradientOperands, grouped_gradient
 from systolic.kernels.grouped.product import grouped_product
-from systolic.kernels.grouped.product_steps import GroupedOperands
+from systolic.kernels.grouped.product_arrays import GroupedOperands
 from systolic.kernels.interpreted import tracing_for
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.planner import Plans, planner_in_use

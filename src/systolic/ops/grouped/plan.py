@@ -9,7 +9,7 @@ from systolic.cost import TimedConfig, machine_roofline
 from systolic.cost.grouped import gradient_configs, product_configs, timed
 from systolic.op import Candidates, Layout, RacedPrograms
 from systolic.schedule import KernelConfig, Tiles, total_bytes
-from systolic.schedule.grouped import GradientSchedule, GroupedSchedule
+from systolic.schedule.grouped import GradientSchedule, GroupedSchedule, vmem_limit
 from systolic.spec import GroupedGradientSpec, GroupedSpec
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class GroupedOp(_Grouped):
             grid=(panels, schedule.grid_n),
             hbm_bytes=computed.least_hbm_bytes,
             vmem_bytes=total_bytes(schedule.buffers),
-            vmem_limit_bytes=chip.usable_vmem_bytes_per_core,
+            vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
         )
 
     def programs(self, spec: GroupedSpec, chip: Chip) -> GroupedPrograms:
@@ -121,7 +121,7 @@ class GroupedGradientOp(_Grouped):
             grid=(computed.groups, schedule.grid_k, schedule.grid_n),
             hbm_bytes=computed.least_hbm_bytes,
             vmem_bytes=total_bytes(schedule.buffers),
-            vmem_limit_bytes=chip.usable_vmem_bytes_per_core,
+            vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
         )
 
     def programs(self, spec: GroupedGradientSpec, chip: Chip) -> GradientPrograms:

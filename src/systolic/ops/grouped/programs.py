@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from systolic.chips import Chip
 from systolic.cost.grouped import typical_sizes
@@ -19,7 +19,7 @@ from systolic.ops.epilogue import activation_of
 from systolic.ops.grouped.api import grouped_matmul
 from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
-from systolic.ops.grouped.xla import gradient_by_xla, product_by_xla
+from systolic.ops.grouped.xla import ROWS_SUMMED
 from systolic.ops.matmul.product import Backend, Implementation
 from systolic.schedule import KernelConfig
 from systolic.spec import GroupedGradientSpec, GroupedSpec
@@ -49,8 +49,8 @@ class GroupedPrograms:
         return functools.partial(_product, self.computed, self.chip, config)
 
     def xla(self) -> Callable[..., Any]:
-        """The same by XLA."""
-        return functools.partial(_product, self.computed, None, None)
+        """The same in plain JAX."""
+        return functools.partial(_plain, self.computed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +71,8 @@ class GradientPrograms:
         return functools.partial(_gradient, self.computed, self.chip, config)
 
     def xla(self) -> Callable[..., Any]:
-        """The same by XLA."""
-        return functools.partial(_gradient, self.computed, None, None)
+        """The same in plain JAX."""
+        return functools.partial(_plain_gradient, self.computed)
 
 
 def raced(spec: GroupedSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
@@ -97,26 +97,20 @@ def _grouping(spec: GroupedSpec | GroupedGradientSpec) -> Grouping:
     return Grouping(jnp.asarray(np.array(typical_sizes(spec.groups, spec.m, spec.rows_per_group), np.int32)))
 
 
-def _static(spec: GroupedSpec | GroupedGradientSpec, chip: Chip | None, config: KernelConfig | None) -> GroupedProduct:
-    implementation = "xla" if chip is None else "pallas"
+def _static(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, config: KernelConfig | None) -> GroupedProduct:
     return GroupedProduct(
-        backend=Backend(implementation=implementation, chip=chip, tiles=config),
+        backend=Backend(implementation="pallas", chip=chip, tiles=config),
         precision=spec.precision,
         dtype_out=spec.dtype_out,
         rows_per_group=spec.rows_per_group,
     )
 
 
-def _product(spec: GroupedSpec, chip: Chip | None, config: KernelConfig | None, *arrays: Array) -> Array:
-    import dataclasses
-
+def _product(spec: GroupedSpec, chip: Chip, config: KernelConfig | None, *arrays: Array) -> Array:
     name, function = activation_of(spec.activation or None)
-    product = dataclasses.replace(
-        _static(spec, chip, config), transpose_rhs=spec.transpose_rhs, activation=name, function=function
-    )
-    run = product_by_xla if chip is None else product_by_pallas
+    product = replace(_static(spec, chip, config), transpose_rhs=spec.transpose_rhs, activation=name, function=function)
     lhs, rhs, *beside = arrays
-    return run(product, lhs, rhs, _grouping(spec), _fused(spec, beside))
+    return product_by_pallas(product, lhs, rhs, _grouping(spec), _fused(spec, beside))
 
 
 def _fused(spec: GroupedSpec, beside: list[Array]) -> Fused:
@@ -143,8 +137,40 @@ def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arra
     )
 
 
+def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
+    """What somebody would write who does not know systolic; all rows belong to some group."""
+    lhs, rhs, *beside = arrays
+    fused, sizes = _fused(spec, beside), np.array(typical_sizes(spec.groups, spec.m, spec.rows_per_group))
+    _, function = activation_of(spec.activation or None)
+    is_plain = not (spec.bias or spec.row_scale or function)
+    out = lax.ragged_dot(
+        lhs,
+        rhs.swapaxes(1, 2) if spec.transpose_rhs else rhs,
+        _grouping(spec).sizes,
+        precision=lax.Precision[spec.precision.upper()],
+        preferred_element_type=jnp.dtype(spec.dtype_out if is_plain else spec.dtype_accumulator),
+    )
+    if fused.bias is not None:
+        out = out + fused.bias[np.repeat(np.arange(spec.groups), sizes)]
+    if function is not None:
+        out = function(out.astype(jnp.float32))
+    if fused.row_scale is not None:
+        out = out * fused.row_scale[:, None]
+    return out.astype(spec.dtype_out)
+
+
 def _gradient(
-    spec: GroupedGradientSpec, chip: Chip | None, config: KernelConfig | None, lhs: Array, cotangent: Array
+    spec: GroupedGradientSpec, chip: Chip, config: KernelConfig | None, lhs: Array, cotangent: Array
 ) -> Array:
-    run = gradient_by_xla if chip is None else gradient_by_pallas
-    return run(_static(spec, chip, config), spec.groups, lhs, cotangent, _grouping(spec))
+    return gradient_by_pallas(_static(spec, chip, config), spec.groups, lhs, cotangent, _grouping(spec))
+
+
+def _plain_gradient(spec: GroupedGradientSpec, lhs: Array, cotangent: Array) -> Array:
+    return lax.ragged_dot_general(
+        lhs,
+        cotangent,
+        _grouping(spec).sizes,
+        ROWS_SUMMED,
+        precision=lax.Precision[spec.precision.upper()],
+        preferred_element_type=jnp.dtype(spec.dtype_out),
+    )

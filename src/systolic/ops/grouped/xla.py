@@ -12,7 +12,7 @@ from systolic.kernels.functions import as_dtype
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.spec import accumulator_dtype
 
-_ROWS_SUMMED = lax.RaggedDotDimensionNumbers(
+ROWS_SUMMED = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
 )
 
@@ -56,7 +56,7 @@ def gradient_by_xla(product: GroupedProduct, groups: int, lhs: Array, cotangent:
         rows.first_to_front(rows.owned(lhs)),
         rows.first_to_front(rows.owned(cotangent)),
         rows.sizes,
-        _ROWS_SUMMED,
+        ROWS_SUMMED,
         precision=lax.Precision[product.precision.upper()],
         preferred_element_type=jnp.dtype(accumulator_dtype(lhs.dtype.name)),
     )

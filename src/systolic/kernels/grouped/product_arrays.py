@@ -1,0 +1,35 @@
+"""The arrays of a grouped product, and what its kernel allocates."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class GroupedOperands(NamedTuple):
+    """Arrays of a grouped product, or their refs."""
+
+    sizes: Any  # int32 [all groups]
+    offset: Any  # int32 [1], or None
+    lhs: Any  # [m, k]
+    rhs: Any  # [groups, k, n], or [groups, n, k]
+    bias: Any = None  # float32 [groups, 1, n]
+    row_scale: Any = None  # float32 [m, 1]
+
+
+class Buffers(NamedTuple):
+    """What the kernel allocates."""
+
+    table: Any  # int32 [Field.COUNT, visits]
+    stored: Any  # int32 [out_slots + 1]: rows that each slot is storing; last, the slot that is next
+    rows: Any
+    scale: Any
+    weights: Any
+    bias: Any
+    acc: Any  # the sum over k of a block, where that takes several stretches of code; else None
+    out: Any
+    shared: Any  # [grid_n, register, tile_n]
+    rows_sem: Any
+    scale_sem: Any
+    weights_sem: Any
+    bias_sem: Any
+    out_sem: Any

@@ -1,0 +1,45 @@
+"""Parts of refs, and registers of rows that belong to several groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+
+def part(number: Any, size: int, count: int) -> Any:
+    """The part of that number, to index a ref with; where there is one, all: that needs no alignment."""
+    return slice(None) if count == 1 else pl.ds(pl.multiple_of(number * size, size), size)
+
+
+def wide(values: Any) -> Any:
+    """Values in 32 bits, in which rows of a register can be selected from."""
+    return values.astype(jnp.float32 if jnp.issubdtype(values.dtype, jnp.floating) else jnp.int32)
+
+
+def keep_rows(ref: Any, *, size: Any, first: Any, end: Any, multiple: int, depth: int) -> None:
+    """Zeroes all but the rows from `first` to `end`, up to the next multiple of `depth`.
+
+    Args:
+      ref: [rows, columns], of which `size` rows have been copied, whole registers of `multiple` rows: the others are
+        behind `end`, and `first` is in the first one, `end` in the last.
+    """
+    width = ref.shape[1]
+
+    def register(row: Any, keeps: Any) -> None:
+        rows = pl.ds(pl.multiple_of(row, multiple), multiple)
+        number = row + lax.broadcasted_iota(jnp.int32, (multiple, width), 0)
+        ref[rows, :] = jnp.where(keeps(number), wide(ref[rows, :]), 0).astype(ref.dtype)
+
+    pl.when(first > 0)(lambda: register(0, lambda number: number >= first))
+    pl.when(end < size)(lambda: register(size - multiple, lambda number: number < end))
+    behind = lax.div(size + (depth - 1), depth) * depth - size
+
+    def zero(index: Any, carry: None) -> None:
+        row = pl.multiple_of(size + index * multiple, multiple)
+        ref[pl.ds(row, multiple), :] = jnp.zeros((multiple, width), ref.dtype)
+        return carry
+
+    lax.fori_loop(0, lax.div(behind, multiple), zero, None)
