@@ -31,7 +31,7 @@ CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 @pytest.mark.parametrize(
     ("sizes", "transpose_rhs"), [([40, 0, 3, 29], False), ([4, 4, 4, 52], True), ([0, 0, 0, 0], False)]
 )
-def test_both_gradients(sizes: list[int], transpose_rhs: bool, implementation: str) -> None:
+def test_both_gradients(sizes: list[int], transpose_rhs: bool, implementation: Any) -> None:
     random = np.random.default_rng(0)
     m, k, n = 80, 128, 256
     lhs, cotangent = (reference.small_integers(random, (m, size), "float32") for size in (k, n))
@@ -79,7 +79,9 @@ def compiled(rows: int, tile_k: int, tile_n: int, dtype: str) -> Callable[..., j
     return jax.jit(gradient)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(
     sizes=reference.group_sizes(GROUPS, M),
     # most rows of a visit, tile_k, tile_n, dtype
@@ -99,7 +101,7 @@ def test_any_configuration(sizes: list[int], case: tuple[int, int, int, str]) ->
 
 
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
-def test_finite_differences_of_everything_that_is_fused(implementation: str) -> None:
+def test_finite_differences_of_everything_that_is_fused(implementation: Any) -> None:
     random, sizes = np.random.default_rng(0), np.array([5, 0, 6, 2])
     lhs, rhs, bias, row_scale = (
         jnp.asarray(random.normal(size=shape) / 4, jnp.float32) for shape in ((16, 8), (4, 8, 8), (4, 8), (16,))

@@ -215,10 +215,10 @@ def _spans(sizes: Sequence[int], multiple: int, most: int, block: int) -> list[i
 
 def _cut(rows: int, blocks: tuple[int, ...]) -> list[int]:
     """The blocks that a kernel cuts rows into: the largest, and for the last rows the smallest that holds them."""
-    below = blocks[1] if len(blocks) > 1 else 0
-    count = max(rows - below + blocks[0] - 1, 0) // blocks[0]
-    rest = rows - count * blocks[0]
-    return [blocks[0]] * count + ([min(block for block in blocks if block >= rest)] if rest > 0 else [])
+    largest, *smaller = blocks
+    count = max(rows - (smaller[0] if smaller else 0) + largest - 1, 0) // largest
+    rest = rows - count * largest
+    return [largest] * count + ([min(block for block in blocks if block >= rest)] if rest > 0 else [])
 
 
 def _block_cycles(spec: GroupedSpec | GroupedGradientSpec, rows: int, depth: int, columns: int, chip: Chip) -> float:

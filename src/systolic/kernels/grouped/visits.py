@@ -20,7 +20,7 @@ class Groups(NamedTuple):
 
     sizes_smem: Any  # int32 of all groups
     offset_smem: Any  # int32 [1]: number of the first group that the kernel has; None: it has all
-    count: int  # that it has
+    number: int  # that it has
     m: int  # rows; what the sizes say of rows behind these does not count
 
 
@@ -152,7 +152,7 @@ def _over_groups(
         span = jnp.where(end > start, down(end + (multiple - 1), multiple) - begin, 0)
         return body(number, _Rows(start, end, begin, span), carry), end
 
-    carry, end_row = lax.fori_loop(0, groups.count, group, (carry, begin_row))
+    carry, end_row = lax.fori_loop(0, groups.number, group, (carry, begin_row))
     return carry, begin_row, end_row
 
 

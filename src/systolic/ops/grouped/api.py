@@ -23,9 +23,9 @@ def grouped_matmul(
     group_sizes: Int[Array | np.ndarray, " all_groups"],
     *,
     group_offset: ArrayLike | None = None,
-    bias: Shaped[Array, "groups n"] | None = None,
+    bias: Shaped[Array, "groups n"] | ArrayLike | None = None,
     activation: str | Callable[[Array], Array] | None = None,
-    row_scale: Shaped[Array, " m"] | None = None,
+    row_scale: Shaped[Array, " m"] | ArrayLike | None = None,
     transpose_rhs: bool = False,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
@@ -87,7 +87,7 @@ def grouped_matmul(
     )
     with jax.named_scope("systolic"):
         if call.is_plain:
-            out = multiply(call.product, call.lhs, call.rhs, call.grouping)
+            out: Any = multiply(call.product, call.lhs, call.rhs, call.grouping)
         else:
             out = multiply_fused(call.product, call.lhs, call.rhs, call.grouping, call.fused)
         return out.astype(call.dtype)

@@ -6,10 +6,10 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from systolic.ops.dtypes import fused_array, given_dtype, operand, result_dtype
 from systolic.ops.epilogue import activation_of
@@ -109,7 +109,7 @@ def _sizes(value: Any, m: int) -> Array:
     dtype = given_dtype(value, "group_sizes")
     if not jnp.issubdtype(dtype, jnp.integer) or len(value.shape) != 1:
         raise SpecError(f"group_sizes is {dtype} of shape {list(value.shape)}; use a vector of int32")
-    if not isinstance(value, jax.core.Tracer):
+    if not isinstance(value, Tracer):
         total = int(np.asarray(value, np.int64).clip(0).sum())
         if total > m:
             raise SpecError(f"group_sizes are {total} rows together, lhs has m={m}")
