@@ -13,7 +13,7 @@ from systolic.simulator.slice.records import CollectiveKind, CollectiveRun, Devi
 from systolic.simulator.slice.run import DevicesRun, SliceSetup
 
 # Published times of programs on slices are few, and most of them entered the choice of the links' constants.
-_NOT_CHECKED = TimeError(reason="with communication, of which too few published times were not fitted to")
+_NOT_CHECKED = TimeError(reason="links between chips: too few published times to which no constant was fitted")
 
 OneDevice = Callable[[Sequence[CoreRun], tuple[SparseCoreRun, ...]], SimulatedRun]
 
