@@ -90,7 +90,7 @@ def a_slice(*, time_us: float = 80.0, exposed_us: float = 12.0) -> SliceRun:
         topology="2x4",
         clock_hz=CLOCK_HZ,
         assignment=(0, 1, 3, 2, 4, 5, 7, 6),
-        way="classes",
+        way="all devices",
         classes=(
             DeviceClass(devices=(0, 7), run=a_device(time_us - 2.0)),
             DeviceClass(devices=(1, 2, 3, 4, 5, 6), run=a_device(time_us)),

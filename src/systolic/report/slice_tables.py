@@ -14,9 +14,8 @@ _MOST_COLLECTIVES = 20
 _MOST_LINKS = 16
 _MOST_CLASSES = 16
 WAYS = {
-    "one device for all": "one device was simulated, which stands for all: no link carries copies of two devices, and "
-    "all devices' copies go equally far",
-    "classes": "one device of each class was simulated: devices of a class behave alike",
+    "one device for all": "one device was simulated, which stands for all: their copies go equally far, and each has an "
+    "equal share of its links",
     "all devices": "all devices were simulated together",
 }
 

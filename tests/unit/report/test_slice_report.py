@@ -92,7 +92,7 @@ def shown(run: SliceRun) -> str:
 
 def test_the_terminal_says_time_skew_and_what_is_exposed() -> None:
     text = shown(a_slice())
-    first = " ".join(text[: text.index("one device of each class")].split())
+    first = " ".join(text[: text.index("all devices were simulated")].split())
     for words in ("v6e 2x4 step", "80.0 µs", "8 devices", "2.00 µs before", "14.00 µs (18%)", "28.00 µs", "busy 38%"):
         assert words in first, words
     assert "xla_tpu_enable_async_all_gather=true" in text

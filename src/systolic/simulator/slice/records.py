@@ -17,7 +17,7 @@ from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.records import SimulatedRun
 from systolic.untrusted import read_record
 
-Way = Literal["one device for all", "classes", "all devices"]
+Way = Literal["one device for all", "all devices"]
 CollectiveKind = Literal[
     "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute", "pallas", "barrier"
 ]
@@ -76,8 +76,7 @@ class CollectiveRun:
 class SliceRun:
     """A program on all devices of a slice. Times are of the device that ends last.
 
-    `way` says how it was simulated: all devices; or one of each class of devices that were shown to behave alike; or
-    one for all.
+    `way` says how it was simulated: all devices; or one for all, that were shown to behave alike.
     """
 
     chip: str  # behind an @, its clock state where it is not the default one
