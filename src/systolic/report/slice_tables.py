@@ -14,8 +14,8 @@ _MOST_COLLECTIVES = 20
 _MOST_LINKS = 16
 _MOST_CLASSES = 16
 WAYS = {
-    "one device for all": "one device was simulated, which stands for all: their copies go equally far, and each has an "
-    "equal share of its links",
+    "one device for all": "one device was simulated, which stands for all: their copies go equally far, and each has "
+    "an equal share of its links",
     "all devices": "all devices were simulated together",
 }
 

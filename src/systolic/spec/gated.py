@@ -12,10 +12,10 @@ from systolic.spec.matmul import MatmulSpec, Pairing
 class GatedSpec(MatmulSpec):
     """Two products of `[m, k] @ [k, n]`, `batch` times, which share what they read.
 
-    gated: `activation(lhs @ rhs) · (lhs @ up)`. With `epilogue.kept_sum` there are two more outputs for the gradient:
-           the derivatives of the result with regard to lhs @ up and to lhs @ rhs.
-    added: `lhs₁ @ rhs + lhs₂ @ up`, where the function of lhs makes both of one block: the gradient of x.
-    apart: `lhs @ rhs₁` and `lhs @ rhs₂`, two outputs, where the function of rhs makes both: gradients of the weights.
+    - gated: `activation(lhs @ rhs) · (lhs @ up)`. With `epilogue.kept_sum` there are two more outputs for the gradient:
+      the derivatives of the result with regard to lhs @ up and to lhs @ rhs.
+    - added: `lhs₁ @ rhs + lhs₂ @ up`, where the function of lhs makes both of one block: the gradient of x.
+    - apart: `lhs @ rhs₁` and `lhs @ rhs₂`, two outputs, where the function of rhs makes both: gradients of the weights.
 
     With `side_by_side` rhs and up are one array, the columns of up behind those of rhs; of apart so are both outputs.
 
