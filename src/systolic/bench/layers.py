@@ -41,7 +41,7 @@ class LayersSpec:
 
     @property
     def flops(self) -> int:
-        """Of the products; two more of each in the backward pass."""
+        """Multiplications and additions of the products; the backward pass has two more of each."""
         return (3 if self.backward else 1) * len(self.weights) * 2 * self.m * self.k * self.n
 
     @property

@@ -28,7 +28,7 @@ class JitOptions:
 
     @property
     def shardings(self) -> dict[str, Any]:
-        """Those that it says, as keyword arguments of `jax.jit`."""
+        """The shardings that it says, as keyword arguments of `jax.jit`."""
         named = {"in_shardings": self.in_shardings, "out_shardings": self.out_shardings}
         return {name: value for name, value in named.items() if value is not None}
 

@@ -60,6 +60,5 @@ def submit_compilation(
     """
     task = functools.partial(compile_function, cache=cache, settings=tracing_settings())
     name = label or f"{function_name(fn)} for {target.name}"
-    return pool.submit(
-        task, with_jit_options(fn), abstract_arguments(args), target, time_limit_s=time_limit_s, label=name
-    )
+    arguments = abstract_arguments(args, shardings=target.slice is not None)
+    return pool.submit(task, with_jit_options(fn), arguments, target, time_limit_s=time_limit_s, label=name)

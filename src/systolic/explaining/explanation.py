@@ -86,7 +86,7 @@ class Program:
 
     @property
     def error(self) -> TimeError | None:
-        """How far the time may be off; None where there is no run."""
+        """The error of the time; None where there is no run."""
         found = self.run if self.slice_run is None else self.slice_run
         return found.error if found is not None else None
 

@@ -22,7 +22,7 @@ from systolic.simulator.other_devices import OtherDevices
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
-from systolic.simulator.records import CopySize, CoreRun, OpRun, RegionRun
+from systolic.simulator.records import CopySize, CoreRun, OpRun
 from systolic.simulator.results import ResultPointers
 from systolic.simulator.sequencer import Passed, Progress, Sequencer
 from systolic.simulator.sparse_core.device import SparseCores
@@ -281,25 +281,7 @@ class Core:
             cycles=totals.cycles,
             issued=use.total(totals.block_counts) if use is not None else {},
             loop=totals.loop,
-            regions=self._regions(name, totals.block_counts),
+            regions=totals.regions(self._setup.translations[name].blocks, self._mxus[name].stalls_by_block(), use),
             is_pallas=hlo is not None and name in hlo.kernels,
             **totals.spent,
-        )
-
-    def _regions(self, name: str, counts: Sequence[int]) -> tuple[RegionRun, ...]:
-        use = self._setup.uses.get(name)
-        stalls = self._mxus[name].stalls_by_block()
-        blocks = self._setup.translations[name].blocks
-        return tuple(
-            RegionRun(
-                first_bundle=block.first,
-                bundles=block.last - block.first + 1,
-                depth=block.depth,
-                executions=count,
-                cycles=count * block.cycles + stalls.get(number, 0),
-                matrix_stall_cycles=stalls.get(number, 0),
-                issued={} if use is None else use.of_block(number, count),
-            )
-            for number, (block, count) in enumerate(zip(blocks, counts, strict=False))
-            if count
         )

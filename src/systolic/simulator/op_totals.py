@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from systolic.simulator.hardware.loop_timer import LoopTime
+from systolic.simulator.reading.blocks import Block
+from systolic.simulator.reading.utilization import BlockUse
+from systolic.simulator.records import RegionRun
 
 
 @dataclass(slots=True)
@@ -32,3 +35,27 @@ class OpTotals:
         pairs = zip(self.block_counts or (0,) * len(block_counts), block_counts, strict=True)
         self.block_counts = tuple(map(sum, pairs))
         self.loop = loop
+
+    def regions(
+        self, blocks: Sequence[Block], stalls: Mapping[int, int], use: BlockUse | None
+    ) -> tuple[RegionRun, ...]:
+        """Reports the blocks that were executed.
+
+        Args:
+          blocks: the operation's, in the order of the listing.
+          stalls: cycles that the matrix units kept a block waiting, by its number.
+          use: what a block issues; None: not known.
+        """
+        return tuple(
+            RegionRun(
+                first_bundle=block.first,
+                bundles=block.last - block.first + 1,
+                depth=block.depth,
+                executions=count,
+                cycles=count * block.cycles + stalls.get(number, 0),
+                matrix_stall_cycles=stalls.get(number, 0),
+                issued={} if use is None else use.of_block(number, count),
+            )
+            for number, (block, count) in enumerate(zip(blocks, self.block_counts, strict=False))
+            if count
+        )

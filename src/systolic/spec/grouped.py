@@ -8,19 +8,52 @@ from systolic.spec.dtypes import SpecError, accumulator_dtype, dtype_bytes
 from systolic.spec.matmul import LARGEST_SIZE, PASSES, PrecisionName
 
 
-def _check(spec: GroupedSpec | GroupedGradientSpec) -> None:
-    for name in ("m", "k", "n", "groups", "rows_per_group"):
-        size = getattr(spec, name)
-        if not 1 <= size <= LARGEST_SIZE:
-            raise SpecError(f"{name}={size}: it has to be a number from 1 to {LARGEST_SIZE}")
-    for dtype in (spec.dtype, spec.dtype_out):
-        dtype_bytes(dtype)
-    if spec.precision not in ("default", "highest"):
-        raise SpecError(f"precision={spec.precision!r}: grouped products have default and highest")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedSizes:
+    """What a product of rows in groups and its gradient have in common: sizes, dtypes and precision."""
+
+    m: int
+    k: int
+    n: int
+    groups: int
+    rows_per_group: int
+    dtype: str
+    dtype_out: str
+    precision: PrecisionName = "default"
+
+    def __post_init__(self) -> None:
+        for name in ("m", "k", "n", "groups", "rows_per_group"):
+            size = getattr(self, name)
+            if not 1 <= size <= LARGEST_SIZE:
+                raise SpecError(f"{name}={size}: it has to be a number from 1 to {LARGEST_SIZE}")
+        for dtype in (self.dtype, self.dtype_out):
+            dtype_bytes(dtype)
+        if self.precision not in ("default", "highest"):
+            raise SpecError(f"precision={self.precision!r}: grouped products have default and highest")
+
+    @property
+    def dtype_multiplied(self) -> str:
+        """The dtype in which the matrix unit takes both operands."""
+        return self.dtype
+
+    @property
+    def dtype_accumulator(self) -> str:
+        """The dtype of the running sum."""
+        return accumulator_dtype(self.dtype)
+
+    @property
+    def passes(self) -> int:
+        """How often the matrix unit goes over the operands."""
+        return PASSES[self.precision] if self.dtype == "float32" else 1
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions: each row of one operand meets one matrix."""
+        return 2 * self.m * self.k * self.n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedSpec:
+class GroupedSpec(GroupedSizes):
     """`out[rows of group g] = lhs[rows of group g] @ rhs[g]`: lhs is [m, k], rhs [groups, k, n], out [m, n].
 
     Rows of one group follow each other, groups in their order; how many rows each has is known when the program runs.
@@ -36,41 +69,10 @@ class GroupedSpec:
       SpecError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown.
     """
 
-    m: int
-    k: int
-    n: int
-    groups: int
-    rows_per_group: int
-    dtype: str
-    dtype_out: str
     transpose_rhs: bool = False
-    precision: PrecisionName = "default"
     bias: bool = False
     activation: str = ""
     row_scale: bool = False
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    @property
-    def dtype_multiplied(self) -> str:
-        """The dtype in which the matrix unit takes both operands."""
-        return self.dtype
-
-    @property
-    def dtype_accumulator(self) -> str:
-        """The dtype of the running sum."""
-        return accumulator_dtype(self.dtype)
-
-    @property
-    def passes(self) -> int:
-        """How often the matrix unit goes over the operands."""
-        return PASSES[self.precision] if self.dtype == "float32" else 1
-
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions: each row is multiplied by one matrix."""
-        return 2 * self.m * self.k * self.n
 
     @property
     def groups_with_rows(self) -> int:
@@ -85,7 +87,7 @@ class GroupedSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedGradientSpec:
+class GroupedGradientSpec(GroupedSizes):
     """`out[g] = lhs[rows of group g]ᵀ @ cotangent[rows of group g]`: lhs is [m, k], cotangent [m, n].
 
     out is [groups, k, n], zero for a group without rows.
@@ -96,38 +98,6 @@ class GroupedGradientSpec:
     Raises:
       SpecError: as `GroupedSpec`.
     """
-
-    m: int
-    k: int
-    n: int
-    groups: int
-    rows_per_group: int
-    dtype: str
-    dtype_out: str
-    precision: PrecisionName = "default"
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    @property
-    def dtype_multiplied(self) -> str:
-        """The dtype in which the matrix unit takes both operands."""
-        return self.dtype
-
-    @property
-    def dtype_accumulator(self) -> str:
-        """The dtype of the running sum."""
-        return accumulator_dtype(self.dtype)
-
-    @property
-    def passes(self) -> int:
-        """How often the matrix unit goes over the operands."""
-        return PASSES[self.precision] if self.dtype == "float32" else 1
-
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions."""
-        return 2 * self.m * self.k * self.n
 
     @property
     def least_hbm_bytes(self) -> int:

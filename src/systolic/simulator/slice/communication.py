@@ -28,7 +28,7 @@ class Tally:
 
 
 class Communications:
-    """Those of one core, by label."""
+    """What one core sends and waits for, a tally for each label."""
 
     def __init__(self) -> None:
         self.tallies: dict[str, Tally] = {}

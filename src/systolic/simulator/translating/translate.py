@@ -25,7 +25,9 @@ from systolic.simulator.reading.copies import CopyReader
 from systolic.simulator.reading.listing import Instruction, Program, physical, registers
 from systolic.simulator.translating.bundle import BundleCode, is_matrix
 from systolic.simulator.translating.control_flow import dispatch
+from systolic.simulator.translating.events import EventCode, is_event
 from systolic.simulator.translating.liveness import live_instructions
+from systolic.simulator.translating.mentions import Mentions
 from systolic.simulator.translating.names import Allocations, Names
 from systolic.simulator.translating.remote import RemoteCode
 from systolic.simulator.translating.scalar import flag_names
@@ -97,13 +99,15 @@ class _Translator:
         alive = live_instructions(program, self.blocks, followed, remote=remote is not None)
         numbered = remote.numbered if remote is not None else {}
         names = Names(flag_names(program), allocations, shared=top_level, numbered=numbered)
-        self.code = BundleCode(program, names, copies, alive, followed, shared=shared, remote=remote)
+        self.mentions = Mentions(names)
+        events = EventCode(program, self.mentions, copies, followed, shared=shared, remote=remote)
+        self.code = BundleCode(self.mentions, events, alive)
         self.segments: list[Segment] = []
 
     def translate(self) -> Translation:
         bodies = [self._block(number, block) for number, block in enumerate(self.blocks)]
-        scalars = " = ".join(sorted(name for name in self.code.variables if name[0] != "w"))
-        vectors = " = ".join(sorted(name for name in self.code.variables if name[0] == "w"))
+        scalars = " = ".join(sorted(name for name in self.mentions.variables if name[0] != "w"))
+        vectors = " = ".join(sorted(name for name in self.mentions.variables if name[0] == "w"))
         counts = [f"n{number}" for number in range(len(self.blocks))]
         lines = [
             "def run(t, sequencer):",
@@ -125,7 +129,7 @@ class _Translator:
             name=self.program.name,
             run=scope["run"],
             segments=tuple(self.segments),
-            addresses=self.code.names.addresses,
+            addresses=self.mentions.names.addresses,
             source=source,
             blocks=self.blocks,
             operands=call_operands(self.program),
@@ -166,7 +170,7 @@ class _Translator:
         for slot in bundles[index + 1 : index + 1 + self.machine.branch_delay_slots]:
             for instruction in slot.instructions:
                 written = physical(instruction.dest) if instruction.dest and "_" in instruction.dest else None
-                if self.code.is_event(instruction) or written in handed:
+                if is_event(instruction) or written in handed:
                     raise SimulationError(f"not understood in the shadow of a call: {instruction.text}")
 
     def _leave(self, number: int, block: Block) -> list[str]:
@@ -213,7 +217,7 @@ class _Translator:
             condition = len(gathered.conditions)
             name = f"q{condition}"
             gathered.conditions.append(name)
-            code.append(f"{name} = {self.code.condition(predicate)}")
+            code.append(f"{name} = {self.mentions.condition(predicate)}")
         gathered.ops += matrix_ops(instruction, offset, self.machine, condition)
         return code
 

@@ -1,0 +1,123 @@
+"""The Python code of what takes time by itself: copies, waits, signals, calls, barriers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+
+from systolic.simulator.errors import SimulationError
+from systolic.simulator.reading.copies import CopyReader
+from systolic.simulator.reading.listing import Bundle, Instruction, Program, is_call, physical
+from systolic.simulator.translating.control_flow import until
+from systolic.simulator.translating.literals import number, quoted
+from systolic.simulator.translating.mentions import Mentions
+from systolic.simulator.translating.remote import RemoteCode
+
+_EVENTS = ("vpush.ccrf", "vpop.ccrf", "vsyncadd.remote", "vsyncset.remote")
+# What the compiler writes behind a wait for a SparseCore.
+_SPARSE_CORE_WAIT = "sparse-core-wait"
+_CALLED = re.compile(r"%([\w.\-]+) = ")
+
+
+def is_event(instruction: Instruction) -> bool:
+    """Says whether the instruction takes time by itself."""
+    opcode = instruction.opcode
+    return opcode.startswith(("dma.", "vwait")) or opcode in _EVENTS or is_call(instruction)
+
+
+class EventCode:
+    """Translates the events of one program.
+
+    Args:
+      mentions: makes code of what they mention.
+      copies: reads the program's copies.
+      followed: `id`s of the copies whose contents matter.
+      shared: other cores act on the same device; see `translate`.
+      remote: the program's acts on other devices; None: there are none.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        mentions: Mentions,
+        copies: CopyReader,
+        followed: Set[int],
+        *,
+        shared: bool,
+        remote: RemoteCode | None,
+    ) -> None:
+        self._program = program
+        self._operand, self._dest = mentions.operand, mentions.dest
+        self._copies = copies
+        self._followed = followed
+        self._shared = shared
+        self._remote = remote
+
+    def code(self, instruction: Instruction, bundle: Bundle) -> list[str]:
+        """Makes code of one of them."""
+        opcode, operands = instruction.opcode, instruction.operands
+        where = quoted(f"{self._program.name}, line {bundle.line}: {instruction.text}")
+        turn = ["yield t"] if self._shared else []
+        if opcode in ("dma.done.wait", "vwait.ge", "vwait.ge.trace"):
+            flag, granules = (self._operand(text) for text in operands[:2])
+            cause = "copy" if opcode == "dma.done.wait" else "semaphore"
+            if _SPARSE_CORE_WAIT in instruction.comment:
+                return ["yield t", *until(f"wait_for_sparse_core(t, {flag}, {granules})", where), "t = r"]
+            return [*turn, *until(f"wait(t, {flag}, {granules}, {quoted(cause)})", where), "t = r"]
+        if opcode.startswith(("vwait.eq", "vwait.ne")):
+            flag, value = (self._operand(text) for text in operands[:2])
+            equal = opcode.startswith("vwait.eq")
+            return [*turn, *until(f"wait_for_value(t, {flag}, {value}, {equal})", where), "t = r"]
+        if opcode == "vsyncset.remote":
+            if operands[1] != "0":  # as a SparseCore's flags are before the program
+                raise SimulationError(f"not understood: {instruction.text}")
+            return []
+        if opcode == "vsyncadd.remote":
+            signal = f"{self._operand(operands[0])}, {self._operand(operands[1])}"
+            if self._remote is not None:
+                return ["yield t", f"signal_any(t, {signal}, {quoted(self._remote.label(instruction))})"]
+            return ["yield t", f"signal(t, {signal})"]
+        if opcode == "vpush.ccrf":
+            return [*turn, f"send(t, pushed({self._operand(operands[0])}))"]
+        if opcode == "vpop.ccrf":
+            dest = self._dest(instruction)
+            return [*turn, *until("receive(t)", where), f"t, {dest or '_'} = r"]
+        if is_call(instruction):
+            if "<late-" in instruction.comment:
+                return []  # set-up and clean-up by the runtime, before and after the program
+            called = _CALLED.search(instruction.comment)
+            if called is None:
+                raise SimulationError(f"a call of nothing: {instruction.text} {instruction.comment}")
+            passed = "".join(
+                f"({quoted(physical(text))}, {self._operand(text)}), " for text in operands if text[0] == "%"
+            )
+            return [f"t = yield from call(t, {quoted(called.group(1))}, ({passed}))"]
+        return [*turn, *self._copy(instruction)]
+
+    def _copy(self, instruction: Instruction) -> list[str]:
+        operands = instruction.operands
+        ends = self._copies.ends(instruction)
+        run_bytes = self._copies.run_bytes(instruction)
+        between = f"{quoted(ends.source)}, {quoted(ends.destination)}"
+        pieces = "None" if run_bytes is None else number(run_bytes)
+        size, flag = self._operand(operands[1]), self._operand(operands[3])
+        if instruction.opcode == "dma.general" and (ends.source, ends.destination) == ("smem", "hbm"):
+            source, source_flag = self._operand(operands[0]), self._operand(operands[4])
+            return ["yield t", f"t = send_descriptor(t, {size}, {source}, {flag}, {source_flag})"]
+        if instruction.opcode == "dma.general" and self._remote is not None:
+            return self._general(instruction, self._remote, f"{flag}, {size}, {between}, {pieces}", run_bytes == 0)
+        source_flag = f", {self._operand(operands[4])}" if instruction.opcode == "dma.general" and self._shared else ""
+        code = [f"t = start(t, {flag}, {size}, {between}, {pieces}{source_flag})"]
+        if id(instruction) in self._followed:
+            source, destination = self._operand(operands[0]), self._operand(operands[2])
+            places = f"{quoted(ends.source)}, {source}, {quoted(ends.destination)}, {destination}"
+            code.append(f"move({places}, {size}, {run_bytes == 0})")
+        return code
+
+    def _general(self, instruction: Instruction, remote: RemoteCode, copy: str, contiguous: bool) -> list[str]:
+        """Makes code of a copy that says itself to which device it goes."""
+        source, _, destination, _, source_flag, _, target = instruction.operands[:7]
+        followed = id(instruction) in self._followed
+        places = f"({self._operand(source)}, {self._operand(destination)}, {contiguous})" if followed else "None"
+        label = quoted(remote.label(instruction))
+        return [f"t = general(t, {copy}, {self._operand(source_flag)}, {self._operand(target)}, {places}, {label})"]

@@ -1,0 +1,64 @@
+"""What the code of a program mentions: registers as variables, names as addresses, predicates as conditions."""
+
+from __future__ import annotations
+
+import re
+
+from systolic.simulator.reading.listing import Instruction, Predicate, physical, registers
+from systolic.simulator.translating import literals, scalar
+from systolic.simulator.translating.names import Names
+
+_NAMED = re.compile(r"%(\d+)", re.ASCII)
+
+
+class Mentions:
+    """Makes code of what instructions mention, and keeps the variables that came up.
+
+    Args:
+      names: addresses of what the program mentions by name.
+    """
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.variables: set[str] = set()
+
+    def dest(self, instruction: Instruction) -> str | None:
+        """Names the variable of an instruction's result; None: it has none."""
+        if instruction.dest is None:
+            return None
+        if "_" in instruction.dest:
+            return self.variable(physical(instruction.dest))
+        # What a division leaves is a list: it goes by names of its own, so that no arithmetic gets hold of it.
+        return self.variable(("d" if instruction.opcode.startswith("sdivrem") else "x") + instruction.dest)
+
+    def variable(self, name: str) -> str:
+        """Notes that the code mentions a variable."""
+        self.variables.add(literals.variable(name))
+        return name
+
+    def use(self, text: str) -> None:
+        """Notes the registers that an operand names."""
+        for name in registers(text):
+            self.variable(name)
+
+    def operand(self, text: str) -> str:
+        """Makes code of an operand."""
+        self.use(text)
+        named = _NAMED.fullmatch(text)
+        return self.variable(f"x{named.group(1)}") if named else scalar.operand(text, self.names)
+
+    def condition(self, predicate: Predicate) -> str:
+        """Makes code that says whether the predicate holds."""
+        if predicate.register is None:
+            return str(not predicate.never)
+        register = self.variable(predicate.register)
+        return f"not {register}" if predicate.negated else register
+
+    def guarded(self, instruction: Instruction, code: list[str]) -> list[str]:
+        """Lets code run only where the instruction's predicate holds."""
+        predicate = instruction.predicate
+        if predicate is None or not code:
+            return code
+        if predicate.register is None:
+            return [] if predicate.never else code
+        return [f"if {self.condition(predicate)}:", *(f"    {line}" for line in code)]
