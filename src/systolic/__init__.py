@@ -1,20 +1,24 @@
 """systolic: matrix multiplication on TPUs, and what a TPU kernel does, without a TPU."""
 
-from systolic.checking import CheckReport, check
-from systolic.chips import Chip, chip
-from systolic.compiler import slice_devices, slice_mesh
-from systolic.experiments import Outcome, simulate_many
-from systolic.explaining import Explanation, explain
-from systolic.ops import Plan, Planner, plan, use
-from systolic.ops.gated import gated_matmul
-from systolic.ops.grouped import grouped_matmul
-from systolic.ops.matmul import matmul
-from systolic.schedule import Tiles
-from systolic.simulator import SimulatedRun
-from systolic.simulator.slice.records import SliceRun
-from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec
-from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
-from systolic.tuning import TuningResult, tune
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from systolic.checking import CheckReport, check
+    from systolic.chips import Chip, chip
+    from systolic.compiler import slice_devices, slice_mesh
+    from systolic.experiments import Outcome, simulate_many
+    from systolic.explaining import Explanation, explain
+    from systolic.ops import Plan, Planner, plan, use
+    from systolic.ops.gated import gated_matmul
+    from systolic.ops.grouped import grouped_matmul
+    from systolic.ops.matmul import matmul
+    from systolic.schedule import Tiles
+    from systolic.simulator import SimulatedRun
+    from systolic.simulator.slice.records import SliceRun
+    from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec
+    from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
+    from systolic.tuning import TuningResult, tune
 
 __version__ = "0.3.0"
 
@@ -52,3 +56,34 @@ __all__ = [
     "tune",
     "use",
 ]
+
+# Where each name is defined. It is imported when it is first used: `systolic --help` needs none, a product few.
+_DOORS = {
+    "systolic.checking": ("CheckReport", "check"),
+    "systolic.chips": ("Chip", "chip"),
+    "systolic.compiler": ("slice_devices", "slice_mesh"),
+    "systolic.experiments": ("Outcome", "simulate_many"),
+    "systolic.explaining": ("Explanation", "explain"),
+    "systolic.ops": ("Plan", "Planner", "plan", "use"),
+    "systolic.ops.gated": ("gated_matmul",),
+    "systolic.ops.grouped": ("grouped_matmul",),
+    "systolic.ops.matmul": ("matmul",),
+    "systolic.schedule": ("Tiles",),
+    "systolic.simulator": ("SimulatedRun",),
+    "systolic.simulator.slice.records": ("SliceRun",),
+    "systolic.spec": ("GatedSpec", "GroupedGradientSpec", "GroupedSpec", "MatmulSpec"),
+    "systolic.timing": ("Program", "SliceProgram", "load_program", "prepare", "simulate"),
+    "systolic.tuning": ("TuningResult", "tune"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for door, names in _DOORS.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(door), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

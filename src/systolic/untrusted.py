@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import cattrs
 from cattrs.gen import make_dict_structure_fn
 
+from systolic.printable import printable
+
 _T = TypeVar("_T")
 
 _LARGEST = 2**63  # SQLite and C hold no larger whole number
@@ -97,15 +99,6 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # an integer with thousands of digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-
-
-def printable(text: str, *, keep: str = "") -> str:
-    """A text that no terminal takes for a command: `\\x1b` in place of what cannot be printed.
-
-    Args:
-      keep: characters that stay all the same; by default the text becomes one line.
-    """
-    return "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
 
 
 def _no_number(name: str) -> None:

@@ -14,9 +14,11 @@ SOURCE = Path(__file__).parents[2] / "src" / "systolic"
 
 # Each room may import itself and any room before it.
 ROOMS = [
+    "printable",
     "untrusted",
     "whole_file",
     "versions",
+    "call_errors",
     "bugs",
     "status",
     "spec",

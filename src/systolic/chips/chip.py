@@ -8,15 +8,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from systolic.call_errors import WrongCallError
 from systolic.chips.arithmetic import DotOperands
 from systolic.chips.links import Links
 
 
-class UnknownChipError(ValueError):
+class UnknownChipError(WrongCallError, ValueError):
     """No chip of that name."""
 
 
-class UnsupportedDtypeError(ValueError):
+class UnsupportedDtypeError(WrongCallError, ValueError):
     """The chip's matrix unit does not take that dtype."""
 
 

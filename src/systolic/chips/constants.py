@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from systolic.call_errors import WrongCallError
 from systolic.chips.chip import Chip, MachineModel, SparseCoreModel
 from systolic.untrusted import UntrustedError, read_json, shown
 
@@ -19,7 +20,7 @@ _LARGEST = 1e18  # above every rate, in hertz and bytes a second
 _OF_THE_PROGRAM = ("mxu_count", "mxu_rows", "mxu_columns", "branch_delay_slots")
 
 
-class ConstantsError(ValueError):
+class ConstantsError(WrongCallError, ValueError):
     """A file of constants that cannot be read, an unknown constant, an impossible value, or another chip's.
 
     Also a constant that cannot change once a program has been prepared.

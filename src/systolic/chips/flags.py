@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from systolic.call_errors import WrongCallError
 from systolic.chips.chip import Chip
 from systolic.untrusted import shown
 
@@ -18,7 +19,7 @@ _RESERVED = re.compile(r"xla_(jf|mosaic|sc)_dump_\w*|xla_dump_\w*|xla_jf_hlo_ded
 FlagValue = str | int | float | bool
 
 
-class FlagError(ValueError):
+class FlagError(WrongCallError, ValueError):
     """A compiler flag that is none, or that this package sets itself."""
 
 

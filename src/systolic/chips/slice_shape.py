@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from systolic.call_errors import WrongCallError
 from systolic.chips.chip import Chip
 from systolic.chips.links import Links
 
@@ -14,7 +15,7 @@ _HOST_CHIPS = 2  # along each of the first two axes, by libtpu's default
 _LIBTPU_AXES = 3
 
 
-class SliceError(ValueError):
+class SliceError(WrongCallError, ValueError):
     """No slice of such a shape, or no such device in it; the message says what there is instead."""
 
 

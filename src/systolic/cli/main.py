@@ -9,64 +9,15 @@ import click
 
 from systolic import __version__
 from systolic.bugs import SystolicBug, is_own
-from systolic.chips import FlagError, SliceError, UnknownChipError, UnsupportedDtypeError
-from systolic.chips.constants import ConstantsError
-from systolic.cli.bench import bench
-from systolic.cli.calibrate import calibrate
-from systolic.cli.check import check
-from systolic.cli.chips import chips
-from systolic.cli.compare import compare
-from systolic.cli.doctor import doctor
-from systolic.cli.explain import explain
-from systolic.cli.ladder import ladder
-from systolic.cli.lessons import lessons
-from systolic.cli.output import complain, lost_output
-from systolic.cli.plan import plan
-from systolic.cli.results import WrongFileError
-from systolic.cli.simulate import simulate
-from systolic.cli.tpu import tpu
-from systolic.cli.trial_table import trial_table
-from systolic.cli.tune import tune
-from systolic.cli.validate import validate
-from systolic.cloud import MachineError, MachineRequestError, ProjectError
-from systolic.compiler import CompilerFlagError, CompilerMissing, NamedFunctionError
-from systolic.explaining import ExplanationError
-from systolic.schedule import TilesError
-from systolic.spec import SpecError
-from systolic.store import StoreError, TrialsFileError
-from systolic.timing import NoDeviceError
-from systolic.tuning import ClusterError, StalledError
-from systolic.validation.calibration import TooFewProgramsError
-from systolic.validation.published import PublishedFileError
+from systolic.call_errors import LackingError, WrongCallError
+from systolic.cli.commands import Commands
+from systolic.cli.complaints import complain, lost_output
 
 # Of sysexits.h: an error of the program itself.
 _BUG = 70
 
-_WRONG_CALL = (
-    ClusterError,
-    MachineRequestError,
-    NoDeviceError,
-    ProjectError,
-    StalledError,
-    ConstantsError,
-    ExplanationError,
-    FlagError,
-    CompilerFlagError,
-    NamedFunctionError,
-    SliceError,
-    SpecError,
-    StoreError,
-    PublishedFileError,
-    TilesError,
-    TooFewProgramsError,
-    TrialsFileError,
-    UnknownChipError,
-    UnsupportedDtypeError,
-    WrongFileError,
-)
 
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="systolic")
 def cli() -> None:
     """Multiply matrices on TPUs with Pallas, and know without a TPU whether a kernel is right and how fast it is.
@@ -81,23 +32,6 @@ def cli() -> None:
     Example:
       systolic ladder all --chip v5e --dtype bfloat16 --sizes 512,1024,2048
     """
-
-
-cli.add_command(bench)
-cli.add_command(plan)
-cli.add_command(tune)
-cli.add_command(trial_table)
-cli.add_command(ladder)
-cli.add_command(simulate)
-cli.add_command(check)
-cli.add_command(explain)
-cli.add_command(compare)
-cli.add_command(lessons)
-cli.add_command(chips)
-cli.add_command(validate)
-cli.add_command(calibrate)
-cli.add_command(tpu)
-cli.add_command(doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.Abort:
         click.echo("stopped", err=True)
         return 130
-    except _WRONG_CALL as error:
+    except WrongCallError as error:
         complain(f"systolic: {error}")
         return 2
-    except (CompilerMissing, MachineError) as error:
+    except LackingError as error:
         complain(f"systolic: {error}")
         return 1
     except OSError as error:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from systolic.chips import flags_text, with_clock_state
+from systolic.cli.complaints import note, shown_text
 from systolic.compiler import versions
+from systolic.printable import printable
 from systolic.report.columns import Column, Row
 from systolic.report.explained_tables import ExplainedTable
-from systolic.untrusted import printable
 from systolic.whole_file import whole_file
 
 # Of the rows that commands write by `--json`; 1 is that of systolic 0.3.0, which did not say it.
@@ -33,11 +33,9 @@ RESULT_SCHEMA = 2
 __all__ = [
     "RESULT_SCHEMA",
     "check_target",
-    "complain",
     "console",
     "give",
     "heading",
-    "lost_output",
     "make_folder",
     "note",
     "printable",
@@ -50,7 +48,6 @@ __all__ = [
 ]
 
 SIMULATED = "times are simulated: compiled for the chip, executed on its model"
-_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # A table that goes to a file or a pipe is not cut to a terminal's width.
 _WIDTH_OF_A_FILE = 200
 
@@ -60,7 +57,7 @@ class _PrintableConsole(Console):
 
     def render_str(self, text: str, **style: Any) -> Text:  # type: ignore[override]
         """Text that is shown as it stands, but for what no terminal shows."""
-        return super().render_str(_shown(text), **style)
+        return super().render_str(shown_text(text), **style)
 
 
 def console() -> Console:
@@ -68,38 +65,6 @@ def console() -> Console:
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     # Without emoji: of file.py:zero: rich would make a picture.
     return _PrintableConsole(width=width, highlight=False, soft_wrap=False, emoji=False)
-
-
-def _shown(text: str) -> str:
-    """Lines and tabs as they are; what else a terminal would obey is escaped."""
-    return printable(text, keep="\n\t")
-
-
-def complain(text: str) -> None:
-    """What is wrong, on standard error."""
-    click.echo(_shown(text), err=True)
-
-
-def note(text: str, *, quiet: bool) -> None:
-    """One line on standard error."""
-    if not quiet:
-        complain(text)
-
-
-def lost_output(error: OSError) -> bool:
-    """Whether an error is that nobody takes standard output any more; says so, unless its reader has just left.
-
-    What is still to be written is then thrown away: Python would fail on it once more as it ends.
-    """
-    if error.filename is not None or error.errno not in _LOST:
-        return False
-    with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-    if error.errno != errno.EPIPE:
-        complain(f"systolic: cannot write standard output: {error.strerror}")
-    return True
 
 
 def check_target(target: str | Path | None) -> None:
@@ -267,9 +232,9 @@ def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for one in columns:
         is_text = one.kind != "number"
-        longest = max((cell_len(_shown(one.text(row))) for row in rows), default=0)
+        longest = max((cell_len(shown_text(one.text(row))) for row in rows), default=0)
         made.add_column(
-            Text(_shown(one.title)),
+            Text(shown_text(one.title)),
             justify="left" if is_text else "right",
             no_wrap=not is_text,
             overflow="fold",
@@ -277,5 +242,5 @@ def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
             min_width=max(cell_len(one.title), min(longest, _LEAST_TEXT) if is_text else longest),
         )
     for row in rows:
-        made.add_row(*(Text(_shown(one.text(row)), one.style(row) if one.style else "") for one in columns))
+        made.add_row(*(Text(shown_text(one.text(row)), one.style(row) if one.style else "") for one in columns))
     return made

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from systolic.call_errors import WrongCallError
 from systolic.cli.output import RESULT_SCHEMA
 from systolic.untrusted import UntrustedError, read_json, shown
 
 _MOST_KEYS = 5
 
 
-class WrongFileError(ValueError):
+class WrongFileError(WrongCallError, ValueError):
     """A file that is not what a command reads."""
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from systolic.call_errors import LackingError
+
 # What gcloud itself says of an end in failure begins so; what stands before may be a remote program's.
 _ERROR = re.compile(r"^ERROR: (?:\(gcloud[\w.-]*\) ?)?", re.MULTILINE)
 _SIGN_IN = re.compile(r"gcloud auth login|active account selected|[Rr]eauthentication|UNAUTHENTICATED|invalid_grant")
@@ -21,7 +23,7 @@ _CONNECTION = re.compile(
 _SSH_FAILED = 255  # ssh's own failure; every other status is the remote command's, or gcloud's
 
 
-class MachineError(RuntimeError):
+class MachineError(LackingError, RuntimeError):
     """A machine cannot be made, reached or used. Base of all errors here."""
 
 

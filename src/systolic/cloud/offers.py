@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from systolic.call_errors import WrongCallError
 from systolic.chips import CloudOffer, UnknownChipError, chip
 from systolic.cloud.machine import Address
 
@@ -13,7 +14,7 @@ _DEFAULT_CHIP = "v5e"
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 
-class MachineRequestError(ValueError):
+class MachineRequestError(WrongCallError, ValueError):
     """Such a machine cannot be asked for."""
 
 

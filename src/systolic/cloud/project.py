@@ -14,13 +14,14 @@ from importlib import resources
 from pathlib import Path
 
 import systolic
+from systolic.call_errors import WrongCallError
 from systolic.compiler import versions
 
 # What is pinned with a systolic from the package index: measured times are compared with those simulated here.
 _SAME_THERE = ("jax", "libtpu")
 
 
-class ProjectError(ValueError):
+class ProjectError(WrongCallError, ValueError):
     """The project cannot be copied, or a command would not find on the machine what it names."""
 
 

@@ -14,7 +14,8 @@ from typing import IO, Literal
 
 from systolic.cloud.errors import MachineError
 from systolic.cloud.remote import STORE
-from systolic.untrusted import UntrustedError, printable, read_json, shown, structured
+from systolic.printable import printable
+from systolic.untrusted import UntrustedError, read_json, shown, structured
 
 _JOB = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}", re.ASCII)  # as `jobs.new_job` makes them
 _TEXTS = ("run.json", "stdout.txt", "log.txt")

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from systolic.call_errors import LackingError, WrongCallError
+
 RefusalKind = Literal["vmem", "unsupported", "other"]
 
 _UNIT_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -43,7 +45,7 @@ class CompilerError(RuntimeError):
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
-class CompilerMissing(CompilerError):  # noqa: N818 -- said the way the user thinks of it
+class CompilerMissing(LackingError, CompilerError):  # noqa: N818 -- said the way the user thinks of it
     """libtpu, which holds the TPU compiler, cannot be imported here."""
 
     def __init__(self) -> None:
@@ -94,7 +96,7 @@ class CompilerRefusal(CompilerError):  # noqa: N818 -- said the way the user thi
         return cls(message, kind=kind, requested_bytes=requested, available_bytes=available, where=where)
 
 
-class CompilerFlagError(CompilerError):
+class CompilerFlagError(WrongCallError, CompilerError):
     """The compiler does not know a flag that a program is to be compiled with, or its value; it says so itself."""
 
     @classmethod

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from systolic.bugs import runs_user_code
+from systolic.call_errors import WrongCallError
 from systolic.compiler.names import UnknownNamesError, names_in, source_of_module
 from systolic.compiler.stage import at_stage
 from systolic.spec import LARGEST_SIZE
@@ -29,7 +30,7 @@ _WIDTH = re.compile(r"(bf|f|s|i|u)(\d+)(\w*)")
 _KINDS = {"bf": "bfloat", "f": "float", "s": "int", "i": "int", "u": "uint"}
 
 
-class NamedFunctionError(ValueError):
+class NamedFunctionError(WrongCallError, ValueError):
     """The text names no function, or no argument."""
 
 

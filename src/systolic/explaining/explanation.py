@@ -10,6 +10,7 @@ from typing import Literal
 import cattrs
 
 from systolic.analysis import LineOps
+from systolic.call_errors import WrongCallError
 from systolic.chips.time_error import TimeError
 from systolic.simulator import SimulatedRun, SliceRun
 from systolic.untrusted import read_record
@@ -23,7 +24,7 @@ VmemKind = Literal["window", "scratch", "temporary", "spill"]
 FORMAT = 1  # of the JSON; raised when a field changes its meaning
 
 
-class ExplanationError(ValueError):
+class ExplanationError(WrongCallError, ValueError):
     """A text is no explanation that this version reads."""
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from systolic.call_errors import WrongCallError
 from systolic.spec import MatmulSpec
 
 
-class TilesError(ValueError):
+class TilesError(WrongCallError, ValueError):
     """Tiles that are no tiles, or that break the rules of `schedule.legality`."""
 
 

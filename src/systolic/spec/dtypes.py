@@ -5,8 +5,10 @@ from __future__ import annotations
 import ml_dtypes  # noqa: F401  registers bfloat16 and the float8 types with NumPy
 import numpy as np
 
+from systolic.call_errors import WrongCallError
 
-class SpecError(ValueError):
+
+class SpecError(WrongCallError, ValueError):
     """A product that cannot be: a size below one or past what a TPU counts, an unknown dtype."""
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from systolic.call_errors import WrongCallError
+from systolic.printable import printable
 from systolic.store.migration import migrate
-from systolic.untrusted import printable
 
 SCHEMA_VERSION = 2
 _BUSY_S = 60.0  # to wait for another writer
@@ -59,7 +60,7 @@ _ENVIRONMENT = {
 }
 
 
-class StoreError(RuntimeError):
+class StoreError(WrongCallError, RuntimeError):
     """The file cannot be used: no permission, no room, made by a newer version, or no store of trials at all."""
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from systolic.call_errors import WrongCallError
+from systolic.printable import printable
 from systolic.store.database import StoreError
 from systolic.store.migration import subject_of_schema_1, trial_of_schema_1
 from systolic.store.reading import read_subject, read_trial
 from systolic.store.trial import Subject, Trial
 from systolic.store.trial_store import TrialStore
-from systolic.untrusted import UntrustedError, mapping, printable, read_json, shown
+from systolic.untrusted import UntrustedError, mapping, read_json, shown
 
 EXPORT_SCHEMA = 2  # of the rows that `systolic table export` writes
 _MOST_BYTES = 64 * 2**20  # some sixty thousand trials
 _COMMAND = "table export"
 
 
-class TrialsFileError(ValueError):
+class TrialsFileError(WrongCallError, ValueError):
     """The file holds no trials that can be read; the message names the place and the value, in one line."""
 
 

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from systolic.call_errors import WrongCallError
 from systolic.chips import Chip
 from systolic.timing.measurement import Measurement
 
@@ -16,7 +17,7 @@ _WARM_UP = 2
 _MODULES = "XLA Modules"  # the profiler's line of whole programs on a device
 
 
-class NoDeviceError(RuntimeError):
+class NoDeviceError(WrongCallError, RuntimeError):
     """No device of that kind is attached, or its profile has no times."""
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from systolic.bugs import runs_user_code
+from systolic.call_errors import WrongCallError
 from systolic.compiler import WorkerPool
 from systolic.experiments import Experiment, Runner, Submit
 from systolic.timing import Measurement
@@ -28,7 +29,7 @@ _CONNECT_S = 20
 _TLS = "tls://"
 
 
-class ClusterError(RuntimeError):
+class ClusterError(WrongCallError, RuntimeError):
     """There is no Dask scheduler at that address, it does not take these certificates, or Dask is not installed."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from systolic.bugs import reports_bugs
+from systolic.call_errors import WrongCallError
 from systolic.chips import Chip, FlagError, flags_text
 from systolic.chips import chip as chip_named
 from systolic.compiler import WALL_TIMES, WorkerPool
@@ -32,7 +33,7 @@ COMPILE_LIMIT_S = 120.0
 _PATIENCE = 1.5
 
 
-class StalledError(RuntimeError):
+class StalledError(WrongCallError, RuntimeError):
     """No trial ends: whoever should run them is gone."""
 
 

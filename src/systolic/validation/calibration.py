@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from systolic.call_errors import WrongCallError
 from systolic.chips import Chip
 from systolic.chips.constants import Bounds, fittable, is_cycles
 
@@ -41,7 +42,7 @@ _LEAST_GAIN = 1e-5  # of the objective, for another step
 _LEAST_DIFFERENCE = 1e-3  # of two objectives: published times are not known to a thousandth
 
 
-class TooFewProgramsError(ValueError):
+class TooFewProgramsError(WrongCallError, ValueError):
     """Too few distinct programs to fit to some and check on others."""
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from systolic.untrusted import UntrustedError, printable, read_json, shown
+from systolic.printable import printable
+from systolic.untrusted import UntrustedError, read_json, shown
 
 _DRAWN = "rng"
 _MOST_GROUPS, _MOST_ROWS = 2**16, 2**26  # far above every published product, and drawn in a second

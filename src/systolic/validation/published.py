@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from systolic.call_errors import WrongCallError
 from systolic.chips import FlagError, checked_flags
-from systolic.untrusted import printable, shown
+from systolic.printable import printable
+from systolic.untrusted import shown
 from systolic.validation.group_sizes import GroupSizes, GroupSizesError
 from systolic.validation.stated_flags import stated_flags
 
@@ -39,7 +41,7 @@ _LARGEST_COPY = 2**40  # elements
 RAGGED_SOURCE = "openxla/tokamax tuning cache, ragged_dot"
 
 
-class PublishedFileError(ValueError):
+class PublishedFileError(WrongCallError, ValueError):
     """A file of published times that cannot be read; the message names line and value."""
 
 

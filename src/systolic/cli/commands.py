@@ -1,0 +1,68 @@
+"""The commands by task, each imported when it is called: `systolic --help` reads nothing but this list."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+# By task, command → the first sentence of its own help.
+TASKS = {
+    "Products": {
+        "plan": "Say how systolic.matmul would compute lhs[M,K] @ rhs[K,N] on a chip.",
+        "tune": "Find the fastest tiles for lhs[M,K] @ rhs[K,N] on a chip that is not there.",
+        "table": "Show, compare, export and import what systolic tune has kept.",
+        "bench": "Race systolic.matmul, with the planner's tiles, against XLA on suites of products, or any "
+        "op on one spec.",
+    },
+    "Any JAX function": {
+        "check": "Say what is wrong with a function's Pallas kernels: rules, the compiler's verdict, and a "
+        "run on the CPU.",
+        "simulate": "Compile a JAX function for a TPU, execute the compiled program on a model of the chip, "
+        "and say where time goes.",
+        "explain": "Say what a function's time on a TPU goes into, and what would save some, by simulating "
+        "each change.",
+        "compare": "Compare what `systolic explain --json` wrote of a function before and after a change.",
+    },
+    "To learn": {
+        "ladder": "Run the ladder of eight matmul kernels: is each legal, is it right, does it compile, how "
+        "fast is it.",
+        "lessons": "Run lessons by NAME, or all; without a name, list them.",
+        "chips": "Show the chips that systolic knows: per chip, per core, and where each number is from.",
+    },
+    "The model of a chip": {
+        "validate": "Simulate every program of the CSV files, and show how far the times are from those that were "
+        "published.",
+        "calibrate": "Fit constants of a chip's model to half of the published programs in CSV, and check them on the "
+        "other half.",
+    },
+    "Machines": {
+        "doctor": "Say what of systolic works on this machine: versions, compiler, devices, cache, trial "
+        "store, extras.",
+        "tpu": "Make, use and delete TPU machines of Google Cloud, by gcloud.",
+    },
+}
+_MODULES = {"table": "trial_table"}  # where a command's file has another name
+
+
+class Commands(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Lists them by task."""
+        return [name for commands in TASKS.values() for name in commands]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports one; None: there is none of this name."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = _MODULES.get(cmd_name, cmd_name)
+        command: click.Command = getattr(importlib.import_module(f"systolic.cli.{module}"), module)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes a table for each task, with sentences that are not cut."""
+        widest = max(map(len, self.list_commands(ctx)))
+        for task, commands in TASKS.items():
+            with formatter.section(task):
+                formatter.write_dl([(name.ljust(widest), sentence) for name, sentence in commands.items()])
