@@ -39,8 +39,9 @@ from xla_products import loops, products, transforms
 
 from systolic.chips import Chip
 from systolic.cli.options import chip_option, output_options
-from systolic.cli.output import check_target, console, show_table, versions, write_json
+from systolic.cli.output import check_target, versions, write_json
 from systolic.cli.progress import progress_bar
+from systolic.cli.tables import console, show_table
 from systolic.compiler import WorkerPool, abstract_arguments, argument_values, cache_folder, tracing_settings
 from systolic.experiments import Experiment, Outcome, Progress, Runner
 from systolic.report.columns import Column, numeric, textual

@@ -43,8 +43,9 @@ from systolic.checking.rules.memory import memory_findings
 from systolic.checking.verdict import REFUSED_BY_COMPILER
 from systolic.chips import CHIPS, Chip
 from systolic.cli.options import chip_option, output_options
-from systolic.cli.output import check_target, console, show_table, versions, write_json
+from systolic.cli.output import check_target, versions, write_json
 from systolic.cli.progress import progress_bar
+from systolic.cli.tables import console, show_table
 from systolic.compiler import (
     CompiledProgram,
     CompilerError,

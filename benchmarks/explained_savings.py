@@ -34,8 +34,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import chip as chip_named
 from systolic.cli.options import output_options
-from systolic.cli.output import check_target, console, show_table, versions, write_json
+from systolic.cli.output import check_target, versions, write_json
 from systolic.cli.progress import progress_bar
+from systolic.cli.tables import console, show_table
 from systolic.compiler import WorkerPool
 from systolic.explaining import ExplainRequest, explain_with_pool
 from systolic.explaining.explanation import Explanation, Saving

@@ -41,8 +41,9 @@ import fault_machines
 import fault_programs
 from fault_cases import Section, Setting
 
-from systolic.cli.output import console, show_table, write_json
+from systolic.cli.output import write_json
 from systolic.cli.progress import progress_bar
+from systolic.cli.tables import console, show_table
 from systolic.report.columns import Column, numeric, textual
 
 SECTIONS: dict[str, Section] = {

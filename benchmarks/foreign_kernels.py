@@ -37,8 +37,9 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 
 from systolic.chips import Chip
 from systolic.cli.options import chip_option, output_options
-from systolic.cli.output import check_target, console, show_table, versions, write_json
+from systolic.cli.output import check_target, versions, write_json
 from systolic.cli.progress import progress_bar
+from systolic.cli.tables import console, show_table
 from systolic.compiler import CompilerError, WorkerPool
 from systolic.report.columns import Column, numeric, textual
 from systolic.simulator import SimulationError

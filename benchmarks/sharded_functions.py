@@ -31,8 +31,9 @@ from sharded_programs import functions, topology_of_eight
 
 from systolic.chips import Chip
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
-from systolic.cli.output import check_target, console, show_table, versions, write_json
+from systolic.cli.output import check_target, versions, write_json
 from systolic.cli.progress import progress_bar
+from systolic.cli.tables import console, show_table
 from systolic.experiments import Experiment, Outcome, Runner
 from systolic.report.columns import Column, numeric, textual
 from systolic.simulator import SliceRun

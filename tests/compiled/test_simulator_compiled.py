@@ -10,11 +10,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulator_listings import simulate_listings
 
+import systolic
 from systolic.bench import abstract_operands, xla_matmul
 from systolic.chips import chip
 from systolic.compiler import ProgramCache, WorkerPool, submit_compilation
@@ -221,3 +224,14 @@ def test_a_garbled_listing_is_an_error_or_a_result(small_listing: Mapping[str, s
     garbled = {**small_listing, part: "\n".join(lines)}
     with contextlib.suppress(SimulationError):
         simulate_listings(garbled, chip("v5e"), max_iterations=1000)
+
+
+def repeated(x: jax.Array, *, times: int) -> jax.Array:
+    return jnp.concatenate([x] * times)
+
+
+def test_keyword_arguments_are_static() -> None:
+    x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    run = systolic.simulate(repeated, x, chip="v5e", times=3)
+    bound = systolic.simulate(functools.partial(repeated, times=3), x, chip="v5e")
+    assert run.cycles == bound.cycles

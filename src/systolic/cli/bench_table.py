@@ -9,7 +9,8 @@ from rich.markup import escape
 
 from systolic.bench.xla_flags import COMMON_FLAGS
 from systolic.chips import flags_text
-from systolic.cli.output import SIMULATED, by_reason, console, heading, show_table
+from systolic.cli.output import SIMULATED, by_reason, heading
+from systolic.cli.tables import console, show_table
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import error_column, error_lines
 

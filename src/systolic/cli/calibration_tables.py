@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from systolic.chips.constants import is_cycles
-from systolic.cli.output import SIMULATED, console, heading, show_table
+from systolic.cli.output import SIMULATED, heading
 from systolic.cli.published import PROGRAM, reason_lines
+from systolic.cli.tables import console, show_table
 from systolic.report.columns import NOTHING, Column, numeric, of_part, textual
 from systolic.validation.calibration import BRACKET, SPLIT, Calibration, FittedConstant
 from systolic.validation.errors import ComparedRow, ErrorStatistics

@@ -12,8 +12,9 @@ from systolic.chips import Chip
 from systolic.cli.check_tables import show_check
 from systolic.cli.function import function_options, named
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
-from systolic.cli.output import check_target, console, give
+from systolic.cli.output import check_target, give
 from systolic.cli.progress import progress_bar
+from systolic.cli.tables import console
 from systolic.compiler import check_available
 
 

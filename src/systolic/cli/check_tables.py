@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from systolic.checking import GRADES, CheckReport, Finding, KernelUse, OperandUse
-from systolic.cli.output import heading, show_table
+from systolic.cli.output import heading
+from systolic.cli.tables import show_table
 from systolic.compiler import short_place
 from systolic.report.columns import Column, numeric, textual
 from systolic.schedule import MIB

@@ -11,7 +11,8 @@ import click
 from systolic.chips import CHIPS, Chip
 from systolic.chips import chip as chip_named
 from systolic.cli.options import output_options
-from systolic.cli.output import check_target, console, give, note, show_table
+from systolic.cli.output import check_target, give, note
+from systolic.cli.tables import console, show_table
 from systolic.report.columns import Column, numeric, textual
 
 _COLUMNS: tuple[Column[Chip], ...] = (

@@ -13,8 +13,9 @@ import click
 from rich.markup import escape
 
 from systolic.chips import flags_text
-from systolic.cli.output import check_target, console, give, show_table
+from systolic.cli.output import check_target, give
 from systolic.cli.results import read_document, wrong_kind
+from systolic.cli.tables import console, show_table
 from systolic.explaining import Explanation, ExplanationError
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.compared import ComparedRow, Comparison, compare_explanations, compare_runs

@@ -8,7 +8,8 @@ import cattrs
 import click
 
 from systolic.cli.options import output_options
-from systolic.cli.output import check_target, console, give, note, show_table
+from systolic.cli.output import check_target, give, note
+from systolic.cli.tables import console, show_table
 from systolic.installation import Installation, Part, installation
 from systolic.report.columns import Column, textual
 

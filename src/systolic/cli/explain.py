@@ -12,9 +12,10 @@ from systolic.chips import Chip
 from systolic.cli.explanation_tables import show_explanation
 from systolic.cli.function import function_options, named
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
-from systolic.cli.output import check_target, console, give, note, write_text
+from systolic.cli.output import check_target, give, note, write_text
 from systolic.cli.progress import progress_bar
 from systolic.cli.slice_options import AskedSlice, slice_options
+from systolic.cli.tables import console
 from systolic.compiler import NamedFunctionError, check_available
 from systolic.experiments import Outcome
 from systolic.explaining import ExplainRequest, Explanation, explain_with_pool

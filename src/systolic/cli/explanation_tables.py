@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from systolic.chips import flags_text, with_clock_state
-from systolic.cli.output import show_section
 from systolic.cli.slice_tables import show_slice_tables
+from systolic.cli.tables import show_section
 from systolic.explaining import Explanation
 from systolic.report.ceilings import ceilings_table
 from systolic.report.explained_tables import (

@@ -13,20 +13,9 @@ import click
 
 from systolic.chips import Chip
 from systolic.cli.options import Sizes, TileSizes, Workers, chip_option, flag_option, output_options, worker_options
-from systolic.cli.output import (
-    SIMULATED,
-    by_reason,
-    check_target,
-    console,
-    give,
-    heading,
-    make_folder,
-    note,
-    show_table,
-    versions,
-    writing,
-)
+from systolic.cli.output import SIMULATED, by_reason, check_target, give, heading, make_folder, note, versions, writing
 from systolic.cli.progress import progress_bar
+from systolic.cli.tables import console, say, show_table
 from systolic.compiler import CompilerMissing, WorkerPool, check_available
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import error_column, error_lines
@@ -200,7 +189,7 @@ def _show(rows: Sequence[LadderRow], summary: dict[str, Any]) -> None:
     reasons = {row.reason for row in rows}
     if not summary["ok"] and not summary["wrong"] and len(reasons) == 1:
         what = f"{rows[0].rung} at {rows[0].m}³" if len(rows) == 1 else "every rung and size"
-        click.echo(f"{what} is {rows[0].status}: {reasons.pop()}")
+        say(f"{what} is {rows[0].status}: {reasons.pop()}")
         return
     names = list(dict.fromkeys(row.chip for row in rows))
     how = SIMULATED if versions()["libtpu"] else "times are not known"

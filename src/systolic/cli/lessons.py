@@ -9,10 +9,11 @@ import click
 
 from systolic.chips import Chip
 from systolic.cli.options import chip_option, output_options
-from systolic.cli.output import check_target, console, give, show_table
+from systolic.cli.output import check_target, give
 from systolic.cli.progress import progress_bar
-from systolic.lessons import LESSONS, Lesson
-from systolic.report.columns import Column, numeric
+from systolic.cli.tables import console, show_table
+from systolic.lessons import LESSONS, Lesson, LessonEntry
+from systolic.report.columns import Column, numeric, textual
 
 
 @click.command()
@@ -30,9 +31,9 @@ def lessons(names: tuple[str, ...], chips: tuple[Chip, ...], json_file: str | No
     """
     check_target(json_file)
     if not names:
-        listed = "\n".join(f"{name:<16} systolic lessons {name}" for name in LESSONS)
-        rows = [{"lesson": name} for name in LESSONS]
-        give(json_file, "lessons", rows, {"lessons": len(LESSONS)}, lambda: click.echo(listed))
+        listed = list(LESSONS.values())
+        rows = [{"lesson": entry.name, "title": entry.title} for entry in listed]
+        give(json_file, "lessons", rows, {"lessons": len(listed)}, lambda: show_table(console(), _LISTED, listed))
         return 0
     unknown = [name for name in names if name not in LESSONS and name != "all"]
     if unknown:
@@ -48,6 +49,12 @@ def lessons(names: tuple[str, ...], chips: tuple[Chip, ...], json_file: str | No
     records = ({"lesson": name, **row} for name, lesson in done.items() for row in lesson.rows)
     give(json_file, "lessons", records, {name: lesson.ok for name, lesson in done.items()}, lambda: _show(done))
     return 0 if all(lesson.ok for lesson in done.values()) else 1
+
+
+_LISTED: tuple[Column[LessonEntry], ...] = (
+    textual("lesson", lambda entry: entry.name),
+    textual("shows", lambda entry: entry.title),
+)
 
 
 def _show(done: Mapping[str, Lesson]) -> None:

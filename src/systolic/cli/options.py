@@ -7,11 +7,12 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from systolic.chips import Chip, FlagError, UnknownChipError, checked_flags, chip, chip_names, with_flags
+from systolic.cli.tables import FORMATS, TableFormat, choose_format
 from systolic.schedule import Tiles, TilesError
 from systolic.spec import LARGEST_SIZE
 
@@ -215,11 +216,26 @@ def chip_option(default: str = "v5e") -> Callable[[_F], _F]:
 
 
 def output_options(command: _F) -> _F:
-    """`--json` and `--quiet`."""
-    command = click.option(
+    """`--format`, `--json` and `--quiet`."""
+
+    @functools.wraps(command)
+    def formatted(*args: Any, form: TableFormat, json_file: str | None, **options: Any) -> Any:
+        choose_format(click.get_current_context(), form)
+        return command(*args, json_file=json_file or ("-" if form == "json" else None), **options)
+
+    quiet = click.option("--quiet", "-q", is_flag=True, help="No progress bar and no notes on standard error.")
+    json_file = click.option(
         "--json",
         "json_file",
         metavar="FILE|-",
         help="Write the results as one JSON object to FILE; - is standard output, in place of the table.",
-    )(command)
-    return click.option("--quiet", "-q", is_flag=True, help="No progress bar and no notes on standard error.")(command)
+    )
+    form = click.option(
+        "--format",
+        "form",
+        type=click.Choice(FORMATS),
+        default="table",
+        help="How tables are written: markdown and csv have all columns, csv numbers that are not rounded; "
+        "json is --json -.",
+    )
+    return cast(_F, form(json_file(quiet(formatted))))

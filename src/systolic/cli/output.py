@@ -5,26 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
 
 from systolic.chips import flags_text, with_clock_state
-from systolic.cli.complaints import note, shown_text
+from systolic.cli.complaints import note
 from systolic.compiler import versions
 from systolic.printable import printable
-from systolic.report.columns import Column, Row
-from systolic.report.explained_tables import ExplainedTable
 from systolic.whole_file import whole_file
 
 # Of the rows that commands write by `--json`; 1 is that of systolic 0.3.0, which did not say it.
@@ -33,14 +26,11 @@ RESULT_SCHEMA = 2
 __all__ = [
     "RESULT_SCHEMA",
     "check_target",
-    "console",
     "give",
     "heading",
     "make_folder",
     "note",
     "printable",
-    "show_section",
-    "show_table",
     "versions",
     "write_json",
     "write_text",
@@ -48,23 +38,6 @@ __all__ = [
 ]
 
 SIMULATED = "times are simulated: compiled for the chip, executed on its model"
-# A table that goes to a file or a pipe is not cut to a terminal's width.
-_WIDTH_OF_A_FILE = 200
-
-
-class _PrintableConsole(Console):
-    """A console on which no name of a file can move the cursor or change colours."""
-
-    def render_str(self, text: str, **style: Any) -> Text:  # type: ignore[override]
-        """Text that is shown as it stands, but for what no terminal shows."""
-        return super().render_str(shown_text(text), **style)
-
-
-def console() -> Console:
-    """Standard output."""
-    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
-    # Without emoji: of file.py:zero: rich would make a picture.
-    return _PrintableConsole(width=width, highlight=False, soft_wrap=False, emoji=False)
 
 
 def check_target(target: str | Path | None) -> None:
@@ -190,57 +163,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> None:
-    """Prints a plain table. Cells are shown as they are, without markup.
-
-    Columns that are optional are left out where they hold nothing; on a terminal that is too narrow, those that may be
-    dropped give way from the right, and a line says which.
-    """
-    every = list(rows)
-    kept = [one for one in columns if not (one.optional and all(map(one.is_empty, every)))]
-    dropped: list[str] = []
-    made = _table(kept, every)
-    while out.is_terminal and Measurement.get(out, out.options.update(max_width=10_000), made).minimum > out.width:
-        at = max((at for at, one in enumerate(kept) if one.droppable), default=None)
-        if at is None:
-            break
-        dropped.insert(0, kept.pop(at).title)
-        made = _table(kept, every)
-    out.print(made)
-    if dropped:
-        out.print(f"not shown, for want of width: {', '.join(dropped)}; --json has all", markup=False)
-
-
-def show_section(out: Console, title: str, found: ExplainedTable[Any] | None, otherwise: str = "") -> None:
-    """Prints a table with its title, or, where there is none, what is said in its place."""
-    if found is None:
-        if otherwise:
-            out.print(f"\n{otherwise}")
-        return
-    out.print(f"\n[bold]{escape(title)}[/]")
-    show_table(out, found.columns, found.rows)
-    if found.left_out:
-        out.print(f"and {found.left_out:,} more")
-
-
-_LEAST_TEXT = 12  # characters, to which a column of text may be folded
-
-
-def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for one in columns:
-        is_text = one.kind != "number"
-        longest = max((cell_len(shown_text(one.text(row))) for row in rows), default=0)
-        made.add_column(
-            Text(shown_text(one.title)),
-            justify="left" if is_text else "right",
-            no_wrap=not is_text,
-            overflow="fold",
-            # Text folds, but not to single letters; a number is whole or not there.
-            min_width=max(cell_len(one.title), min(longest, _LEAST_TEXT) if is_text else longest),
-        )
-    for row in rows:
-        made.add_row(*(Text(shown_text(one.text(row)), one.style(row) if one.style else "") for one in columns))
-    return made

@@ -12,10 +12,12 @@ from systolic.chips import Chip
 from systolic.cli.options import TileSizes, chip_option, output_options
 from systolic.cli.output import check_target, give, versions
 from systolic.cli.product import ProductSizes, described, dtype_options, spec_of, spec_option, stack_options
+from systolic.cli.tables import chosen_format, console, show_table
 from systolic.cost import MadeWith
-from systolic.op import record_of
+from systolic.op import op_of, record_of
 from systolic.ops import Plan, planner_in_use
 from systolic.ops import plan as planned
+from systolic.report.columns import Column, numeric, textual
 from systolic.schedule import MIB, Tiles
 from systolic.spec import MatmulSpec, PrecisionName, Spec
 from systolic.store import StoreError, Subject
@@ -116,7 +118,24 @@ def _misses(made: Plan) -> list[str] | None:
     return nearest[1] if nearest is not None else None
 
 
+_COLUMNS: tuple[Column[Plan], ...] = (
+    textual("product", lambda made: op_of(made.spec).words(made.spec)[0]),
+    textual("dtypes", lambda made: op_of(made.spec).words(made.spec)[1]),
+    textual("chip", lambda made: made.chip),
+    textual("kernel", lambda made: str(made.config), kind="code"),
+    numeric("µs", lambda made: made.time_us, ",.1f"),
+    textual("is", lambda made: made.provenance),
+    numeric("µs at peak", lambda made: made.mxu_us, ",.1f"),
+    numeric("µs of least HBM traffic", lambda made: made.hbm_us, ",.1f"),
+    numeric("VMEM MiB", lambda made: made.vmem_bytes / MIB, ".1f"),
+    numeric("HBM MB", lambda made: made.hbm_bytes / 1e6, ",.1f"),
+)
+
+
 def _show(plans: Sequence[Plan]) -> None:
+    if chosen_format() != "table":
+        show_table(console(), _COLUMNS, plans)
+        return
     for number, made in enumerate(plans):
         if number:
             click.echo("")

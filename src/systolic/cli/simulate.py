@@ -17,11 +17,12 @@ from systolic.chips.constants import load_constants, with_constants
 from systolic.chips.time_error import ratio_error_percent, ratio_verdict
 from systolic.cli.function import function_options, named
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
-from systolic.cli.output import SIMULATED, check_target, console, give, heading, note, write_text
+from systolic.cli.output import SIMULATED, check_target, give, heading, note, write_text
 from systolic.cli.progress import progress_bar
 from systolic.cli.simulated_tables import show_run
 from systolic.cli.slice_options import AskedSlice, slice_options
 from systolic.cli.slice_tables import show_slice
+from systolic.cli.tables import console
 from systolic.compiler import NamedFunctionError, check_available
 from systolic.experiments import Experiment, Outcome, Runner
 from systolic.report.time_errors import verdict_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.markup import escape
 
-from systolic.cli.output import show_table
+from systolic.cli.tables import show_table
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.explained_tables import units_table
 from systolic.report.time_errors import time_text

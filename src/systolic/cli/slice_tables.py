@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from systolic.chips import flags_text
-from systolic.cli.output import show_section
 from systolic.cli.simulated_tables import show_parts
+from systolic.cli.tables import show_section
 from systolic.report.slice_tables import (
     WAYS,
     collectives_table,

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from systolic.cli.options import output_options
-from systolic.cli.output import check_target, console, give, show_table
+from systolic.cli.output import check_target, give
+from systolic.cli.tables import console, show_table
 from systolic.cli.tpu_leaving import (
     Stay,
     costs,

@@ -10,7 +10,8 @@ import click
 
 from systolic.chips import Chip, chip_names
 from systolic.cli.options import chip_option, output_options
-from systolic.cli.output import check_target, console, give, note, show_table, write_json
+from systolic.cli.output import check_target, give, note, write_json
+from systolic.cli.tables import console, say, show_table
 from systolic.cli.tile_profiles import profile
 from systolic.op import op_of
 from systolic.report.columns import Column, numeric, of_part, textual
@@ -54,10 +55,10 @@ def show(store_file: Path | None, chips: tuple[Chip, ...], json_file: str | None
 
     def tables() -> None:
         if not rows:
-            click.echo(f"no trials in {store.file}: systolic tune M,K,N makes some")
+            say(f"no trials in {store.file}: systolic tune M,K,N makes some")
             return
         show_table(console(), _WINNERS, rows)
-        click.echo(f"\n{len(rows)} products in {store.file}")
+        say(f"\n{len(rows)} products in {store.file}")
 
     give(json_file, "table show", records, {"store": str(store.file), "products": len(rows)}, tables)
     return 0
@@ -112,7 +113,7 @@ def diff(before: Path, after: Path, json_file: str | None, quiet: bool) -> int:
     def tables() -> None:
         if rows:
             show_table(console(), _CHANGED, rows)
-        click.echo(f"{len(rows)} winners differ, {same} are the same")
+        say(f"{len(rows)} winners differ, {same} are the same")
 
     give(json_file, "table diff", records, {"differ": len(rows), "same": same}, tables)
     slower = [1 for _, first, second in rows if first and second and (second.time_us or 0) > (first.time_us or 0)]

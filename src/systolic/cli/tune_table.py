@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
-from systolic.cli.output import console, printable, show_table, versions
+from systolic.cli.output import printable, versions
+from systolic.cli.tables import console, say, show_table
 from systolic.op import op_of
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import time_text, verdict_text
@@ -25,30 +24,30 @@ _ENDS = {
 def show(results: list[TuningResult], store: Path) -> None:
     """Prints a search of each product."""
     found = versions()
-    click.echo(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
+    say(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
     for result in results:
-        click.echo("")
+        say("")
         _show_one(result)
-    click.echo(f"\nevery trial is kept in {store}")
+    say(f"\nevery trial is kept in {store}")
 
 
 def _show_one(result: TuningResult) -> None:
     what = named(result)
     winner = result.winner
     if winner is None or winner.time_us is None:
-        click.echo(f"{what}: no trial has a time")
+        say(f"{what}: no trial has a time")
     else:
         time = f"{provenance(winner)} {time_text(winner.time_us, result.winner_error)}"
-        click.echo(f"{what}: {time}{_beside_xla(result)} with {winner.config}")
+        say(f"{what}: {time}{_beside_xla(result)} with {winner.config}")
         if result.level_trials:
-            click.echo(f"{result.level_trials} other trials of its kernel are level: their times are no further apart")
-    click.echo(
+            say(f"{result.level_trials} other trials of its kernel are level: their times are no further apart")
+    say(
         f"{result.compiled} of {result.considered:,} configurations tried now in {result.seconds:.0f} s, "
         f"{len(result.trials)} in all; {_ENDS[result.end]}"
     )
     show_table(console(), _columns(result.xla_us), result.trials[:_SHOWN])
     if result.xla is not None and result.xla_us is None:
-        click.echo(f"XLA has no time: {printable(_first_line(result.xla.reason))}")
+        say(f"XLA has no time: {printable(_first_line(result.xla.reason))}")
 
 
 def _beside_xla(result: TuningResult) -> str:

@@ -13,20 +13,10 @@ from rich.markup import escape
 from systolic.chips import Chip, known_chip, with_clock_state
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
 from systolic.cli.options import ChipNames, Workers, output_options, xla_flag
-from systolic.cli.output import (
-    SIMULATED,
-    check_target,
-    console,
-    give,
-    heading,
-    note,
-    show_table,
-    versions,
-    write_text,
-    writing,
-)
+from systolic.cli.output import SIMULATED, check_target, give, heading, note, versions, write_text, writing
 from systolic.cli.progress import progress_bar
 from systolic.cli.published import PROGRAM, programs_of, published_options, reason_lines, rows_of
+from systolic.cli.tables import console, show_table
 from systolic.compiler import check_available
 from systolic.experiments import Runner
 from systolic.report.columns import Column, numeric, textual

@@ -28,7 +28,7 @@ from systolic.compiler.errors import (
     TaskError,
     check_available,
 )
-from systolic.compiler.jit_options import with_jit_options
+from systolic.compiler.jit_options import with_jit_options, with_options_of
 from systolic.compiler.limits import WALL_TIMES
 from systolic.compiler.named import (
     NamedFunction,
@@ -96,6 +96,7 @@ __all__ = [
     "under_settings",
     "versions",
     "with_jit_options",
+    "with_options_of",
     "with_slice_options",
     "with_virtual_devices",
     "written_at",

@@ -10,7 +10,7 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, overload
 
 from systolic.bugs import reports_bugs, warn_user
 from systolic.chips import Chip, UnsupportedDtypeError, known_chip
@@ -20,7 +20,7 @@ from systolic.cost import MadeWith, ModelledTime, roofline
 from systolic.op import op_of
 from systolic.ops.trial_error import trial_error
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
-from systolic.spec import Spec
+from systolic.spec import MatmulSpec, Spec
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore, store_file
 
 # Of this spec, on a device or compiled and simulated; or by arithmetic, from simulated steps of its tile or a model.
@@ -242,7 +242,24 @@ def _users_planner(file: Path) -> Planner:
     return Planner(TrialStore(file))
 
 
-def plan(spec: Spec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelConfig | None = None) -> Plan:
+@overload
+def plan(spec: Spec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelConfig | None = None) -> Plan: ...
+
+
+@overload
+def plan(
+    m: int,
+    k: int,
+    n: int,
+    /,
+    chip: str | Chip = "v5e",
+    *,
+    dtype: str = "bfloat16",
+    tiles: Tiles | KernelConfig | None = None,
+) -> Plan: ...
+
+
+def plan(*product: Any, **options: Any) -> Plan:
     """What an op such as `systolic.matmul` does for a spec on a chip, without compiling anything.
 
     The winner that `systolic.tune` has found for it, if it is in the store in use (see `systolic.use`); else the best
@@ -251,8 +268,9 @@ def plan(spec: Spec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelConfig | 
     `Plan.provenance` says which.
 
     Args:
-      spec: sizes, dtypes, transposes, what is fused.
+      product: `spec`: sizes, dtypes, transposes, what is fused. Or three numbers m, k, n: lhs [m, k] @ rhs [k, n].
       chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
+      dtype: of both operands, beside three numbers; "bfloat16" if not given.
       tiles: use these; or a whole configuration, of what the kernel computes, as an earlier plan has it.
 
     Raises:
@@ -261,4 +279,6 @@ def plan(spec: Spec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelConfig | 
       IllegalTilesError: `tiles` break rules; the message has every one.
       SystolicBug: this package is at fault, and not what was asked.
     """
-    return planner_in_use().plan(spec, chip, tiles=tiles)
+    if product and isinstance(product[0], int):
+        product = (MatmulSpec.of(*product[:3], dtype=options.pop("dtype", "bfloat16")), *product[3:])
+    return planner_in_use().plan(*product, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, overload
@@ -24,6 +25,7 @@ from systolic.compiler import (
     topology_of,
     tracing_settings,
     with_jit_options,
+    with_options_of,
     with_slice_options,
 )
 from systolic.simulator import SimulatedRun
@@ -139,6 +141,7 @@ def simulate(
     cached: bool = True,
     time_limit_s: float = 300,
     memory_limit_bytes: int | None = None,
+    **keywords: Any,
 ) -> SimulatedRun: ...
 
 
@@ -153,6 +156,7 @@ def simulate(
     cached: bool = True,
     time_limit_s: float = 300,
     memory_limit_bytes: int | None = None,
+    **keywords: Any,
 ) -> SliceRun: ...
 
 
@@ -167,6 +171,7 @@ def simulate(
     cached: bool = True,
     time_limit_s: float = 300,
     memory_limit_bytes: int | None = None,
+    **keywords: Any,
 ) -> SimulatedRun | SliceRun:
     """How long `fn(*args)` takes on a chip that is not there, and why: compiled for it, then executed on its model.
 
@@ -190,6 +195,7 @@ def simulate(
       cached: use programs compiled before, and keep this one.
       time_limit_s: seconds of CPU time after which the compiler is stopped.
       memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
+      keywords: keyword arguments of `fn`, such as sizes of its blocks: they are static, as by `functools.partial`.
 
     Returns:
       Cycles, time, stalls by cause, what each unit did, each operation's share, copies, and a timeline. Of a slice, all
@@ -210,8 +216,9 @@ def simulate(
     """
     known = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
     label = " ".join(filter(None, (function_name(fn), "for", known.name, topology)))
+    bound = with_options_of(fn, functools.partial(fn, **keywords)) if keywords else fn
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
-        job = submit_simulation(pool, fn, args, known, label=label, cached=cached, spans=spans, topology=topology)
+        job = submit_simulation(pool, bound, args, known, label=label, cached=cached, spans=spans, topology=topology)
         found = job.result()
     run = found.slice_run or found.run
     assert run is not None

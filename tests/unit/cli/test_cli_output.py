@@ -17,7 +17,8 @@ from explanations import a_run
 from rich.console import Console
 
 from systolic.cli import main
-from systolic.cli.output import console, note, printable, show_table
+from systolic.cli.output import note, printable
+from systolic.cli.tables import console, show_table
 from systolic.report import RatePoint, rates_plot, save_png
 from systolic.report.columns import numeric, textual
 from systolic.whole_file import whole_file

@@ -354,3 +354,8 @@ def test_traffic_is_that_of_going_through_all_steps(number: int) -> None:
     assert found.lhs_bytes == fetched["lhs"] * 128 * 256 * 2
     assert found.rhs_bytes == fetched["rhs"] * 256 * 384 * 2
     assert found.fused_bytes == fetched["fused"] * 128 * (384 if fused.columns else 1) * 4
+
+
+def test_numbers_are_a_plain_product() -> None:
+    assert systolic.plan(512, 1024, 256, "v6e") == systolic.plan(MatmulSpec.of(512, 1024, 256, "bfloat16"), "v6e")
+    assert systolic.plan(512, 512, 512, dtype="int8").spec.dtype_lhs == "int8"

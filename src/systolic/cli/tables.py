@@ -1,0 +1,171 @@
+"""Tables on standard output, in the form that `--format` names, and what is said beside them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
+
+import click
+from rich.cells import cell_len
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from systolic.cli.complaints import shown_text
+from systolic.report.columns import Column, Row
+from systolic.report.explained_tables import ExplainedTable
+
+TableFormat = Literal["table", "markdown", "csv", "json"]
+FORMATS: tuple[TableFormat, ...] = get_args(TableFormat)
+
+_CHOSEN = f"{__name__}.format"  # in the context that all commands of a call share
+# A table that goes to a file or a pipe is not cut to a terminal's width.
+_WIDTH_OF_A_FILE = 200
+_LEAST_TEXT = 12  # characters, to which a column of text may be folded
+_LONGEST_KEY = 32  # characters, up to which the first column, which says what a row is, stays whole
+
+
+class _PrintableConsole(Console):
+    """A console on which no name of a file can move the cursor or change colours."""
+
+    def render_str(self, text: str, **style: Any) -> Text:  # type: ignore[override]
+        """Text that is shown as it stands, but for what no terminal shows."""
+        return super().render_str(shown_text(text), **style)
+
+
+def choose_format(context: click.Context, form: TableFormat) -> None:
+    """Has the tables of this call written in a form."""
+    context.meta[_CHOSEN] = form
+
+
+def chosen_format() -> TableFormat:
+    """The form that this call asked for."""
+    context = click.get_current_context(silent=True)
+    return "table" if context is None else context.meta.get(_CHOSEN, "table")
+
+
+def console() -> Console:
+    """Standard output; in CSV only tables go there, and what is said beside them to standard error."""
+    form = chosen_format()
+    beside = form == "csv"
+    on_terminal = form == "table" and sys.stdout.isatty()
+    # Without emoji: of file.py:zero: rich would make a picture.
+    return _PrintableConsole(
+        width=None if on_terminal else _WIDTH_OF_A_FILE,
+        stderr=beside,
+        no_color=None if on_terminal else True,
+        highlight=False,
+        soft_wrap=False,
+        emoji=False,
+    )
+
+
+def say(text: str) -> None:
+    """Prints a line beside the tables."""
+    click.echo(shown_text(text), err=chosen_format() == "csv")
+
+
+def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> None:
+    """Prints a plain table. Cells are shown as they are, without markup.
+
+    Columns that are optional are left out where they hold nothing. On a terminal that is too narrow, those that may be
+    dropped give way from the right, and a line says which; where that does not help, the table is turned: a line for
+    each cell. A table that goes elsewhere has all columns.
+    """
+    every = list(rows)
+    kept = [one for one in columns if not (one.optional and all(map(one.is_empty, every)))]
+    form = chosen_format()
+    if form == "csv":
+        click.echo(_csv(kept, every))
+        return
+    if form == "markdown":
+        click.echo(f"\n{_markdown(kept, every)}\n")
+        return
+    dropped: list[str] = []
+    made = _table(kept, every)
+    while out.is_terminal and not _fits(out, made):
+        at = max((at for at, one in enumerate(kept) if one.droppable), default=None)
+        if at is None:
+            made = _turned(kept, every)
+            break
+        dropped.insert(0, kept.pop(at).title)
+        made = _table(kept, every)
+    out.print(made)
+    if dropped:
+        out.print(f"not shown, for want of width: {', '.join(dropped)}; --format csv has all", markup=False)
+
+
+def show_section(out: Console, title: str, found: ExplainedTable[Any] | None, otherwise: str = "") -> None:
+    """Prints a table with its title, or, where there is none, what is said in its place."""
+    if found is None:
+        if otherwise:
+            out.print(f"\n{otherwise}")
+        return
+    out.print(f"\n[bold]{escape(title)}[/]")
+    show_table(out, found.columns, found.rows)
+    if found.left_out:
+        out.print(f"and {found.left_out:,} more")
+
+
+def _fits(out: Console, made: Table) -> bool:
+    return Measurement.get(out, out.options.update(max_width=10_000), made).minimum <= out.width
+
+
+def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for number, one in enumerate(columns):
+        is_text = one.kind != "number"
+        longest = max((cell_len(shown_text(one.text(row))) for row in rows), default=0)
+        is_whole = not is_text or (number == 0 and longest <= _LONGEST_KEY)
+        made.add_column(
+            Text(shown_text(one.title)),
+            justify="left" if is_text else "right",
+            no_wrap=is_whole,
+            overflow="fold",
+            # Text folds, but not to single letters; a number is whole or not there.
+            min_width=max(cell_len(one.title), longest if is_whole else min(longest, _LEAST_TEXT)),
+        )
+    for row in rows:
+        made.add_row(*_cells(columns, row))
+    return made
+
+
+def _turned(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for number, row in enumerate(rows):
+        if number:
+            made.add_row()
+        for one, cell in zip(columns, _cells(columns, row), strict=True):
+            made.add_row(Text(shown_text(one.title)), cell)
+    return made
+
+
+def _cells(columns: Sequence[Column[Row]], row: Row) -> list[Text]:
+    return [Text(shown_text(one.text(row)), one.style(row) if one.style else "") for one in columns]
+
+
+def _csv(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
+    """Values as they are, not rounded: what reads CSV rounds by itself."""
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(one.title for one in columns)
+    writer.writerows([one.value(row) for one in columns] for row in rows)
+    return written.getvalue()
+
+
+def _markdown(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
+    lines = [
+        [one.title for one in columns],
+        ["---" if one.kind != "number" else "---:" for one in columns],
+        *([one.text(row) for one in columns] for row in rows),
+    ]
+    return "\n".join(
+        f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )

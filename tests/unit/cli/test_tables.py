@@ -1,0 +1,82 @@
+"""Tables in the forms that `--format` names, and on terminals that are too narrow for them."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import click
+import pytest
+from rich.console import Console
+
+from systolic.cli.main import cli
+from systolic.cli.tables import TableFormat, choose_format, console, say, show_table
+from systolic.report.columns import Column, numeric, textual
+
+Row = tuple[str, float, str]
+COLUMNS: tuple[Column[Row], ...] = (
+    textual("case", lambda row: row[0]),
+    numeric("µs", lambda row: row[1], ".1f"),
+    textual("why", lambda row: row[2]),
+)
+ROWS: list[Row] = [("a|b, c", 1.25, "first"), ("d", 2.0, "second")]
+
+
+def written(form: TableFormat, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    with click.Context(cli) as context:
+        choose_format(context, form)
+        out = console()
+        out.print("[bold]said[/]")
+        say("beside")
+        show_table(out, COLUMNS, ROWS)
+    done = capsys.readouterr()
+    return done.out, done.err
+
+
+def test_csv_is_all_of_standard_output_and_not_rounded(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = written("csv", capsys)
+    assert list(csv.reader(io.StringIO(out.strip()))) == [
+        ["case", "µs", "why"],
+        ["a|b, c", "1.25", "first"],
+        ["d", "2.0", "second"],
+    ]
+    assert "said" in err
+    assert "beside" in err
+
+
+def test_markdown_escapes_what_would_end_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = written("markdown", capsys)
+    table = [line for line in out.splitlines() if line.startswith("|")]
+    assert table == [
+        "| case | µs | why |",
+        "| --- | ---: | --- |",
+        "| a\\|b, c | 1.2 | first |",
+        "| d | 2.0 | second |",
+    ]
+
+
+def test_a_table_that_cannot_fit_is_turned_and_keeps_every_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    out = Console(width=18, force_terminal=True, color_system=None, highlight=False)
+    show_table(out, COLUMNS, ROWS)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "case a|b, c" in lines
+    assert "µs 2.0" in lines
+
+
+def test_the_first_column_stays_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "llama3-8b up 2048 rows"
+    out = Console(width=60, force_terminal=True, color_system=None, highlight=False)
+    show_table(out, COLUMNS, [(name, 1.0, "a reason of many words " * 5)])
+    assert name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["markdown", "csv"])
+def test_plans_are_a_table(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["plan", "512,512,512", "--chip", "v5e,v6e", "--format", form], standalone_mode=False)
+    out = capsys.readouterr().out
+    assert len(out.strip().splitlines()) == (3 if form == "csv" else 4)
+
+
+def test_json_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["plan", "512,512,512", "--format", "json"], standalone_mode=False)
+    assert capsys.readouterr().out.startswith("{")
