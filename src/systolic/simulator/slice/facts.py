@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from systolic.simulator.core import TOP_LEVEL
@@ -10,7 +10,7 @@ from systolic.simulator.reading.collectives import SliceHlo
 from systolic.simulator.reading.copies import is_copy
 from systolic.simulator.reading.listing import Instruction, Program
 from systolic.simulator.slice.barrier_flags import barrier_flags
-from systolic.simulator.slice.constants import Constant, constants
+from systolic.simulator.slice.constants import Constants, constants_of
 from systolic.simulator.slice.identity import Word, identity_words
 from systolic.simulator.translating.remote import RemoteCode
 from systolic.simulator.translating.translate import Translation
@@ -23,14 +23,12 @@ class SliceFacts:
     Attributes:
       hlo: what the HLO says of devices and of communication.
       words: words of scalar memory that say on which device it runs, by address.
-      constants: operands of called operations that are constants.
-      tables: of neighbours, in the order of the binary.
+      constants: what lies in HBM for it.
     """
 
     hlo: SliceHlo
     words: Mapping[int, Word]
-    constants: tuple[Constant, ...]
-    tables: tuple[tuple[int, ...], ...]
+    constants: Constants
 
 
 def is_remote(instruction: Instruction) -> bool:
@@ -58,12 +56,12 @@ def slice_facts(
     programs: Mapping[str, Program],
     translations: Mapping[str, Translation],
     hlo: SliceHlo,
-    tables: Sequence[Sequence[int]],
+    segment: bytes,
 ) -> SliceFacts:
     """Reads what a program on many devices is.
 
     Args:
-      tables: of neighbours, in the order of the binary.
+      segment: of HBM that holds the program's constants.
 
     Raises:
       SimulationError: there are words of which it is not known what they hold.
@@ -75,9 +73,9 @@ def slice_facts(
         remote = any(map(is_remote, (each for bundle in program.bundles for each in bundle.instructions)))
         found = identity_words(program, remote=remote, top_level=top_level)
         words |= {addresses[allocation]: word for allocation, word in found.items() if allocation in addresses}
+    operands = {name: each.operands for name, each in translations.items()}
     return SliceFacts(
         hlo=hlo,
         words=words,
-        constants=tuple(constants(programs[TOP_LEVEL], {name: each.operands for name, each in translations.items()})),
-        tables=tuple(map(tuple, tables)),
+        constants=constants_of(programs[TOP_LEVEL], translations[TOP_LEVEL].addresses, words, operands, segment),
     )

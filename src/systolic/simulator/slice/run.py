@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from systolic.chips import SliceError, SliceShape
@@ -23,10 +23,7 @@ from systolic.simulator.slice.one_for_all import OneForAll, PatternNetwork
 from systolic.simulator.slice.records import LinkRun, Way
 from systolic.simulator.slice.routes import Routes
 from systolic.simulator.slice.surroundings import AllDevices
-from systolic.simulator.slice.tables import neighbour_tables
-
-# What constants hold, by operation and operand.
-Tables = Mapping[tuple[str, int], Sequence[int]]
+from systolic.simulator.slice.tables import check_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,13 +149,13 @@ def run_devices(
     Raises:
       SimulationError: see `PreparedProgram.run_slice`.
     """
-    tables = neighbour_tables(facts, where.assignment)
+    check_tables(facts, where.assignment)
     if one_for_all and not setup.sparse_programs:
         try:
-            return _run_one_for_all(with_tables(given.of_all(setup), where, tables), where, facts, spans)
+            return _run_one_for_all(with_tables(given.of_all(setup), where, facts), where, facts, spans)
         except SimulationError:
             pass  # devices differ, or whatever it was: then all of them say what it is
-    return _run_all(setup, where, facts, given, tables, spans)
+    return _run_all(setup, where, facts, given, spans)
 
 
 def _run_all(
@@ -166,7 +163,6 @@ def _run_all(
     where: SliceSetup,
     facts: SliceFacts,
     given: PartitionContents,
-    tables: Tables,
     spans: int,
 ) -> DevicesRun:
     def changes() -> int:
@@ -186,7 +182,7 @@ def _run_all(
     )
     partitions = {device: partition for partition, device in enumerate(where.assignment)}
     for number, words in enumerate(where.identities(facts)):
-        of_device = with_tables(given.of(partitions[number], setup), where, tables)
+        of_device = with_tables(given.of(partitions[number], setup), where, facts)
         devices.append(Device(of_device, number, words, around, spans))
     for device in devices:
         device.start()
@@ -240,12 +236,6 @@ def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, s
     )
 
 
-def with_tables(setup: DeviceSetup, where: SliceSetup, tables: Tables) -> DeviceSetup:
-    """Lets constants hold the tables of neighbours, and HBM the table of the assignment."""
-    given = setup.operand_words
-
-    def operand_words(name: str, call: int, index: int) -> Contents | None:
-        table = tables.get((name, index))
-        return given(name, call, index) if table is None else lambda: table
-
-    return replace(setup, operand_words=operand_words, tables={ASSIGNMENT_AT: list(where.assignment)})
+def with_tables(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts) -> DeviceSetup:
+    """Lets HBM hold the program's constants, and the table of the assignment."""
+    return replace(setup, tables={**facts.constants.in_hbm(), ASSIGNMENT_AT: list(where.assignment)})
