@@ -1,7 +1,8 @@
 """One entry of the program cache as bytes. What is read may be damaged or hostile: it is checked, and never executed.
 
 An entry is a checksum and a compressed payload: a line of JSON with the small fields and the lengths of the long texts,
-then those texts and the program's constants. Keeping them out of the JSON bounds what a hostile entry can make of a few bytes.
+then those texts and the program's constants. Keeping them out of the JSON bounds what a hostile entry can make of a few
+bytes.
 """
 
 from __future__ import annotations

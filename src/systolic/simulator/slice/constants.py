@@ -19,7 +19,7 @@ from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.listing import MOVES, Instruction, Program, is_call, is_phi, physical
-from systolic.simulator.slice.identity import CONSTANTS_FROM, Word
+from systolic.simulator.slice.identity import Word
 
 _CALLED = re.compile(r"%([\w.\-]+) = ", re.ASCII)
 _ALLOCATION = re.compile(r"#allocation(\d+)", re.ASCII)
@@ -66,7 +66,7 @@ class Constants:
     Attributes:
       operands: those that operations are handed.
       contents: what they hold, as words, by the number of their allocation.
-      places: where they lie, in HBM behind `CONSTANTS_FROM`, likewise.
+      places: where they lie in HBM, from where the constants begin, likewise.
       unknown: why it is not known what they hold; "": it is.
     """
 
@@ -75,9 +75,9 @@ class Constants:
     places: Mapping[int, int]
     unknown: str
 
-    def in_hbm(self) -> dict[int, Words]:
-        """What lies in HBM, by the pointers to it."""
-        return {CONSTANTS_FROM + at: self.contents[number] for number, at in self.places.items()}
+    def in_hbm(self, begin: int) -> dict[int, Words]:
+        """What lies in HBM, by the pointers to it, where constants begin there."""
+        return {begin + at: self.contents[number] for number, at in self.places.items()}
 
 
 def constants_of(
