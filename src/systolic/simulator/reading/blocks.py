@@ -115,8 +115,8 @@ def _shadow(program: Program, index: int, delay_slots: int, target: int | None) 
         return index + delay_slots, 1
     # Which `{}` stands for the rest is not marked. What holds in every listing seen: the shadow never reaches over the
     # begin of a region, another branch, a wait for a copy or a signal to another device, and a run of empty slots not
-    # over the end of a region. On the chips that print all of their slots nothing waits in a shadow either (651 branches
-    # of 80 programs), and nothing signals there (819 branches of 12 programs for slices).
+    # over the end of a region. On the chips that print all of their slots nothing waits in a shadow either (651
+    # branches of 80 programs), and nothing signals there (819 branches of 12 programs for slices).
     slots = slots[: _reach(slots)]
     # The regions of a loop begin where its branch leads to. One that ends in the last slot has all slots within it.
     looped = bundles[target].region_starts if target is not None and target <= index else ()

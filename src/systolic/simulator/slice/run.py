@@ -248,4 +248,6 @@ def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, s
 
 def with_tables(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts) -> DeviceSetup:
     """Lets HBM hold the program's constants, and the table of the assignment."""
-    return replace(setup, tables={**facts.constants.in_hbm(where.constants_from), ASSIGNMENT_AT: list(where.assignment)})
+    return replace(
+        setup, tables={**facts.constants.in_hbm(where.constants_from), ASSIGNMENT_AT: list(where.assignment)}
+    )
