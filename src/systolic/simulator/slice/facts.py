@@ -15,6 +15,11 @@ from systolic.simulator.slice.identity import Word, identity_words
 from systolic.simulator.translating.remote import RemoteCode
 from systolic.simulator.translating.translate import Translation
 
+# By which the top-level program acts on other devices.
+_ACTS = ("vsyncadd.remote", "dma.general")
+# Parts of a collective that other operations overlap: they are in the top-level program, as permutations are.
+_ASYNCHRONOUS = ("async-collective-start", "async-collective-done")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceFacts:
@@ -42,14 +47,26 @@ def remote_code(program: Program, hlo: SliceHlo, *, top_level: bool) -> RemoteCo
     Raises:
       SimulationError: it is not certain which flag is signalled by number.
     """
-    labels: dict[int, str] = {}
-    if top_level:
-        # The program comes to its permutations in the order of the schedule; each has one signal and one copy.
-        for opcode in ("vsyncadd.remote", "dma.general"):
-            found = [each for bundle in program.bundles for each in bundle.instructions if each.opcode == opcode]
-            if len(found) == len(hlo.permutes):
-                labels |= {id(each): name for each, name in zip(found, hlo.permutes, strict=True)}
+    labels = _labels(program, hlo) if top_level else {}
     return RemoteCode(numbered=barrier_flags(program), labels=labels, default="" if top_level else program.name)
+
+
+def _labels(program: Program, hlo: SliceHlo) -> dict[int, str]:
+    """Names the operations of the top-level program's own signals and copies, by the instruction's identity."""
+    sections: list[list[Instruction]] = [[]]
+    for bundle in program.bundles:
+        for each in bundle.instructions:
+            if each.opcode == "vtrace":  # stands where an operation begins and where it ends
+                sections.append([])
+            elif each.opcode in _ACTS:
+                sections[-1].append(each)
+    # The program comes to its operations in the order of the schedule; each permutation has one signal and one copy.
+    permutes = [section for section in sections if sorted(each.opcode for each in section) == sorted(_ACTS)]
+    others = [section for section in sections if section and section not in permutes]
+    named = [name for name in hlo.collectives if name.startswith(_ASYNCHRONOUS)]
+    pairs = [*zip(permutes, hlo.permutes, strict=False)] if len(permutes) == len(hlo.permutes) else []
+    pairs += [*zip(others, named, strict=False)] if len(others) == len(named) else []
+    return {id(each): name for section, name in pairs for each in section}
 
 
 def slice_facts(
