@@ -35,6 +35,7 @@ PROGRAM = CompiledProgram(
     compile_s=0.5,
     key="k",
     from_cache=False,
+    constants=bytes(range(256)),
 )
 REFUSAL = CompilerRefusal("text\nmore", kind="vmem", requested_bytes=7, available_bytes=5)
 FILE = "systolic-programs-1.sqlite"
@@ -168,7 +169,7 @@ def _mistyped_entry(folder: Path, chance: random.Random) -> None:
     small: dict[str, Any] = {
         name: getattr(PROGRAM, name)
         for name in PROGRAM.__slots__
-        if name not in ("listings", "utilization", "vmem_report", "top_level_hlo", "from_cache")
+        if name not in ("listings", "utilization", "vmem_report", "top_level_hlo", "constants", "from_cache")
     }
     texts: list[Any] = [["listings", "TLP", 3], ["vmem_report", "", 0], ["top_level_hlo", "", 0]]
     wrong: tuple[Any, ...] = (None, True, "7", [], {}, -1, 10**400, float("nan"), "\ud800", [["x"]], {"a": 1})

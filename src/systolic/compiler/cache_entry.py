@@ -1,7 +1,8 @@
 """One entry of the program cache as bytes. What is read may be damaged or hostile: it is checked, and never executed.
 
 An entry is a checksum and a compressed payload: a line of JSON with the small fields and the lengths of the long texts,
-then those texts. Keeping the texts out of the JSON bounds what a hostile entry can make of a few bytes.
+then those texts and the program's constants. Keeping them out of the JSON bounds what a hostile entry can make of a few
+bytes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 _TEXTS_BY_NAME = ("listings", "utilization", "sparse_listings")
 _TEXTS = ("vmem_report", "top_level_hlo")
+_CONSTANTS = "constants"
 # The types of a field, by its annotation. True is no number here, as it is one to Python.
 _TYPES = {
     "int": (int,),
@@ -33,12 +35,11 @@ _TYPES = {
     "float": (float, int),
     "float | None": (float, int, NoneType),
     "tuple[int, ...]": (list,),
-    "tuple[tuple[int, ...], ...]": (list,),
 }
 _PROGRAM = {
     field.name: _TYPES[str(field.type)]
     for field in fields(CompiledProgram)
-    if field.name not in (*_TEXTS_BY_NAME, *_TEXTS, "from_cache")
+    if field.name not in (*_TEXTS_BY_NAME, *_TEXTS, _CONSTANTS, "from_cache")
 }
 _REFUSAL = {
     "message": (str,),
@@ -64,6 +65,7 @@ def encode(key: str, outcome: CompiledProgram | CompilerRefusal) -> bytes:
         for field in _TEXTS_BY_NAME:
             texts += [(field, name, _packed(text)) for name, text in getattr(outcome, field).items()]
         texts += [(field, "", _packed(getattr(outcome, field))) for field in _TEXTS]
+        texts.append((_CONSTANTS, "", outcome.constants))
     else:
         small = {name: getattr(outcome, name) for name in _REFUSAL}
     head = {"program" if texts else "refusal": small, "texts": [(*named, len(text)) for *named, text in texts]}
@@ -104,25 +106,17 @@ def _refusal(small: Mapping[str, Any]) -> CompilerRefusal:
     return CompilerRefusal(**small)
 
 
-def _program(small: Mapping[str, Any], texts: Mapping[str, dict[str, str]]) -> CompiledProgram:
+def _program(small: Mapping[str, Any], texts: Mapping[str, dict[str, bytes]]) -> CompiledProgram:
     _check_fields(small, _PROGRAM)
-    tables = small["neighbour_tables"]
-    if any(type(table) is not list for table in tables):
-        raise EntryError("tables of neighbours that are no lists")
-    if any(type(number) is not int for numbers in (small["assignment"], *tables) for number in numbers):
-        raise EntryError("an assignment, or a table of neighbours, that is no list of numbers")
-    found: dict[str, Any] = {
-        **small,
-        "assignment": tuple(small["assignment"]),
-        "neighbour_tables": tuple(map(tuple, tables)),
-        "from_cache": True,
-    }
+    if any(type(number) is not int for number in small["assignment"]):
+        raise EntryError("an assignment that is no list of numbers")
+    found: dict[str, Any] = {**small, "assignment": tuple(small["assignment"]), "from_cache": True}
     for field in _TEXTS_BY_NAME:
-        found[field] = texts[field]
-    for field in _TEXTS:
+        found[field] = {name: _text(packed) for name, packed in texts[field].items()}
+    for field in (*_TEXTS, _CONSTANTS):
         if texts[field].keys() != {""}:
             raise EntryError(f"not one text of {field}")
-        found[field] = texts[field][""]
+        found[field] = texts[field][""] if field == _CONSTANTS else _text(texts[field][""])
     return CompiledProgram(**found)
 
 
@@ -134,21 +128,25 @@ def _check_fields(small: Mapping[str, Any], known: Mapping[str, tuple[type, ...]
             raise EntryError(f"{name} is a {type(small[name]).__name__}")
 
 
-def _read_texts(lengths: list[Any], payload: bytes, at: int) -> dict[str, dict[str, str]]:
-    texts: dict[str, dict[str, str]] = {field: {} for field in (*_TEXTS_BY_NAME, *_TEXTS)}
+def _read_texts(lengths: list[Any], payload: bytes, at: int) -> dict[str, dict[str, bytes]]:
+    texts: dict[str, dict[str, bytes]] = {field: {} for field in (*_TEXTS_BY_NAME, *_TEXTS, _CONSTANTS)}
     for each in lengths:
         match each:
             case [str() as field, str() as name, int() as length] if field in texts and 0 <= length <= len(payload):
-                try:
-                    texts[field][name] = payload[at : at + length].decode("utf-8", "surrogatepass")
-                except UnicodeDecodeError as error:
-                    raise EntryError(f"a text that is not UTF-8: {error}") from error
+                texts[field][name] = payload[at : at + length]
                 at += length
             case _:
                 raise EntryError("a text without a name and a length")
     if at != len(payload):
         raise EntryError("its texts have other lengths")
     return texts
+
+
+def _text(packed: bytes) -> str:
+    try:
+        return packed.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise EntryError(f"a text that is not UTF-8: {error}") from error
 
 
 def _packed(text: str) -> bytes:

@@ -15,10 +15,10 @@ from systolic.chips import SliceError
 from systolic.compat import assigned_devices
 from systolic.compiler.blame import source_line
 from systolic.compiler.cache import ProgramCache
+from systolic.compiler.constants import program_constants
 from systolic.compiler.dump import Dump, empty_dump, read_dump
 from systolic.compiler.errors import CompilerError, CompilerFlagError, CompilerRefusal, RefusalKind, check_available
 from systolic.compiler.named import NamedFunction
-from systolic.compiler.neighbour_tables import neighbour_tables
 from systolic.compiler.program import CompiledProgram, Target, Topology
 from systolic.compiler.stage import at_stage
 from systolic.compiler.tracing import device_context, devices_of, trace, under_settings
@@ -27,7 +27,7 @@ from systolic.compiler.worker import DUMP_VARIABLE
 # jax is imported inside the functions: this module's names are needed in processes that never compile.
 
 # Part of every key: a change to what an entry holds, or to how a program is obtained, needs a new number.
-_FORMAT_VERSION = 5
+_FORMAT_VERSION = 6
 
 # XLA hands gathers, scatters and sorts to the SparseCores where it can. What they do with a scatter depends on which of
 # its indices are equal, which nothing here knows, so that scatters stay on the TensorCore.
@@ -226,14 +226,14 @@ def _program(
         key=key,
         from_cache=False,
         assignment=assignment,
-        neighbour_tables=_tables(compiled, assignment),
+        constants=_constants(compiled, assignment),
     )
 
 
-def _tables(compiled: Any, assignment: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _constants(compiled: Any, assignment: tuple[int, ...]) -> bytes:
     if len(assignment) < 2:
-        return ()
+        return b""
     try:
-        return neighbour_tables(compiled.runtime_executable().serialize(), assignment)
-    except Exception:  # noqa: BLE001 -- what cannot be serialised has no tables that are known, which only some need
-        return ()
+        return program_constants(compiled.runtime_executable().serialize())
+    except Exception:  # noqa: BLE001 -- what cannot be serialised has no constants that are known, which only some need
+        return b""

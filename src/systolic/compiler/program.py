@@ -71,7 +71,8 @@ class CompiledProgram:
         key: hash of everything that decides the program; the same key means the same program.
         from_cache: whether this call compiled nothing.
         assignment: ids of the slice's devices, in the order of the program's partitions; none: it is of one device.
-        neighbour_tables: constants by which XLA's collectives find their neighbours, in the order of the binary.
+        constants: the segment of HBM that the runtime fills with the program's constants; empty where the program is of
+            one device, or where the segment was not found in the binary.
     """
 
     listings: Mapping[str, str]
@@ -92,4 +93,4 @@ class CompiledProgram:
     key: str
     from_cache: bool
     assignment: tuple[int, ...] = ()
-    neighbour_tables: tuple[tuple[int, ...], ...] = ()
+    constants: bytes = b""

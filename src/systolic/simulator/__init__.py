@@ -18,8 +18,8 @@ from systolic.simulator.records import (
     VmemBuffer,
 )
 from systolic.simulator.run import PreparedProgram
+from systolic.simulator.slice.constants import NeighbourTableError
 from systolic.simulator.slice.records import CollectiveRun, DeviceClass, LinkRun, SliceRun
-from systolic.simulator.slice.tables import NeighbourTableError
 from systolic.simulator.traits import kernel_name, same_kernel, traits_of
 
 __all__ = [

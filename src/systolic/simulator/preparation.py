@@ -36,7 +36,7 @@ def prepare_listings(
     hlo_text: str | None = None,
     vmem: Sequence[VmemBuffer] = (),
     sparse_listings: Mapping[str, str] | None = None,
-    neighbour_tables: Sequence[Sequence[int]] = (),
+    constants: bytes = b"",
 ) -> PreparedProgram:
     """Reads, checks and translates compiled listings.
 
@@ -46,7 +46,7 @@ def prepare_listings(
       hlo_text: the top-level HLO.
       vmem: the compiler's account of VMEM, which is passed on.
       sparse_listings: text of the final bundles of what SparseCores run, in the order in which they were compiled.
-      neighbour_tables: constants by which XLA's collectives find their neighbours, in the order of the binary.
+      constants: the segment of HBM that holds the program's constants; empty: it is not known.
 
     Raises:
       SimulationError: a listing holds something that is not understood.
@@ -95,7 +95,7 @@ def prepare_listings(
         may_prefetch=copies,
         prepared_for=chip.machine,
         sparse_programs=tuple(sparse_programs),
-        slice_facts=slice_facts(programs, translations, slice_hlo, neighbour_tables) if sliced else None,
+        slice_facts=slice_facts(programs, translations, slice_hlo, constants) if sliced else None,
     )
 
 

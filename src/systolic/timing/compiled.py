@@ -81,7 +81,7 @@ def prepare_program(program: CompiledProgram, chip: Chip) -> PreparedProgram:
         hlo_text=program.top_level_hlo,
         vmem=vmem_buffers(program.vmem_report),
         sparse_listings=program.sparse_listings,
-        neighbour_tables=program.neighbour_tables,
+        constants=program.constants,
     )
 
 

@@ -6,6 +6,8 @@ import pytest
 from simulator_listings import V5E, listing, loop, simulate, simulate_listings, value
 
 from systolic.simulator import SimulationError
+from systolic.simulator.reading.blocks import split_blocks
+from systolic.simulator.reading.listing import parse_listing
 
 
 def test_a_bundle_is_a_cycle() -> None:
@@ -109,6 +111,24 @@ def test_a_shadow_does_not_reach_over_a_wait() -> None:
         chip_name="v7x",
     )
     assert run.cycles == 2 + 3 * (3 + 6) + 5
+
+
+def test_a_shadow_does_not_reach_over_a_signal_to_another_device() -> None:
+    """What is signalled is worked out for the path that is not taken alone: the `{}` ahead of it ends the shadow."""
+    program = parse_listing(
+        "op",
+        listing(
+            "%p1_p1 = scmp.eq.s32.totalorder %s1_s1, 0 /* Start region 1 */",
+            "%9 = sbr.rel (%p1_p1) target = $region2",
+            "%s2_s2 = smov (!%p1_p1), 1",
+            *["%s3_s3 = smov (!%p1_p1), 2"] * 3,
+            "",
+            "%8 = vsyncadd.remote %s3_s3, 1 /* End region 1 */",
+            "%s4_s4 = smov 1 /* Start region 2 */",
+        ),
+    )
+    shadow, signal, _ = split_blocks(program, 6)
+    assert (shadow.branch, shadow.last, shadow.last_cycles, signal.first) == (1, 6, 2, 7)
 
 
 def test_nested_loops() -> None:

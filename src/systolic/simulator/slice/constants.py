@@ -1,65 +1,148 @@
-"""Which constants the top-level program hands to the operations that it calls."""
+"""What a program's constants in HBM hold: the compiled binary has them, and the listing says which lies where.
+
+The runtime loads them one behind the other, each at a multiple of `_SLOT_BYTES`, in the order of their allocations'
+numbers, and leaves in scalar memory where they begin. The top-level program adds that to an allocation, and hands the
+sum to an operation or copies from there. So which allocations are constants is read off what is added to that word, and
+where they lie follows from their sizes. It has to account for all of the segment: else nothing is known of any of them.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from systolic.simulator.errors import SimulationError
+from systolic.simulator.hardware.memory import Words
+from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.calls import CallOperand
-from systolic.simulator.reading.listing import Instruction, Program, is_call, physical
+from systolic.simulator.reading.listing import MOVES, Instruction, Program, is_call, is_phi, physical
+from systolic.simulator.slice.identity import Word
 
 _CALLED = re.compile(r"%([\w.\-]+) = ", re.ASCII)
 _ALLOCATION = re.compile(r"#allocation(\d+)", re.ASCII)
+_BASE = re.compile(r"\[#allocation(\d+)\]", re.ASCII)
+_WORD = re.compile(r"\[smem:\[#(\w+)\]\]", re.ASCII)
+_SPILL = re.compile(r"\[smem:\[#(\w+_spill)\]\]", re.ASCII)
 _VIRTUAL = re.compile(r"%(\w+)_s\d+", re.ASCII)
+
+_WORD_BYTES = 4
+_SLOT_BYTES = 1 << 14
+# Words of four bytes are padded to whole rows, with a value that is no number.
+_ROW_WORDS = 128
+_PADDING = 0x7FC07FC0
+
+
+class NeighbourTableError(SimulationError):
+    """What a collective's constants hold is not known for certain; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
+class ConstantOperand:
     """An operand of a called operation that is a constant.
 
     Attributes:
       operation: that it is handed to.
-      index: which of its operands it is.
-      words: its size.
-      place: number of its allocation. Those of one program lie in HBM in this order; two that are alike share one.
+      operand: as the operation declares it.
+      allocation: its number.
     """
 
     operation: str
-    index: int
-    words: int
-    place: int
+    operand: CallOperand
+    allocation: int
+
+    @property
+    def words(self) -> int:
+        """Its size, if its elements are words."""
+        return math.prod(self.operand.shape)
 
 
-def constants(top_level: Program, operands: Mapping[str, Sequence[CallOperand]]) -> Iterator[Constant]:
-    """Finds all of them, each once for every operation.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """The constants of a program.
+
+    Attributes:
+      operands: those that operations are handed.
+      contents: what they hold, as words, by the number of their allocation.
+      places: where they lie in HBM, from where the constants begin, likewise.
+      unknown: why it is not known what they hold; "": it is.
+    """
+
+    operands: tuple[ConstantOperand, ...]
+    contents: Mapping[int, Words]
+    places: Mapping[int, int]
+    unknown: str
+
+    def in_hbm(self, begin: int) -> dict[int, Words]:
+        """What lies in HBM, by the pointers to it, where constants begin there."""
+        return {begin + at: self.contents[number] for number, at in self.places.items()}
+
+
+def constants_of(
+    top_level: Program,
+    addresses: Mapping[str, int],
+    known: Mapping[int, Word],
+    operands: Mapping[str, Sequence[CallOperand]],
+    segment: bytes,
+) -> Constants:
+    """Finds a program's constants.
+
+    Args:
+      addresses: of the top-level program's allocations, by name.
+      known: words of scalar memory that the runtime has written, by address.
+      operands: of each called operation.
+      segment: of HBM that holds all constants; empty: it was not found.
+
+    Raises:
+      NeighbourTableError: it is not certain which allocations are constants.
+    """
+    offsets = {name for name, address in addresses.items() if known.get(address) == "constants"}
+    allocations = constant_allocations(top_level, offsets)
+    handed = tuple(constant_operands(top_level, operands, allocations))
+    unknown = ""
+    contents: Mapping[int, Words]
+    try:
+        contents = constant_contents(segment, allocations, handed)
+    except NeighbourTableError as error:
+        unknown = str(error)
+        contents = dict.fromkeys(allocations, (Unknown(f"a constant: {unknown}"),) * _ROW_WORDS)
+    return Constants(
+        operands=handed,
+        contents=contents,
+        places={number: addresses[name] for number in allocations if (name := f"allocation{number}") in addresses},
+        unknown=unknown,
+    )
+
+
+def constant_operands(
+    top_level: Program, operands: Mapping[str, Sequence[CallOperand]], allocations: Set[int]
+) -> Iterator[ConstantOperand]:
+    """Finds all operands that are one of the constants, each once for every operation.
 
     Args:
       operands: of each called operation.
+      allocations: of the constants.
     """
     definitions: dict[str, list[Instruction]] = {}
     calls: dict[str, Instruction] = {}
-    for bundle in top_level.bundles:
-        for instruction in bundle.instructions:
-            if instruction.dest is not None and "_" in instruction.dest:
-                definitions.setdefault(instruction.dest.rsplit("_", 1)[0], []).append(instruction)
-            if is_call(instruction) and (called := _CALLED.search(instruction.comment)):
-                calls.setdefault(called.group(1), instruction)
+    for instruction in _instructions(top_level):
+        if instruction.dest is not None and "_" in instruction.dest:
+            definitions.setdefault(instruction.dest.rsplit("_", 1)[0], []).append(instruction)
+        if is_call(instruction) and (called := _CALLED.search(instruction.comment)):
+            calls.setdefault(called.group(1), instruction)
     for name, call in calls.items():
         passed = {physical(text): text for text in call.operands if text[0] == "%"}
         for operand in operands.get(name, ()):
-            if operand.is_constant and operand.register in passed:
-                yield Constant(
-                    operation=name,
-                    index=operand.index,
-                    words=math.prod(operand.shape),
-                    place=_place(passed[operand.register], definitions),
-                )
+            if operand.space == "hbm" and operand.is_input and operand.register in passed:
+                allocation = _allocation(passed[operand.register], definitions)
+                if allocation in allocations:
+                    yield ConstantOperand(operation=name, operand=operand, allocation=allocation)
 
 
-def _place(text: str, definitions: Mapping[str, Sequence[Instruction]]) -> int:
-    """The number of the allocation from which an address is made; 0 where the constants begin with it."""
+def _allocation(text: str, definitions: Mapping[str, Sequence[Instruction]]) -> int | None:
+    """The number of the allocation from which an address is made."""
     pending, seen = [text], set[str]()
     while pending:
         text = pending.pop()
@@ -72,4 +155,88 @@ def _place(text: str, definitions: Mapping[str, Sequence[Instruction]]) -> int:
                 pending += (
                     operand for each in definitions.get(name, ()) if each.opcode != "sld" for operand in each.operands
                 )
-    return 0
+    return None
+
+
+def constant_allocations(top_level: Program, offsets: Set[str]) -> frozenset[int]:
+    """Finds the allocations to which is added where the constants begin.
+
+    Args:
+      offsets: words of scalar memory that hold it.
+
+    Raises:
+      NeighbourTableError: something else is done with it.
+    """
+    instructions = list(_instructions(top_level))
+    names, words, known = set[str](), set(offsets), -1
+    while known < len(names) + len(words):
+        known = len(names) + len(words)
+        for each in instructions:
+            if each.opcode == "sld" and (word := _WORD.fullmatch(each.operands[0])) and word.group(1) in words:
+                names.add(f"%{each.dest}")
+            elif not names.isdisjoint(each.operands):
+                if each.opcode in MOVES or is_phi(each):
+                    names.add(f"%{each.dest}")
+                elif each.opcode == "sst" and (word := _SPILL.fullmatch(each.operands[0])):
+                    words.add(word.group(1))
+    found = set[int]()
+    for each in instructions:
+        spilled = each.opcode == "sst" and _SPILL.fullmatch(each.operands[0])
+        if names.isdisjoint(each.operands) or each.opcode in MOVES or is_phi(each) or spilled:
+            continue
+        base = _BASE.fullmatch(each.operands[0]) if each.opcode == "scalar_lea.hbm" else None
+        if base is None:
+            raise NeighbourTableError(f"the address of the program's constants is used in {each.text!r}")
+        found.add(int(base.group(1)))
+    return frozenset(found)
+
+
+def constant_contents(
+    segment: bytes, allocations: Set[int], operands: Sequence[ConstantOperand]
+) -> dict[int, Sequence[int]]:
+    """What the constants hold, as words, by the number of their allocation.
+
+    Args:
+      segment: of HBM that holds them all.
+      operands: those of which the size is known; each other one is taken to fit into one slot.
+
+    Raises:
+      NeighbourTableError: it does not fit.
+    """
+    if allocations and not segment:
+        raise NeighbourTableError("the program's constants were not found in its binary")
+    sizes = {each.allocation: each.operand.padded_words for each in operands}
+    slots = {each: -(-sizes.get(each, 1) * _WORD_BYTES // _SLOT_BYTES) for each in sorted(allocations)}
+    there = -(-len(segment) // _SLOT_BYTES)
+    # What SparseCores run comes first in the segment, where there is such a thing.
+    before = there - sum(slots.values())
+    if before < 0 or (before and slots.keys() - sizes.keys()):
+        raise NeighbourTableError(
+            f"{len(slots)} constants take {sum(slots.values())} times {_SLOT_BYTES:,} bytes, and those of the compiled "
+            f"program {there} times"
+        )
+    found: dict[int, Sequence[int]] = {}
+    at = before * _SLOT_BYTES
+    for allocation, count in slots.items():
+        part = segment[at : at + count * _SLOT_BYTES]
+        found[allocation] = array("I", part[: len(part) // _WORD_BYTES * _WORD_BYTES])
+        at += count * _SLOT_BYTES
+    for each in operands:
+        _check_padding(each, found[each.allocation])
+    return found
+
+
+def _check_padding(constant: ConstantOperand, words: Sequence[int]) -> None:
+    """Checks that what is behind a list of words is what pads it."""
+    operand = constant.operand
+    if len(operand.shape) == 1 and operand.dtype in ("s32", "u32", "f32"):
+        end = -(-constant.words // _ROW_WORDS) * _ROW_WORDS
+        if end > len(words) or any(word != _PADDING for word in words[constant.words : end]):
+            raise NeighbourTableError(
+                f"operand {operand.index} of {constant.operation} is a constant of {constant.words} words, which is "
+                "not what the compiled program holds there"
+            )
+
+
+def _instructions(program: Program) -> Iterator[Instruction]:
+    return (each for bundle in program.bundles for each in bundle.instructions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from systolic.simulator.core import TOP_LEVEL
@@ -10,10 +10,15 @@ from systolic.simulator.reading.collectives import SliceHlo
 from systolic.simulator.reading.copies import is_copy
 from systolic.simulator.reading.listing import Instruction, Program
 from systolic.simulator.slice.barrier_flags import barrier_flags
-from systolic.simulator.slice.constants import Constant, constants
+from systolic.simulator.slice.constants import Constants, constants_of
 from systolic.simulator.slice.identity import Word, identity_words
 from systolic.simulator.translating.remote import RemoteCode
 from systolic.simulator.translating.translate import Translation
+
+# By which the top-level program acts on other devices.
+_ACTS = ("vsyncadd.remote", "dma.general")
+# Parts of a collective that other operations overlap: they are in the top-level program, as permutations are.
+_ASYNCHRONOUS = ("async-collective-start", "async-collective-done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +28,12 @@ class SliceFacts:
     Attributes:
       hlo: what the HLO says of devices and of communication.
       words: words of scalar memory that say on which device it runs, by address.
-      constants: operands of called operations that are constants.
-      tables: of neighbours, in the order of the binary.
+      constants: what lies in HBM for it.
     """
 
     hlo: SliceHlo
     words: Mapping[int, Word]
-    constants: tuple[Constant, ...]
-    tables: tuple[tuple[int, ...], ...]
+    constants: Constants
 
 
 def is_remote(instruction: Instruction) -> bool:
@@ -44,26 +47,38 @@ def remote_code(program: Program, hlo: SliceHlo, *, top_level: bool) -> RemoteCo
     Raises:
       SimulationError: it is not certain which flag is signalled by number.
     """
-    labels: dict[int, str] = {}
-    if top_level:
-        # The program comes to its permutations in the order of the schedule; each has one signal and one copy.
-        for opcode in ("vsyncadd.remote", "dma.general"):
-            found = [each for bundle in program.bundles for each in bundle.instructions if each.opcode == opcode]
-            if len(found) == len(hlo.permutes):
-                labels |= {id(each): name for each, name in zip(found, hlo.permutes, strict=True)}
+    labels = _labels(program, hlo) if top_level else {}
     return RemoteCode(numbered=barrier_flags(program), labels=labels, default="" if top_level else program.name)
+
+
+def _labels(program: Program, hlo: SliceHlo) -> dict[int, str]:
+    """Names the operations of the top-level program's own signals and copies, by the instruction's identity."""
+    sections: list[list[Instruction]] = [[]]
+    for bundle in program.bundles:
+        for each in bundle.instructions:
+            if each.opcode == "vtrace":  # stands where an operation begins and where it ends
+                sections.append([])
+            elif each.opcode in _ACTS:
+                sections[-1].append(each)
+    # The program comes to its operations in the order of the schedule; each permutation has one signal and one copy.
+    permutes = [section for section in sections if sorted(each.opcode for each in section) == sorted(_ACTS)]
+    others = [section for section in sections if section and section not in permutes]
+    named = [name for name in hlo.collectives if name.startswith(_ASYNCHRONOUS)]
+    pairs = [*zip(permutes, hlo.permutes, strict=False)] if len(permutes) == len(hlo.permutes) else []
+    pairs += [*zip(others, named, strict=False)] if len(others) == len(named) else []
+    return {id(each): name for section, name in pairs for each in section}
 
 
 def slice_facts(
     programs: Mapping[str, Program],
     translations: Mapping[str, Translation],
     hlo: SliceHlo,
-    tables: Sequence[Sequence[int]],
+    segment: bytes,
 ) -> SliceFacts:
     """Reads what a program on many devices is.
 
     Args:
-      tables: of neighbours, in the order of the binary.
+      segment: of HBM that holds the program's constants.
 
     Raises:
       SimulationError: there are words of which it is not known what they hold.
@@ -75,9 +90,9 @@ def slice_facts(
         remote = any(map(is_remote, (each for bundle in program.bundles for each in bundle.instructions)))
         found = identity_words(program, remote=remote, top_level=top_level)
         words |= {addresses[allocation]: word for allocation, word in found.items() if allocation in addresses}
+    operands = {name: each.operands for name, each in translations.items()}
     return SliceFacts(
         hlo=hlo,
         words=words,
-        constants=tuple(constants(programs[TOP_LEVEL], {name: each.operands for name, each in translations.items()})),
-        tables=tuple(map(tuple, tables)),
+        constants=constants_of(programs[TOP_LEVEL], translations[TOP_LEVEL].addresses, words, operands, segment),
     )

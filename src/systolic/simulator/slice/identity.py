@@ -23,8 +23,8 @@ _UNNAMED: tuple[Word, ...] = ("partition", "replica", "assignment")
 _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
 
-# Where a program's constants lie, in HBM beside the allocation that names one.
-CONSTANTS_FROM = 1 << 15
+# Where a program's constants lie in HBM, behind the allocation that names one: further than all that it writes.
+_CONSTANTS_FROM_BYTES = 1 << 35
 # And the table of the assignment: above all that a program writes, whose results would take its place.
 ASSIGNMENT_AT = (1 << 28) - (1 << 16)
 
@@ -37,11 +37,13 @@ class Identity:
       chip: number of its chip.
       partition: its place in the mesh.
       first_core: number of its first core on the chip.
+      constants: where the program's constants begin.
     """
 
     chip: int
     partition: int
     first_core: int
+    constants: int
 
     def value(self, word: Word, core: int) -> int:
         """What a word holds on one of the device's cores."""
@@ -51,8 +53,13 @@ class Identity:
             "partition": self.partition,
             "replica": 0,
             "assignment": ASSIGNMENT_AT,
-            "constants": CONSTANTS_FROM,
+            "constants": self.constants,
         }[word]
+
+
+def constants_from(pointer_bytes: int) -> int:
+    """Where a program's constants begin, on a chip whose addresses in HBM count so many bytes."""
+    return _CONSTANTS_FROM_BYTES // pointer_bytes
 
 
 def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[str, Word]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from systolic.chips import SliceError, SliceShape
@@ -17,16 +17,13 @@ from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.communication import Communications
 from systolic.simulator.slice.device import Device
 from systolic.simulator.slice.facts import SliceFacts
-from systolic.simulator.slice.identity import ASSIGNMENT_AT, Identity
+from systolic.simulator.slice.identity import ASSIGNMENT_AT, Identity, constants_from
 from systolic.simulator.slice.network import Network
 from systolic.simulator.slice.one_for_all import OneForAll, PatternNetwork
 from systolic.simulator.slice.records import LinkRun, Way
 from systolic.simulator.slice.routes import Routes
 from systolic.simulator.slice.surroundings import AllDevices
-from systolic.simulator.slice.tables import neighbour_tables
-
-# What constants hold, by operation and operand.
-Tables = Mapping[tuple[str, int], Sequence[int]]
+from systolic.simulator.slice.tables import check_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +60,23 @@ class SliceSetup:
             )
         return SliceSetup(shape=shape, assignment=tuple(assignment), routes=Routes(shape))
 
+    @property
+    def constants_from(self) -> int:
+        """Where the program's constants begin in HBM."""
+        return constants_from(self.shape.chip.machine.hbm_pointer_bytes)
+
     def identities(self, facts: SliceFacts) -> list[list[dict[int, int]]]:
         """Words by which each device knows which it is, by address, for each of its cores."""
         partitions = {device: partition for partition, device in enumerate(self.assignment)}
         cores = self.shape.chip.cores_per_device
         found = []
         for device in self.shape.devices:
-            known = Identity(chip=device.chip, partition=partitions[device.id], first_core=device.core * cores)
+            known = Identity(
+                chip=device.chip,
+                partition=partitions[device.id],
+                first_core=device.core * cores,
+                constants=self.constants_from,
+            )
             found.append(
                 [{address: known.value(word, core) for address, word in facts.words.items()} for core in range(cores)]
             )
@@ -152,13 +159,13 @@ def run_devices(
     Raises:
       SimulationError: see `PreparedProgram.run_slice`.
     """
-    tables = neighbour_tables(facts, where.assignment)
+    check_tables(facts, where.assignment)
     if one_for_all and not setup.sparse_programs:
         try:
-            return _run_one_for_all(with_tables(given.of_all(setup), where, tables), where, facts, spans)
+            return _run_one_for_all(with_tables(given.of_all(setup), where, facts), where, facts, spans)
         except SimulationError:
             pass  # devices differ, or whatever it was: then all of them say what it is
-    return _run_all(setup, where, facts, given, tables, spans)
+    return _run_all(setup, where, facts, given, spans)
 
 
 def _run_all(
@@ -166,7 +173,6 @@ def _run_all(
     where: SliceSetup,
     facts: SliceFacts,
     given: PartitionContents,
-    tables: Tables,
     spans: int,
 ) -> DevicesRun:
     def changes() -> int:
@@ -186,7 +192,7 @@ def _run_all(
     )
     partitions = {device: partition for partition, device in enumerate(where.assignment)}
     for number, words in enumerate(where.identities(facts)):
-        of_device = with_tables(given.of(partitions[number], setup), where, tables)
+        of_device = with_tables(given.of(partitions[number], setup), where, facts)
         devices.append(Device(of_device, number, words, around, spans))
     for device in devices:
         device.start()
@@ -240,12 +246,8 @@ def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, s
     )
 
 
-def with_tables(setup: DeviceSetup, where: SliceSetup, tables: Tables) -> DeviceSetup:
-    """Lets constants hold the tables of neighbours, and HBM the table of the assignment."""
-    given = setup.operand_words
-
-    def operand_words(name: str, call: int, index: int) -> Contents | None:
-        table = tables.get((name, index))
-        return given(name, call, index) if table is None else lambda: table
-
-    return replace(setup, operand_words=operand_words, tables={ASSIGNMENT_AT: list(where.assignment)})
+def with_tables(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts) -> DeviceSetup:
+    """Lets HBM hold the program's constants, and the table of the assignment."""
+    return replace(
+        setup, tables={**facts.constants.in_hbm(where.constants_from), ASSIGNMENT_AT: list(where.assignment)}
+    )
