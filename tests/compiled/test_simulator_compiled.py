@@ -235,3 +235,4 @@ def test_keyword_arguments_are_static() -> None:
     run = systolic.simulate(repeated, x, chip="v5e", times=3)
     bound = systolic.simulate(functools.partial(repeated, times=3), x, chip="v5e")
     assert run.cycles == bound.cycles
+    assert all(op.name in str(run) for op in run.cores[0].ops)

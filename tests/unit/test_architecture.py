@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "systolic"
 # Each room may import itself and any room before it.
 ROOMS = [
     "printable",
+    "summary",
     "untrusted",
     "whole_file",
     "versions",

@@ -10,6 +10,7 @@ import cattrs
 
 from systolic.checking.finding import GRADES, Finding, Grade
 from systolic.checking.verdict import Verdict
+from systolic.summary import Summarised, Summary
 from systolic.untrusted import read_record
 
 FORMAT = 1  # of the JSON; raised when a field changes its meaning
@@ -89,7 +90,7 @@ class RunSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckReport:
+class CheckReport(Summarised):
     """Everything that `systolic check` found of one function."""
 
     function: str
@@ -121,6 +122,24 @@ class CheckReport:
         if not self.ok:
             raise CheckFailedError(self)
         return self
+
+    def summary(self) -> Summary:
+        """Says whether anything is wrong, with a row for each finding."""
+        counts = ", ".join(f"{count} {grade}s" for grade in ("error", "warning") if (count := self.count(grade)))
+        return Summary(
+            heading=f"{'ok' if self.ok else 'wrong'}: {self.function}({', '.join(self.arguments)}) "
+            f"on {', '.join(self.chips)}",
+            facts={
+                "findings": counts,
+                "run": ", ".join(self.run.sizes) if self.run.ran else "not run",
+                "compared": (self.run.compared or "not compared with a reference") if self.run.ran else "",
+            },
+            columns=("grade", "rule", "found", "asked for", "do", "where", "chip"),
+            rows=tuple(
+                (found.grade, found.rule, found.value, found.limit, found.fix, found.where, found.chip)
+                for found in self.findings
+            ),
+        )
 
     def to_json(self) -> str:
         """Writes JSON text, which `from_json` reads."""

@@ -139,20 +139,25 @@ def _show(plans: Sequence[Plan]) -> None:
     for number, made in enumerate(plans):
         if number:
             click.echo("")
-        click.echo(str(made))
-        steps = [(axis, size) for axis, size in zip(made.axes, made.grid, strict=True) if (axis, size) != ("batch", 1)]
-        click.echo(f"grid     {' × '.join(str(size) for _, size in steps)} ({' '.join(axis for axis, _ in steps)})")
-        click.echo(
-            f"VMEM     {made.vmem_bytes / MIB:.1f} MiB of buffers, under a limit of "
-            f"{made.vmem_limit_bytes / MIB:.0f} MiB"
-        )
-        if misses := _misses(made):
-            more = f", and {len(misses) - _SHOWN} more" if len(misses) > _SHOWN else ""
-            click.echo(f"tuned    not this; the nearest in the store differs by {'; '.join(misses[:_SHOWN])}{more}")
-        if made.profiles is not None and (others := _others(made.profiles)):
-            click.echo(f"profile  made with {made.profiles}; here is {others}, whose programs may take another time")
-        least = made.hbm_bytes / made.spec.least_hbm_bytes
-        click.echo(f"HBM      {made.hbm_bytes / 1e6:,.1f} MB, {least:.2f} × the least")
+        summary = made.summary()
+        click.echo(dataclasses.replace(summary, facts={**summary.facts, **_facts(made)}).text())
     click.echo("")
     for provenance in dict.fromkeys(made.provenance for made in plans):
         click.echo(f"{provenance}: {_FROM[provenance]} (jax {versions()['jax']})")
+
+
+def _facts(made: Plan) -> dict[str, str]:
+    """What a command says of a plan beyond its summary; "" is left out."""
+    steps = [(axis, size) for axis, size in zip(made.axes, made.grid, strict=True) if (axis, size) != ("batch", 1)]
+    misses = _misses(made) or []
+    more = f", and {len(misses) - _SHOWN} more" if len(misses) > _SHOWN else ""
+    others = _others(made.profiles) if made.profiles is not None else ""
+    return {
+        "grid": f"{' × '.join(str(size) for _, size in steps)} ({' '.join(axis for axis, _ in steps)})",
+        "VMEM": f"{made.vmem_bytes / MIB:.1f} MiB of buffers, under a limit of {made.vmem_limit_bytes / MIB:.0f} MiB",
+        "tuned": f"not this; the nearest in the store differs by {'; '.join(misses[:_SHOWN])}{more}" if misses else "",
+        "profile": f"made with {made.profiles}; here is {others}, whose programs may take another time"
+        if others
+        else "",
+        "HBM": f"{made.hbm_bytes / 1e6:,.1f} MB, {made.hbm_bytes / made.spec.least_hbm_bytes:.2f} × the least",
+    }

@@ -13,6 +13,7 @@ from systolic.analysis import LineOps
 from systolic.call_errors import WrongCallError
 from systolic.chips.time_error import TimeError
 from systolic.simulator import SimulatedRun, SliceRun
+from systolic.summary import Summarised, Summary
 from systolic.untrusted import read_record
 
 # `this`: the function that is explained. `xla`: what XLA makes of the same result without Pallas. `other`: a function
@@ -191,7 +192,7 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Summarised):
     """Everything that `systolic explain` found of one function on one chip.
 
     Attributes:
@@ -241,6 +242,24 @@ class Explanation:
     def time_us(self) -> float:
         """Simulated time of the function itself."""
         return self.run.time_us
+
+    def summary(self) -> Summary:
+        """Says what its time goes into, with a row for each change that was tried."""
+        return Summary(
+            heading=self.verdict,
+            facts={"notes": "; ".join(self.notes)},
+            columns=("change", "saves %", "µs after", "is", "how"),
+            rows=tuple(
+                (
+                    saving.title,
+                    None if saving.saving is None else 100 * saving.saving,
+                    saving.time_us,
+                    saving.provenance,
+                    saving.change,
+                )
+                for saving in self.savings
+            ),
+        )
 
     def to_json(self) -> str:
         """Writes JSON text, which `from_json` reads."""

@@ -22,6 +22,7 @@ from systolic.ops.trial_error import trial_error
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
 from systolic.spec import MatmulSpec, Spec
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore, store_file
+from systolic.summary import Summarised, Summary
 
 # Of this spec, on a device or compiled and simulated; or by arithmetic, from simulated steps of its tile or a model.
 Provenance = Literal["measured", "simulated", "profiled", "modelled"]
@@ -35,7 +36,7 @@ _FOUND: dict[Provenance, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Summarised):
     """How a spec is computed on one device of a chip."""
 
     spec: Any
@@ -57,15 +58,18 @@ class Plan:
     time_error: TimeError | None = None  # of a simulated time
     profiles: MadeWith | None = None  # what made the profile that the time comes from; None: it comes from none
 
-    def __str__(self) -> str:
+    def summary(self) -> Summary:
+        """Says which kernel computes it, why, and how long it takes."""
         sizes, dtypes, _ = op_of(self.spec).words(self.spec)
         error = f" {self.time_error.words}" if self.time_error is not None else ""
-        return (
-            f"{sizes}, {dtypes} on {self.chip}\n"
-            f"kernel   {self.config}\n"
-            f"why      {self.reason}\n"
-            f"time     {self.time_us:,.1f} µs {self.provenance}{error}; at peak {self.mxu_us:,.1f}, "
-            f"least HBM traffic {self.hbm_us:,.1f}"
+        return Summary(
+            heading=f"{sizes}, {dtypes} on {self.chip}",
+            facts={
+                "kernel": str(self.config),
+                "why": self.reason,
+                "time": f"{self.time_us:,.1f} µs {self.provenance}{error}; at peak {self.mxu_us:,.1f}, "
+                f"least HBM traffic {self.hbm_us:,.1f}",
+            },
         )
 
 

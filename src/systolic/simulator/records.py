@@ -13,6 +13,7 @@ import cattrs
 from systolic.chips.time_error import NOT_SAID, TimeError
 from systolic.simulator.hardware.loop_timer import LoopTime
 from systolic.simulator.hardware.timeline import Span
+from systolic.summary import Summarised, Summary
 from systolic.untrusted import read_record
 
 
@@ -132,7 +133,7 @@ class VmemBuffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedRun:
+class SimulatedRun(Summarised):
     """A program on a chip's model. Times are of the later core and leave the prefetch out.
 
     `prefetch_us` is what the copies add that XLA starts ahead of the program to bring an argument into VMEM: with
@@ -250,6 +251,27 @@ class SimulatedRun:
     def spill_bytes(self) -> int:
         """VMEM for vector registers that did not fit, of the operation with most of it."""
         return _most_by_op(buffer for buffer in self.vmem if buffer.is_spill)
+
+    def summary(self) -> Summary:
+        """Says how long it takes and what that goes into, with a row for each operation of the later core."""
+        core, us = self.later_core, 1e6 / self.clock_hz
+        waits = ", ".join(f"{cause} {share:.0%}" for cause, share in self.stalls.items() if share >= 0.005)
+        return Summary(
+            heading=f"{self.time_us:,.1f} µs {self.error.words} on {self.chip} ({self.provenance})",
+            facts={
+                "cycles": f"{self.cycles:,} at {self.clock_hz / 1e9:.2f} GHz",
+                "matrix units": f"busy {self.matrix_busy_share:.0%}",
+                "HBM": f"busy {self.copy_busy_share:.0%}, {self.hbm_bytes / 1e6:,.1f} MB",
+                "waits": waits,
+                "flags": ", ".join(f"{name}={value}" for name, value in self.flags.items()),
+                "assumed": "; ".join(self.assumptions),
+            },
+            columns=("operation", "where", "calls", "µs", "of the time %"),
+            rows=tuple(
+                (op.name, op.scope, op.calls, op.cycles * us, 100 * op.cycles / max(1, core.cycles))
+                for op in sorted(core.ops, key=lambda op: -op.cycles)
+            ),
+        )
 
     def to_json(self) -> str:
         """Writes JSON text, which `from_json` reads."""

@@ -8,16 +8,18 @@ from typing import Any, Literal
 from systolic.chips import Chip, known_chip
 from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
 from systolic.cost import machine_roofline, repeated_us
+from systolic.op import op_of
 from systolic.ops.trial_error import trial_error
 from systolic.schedule import KernelConfig
 from systolic.spec import Spec
 from systolic.store import Trial
+from systolic.summary import Summarised, Summary
 
 End = Literal["trials", "time", "bound", "all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuningResult:
+class TuningResult(Summarised):
     """What a search found.
 
     Attributes:
@@ -42,6 +44,22 @@ class TuningResult:
     compiled: int
     seconds: float
     end: End
+
+    def summary(self) -> Summary:
+        """Says which configuration won, with a row for each trial."""
+        sizes, dtypes, _ = op_of(self.spec).words(self.spec)
+        return Summary(
+            heading=f"{sizes}, {dtypes} on {self.chip}: {self.winner.config if self.winner else 'no trial has a time'}",
+            facts={
+                "× XLA": "" if self.ratio_to_xla is None else f"{self.ratio_to_xla:.3f} ({self.verdict})",
+                "tried": f"{self.compiled} now, {len(self.trials)} in all, of {self.considered:,}",
+            },
+            columns=("configuration", "status", "µs simulated", "µs measured", "waits for", "reason"),
+            rows=tuple(
+                (str(one.config), one.status, one.simulated_us, one.measured_us, one.limit, one.reason)
+                for one in self.trials
+            ),
+        )
 
     @property
     def winner(self) -> Trial | None:

@@ -15,6 +15,7 @@ import cattrs
 from systolic.chips.time_error import NOT_SAID, TimeError
 from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.records import SimulatedRun
+from systolic.summary import Summarised, Summary
 from systolic.untrusted import read_record
 
 Way = Literal["one device for all", "all devices"]
@@ -73,7 +74,7 @@ class CollectiveRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SliceRun:
+class SliceRun(Summarised):
     """A program on all devices of a slice. Times are of the device that ends last.
 
     `way` says how it was simulated: all devices; or one for all, that were shown to behave alike.
@@ -157,6 +158,27 @@ class SliceRun:
         """The same of each, by source, target and axis."""
         cycles = max(1, self.cycles)
         return {(link.source, link.target, link.axis): link.busy_cycles / cycles for link in self.links}
+
+    def summary(self) -> Summary:
+        """Says how long it takes and how much of that is communication, with a row for each collective."""
+        us = 1e6 / self.clock_hz
+        return Summary(
+            heading=f"{self.time_us:,.1f} µs {self.error.words} on {self.devices} × {self.chip}, {self.topology} "
+            f"({self.provenance})",
+            facts={
+                "communication": f"{self.exposed_us:,.1f} µs exposed, {self.hidden_us:,.1f} µs hidden",
+                "busiest link": f"busy {self.link_busy_share:.0%}",
+                "skew": f"{self.skew_us:,.1f} µs",
+                "simulated": self.way,
+                "flags": ", ".join(f"{name}={value}" for name, value in self.flags.items()),
+                "assumed": "; ".join(self.assumptions),
+            },
+            columns=("collective", "kind", "calls", "MB sent", "µs", "µs exposed"),
+            rows=tuple(
+                (one.name, one.kind, one.calls, one.sent_bytes / 1e6, one.cycles * us, one.exposed_cycles * us)
+                for one in sorted(self.collectives, key=lambda one: -one.cycles)
+            ),
+        )
 
     def to_json(self) -> str:
         """Writes JSON text, which `from_json` reads."""

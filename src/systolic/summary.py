@@ -1,0 +1,107 @@
+"""What a result says of itself on one screen: as text, in a notebook, and as a data frame."""
+
+from __future__ import annotations
+
+import html
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_SHOWN = 10  # rows
+_WIDEST = 48  # characters of a cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One screen of a result.
+
+    Attributes:
+      heading: one line.
+      facts: what there is to say beside it, by name; "" is left out.
+      columns: of the table, with units.
+      rows: all of them, the most important first; the first ten are shown.
+    """
+
+    heading: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[Any, ...], ...] = ()
+
+    @property
+    def said(self) -> dict[str, str]:
+        """The facts that say something."""
+        return {name: text for name, text in self.facts.items() if text}
+
+    @property
+    def left_out(self) -> str:
+        """How many rows are not shown, in words."""
+        return f"and {len(self.rows) - _SHOWN:,} more" if len(self.rows) > _SHOWN else ""
+
+    def text(self) -> str:
+        """For a terminal."""
+        width = max(map(len, self.said), default=0)
+        lines = [self.heading, *(f"{name:<{width}}  {text}" for name, text in self.said.items())]
+        if self.rows:
+            table = [self.columns, *([_cell(value) for value in row] for row in self.rows[:_SHOWN])]
+            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+            numbers = [isinstance(value, int | float) for value in self.rows[0]]
+            lines.append("")
+            for row in table:
+                cells = zip(row, widths, numbers, strict=True)
+                lines.append(
+                    "  ".join(f"{cell:{'>' if right else '<'}{width}}" for cell, width, right in cells).rstrip()
+                )
+            lines += [self.left_out] if self.left_out else []
+        return "\n".join(lines)
+
+    def as_html(self) -> str:
+        """For a notebook, whose own style it takes."""
+        parts = [f"<p><b>{html.escape(self.heading)}</b></p>"]
+        if self.said:
+            facts = ((name, text) for name, text in self.said.items())
+            parts.append(_table("", facts))
+        if self.rows:
+            head = "".join(f"<th>{html.escape(title)}</th>" for title in self.columns)
+            parts.append(_table(f"<thead><tr>{head}</tr></thead>", self.rows[:_SHOWN]))
+            parts += [f"<p>{self.left_out}</p>"] if self.left_out else []
+        return f"<div>{''.join(parts)}</div>"
+
+
+class Summarised:
+    """A result that shows itself: `print(result)` and the last line of a notebook's cell fit one screen."""
+
+    __slots__ = ()
+
+    def summary(self) -> Summary:
+        """Says what was found, on one screen."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()
+
+    def to_dataframe(self) -> Any:
+        """Gives the table of `summary`, all its rows, as a `pandas.DataFrame`.
+
+        Raises:
+          ModuleNotFoundError: pandas is not installed.
+        """
+        summary = self.summary()
+        return importlib.import_module("pandas").DataFrame(list(summary.rows), columns=list(summary.columns))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
+    text = f"{value:,}" if isinstance(value, int) else " ".join(str(value).split())
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+
+
+def _table(head: str, rows: Any) -> str:
+    lines = ("".join(f"<td>{html.escape(_cell(value))}</td>" for value in row) for row in rows)
+    return f"<table>{head}<tbody>{''.join(f'<tr>{line}</tr>' for line in lines)}</tbody></table>"
