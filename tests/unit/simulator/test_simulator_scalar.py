@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from simulator_listings import shown, simulate, value
 
 from systolic.simulator import SimulationError
+from systolic.simulator.sparse_core import scalar as sparse_core
 
 WORDS = st.one_of(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1]))
 M = 2**32
@@ -33,6 +34,7 @@ ARITHMETIC = {
 }
 SHIFTS = {
     "sshll.u32": lambda a, b: (a << b) % M,
+    "sshllo.u32": lambda a, b: ((a << b) | (1 << b) - 1) % M,  # ones come in
     "sshrl.u32": lambda a, b: a >> b,
     "sshra.s32": lambda a, b: (signed(a) >> b) % M,
 }
@@ -55,6 +57,14 @@ def test_arithmetic(opcode: str, a: int, b: int) -> None:
 @given(a=WORDS, b=st.integers(0, 31))
 def test_shifts(opcode: str, a: int, b: int) -> None:
     assert value(*two(a, b), f"%s3_s3 = {opcode} %s1_s1, %s2_s2", register="%s3_s3") == SHIFTS[opcode](a, b)
+
+
+@pytest.mark.parametrize("opcode", SHIFTS)
+@given(a=WORDS, b=st.integers(0, 31))
+def test_a_sparse_core_shifts_alike(opcode: str, a: int, b: int) -> None:
+    written = sparse_core.expression(opcode, ("s1", "s2"), {})
+    assert written is not None
+    assert eval(written, {"s1": a, "s2": b}) == SHIFTS[opcode](a, b)
 
 
 @pytest.mark.parametrize("kind", ["s32", "u32"])

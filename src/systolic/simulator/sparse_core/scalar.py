@@ -86,6 +86,7 @@ _ARITHMETIC: dict[str, Callable[[str, str], str]] = {
     "sor.u32": _binary("{a} | {b}"),
     "sxor.u32": _binary("{a} ^ {b}"),
     "sshll.u32": _binary("({a} << ({b} & 31)) & {m}"),
+    "sshllo.u32": _binary("((({a} << ({b} & 31)) | ((1 << ({b} & 31)) - 1)) & {m})"),  # ones come in
     "sshrl.u32": _binary("{a} >> ({b} & 31)"),
     "sshra.s32": _binary("((({a} ^ 0x80000000) - 0x80000000) >> ({b} & 31)) & {m}"),
     "smin.u32": _binary("smaller({a}, {b})"),

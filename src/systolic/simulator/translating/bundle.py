@@ -106,8 +106,9 @@ class BundleCode:
             assigns.append((dest or "_", value, instruction))
         elif opcode == "vld":
             self._mentions.use(operands[0])
-            place = address(operands[0].replace("[vmem:", "[smem:").split("] sm:")[0] + "]", self._mentions.names)
-            assigns.append((dest or "_", f"word({place})", instruction))
+            # Behind the address stand a stride between sublanes ("ss:") and a mask of them ("sm:"): lane 0 stays.
+            place = re.split(r"\] s[sm]:", operands[0].replace("[vmem:", "[smem:"))[0] + "]"
+            assigns.append((dest or "_", f"word({address(place, self._mentions.names)})", instruction))
         elif opcode == "vsyncmov":
             assigns.append((dest or "_", f"count(t, {self._operand(operands[0])})", instruction))
         elif opcode in ("sdivrem.u32", "sdivrem.s32", "spop", "spop.drf", "vpop.sfrf"):
