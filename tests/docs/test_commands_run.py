@@ -43,6 +43,7 @@ QUICK = (
 
 SLOW = (
     "systolic bench --suite llm --chip v6e",  # a quarter of an hour
+    "systolic bench --suite moe --only",  # six programs
     "systolic explain",  # half a minute to minutes: each change that it tries is compiled
     "systolic compare",  # what explain wrote
     "systolic ladder all",

@@ -11,9 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from systolic.bench import layer_programs
+from systolic.bench import layer_programs, moe_programs
 from systolic.bench.cases import Case, fused_spec
 from systolic.bench.layers import LayersSpec, Which
+from systolic.bench.moe import Kind, MoeSpec
 from systolic.bench.suites import OPERAND_STACKS, STACKS, Fused, suite
 from systolic.chips import chip
 from systolic.ops.matmul.programs import raced
@@ -162,3 +163,16 @@ def test_layers(which: Which) -> None:
         found, wanted = (jax.jit(fn)(*arrays) for fn in (programs.ours, programs.xla))
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=4e-6 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("kind", ["forward", "dlhs", "drhs", "gated"])
+def test_layers_of_experts(kind: Kind) -> None:
+    """Our programs in interpret mode and XLA's make the same of all rows."""
+    spec = MoeSpec(kind=kind, m=64, k=128, n=256, groups=4, routing="skewed", dtype="float32")
+    programs = moe_programs.raced(spec, V5E, "interpret")
+    random = np.random.default_rng(0)
+    *shapes, sizes = programs.arguments
+    arrays = [random.standard_normal(one.shape, np.float32) for one in shapes]
+    with jax.default_matmul_precision("highest"):
+        found, wanted = (np.asarray(jax.jit(fn)(*arrays, sizes)) for fn in (programs.ours, programs.xla))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=4e-6 * np.abs(wanted).max())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
 from systolic.bench.race import BenchRow
@@ -75,6 +75,11 @@ def summary(rows: Sequence[BenchRow]) -> BenchSummary:
         groups.setdefault((row.chip, row.suite, row.group), []).append(row)
     ratios = {f"{row.chip} {row.case}": row.ratio for row in rows if row.ratio is not None}
     worst = min(ratios, key=ratios.__getitem__, default="")
+    experts: dict[str, list[BenchRow]] = {}
+    for row in (row for row in rows if row.suite == "moe"):
+        experts.setdefault(row.chip, []).append(row)
+    bars = [bar for members in groups.values() for bar in _bars(members)]
+    bars += [bar for members in experts.values() for bar in _moe_suite_bars(members)]
     return BenchSummary(
         rows=len(rows),
         timed=sum(row.ours_us is not None for row in rows),
@@ -82,7 +87,7 @@ def summary(rows: Sequence[BenchRow]) -> BenchSummary:
         worst=ratios.get(worst),
         worst_row=worst,
         standings=tuple(_standing(members) for members in groups.values()),
-        bars=tuple(bar for members in groups.values() for bar in _bars(members)),
+        bars=tuple(bars),
     )
 
 
@@ -140,6 +145,8 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     elif group in ("few tokens", "many tokens", "gated") and bfloat16:
         if (known := known_chip(chip)) is not None and (least := known.bars.least_layers_ratio.get(group)):
             yield from _mean_bar(rows, least)
+    elif rows[0].suite == "moe" and bfloat16:
+        yield from _moe_bars(rows)
     elif group == "edges":
         yield from _mean_bar([row for row in rows if row.dtype != "bfloat16"], 1.00)
         yield from _worst_bar(bfloat16, "× the next even size", lambda row: row.over_even, most=1.15)
@@ -149,15 +156,40 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     yield from _worst_bar(one_kernel, "s to compile", lambda row: row.compile_s, most=_LONGEST_COMPILE_S)
 
 
+def _moe_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
+    """Means of one kind of product in layers of experts; of a few rows of the suite these say little."""
+    group = rows[0].group
+    if (known := known_chip(rows[0].chip)) is None:
+        return
+    for what, least, values in (
+        ("of the model's limit", known.bars.least_moe_share, [row.share_of_model for row in rows]),
+        ("× the best public kernel", known.bars.least_moe_ratio, [row.ratio_best_peer for row in rows]),
+    ):
+        if group in least:
+            yield from _mean_of(rows, what, least[group], values)
+
+
+def _moe_suite_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
+    """Every kind together against XLA."""
+    known = known_chip(rows[0].chip)
+    if known is not None and (least := known.bars.least_moe_xla_ratio) is not None:
+        every = [replace(row, group="moe") for row in rows if row.dtype == "bfloat16"]
+        yield from _mean_bar(every, least)
+
+
 def _other_share(row: BenchRow) -> float | None:
     return row.other_ops_us / row.ours_us if row.other_ops_us is not None and row.ours_us else None
 
 
 def _mean_bar(rows: Sequence[BenchRow], limit: float) -> Iterator[Cleared]:
-    ratios = [row.ratio for row in rows if row.ratio is not None]
-    if ratios:
-        value = geometric_mean(ratios)
-        yield _cleared(rows, "× XLA, geometric mean, at least", limit, value, "", len(ratios), int(value < limit))
+    yield from _mean_of(rows, "× XLA", limit, [row.ratio for row in rows])
+
+
+def _mean_of(rows: Sequence[BenchRow], what: str, limit: float, values: Sequence[float | None]) -> Iterator[Cleared]:
+    known = [value for value in values if value is not None]
+    if known:
+        value = geometric_mean(known)
+        yield _cleared(rows, f"{what}, geometric mean, at least", limit, value, "", len(known), int(value < limit))
 
 
 def _worst_bar(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from systolic.bench import layer_programs
+from systolic.bench import layer_programs, moe_programs
 from systolic.bench.cases import Case
 from systolic.bench.layers import LayersSpec
+from systolic.bench.moe import MoeSpec
+from systolic.bench.moe_peers import Peer, peers
 from systolic.bench.xla_flags import COMMON_FLAGS, with_common_flags
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips.time_error import TimeError
@@ -21,13 +23,24 @@ from systolic.schedule import TilesError
 from systolic.spec import Spec, SpecError
 from systolic.status import Status
 
-Who = Literal["ours", "xla", "flagged xla"]
+Who = str  # "ours", "xla", "flagged xla", or the name of a public kernel
+Against = Literal["all", "xla", "nothing"]
 
 # Properties of a row that stand in a result beside its fields.
 _DERIVED = ("xla_repeated_us", "ratio", "ratio_alone", "ratio_with_prefetch", "over_even", "limit_us", "share")
-_DERIVED += ("share_of_model",)
+_DERIVED += ("share_of_model", "best_peer", "best_peer_us", "ratio_best_peer")
 _NOT_RUN = Outcome(label="")
 _UNPLANNED = (UnsupportedDtypeError, SpecError, TilesError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerTime:
+    """What came of a public kernel."""
+
+    name: str
+    time_us: float | None  # simulated
+    reason: str = ""  # why there is none
+    error: TimeError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +73,7 @@ class BenchRow:
     xla_error: TimeError | None = None
     xla_flags: Mapping[str, str] = dataclasses.field(default_factory=dict)  # beside `flags`, where it is faster so
     xla_without_flags_us: float | None = None  # XLA's time in repeated calls without them
+    peers: tuple[PeerTime, ...] = ()
     even_us: float | None = None  # our time at the next larger sizes that tiles divide
     even_reason: str = ""
     mxu_us: float | None = None  # published
@@ -104,6 +118,22 @@ class BenchRow:
         return _over(self.xla_with_prefetch_us, self.ours_us)
 
     @property
+    def best_peer(self) -> str:
+        """The fastest of the public kernels."""
+        timed = [peer for peer in self.peers if peer.time_us is not None]
+        return min(timed, key=lambda peer: peer.time_us or 0.0).name if timed else ""
+
+    @property
+    def best_peer_us(self) -> float | None:
+        """Its time."""
+        return min((peer.time_us for peer in self.peers if peer.time_us is not None), default=None)
+
+    @property
+    def ratio_best_peer(self) -> float | None:
+        """Its time over ours."""
+        return _over(self.best_peer_us, self.ours_us)
+
+    @property
     def over_even(self) -> float | None:
         """Our time over that at the next larger sizes that tiles divide."""
         return _over(self.ours_us, self.even_us)
@@ -133,22 +163,25 @@ class BenchRow:
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
 
 
-def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, against_xla: bool = True) -> list[BenchRow]:
+def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, against: Against = "all") -> list[BenchRow]:
     """A row for every chip and case, in that order. What cannot be done is a row with its reason.
 
     Args:
       cases: what to compute.
       chips: for which.
       runner: of both programs; programs that several cases share run once.
-      against_xla: run XLA's programs too, each also with flags that it is commonly given: the faster counts.
+      against: nothing; XLA's programs, each also with flags that it is commonly given, of which the faster counts; or
+        all, public kernels too, where a case has some.
     """
     wanted: dict[tuple[str, Who, Any], Experiment] = {}
     for chip in chips:
         for case in cases:
             asked: list[tuple[Who, Any]] = [("ours", case.spec)]
-            if against_xla:
+            if against != "nothing":
                 asked.append(("xla", case.spec))
                 asked.append(("flagged xla", case.spec))
+            if against == "all":
+                asked += [(peer.name, case.spec) for peer in _peers(case.spec)]
             if case.even is not None:
                 asked.append(("ours", case.even))
             for who, spec in asked:
@@ -162,10 +195,14 @@ def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, agains
                 case,
                 chip,
                 mine=outcomes.get((chip.name, "ours", case.spec), _NOT_RUN),
-                others=outcomes.get((chip.name, "xla", case.spec), _NOT_RUN),
+                others=_certain(outcomes.get((chip.name, "xla", case.spec), _NOT_RUN)),
                 even=outcomes.get((chip.name, "ours", case.even), _NOT_RUN),
+                peers=tuple(
+                    _peer_time(peer, outcomes.get((chip.name, peer.name, case.spec), _NOT_RUN))
+                    for peer in (_peers(case.spec) if against == "all" else ())
+                ),
             ),
-            outcomes.get((chip.name, "flagged xla", case.spec), _NOT_RUN),
+            _certain(outcomes.get((chip.name, "flagged xla", case.spec), _NOT_RUN)),
         )
         for chip in chips
         for case in cases
@@ -181,15 +218,40 @@ def _experiment(name: str, chip: Chip, who: Who, spec: Spec) -> Experiment | Non
         raced = _raced(spec, chip)
     except _UNPLANNED:
         return None
-    fn = raced.ours if who == "ours" else raced.xla
+    if (fn := _program(raced, who, spec)) is None:
+        return None
     return Experiment(fn=fn, args=raced.arguments, chip=compiled_for, label=f"{chip.name} {name} {who}")
 
 
+def _program(raced: RacedPrograms, who: Who, spec: Any) -> Callable[..., Any] | None:
+    known = {"ours": raced.ours, "xla": raced.xla, "flagged xla": raced.xla}
+    return known[who] if who in known else next(peer.program for peer in _peers(spec) if peer.name == who)
+
+
+def _peers(spec: Any) -> Sequence[Peer]:
+    return tuple(peers(spec)) if isinstance(spec, MoeSpec) else ()
+
+
+def _peer_time(peer: Peer, outcome: Outcome) -> PeerTime:
+    error = outcome.run.error if outcome.run is not None else None
+    return PeerTime(name=peer.name, time_us=outcome.time_us, reason=peer.reason or _why(outcome), error=error)
+
+
 def _raced(spec: Any, chip: Chip) -> RacedPrograms:
-    return layer_programs.raced(spec, chip) if isinstance(spec, LayersSpec) else op_of(spec).raced(spec, chip)
+    if isinstance(spec, LayersSpec):
+        return layer_programs.raced(spec, chip)
+    return moe_programs.raced(spec, chip) if isinstance(spec, MoeSpec) else op_of(spec).raced(spec, chip)
 
 
-def _row(case: Case, chip: Chip, *, mine: Outcome, others: Outcome, even: Outcome) -> BenchRow:
+def _op_name(spec: Any) -> str:
+    if isinstance(spec, LayersSpec):
+        return "layers"
+    return op_of(spec.planned if isinstance(spec, MoeSpec) else spec).name
+
+
+def _row(
+    case: Case, chip: Chip, *, mine: Outcome, others: Outcome, even: Outcome, peers: tuple[PeerTime, ...]
+) -> BenchRow:
     ended, expected = mine, {}
     try:
         expected = _expected(_raced(case.spec, chip).spec, chip)
@@ -203,7 +265,7 @@ def _row(case: Case, chip: Chip, *, mine: Outcome, others: Outcome, even: Outcom
         case=case.name,
         chip=chip.name,
         flags=chip.given_flags,
-        op="layers" if isinstance(case.spec, LayersSpec) else op_of(case.spec).name,
+        op=_op_name(case.spec),
         **{name: getattr(case.spec, name, None) for name in ("m", "k", "n", "precision")},
         dtype=case.spec.dtype_multiplied,
         status=ended.status,
@@ -221,6 +283,7 @@ def _row(case: Case, chip: Chip, *, mine: Outcome, others: Outcome, even: Outcom
         xla_error=others.run.error if others.run is not None else None,
         even_us=even.time_us,
         even_reason=_why(even),
+        peers=peers,
         **expected,
     )
 
@@ -240,6 +303,14 @@ def _with_better_xla(row: BenchRow, flagged: Outcome) -> BenchRow:
     )
     before, after = row.xla_repeated_us, other.xla_repeated_us
     return other if after is not None and (before is None or after < before) else row
+
+
+def _certain(outcome: Outcome) -> Outcome:
+    """XLA's outcome, without a time that depends on values that the simulator had to assume."""
+    if outcome.run is None or not outcome.run.assumptions:
+        return outcome
+    reason = f"its time depends on values that were assumed: {outcome.run.assumptions[0]}"
+    return Outcome(label=outcome.label, status="not simulated", reason=reason)
 
 
 def _why(outcome: Outcome) -> str:
@@ -262,7 +333,7 @@ def _expected(spec: Spec, chip: Chip) -> dict[str, Any]:
     }
     if isinstance(spec, LayersSpec):
         return limits  # many kernels, each with a plan of its own
-    made = plan(spec, chip)
+    made = plan(spec.planned if isinstance(spec, MoeSpec) else spec, chip)
     return {
         **limits,
         "kernel": made.config.kernel,

@@ -1,4 +1,4 @@
-"""Suites of products: squares, weights of language models, stacks of fusions, sizes that no tile divides, layers."""
+"""Suites of products: squares, weights of language models, fusions, sizes that no tile divides, layers, experts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 
 from systolic.bench.cases import Case, even_spec, fused_spec, sizes
 from systolic.bench.layers import LayersSpec
+from systolic.bench.moe import moe
 from systolic.spec import MatmulSpec, PrecisionName
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
@@ -102,7 +103,7 @@ def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "defaul
     """All cases of a suite.
 
     Args:
-      name: square, llm, fused, edges or layers.
+      name: square, llm, fused, edges, layers or moe.
       dtype: what is multiplied.
       precision: of float32.
 
@@ -178,4 +179,5 @@ SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
     "fused": _fused,
     "edges": _edges,
     "layers": _layers,
+    "moe": lambda dtype, _precision: moe(dtype),
 }

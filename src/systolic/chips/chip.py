@@ -119,6 +119,10 @@ class BenchBars:
     least_share_of_limit: float  # of the model's limit, that bfloat16 squares from 4096³ on have to reach
     # XLA's time over ours, by the groups of the suite `layers`.
     least_layers_ratio: Mapping[str, float] = field(default_factory=dict)
+    # By the groups of the suite `moe`: the share of the model's limit, and the best public kernel's time over ours.
+    least_moe_share: Mapping[str, float] = field(default_factory=dict)
+    least_moe_ratio: Mapping[str, float] = field(default_factory=dict)
+    least_moe_xla_ratio: float | None = None  # XLA's time over ours, of the whole suite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,6 +120,15 @@ V5E = Chip(
     bars=BenchBars(
         least_share_of_limit=0.95,
         least_layers_ratio={"few tokens": 1.08, "many tokens": 1.02, "gated": 1.03},
+        least_moe_share={
+            "few rows": 0.95,
+            "hundreds of rows": 0.92,
+            "thousands of rows": 0.93,
+            "dlhs": 0.85,
+            "drhs": 0.80,
+        },
+        least_moe_ratio={"hundreds of rows": 1.05, "dlhs": 1.3, "drhs": 1.3},
+        least_moe_xla_ratio=1.5,
     ),
     sources={
         "name": _DOCS,

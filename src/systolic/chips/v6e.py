@@ -136,6 +136,15 @@ V6E = Chip(
     bars=BenchBars(
         least_share_of_limit=0.92,
         least_layers_ratio={"few tokens": 1.08, "many tokens": 1.04, "gated": 1.05},
+        least_moe_share={
+            "few rows": 0.97,
+            "hundreds of rows": 0.92,
+            "thousands of rows": 0.92,
+            "dlhs": 0.85,
+            "drhs": 0.80,
+        },
+        least_moe_ratio={"hundreds of rows": 1.13, "dlhs": 1.3, "drhs": 1.3},
+        least_moe_xla_ratio=1.8,
     ),
     sources={
         "name": _DOCS,

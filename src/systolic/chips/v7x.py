@@ -170,6 +170,15 @@ V7X = Chip(
     bars=BenchBars(
         least_share_of_limit=0.92,
         least_layers_ratio={"few tokens": 1.06, "many tokens": 1.03, "gated": 1.05},
+        least_moe_share={
+            "few rows": 0.97,
+            "hundreds of rows": 0.88,
+            "thousands of rows": 0.88,
+            "dlhs": 0.85,
+            "drhs": 0.80,
+        },
+        least_moe_ratio={"hundreds of rows": 1.2, "dlhs": 1.3, "drhs": 1.3},
+        least_moe_xla_ratio=1.8,
     ),
     clock_states=(_DEFAULT_STATE, _HIGHEST_STATE),
     slice_flags={

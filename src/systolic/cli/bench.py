@@ -17,7 +17,7 @@ from systolic.chips import Chip
 from systolic.cli.bench_table import show
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import check_target, give, versions
-from systolic.cli.product import SuiteNames, cases_of, dtype_options, spec_option
+from systolic.cli.product import Rows, SuiteNames, cases_of, dtype_options, spec_option
 from systolic.cli.progress import progress_bar
 from systolic.cli.results import WrongFileError, read_document, wrong_kind
 from systolic.compiler import check_available
@@ -26,7 +26,7 @@ from systolic.op import op_of
 from systolic.spec import PrecisionName, Spec
 
 if TYPE_CHECKING:
-    from systolic.bench.race import BenchRow
+    from systolic.bench.race import Against, BenchRow
 
 
 @click.command()
@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 @dtype_options
 @click.option(
     "--against",
-    type=click.Choice(["xla", "nothing"]),
-    default="xla",
+    type=click.Choice(["all", "xla", "nothing"]),
+    default="all",
     show_default=True,
-    help="What to compare with; nothing takes half as long.",
+    help="What to compare with: all is XLA and public kernels, where a suite has some; nothing takes half as long.",
 )
 @click.option("--only", metavar="TEXT", default="", help="Cases whose name or group contains this.")
+@click.option("--rows", type=Rows(), help="Cases of so many rows (m), one number or several with commas.")
 @click.option("--strict", is_flag=True, help="A missed bar is exit code 1.")
 @click.option(
     "--from",
@@ -64,8 +65,9 @@ def bench(
     chips: tuple[Chip, ...],
     dtype: str,
     precision: PrecisionName,
-    against: str,
+    against: Against,
     only: str,
+    rows: tuple[int, ...] | None,
     strict: bool,
     saved_file: Path | None,
     workers: Workers,
@@ -77,14 +79,17 @@ def bench(
     Every time is `simulated`: both programs compiled by the same compiler in the same run and executed on the chip's
     model. square: 512³ to 16384³. llm: weights of Llama 3, DeepSeek-V3 and Gemma 2, prefill and decode. fused: what
     happens around a product. edges: sizes that no tile divides, beside the next that tiles do. layers: two MLPs of
-    Llama 3 in a row, and a gated product, with and without gradients. Operands are shapes: no time depends on what they
-    hold. Exit code 1: a product has no time; with --strict also a missed bar.
+    Llama 3 in a row, and a gated product, with and without gradients. moe: layers of experts of six models, forward,
+    both gradients and gated, with even and uneven sizes of groups, also beside public kernels. Operands are shapes, for
+    no time depends on what they hold, but for sizes of groups, which are fixed. Exit code 1: a product has no time;
+    with --strict also a missed bar.
 
     \b
     Examples:
       systolic bench --suite square --chip v5e,v6e,v7x
       systolic bench --suite llm --chip v6e --only decode --json decode.json
       systolic bench --suite square --dtype float32 --precision highest --chip v5e
+      systolic bench --suite moe --only "mixtral-8x7b forward" --rows 4096 --chip v6e
       systolic bench --from decode.json
     """
     from systolic.bench.bars import summary
@@ -92,15 +97,15 @@ def bench(
     check_target(json_file)
     found = versions()
     if saved_file is not None:
-        rows, found = _saved(saved_file)
+        found_rows, found = _saved(saved_file)
     else:
         if suites is not None and spec is not None:
             raise click.UsageError("give either --suite or --spec")
-        cases = cases_of(suites or ("square",), dtype, precision, only) if spec is None else [_case(spec)]
-        rows = _raced(cases, chips, against, workers, quiet)
-    result = summary(rows)
-    records = (row.record() for row in rows)
-    give(json_file, "bench", records, dataclasses.asdict(result), lambda: show(rows, result, found))
+        cases = cases_of(suites or ("square",), dtype, precision, only, rows) if spec is None else [_case(spec)]
+        found_rows = _raced(cases, chips, against, workers, quiet)
+    result = summary(found_rows)
+    records = (row.record() for row in found_rows)
+    give(json_file, "bench", records, dataclasses.asdict(result), lambda: show(found_rows, result, found))
     return 1 if result.timed < result.rows or (strict and result.missed) else 0
 
 
@@ -109,13 +114,15 @@ def _case(spec: Spec) -> Case:
     return Case(suite=op.name, group=op.name, name=op.words(spec)[0], spec=spec)
 
 
-def _raced(cases: Sequence[Case], chips: Sequence[Chip], against: str, workers: Workers, quiet: bool) -> list[BenchRow]:
+def _raced(
+    cases: Sequence[Case], chips: Sequence[Chip], against: Against, workers: Workers, quiet: bool
+) -> list[BenchRow]:
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         from systolic.bench.race import race  # takes a second, for JAX: the bar is up already
 
-        return race(cases, chips, Runner(pool, bar), against_xla=against == "xla")
+        return race(cases, chips, Runner(pool, bar), against=against)
 
 
 def _saved(path: Path) -> tuple[list[BenchRow], dict[str, str | None]]:

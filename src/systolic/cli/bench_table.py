@@ -28,6 +28,9 @@ _COLUMNS: tuple[Column[BenchRow], ...] = (
     numeric("× XLA", lambda row: row.ratio, ".2f"),
     numeric("alone", lambda row: row.ratio_alone, ".2f", droppable=True),
     numeric("+ copy", lambda row: row.ratio_with_prefetch, ".2f", droppable=True),
+    numeric("peer µs", lambda row: row.best_peer_us, ",.1f", optional=True),
+    textual("best peer", lambda row: row.best_peer, optional=True),
+    numeric("× peer", lambda row: row.ratio_best_peer, ".2f", optional=True),
     numeric("MXU µs", lambda row: row.mxu_us, ",.1f", droppable=True),
     numeric("HBM µs", lambda row: row.hbm_us, ",.1f", droppable=True),
     numeric("share", lambda row: row.share, ".1%"),
@@ -120,3 +123,5 @@ def _reasons(rows: Sequence[BenchRow]) -> Iterator[tuple[str, str, str]]:
         yield f"{row.chip} ours is {row.status}", row.reason, row.case
         yield f"{row.chip} XLA is", row.xla_reason, row.case
         yield f"{row.chip} the even size is", row.even_reason, row.case
+        for peer in row.peers:
+            yield f"{row.chip} {peer.name} is", peer.reason, row.case

@@ -12,10 +12,12 @@ from typing import Any, get_args
 import click
 
 from systolic.bench.cases import Case, fused_spec, sizes
+from systolic.bench.layers import LayersSpec
+from systolic.bench.moe import MoeSpec
 from systolic.bench.suites import SUITES, UnknownSuiteError, suite
 from systolic.cli.options import whole_number
 from systolic.op import read_spec
-from systolic.spec import LARGEST_SIZE, MatmulSpec, PrecisionName
+from systolic.spec import LARGEST_SIZE, MatmulSpec, PrecisionName, Spec
 from systolic.untrusted import UntrustedError, mapping, read_json
 
 DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
@@ -78,6 +80,21 @@ class SuiteNames(click.ParamType):
             if name not in SUITES:
                 self.fail(str(UnknownSuiteError(f"suite {name!r} is not known; use {', '.join(SUITES)}")), param, ctx)
         return names
+
+
+class Rows(click.ParamType):
+    """One number of rows or several with commas."""
+
+    name = "M,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Text to numbers."""
+        if not isinstance(value, str):
+            return value
+        found = [whole_number(part) for part in value.split(",")]
+        if not all(found):
+            self.fail(f"{value!r}: give whole numbers from 1 to {LARGEST_SIZE}, with commas", param, ctx)
+        return tuple(size for size in found if size)
 
 
 def dtype_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -148,8 +165,10 @@ def described(
     return Case(suite="", group="", name=sizes(*product), spec=stack(*product, dtype, precision))
 
 
-def cases_of(suites: Sequence[str], dtype: str, precision: PrecisionName, only: str) -> list[Case]:
-    """Cases of suites whose name or group contains a text.
+def cases_of(
+    suites: Sequence[str], dtype: str, precision: PrecisionName, only: str, rows: Sequence[int] | None = None
+) -> list[Case]:
+    """Cases of suites whose name or group contains a text, and of these numbers of rows.
 
     Raises:
       click.UsageError: none does.
@@ -157,18 +176,27 @@ def cases_of(suites: Sequence[str], dtype: str, precision: PrecisionName, only: 
     every = [case for name in suites for case in suite(name, dtype, precision)]
     if not every:
         raise click.UsageError(f"--dtype {dtype}: no case of {', '.join(suites)} is of it")
-    chosen = [case for case in every if only.lower() in f"{case.group} {case.name}".lower()]
+    named = [case for case in every if only.lower() in f"{case.group} {case.name}".lower()]
+    chosen = [case for case in named if not rows or case.spec.m in rows]
+    if named and not chosen:
+        known = ", ".join(map(str, sorted({case.spec.m for case in named})))
+        raise click.UsageError(f"--rows {','.join(map(str, rows or ()))}: there are cases of {known} rows")
     if not chosen:
         raise click.UsageError(f"--only {only}: no case of {', '.join(suites)} is called so, such as {every[0].name}")
     return chosen
 
 
-def spec_of(case: Case, batch: int = 1) -> MatmulSpec:
+def spec_of(case: Case, batch: int = 1) -> Spec:
     """What the planner takes for a case.
 
     Raises:
       SpecError: no such activation.
+      click.UsageError: the case is many products.
     """
+    if isinstance(case.spec, MoeSpec):
+        return case.spec.planned
+    if isinstance(case.spec, LayersSpec):
+        raise click.UsageError(f"{case.name} is many products, each with tiles of its own: give one of them")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # counts an activation's operations by tracing it
     from systolic.ops.matmul.named import counted
 

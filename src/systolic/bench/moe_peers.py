@@ -1,0 +1,78 @@
+"""Public kernels for rows in groups, as their users call them; those that are not installed say so."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jax import Array
+from jax.experimental.pallas.ops.tpu.megablox import ops as megablox
+
+from systolic.bench.moe import MoeSpec
+from systolic.bench.moe_programs import product_of
+from systolic.bugs import runs_user_code
+
+# Of megablox, whose caller chooses: those of MaxText's configs/base.yml for its layers of experts, and whole rows, as
+# tokamax's tuned entries for the same kernel have them, for groups of many rows and of few (rows, columns).
+_TILES = (512, 1024, 1024)
+_WHOLE_ROWS = ((512, 1024), (128, 1536))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A kernel to race against.
+
+    Attributes:
+      program: of the arguments of `moe_programs.arguments`; None: there is none, and `reason` says why.
+    """
+
+    name: str
+    program: Callable[..., Any] | None
+    reason: str = ""
+
+
+def peers(spec: MoeSpec) -> Iterator[Peer]:
+    """Kernels that multiply rows in groups, and their derivatives."""
+    for tiles in dict.fromkeys((_fitting(_TILES, spec), _whole_rows(spec))):
+        name = f"megablox {'·'.join(map(str, tiles))}"
+        yield Peer(name=name, program=functools.partial(product_of, spec, functools.partial(_megablox, tiles)))
+    is_there = importlib.util.find_spec("tokamax") is not None
+    yield Peer(
+        name="tokamax v2",
+        program=functools.partial(_by_tokamax, spec) if is_there else None,
+        reason="" if is_there else "tokamax is not installed",
+    )
+
+
+def _whole_rows(spec: MoeSpec) -> tuple[int, int, int]:
+    many, few = _WHOLE_ROWS
+    rows, columns = many if spec.m >= many[0] * spec.groups else few
+    return _fitting((rows, spec.k, columns), spec)
+
+
+def _fitting(tiles: tuple[int, int, int], spec: MoeSpec) -> tuple[int, int, int]:
+    """Tiles that are no larger than the product; the rows have to be a multiple of a tile's."""
+    rows, k, n = tiles
+    return min(rows, spec.m), min(k, spec.k), min(n, spec.n)
+
+
+@runs_user_code  # what a public kernel raises is what came of it
+def _megablox(tiles: tuple[int, int, int], lhs: Array, rhs: Array, sizes: Array) -> Array:
+    return megablox.gmm(lhs, rhs, sizes, lhs.dtype, tiles)
+
+
+@runs_user_code
+def _by_tokamax(spec: MoeSpec, *given: Array) -> Array:
+    tokamax = importlib.import_module("tokamax")  # whoever has installed it races it
+    with tokamax.config.cross_compile(True):  # no TPU is in sight: the kernel is for another machine
+        return product_of(spec, functools.partial(_tokamax, tokamax), *given)
+
+
+@runs_user_code
+def _tokamax(tokamax: Any, lhs: Array, rhs: Array, sizes: Array) -> Array:
+    """The kernel that chooses its tiles itself; the other one is megablox with tiles by the device that it finds."""
+    return tokamax.ragged_dot(lhs, rhs, sizes, preferred_element_type=lhs.dtype, implementation="mosaic_tpu_v2")

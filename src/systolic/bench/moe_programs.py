@@ -1,0 +1,71 @@
+"""The programs of layers of experts: a product of rows in groups is differentiated as a user would differentiate it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from systolic.bench.moe import MoeSpec
+from systolic.bugs import runs_user_code
+from systolic.chips import Chip
+from systolic.op import RacedPrograms
+from systolic.ops.grouped import grouped_matmul
+
+# Rows [m, k], matrices [groups, k, n] and sizes of groups, to [m, n].
+GroupedProduct = Callable[[Array, Array, Array], Array]
+
+
+def raced(spec: MoeSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:
+    """Both programs. The last argument are the sizes of groups, whose values a simulation has to know."""
+    ours = functools.partial(_ours, chip, implementation)
+    return RacedPrograms(
+        spec=spec,
+        arguments=arguments(spec),
+        ours=functools.partial(product_of, spec, ours),
+        xla=functools.partial(product_of, spec, _xla),
+    )
+
+
+def arguments(spec: MoeSpec) -> tuple[Any, ...]:
+    """Shapes of the arrays that are read, and sizes of groups."""
+    rows, columns, matrices = (spec.m, spec.k), (spec.m, spec.n), (spec.groups, spec.k, spec.n)
+    shapes = {
+        "forward": (rows, matrices),
+        "dlhs": (columns, matrices),
+        "drhs": (rows, columns),
+        "gated": (rows, matrices, matrices),
+    }[spec.kind]
+    arrays = (jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype)) for shape in shapes)
+    return *arrays, np.array(spec.sizes, np.int32)
+
+
+@runs_user_code  # what raises without a frame of its own was raised in the product that was given
+def product_of(spec: MoeSpec, product: GroupedProduct, *given: Array) -> Array:
+    """What the spec asks for, out of a product of rows in groups and its derivative."""
+    *arrays, sizes = given
+    if spec.kind == "gated":
+        x, gate, up = arrays
+        return jax.nn.silu(product(x, gate, sizes)) * product(x, up, sizes)
+    one, other = arrays
+    if spec.kind == "forward":
+        return product(one, other, sizes)
+    # The derivative of one operand does not depend on what it holds.
+    if spec.kind == "dlhs":
+        rows = jnp.zeros((spec.m, spec.k), one.dtype)
+        return jax.vjp(lambda lhs: product(lhs, other, sizes), rows)[1](one)[0]
+    matrices = jnp.zeros((spec.groups, spec.k, spec.n), one.dtype)
+    return jax.vjp(lambda rhs: product(one, rhs, sizes), matrices)[1](other)[0]
+
+
+def _ours(chip: Chip, implementation: Any, lhs: Array, rhs: Array, sizes: Array) -> Array:
+    return grouped_matmul(lhs, rhs, sizes, implementation=implementation, chip=chip)
+
+
+def _xla(lhs: Array, rhs: Array, sizes: Array) -> Array:
+    return lax.ragged_dot(lhs, rhs, sizes, preferred_element_type=lhs.dtype)
