@@ -202,6 +202,84 @@ def test_nothing_to_multiply(m: int, k: int, n: int, groups: int) -> None:
     np.testing.assert_array_equal(out, np.zeros((m, n)))
 
 
+def gated(
+    lhs: Any, gate: Any, up: Any, sizes: list[int], *, transpose_rhs: bool = False, joined: bool = False, **rest: Any
+) -> jax.Array:
+    """The gated product of matrices that are given as [groups, k, n]."""
+    if transpose_rhs:
+        gate, up = (one.swapaxes(1, 2) for one in (gate, up))
+    both: dict[str, Any] = {"side_by_side": True} if joined else {"up": up}
+    rhs = jnp.concatenate([gate, up], axis=1 if transpose_rhs else 2) if joined else gate
+    rest |= {"activation": "relu", "transpose_rhs": transpose_rhs}
+    return systolic.grouped_matmul(lhs, rhs, np.array(sizes), **both, **rest)
+
+
+@pytest.mark.parametrize("implementation", ["xla", CAREFUL])
+@pytest.mark.parametrize(
+    ("dtype", "n", "transpose_rhs", "joined"),
+    [
+        ("float32", 256, False, False),
+        ("bfloat16", 256, True, True),
+        ("int8", 256, False, True),
+        ("float32", 100, True, True),
+    ],
+)
+def test_gated(dtype: str, n: int, transpose_rhs: bool, joined: bool, implementation: Any) -> None:
+    """Two products of the same rows, weights apart or in one array, of which some groups are here."""
+    random, sizes = np.random.default_rng(0), [13, 0, 22, 5, 7]
+    lhs = reference.small_integers(random, (48, 128), dtype)
+    gate, up = (reference.small_integers(random, (3, 128, n), dtype) for _ in range(2))
+    out = gated(
+        lhs,
+        gate,
+        up,
+        sizes,
+        transpose_rhs=transpose_rhs,
+        joined=joined,
+        implementation=implementation,
+        group_offset=1,
+        preferred_element_type="float32",
+    )
+    one, other = (reference.product(lhs, matrices, sizes, 1) for matrices in (gate, up))
+    np.testing.assert_allclose(out, np.maximum(one, 0) * other, rtol=2**-22)
+
+
+def test_both_sums_over_k_in_several_stretches_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "MOST_BLOCK_BUNDLES", 2 * 32 * 128 * 128 / 65536)
+    random, sizes = np.random.default_rng(0), [5, 0, 40, 3]
+    lhs = reference.small_integers(random, (64, 256), "float32")
+    gate, up = (reference.small_integers(random, (4, 256, 128), "float32") for _ in range(2))
+    out = gated(lhs, gate, up, sizes, implementation=CAREFUL, tiles=config(64, 256, 128, 32, 128), chip="v5e")
+    one, other = (reference.product(lhs, matrices, sizes) for matrices in (gate, up))
+    np.testing.assert_array_equal(out, np.maximum(one, 0) * other)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_operands_of_two_dtypes(implementation: Any) -> None:
+    random, sizes = np.random.default_rng(0), [13, 0, 22, 5]
+    lhs, rhs = (reference.small_integers(random, shape, "float32") for shape in ((48, 128), (4, 128, 256)))
+    for one, other in (("bfloat16", "float32"), ("bfloat16", "int8"), ("float8_e4m3fn", "float8_e4m3fn")):
+        out = systolic.grouped_matmul(
+            lhs.astype(one),
+            rhs.astype(other),
+            np.array(sizes),
+            implementation=implementation,
+            chip="v7x",
+            preferred_element_type="float32",
+        )
+        np.testing.assert_array_equal(out, reference.product(lhs, rhs, sizes))
+
+
+def test_three_passes() -> None:
+    """What one pass of bfloat16 loses of float32 is there again."""
+    random, sizes = np.random.default_rng(0), [13, 0, 22, 5]
+    lhs, rhs = (random.standard_normal(shape).astype(np.float32) for shape in ((48, 128), (4, 128, 256)))
+    expected = reference.product(lhs, rhs, sizes)
+    out = systolic.grouped_matmul(lhs, rhs, np.array(sizes), precision="high", implementation="interpret")
+    # Each product is within 2^-15 of its size, and there are k of about one; the sum itself is float32.
+    np.testing.assert_allclose(out, expected, rtol=0, atol=128**0.5 * 6 * 2**-15)
+
+
 def test_vmap_and_scan() -> None:
     random, sizes = np.random.default_rng(0), [13, 0, 22, 5]
     lhs, rhs = (reference.small_integers(random, shape, "float32") for shape in ((2, 48, 128), (4, 128, 128)))

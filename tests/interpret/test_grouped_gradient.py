@@ -57,6 +57,32 @@ def test_both_gradients(sizes: list[int], transpose_rhs: bool, implementation: A
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_gradients_of_a_gated_product(joined: bool) -> None:
+    """Of rows and of both weights, beside plain JAX in which every row is multiplied by the matrix of its group."""
+    random, sizes = np.random.default_rng(0), [13, 0, 22, 5]
+    group = np.repeat(np.arange(4), sizes)
+    lhs = random.standard_normal((48, 128)).astype(np.float32)
+    gate, up = (random.standard_normal((4, 128, 256)).astype(np.float32) for _ in range(2))
+    dout = random.standard_normal((48, 256)).astype(np.float32)
+
+    def plain(lhs: Any, gate: Any, up: Any) -> Any:
+        one, other = (jnp.einsum("mk,mkn->mn", lhs[:40], matrices[group]) for matrices in (gate, up))
+        return jnp.concatenate([jax.nn.silu(one) * other, jnp.zeros((8, 256))])
+
+    def ours(lhs: Any, gate: Any, up: Any) -> Any:
+        both: dict[str, Any] = {"side_by_side": True} if joined else {"up": up}
+        rhs = jnp.concatenate([gate, up], axis=2) if joined else gate
+        return systolic.grouped_matmul(
+            lhs, rhs, np.array(sizes), activation="silu", implementation="interpret", precision="highest", **both
+        )
+
+    with jax.default_matmul_precision("highest"):
+        wanted = jax.vjp(plain, lhs, gate, up)[1](dout)
+    for one, other in zip(jax.vjp(ours, lhs, gate, up)[1](dout), wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=4e-6 * np.abs(other).max())
+
+
 M, GROUPS = 96, 6
 
 

@@ -102,6 +102,8 @@ class MoeSpec:
             dtype=self.dtype,
             dtype_out=out,
             transpose_rhs=self.kind == "dlhs",
+            gated=self.kind == "gated",
+            activation="silu" if self.kind == "gated" else "",
         )
 
 

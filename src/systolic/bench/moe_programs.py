@@ -23,11 +23,14 @@ GroupedProduct = Callable[[Array, Array, Array], Array]
 
 def raced(spec: MoeSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:
     """Both programs. The last argument are the sizes of groups, whose values a simulation has to know."""
-    ours = functools.partial(_ours, chip, implementation)
+    if spec.kind == "gated":
+        ours = functools.partial(_gated, chip, implementation)
+    else:
+        ours = functools.partial(product_of, spec, functools.partial(_ours, chip, implementation))
     return RacedPrograms(
         spec=spec,
         arguments=arguments(spec),
-        ours=functools.partial(product_of, spec, ours),
+        ours=ours,
         xla=functools.partial(product_of, spec, _xla),
     )
 
@@ -65,6 +68,10 @@ def product_of(spec: MoeSpec, product: GroupedProduct, *given: Array) -> Array:
 
 def _ours(chip: Chip, implementation: Any, lhs: Array, rhs: Array, sizes: Array) -> Array:
     return grouped_matmul(lhs, rhs, sizes, implementation=implementation, chip=chip)
+
+
+def _gated(chip: Chip, implementation: Any, x: Array, gate: Array, up: Array, sizes: Array) -> Array:
+    return grouped_matmul(x, gate, sizes, up=up, activation="silu", implementation=implementation, chip=chip)
 
 
 def _xla(lhs: Array, rhs: Array, sizes: Array) -> Array:

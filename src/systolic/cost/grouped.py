@@ -67,10 +67,10 @@ def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> Modelle
     schedule = GroupedSchedule.of(spec, config, chip)
     item, item_out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
     strided = schedule.grid_n > 1 and not spec.transpose_rhs
-    weights_us = _copy_us(spec.k * schedule.tile_n * item, spec.k // 8 if strided else 1, chip)
+    weights_us = spec.products * _copy_us(spec.k * schedule.tile_n * item, spec.k // 8 if strided else 1, chip)
     blocks = {
         one.rows: _block_cycles(spec, one.rows, one.depth, one.columns, chip)
-        * (spec.k // one.depth * (schedule.tile_n // one.columns))
+        * (spec.products * (spec.k // one.depth) * (schedule.tile_n // one.columns))
         for one in schedule.blocks
     }
 
@@ -170,7 +170,7 @@ def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
     item, bytes_free = dtype_bytes(spec.dtype), buffer_bytes(chip)
     multiple = registers_rows(spec.dtype, spec.dtype_out)
     most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
-    sides = [side for side in _sides(spec.n, _LEAST_COLUMNS) if spec.k * side * item <= bytes_free / 4]
+    sides = [side for side in _sides(spec.n, _LEAST_COLUMNS) if spec.products * spec.k * side * item <= bytes_free / 4]
     for tile_n in sides or [_sides(spec.n, _LEAST_COLUMNS)[0]]:
         for wanted in _BLOCK_ROWS:
             rows = min(wanted, padded(spec.m, multiple))

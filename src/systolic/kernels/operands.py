@@ -134,16 +134,20 @@ def multiply(lhs: Operand, rhs: Operand, subtile: Subtile, spec: MatmulSpec) -> 
     def product(left: tuple[Array, ...], right: tuple[Array, ...]) -> Array:
         if len(left) == 1:
             return dot(*left, *right)
-        (lhs_high, lhs_low), (rhs_high, rhs_low) = left, right
-        small = dot(lhs_low, rhs_high) + dot(lhs_high, rhs_low)
-        # An infinite element has no low part: it makes NaN of the small products, ∞ − ∞ and ∞ · 0. The high ones are
-        # right.
-        return jnp.where(small == small, small, 0.0) + dot(lhs_high, rhs_high)
+        return of_halves(dot, left, right)
 
     parts = 2 if is_split(spec) else 1
     lefts, rights = (list(zip(*[iter(values)] * parts, strict=True)) for values in (of_lhs, of_rhs))
     products = [product(left, right) for left, right in zip(lefts * (spec.products // len(lefts)), rights, strict=True)]
     return (products[0] + products[1],) if spec.pairing == "added" else tuple(products)
+
+
+def of_halves(dot: Callable[[Array, Array], Array], lhs: tuple[Array, ...], rhs: tuple[Array, ...]) -> Array:
+    """Three products of the high and the low half of each factor, as `split` makes them; the small ones first."""
+    (lhs_high, lhs_low), (rhs_high, rhs_low) = lhs, rhs
+    small = dot(lhs_low, rhs_high) + dot(lhs_high, rhs_low)
+    # An infinite element has no low part: it makes NaN of the small products, ∞ − ∞ and ∞ · 0. The high ones are right.
+    return jnp.where(small == small, small, 0.0) + dot(lhs_high, rhs_high)
 
 
 def split(block: Array) -> tuple[Array, Array]:

@@ -102,7 +102,7 @@ class GroupedSchedule:
         most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
         panels = 1 if tiles.tile_m >= most_rows else 2
         rows = panels * tiles.tile_m + config.subtile_m
-        ring = (spec.k, tiles.tile_n)
+        ring = (spec.products, spec.k, tiles.tile_n)
         fixed = [
             VmemBuffer(name="rows", shape=(rows, padded(spec.k, LANES)), dtype=spec.dtype, copies=1),
             VmemBuffer(name="shared rows", shape=(multiple, spec.n), dtype=spec.dtype_out, copies=1),
@@ -111,7 +111,7 @@ class GroupedSchedule:
             fixed.append(VmemBuffer(name="row scale", shape=(rows, LANES), dtype="float32", copies=1))
         blocks = _row_blocks(spec, config, multiple, chip)
         if blocks[0].depth < spec.k:
-            shape = (blocks[0].rows, blocks[0].columns)
+            shape = (spec.products, blocks[0].rows, blocks[0].columns)
             fixed.append(VmemBuffer(name="acc", shape=shape, dtype=spec.dtype_accumulator, copies=1))
         weight = VmemBuffer(name="rhs", shape=ring, dtype=spec.dtype, copies=1)
         out = VmemBuffer(name="out", shape=(config.subtile_m, tiles.tile_n), dtype=spec.dtype_out, copies=1)
@@ -195,7 +195,7 @@ class GradientSchedule:
         depths = (config.subtile_m, half) if half % multiple == 0 and half >= multiple else (config.subtile_m,)
         most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
         columns = config.subtile_n
-        cycles = config.subtile_m * columns / macs_per_cycle(spec.dtype, chip)
+        cycles = spec.passes * config.subtile_m * columns / macs_per_cycle(spec.dtype, chip)
         return cls(
             row_multiple=multiple,
             most_rows=tiles.tile_m,
@@ -231,7 +231,8 @@ def _row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Ch
     some = {padded(int(config.subtile_m * one), multiple) for one in fractions}
     rows = sorted({one for one in some if one >= min(_LEAST_ROWS, config.subtile_m)}, reverse=True)
     cycles = _most_cycles(chip) * (2 if is_large else 1)
-    most = int(cycles * macs_per_cycle(spec.dtype, chip) / (config.subtile_m * config.subtile_n))
+    macs = spec.passes * spec.products * config.subtile_m * config.subtile_n
+    most = int(cycles * macs_per_cycle(spec.dtype, chip) / macs)
     depth = spec.k if spec.k % LANES else largest_divisor(spec.k, LANES, most)
     return tuple(RowBlock(rows=one, columns=config.subtile_n, depth=depth) for one in rows)
 

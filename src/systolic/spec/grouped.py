@@ -28,8 +28,8 @@ class GroupedSizes:
                 raise SpecError(f"{name}={size}: it has to be a number from 1 to {LARGEST_SIZE}")
         for dtype in (self.dtype, self.dtype_out):
             dtype_bytes(dtype)
-        if self.precision not in ("default", "highest"):
-            raise SpecError(f"precision={self.precision!r}: grouped products have default and highest")
+        if self.precision not in PASSES:
+            raise SpecError(f"precision={self.precision!r} is not known; use {', '.join(PASSES)}")
 
     @property
     def dtype_multiplied(self) -> str:
@@ -64,6 +64,8 @@ class GroupedSpec(GroupedSizes):
       bias: whether a row of [groups, n] is added to each row of its group.
       activation: the name of a function of the sum and the bias.
       row_scale: whether each row of the result is multiplied by a number of its own.
+      gated: whether the function of the first product is multiplied by a second one, lhs[rows of group g] @ up[g].
+      side_by_side: whether rhs and up are one array, the columns of up behind those of rhs.
 
     Raises:
       SpecError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown.
@@ -73,6 +75,18 @@ class GroupedSpec(GroupedSizes):
     bias: bool = False
     activation: str = ""
     row_scale: bool = False
+    gated: bool = False
+    side_by_side: bool = False
+
+    @property
+    def products(self) -> int:
+        """How many matrices of a group each of its rows meets."""
+        return 2 if self.gated else 1
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of all products."""
+        return self.products * 2 * self.m * self.k * self.n
 
     @property
     def groups_with_rows(self) -> int:
@@ -82,7 +96,7 @@ class GroupedSpec(GroupedSizes):
     @property
     def least_hbm_bytes(self) -> int:
         """Each row, each matrix of a group that has rows, and the result once."""
-        read = self.m * self.k + self.groups_with_rows * self.k * self.n
+        read = self.m * self.k + self.products * self.groups_with_rows * self.k * self.n
         return read * dtype_bytes(self.dtype) + self.m * self.n * dtype_bytes(self.dtype_out)
 
 

@@ -24,8 +24,11 @@ LHS, RHS, SIZES = jnp.ones((16, 8)), jnp.ones((2, 8, 24)), np.array([9, 7])
         ({"rhs": jnp.ones((8, 24))}, "rhs"),
         ({"rhs": jnp.ones((2, 9, 24))}, "k=8 and 9"),
         ({"transpose_rhs": True}, "k=8 and 24"),
-        ({"rhs": RHS.astype(jnp.bfloat16)}, "one dtype"),
-        ({"lhs": LHS.astype(jnp.float8_e5m2), "rhs": RHS.astype(jnp.float8_e5m2)}, "float8_e5m2"),
+        ({"rhs": RHS.astype(jnp.uint8)}, "uint8"),
+        ({"up": RHS[:, :, :8]}, "up needs the shape"),
+        ({"up": RHS.astype(jnp.bfloat16)}, "up needs the shape and dtype"),
+        ({"up": RHS, "side_by_side": True}, "no up"),
+        ({"rhs": RHS[:, :, :23], "side_by_side": True}, "even number"),
         ({"group_sizes": np.array([9.0, 7.0])}, "group_sizes"),
         ({"group_sizes": np.array([[9, 7]])}, "group_sizes"),
         ({"group_sizes": np.array([9, 6, 1])}, "3 group_sizes for 2"),
@@ -34,7 +37,7 @@ LHS, RHS, SIZES = jnp.ones((16, 8)), jnp.ones((2, 8, 24)), np.array([9, 7])
         ({"bias": jnp.ones(24)}, "bias"),
         ({"row_scale": jnp.ones(2)}, "row_scale"),
         ({"activation": "glue"}, "glue"),
-        ({"precision": "high"}, "high"),
+        ({"precision": "higher"}, "higher"),
         ({"rows_per_group": 0}, "rows_per_group"),
     ],
 )
@@ -52,6 +55,9 @@ def test_dtypes_of_the_result() -> None:
     assert dtype("float16") == "float16"
     assert dtype("int8") == "int32"
     assert dtype("bfloat16", preferred_element_type="float32") == "float32"
+    assert dtype("int8", up=RHS.astype("int8")) == "float32"
+    assert systolic.grouped_matmul(LHS.astype("bfloat16"), RHS, SIZES).dtype == "float32"
+    assert systolic.grouped_matmul(LHS.astype("bfloat16"), RHS.astype("int8"), SIZES).dtype == "bfloat16"
 
 
 def test_where_no_tiles_fit_xla_multiplies() -> None:

@@ -21,6 +21,7 @@ from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.functions import as_dtype
+from systolic.kernels.grouped.dots import dot
 from systolic.kernels.grouped.registers import keep_rows, part
 from systolic.kernels.grouped.visits import Field, Groups, list_groups
 from systolic.kernels.launch import from_hbm
@@ -266,18 +267,11 @@ class _Kernel:
         its, schedule, spec = self.its, self.schedule, self.spec
         across = schedule.tile_n // schedule.block_n
         rows = pl.ds(self._rows(row), depth)
-        exact = spec.precision == "highest" and spec.dtype == "float32"
 
         def one(index: Any, carry: None) -> None:
             rows_out = part(lax.div(index, jnp.int32(across)), schedule.block_k, schedule.tile_k // schedule.block_k)
             columns = part(lax.rem(index, jnp.int32(across)), schedule.block_n, across)
-            total = lax.dot_general(
-                lhs[rows, rows_out],
-                cotangent[rows, columns],
-                (((0,), (0,)), ((), ())),
-                precision=lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT,
-                preferred_element_type=its.acc.dtype,
-            )
+            total = dot(lhs[rows, rows_out], cotangent[rows, columns], (0, 0), spec)
             before = its.acc[rows_out, columns]
             total = total + jnp.where(is_first, jnp.zeros_like(before), before)
             its.acc[rows_out, columns] = total

@@ -48,7 +48,6 @@ def grouped_product(
     its, dtype = schedule, jnp.dtype(spec.dtype)
     rows = its.panels * its.panel + its.blocks[0].rows
     weights = (its.tile_n, spec.k) if spec.transpose_rhs else (spec.k, its.tile_n)
-
     largest = its.blocks[0]
     has_acc = largest.depth < spec.k
 
@@ -60,9 +59,11 @@ def grouped_product(
         stored=pltpu.SMEM((its.out_slots + 1,), jnp.int32),
         rows=pltpu.VMEM((rows, spec.k), dtype),
         scale=pltpu.VMEM((rows, 1), jnp.float32) if spec.row_scale else None,
-        weights=pltpu.VMEM((its.weight_slots, *weights), dtype),
+        weights=pltpu.VMEM((its.weight_slots, spec.products, *weights), dtype),
         bias=slots(spec.bias, its.weight_slots, 1, its.tile_n),
-        acc=pltpu.VMEM((largest.rows, largest.columns), jnp.dtype(spec.dtype_accumulator)) if has_acc else None,
+        acc=pltpu.VMEM((spec.products, largest.rows, largest.columns), jnp.dtype(spec.dtype_accumulator))
+        if has_acc
+        else None,
         out=pltpu.VMEM((its.out_slots, its.blocks[0].rows, its.tile_n), jnp.dtype(spec.dtype_out)),
         shared=pltpu.VMEM((its.grid_n, its.row_multiple, its.tile_n), jnp.dtype(spec.dtype_out)),
         rows_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
@@ -76,9 +77,12 @@ def grouped_product(
         Steps(refs=refs, out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, activation=activation).run()
 
     given = [one for one in operands if one is not None]
-    arrays = operands if interpret else operands._replace(lhs=from_hbm(operands.lhs), rhs=from_hbm(operands.rhs))
+    placed = {} if interpret else {name: from_hbm(getattr(operands, name)) for name in ("lhs", "rhs")}
+    if operands.up is not None and not interpret:
+        placed["up"] = from_hbm(operands.up)
+    arrays = operands._replace(**placed)
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
-    places = GroupedOperands(scalars, scalars, hbm, hbm, hbm, hbm)
+    places = GroupedOperands(scalars, scalars, *[hbm] * (len(GroupedOperands._fields) - 2))
     return pl.pallas_call(
         kernel,
         in_specs=(GroupedOperands(*(None if one is None else at for one, at in zip(arrays, places, strict=True))),),

@@ -14,6 +14,7 @@ class GroupedOperands(NamedTuple):
     rhs: Any  # [groups, k, n], or [groups, n, k]
     bias: Any = None  # float32 [groups, 1, n]
     row_scale: Any = None  # float32 [m, 1]
+    up: Any = None  # as rhs; None: there is no second product, or rhs has its columns too
 
 
 class Buffers(NamedTuple):
@@ -25,7 +26,7 @@ class Buffers(NamedTuple):
     scale: Any
     weights: Any
     bias: Any
-    acc: Any  # the sum over k of a block, where that takes several stretches of code; else None
+    acc: Any  # [products, rows, columns], sums over k of a block, where that takes several stretches of code; else None
     out: Any
     shared: Any  # [grid_n, register, tile_n]
     rows_sem: Any

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.functions import as_dtype
+from systolic.kernels.grouped.dots import dot
 from systolic.kernels.grouped.product_arrays import Buffers, GroupedOperands
 from systolic.kernels.grouped.registers import part, wide
 from systolic.kernels.grouped.visits import Field, Groups, Listed, down, list_panels
@@ -78,6 +79,13 @@ class Steps:
     def _columns(self, tile: Any) -> Any:
         return part(tile, self.schedule.tile_n, self.schedule.grid_n)
 
+    def _weight_columns(self, tile: Any, product: int) -> Any:
+        schedule, spec = self.schedule, self.spec
+        if not spec.side_by_side:
+            return self._columns(tile)
+        begin = product * spec.n + tile * schedule.tile_n
+        return pl.ds(pl.multiple_of(begin, schedule.tile_n), schedule.tile_n)
+
     def _after(self, at: _At) -> _At:
         last = self._of(at, Field.LAST) == 1
         again = last & (at.tile < self.schedule.grid_n - 1)
@@ -118,11 +126,16 @@ class Steps:
 
     def _weight_copies(self, number: Any, at: _At) -> list[Any]:
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
-        group, columns, its, refs = self._of(at, Field.GROUP), self._columns(at.tile), self.its, self.refs
-        tile = (group, columns, slice(None)) if self.spec.transpose_rhs else (group, slice(None), columns)
-        found = [pltpu.make_async_copy(refs.rhs.at[tile], its.weights.at[slot], its.weights_sem.at[slot])]
+        group, its, refs, spec = self._of(at, Field.GROUP), self.its, self.refs, self.spec
+        found = []
+        for product in range(spec.products):
+            source = refs.up if product and not spec.side_by_side else refs.rhs
+            columns = self._weight_columns(at.tile, product)
+            tile = (group, columns, slice(None)) if spec.transpose_rhs else (group, slice(None), columns)
+            weights = its.weights.at[slot, product]
+            found.append(pltpu.make_async_copy(source.at[tile], weights, its.weights_sem.at[slot]))
         if refs.bias is not None:
-            bias = refs.bias.at[group, :, columns], its.bias.at[slot]
+            bias = refs.bias.at[group, :, self._columns(at.tile)], its.bias.at[slot]
             found.append(pltpu.make_async_copy(*bias, its.bias_sem.at[slot]))
         return found
 
@@ -172,11 +185,13 @@ class Steps:
 
         def one(index: Any, carry: None) -> None:
             columns = part(index, block.columns, schedule.tile_n // block.columns)
-            total = self._total(rows, slot, columns, block)
+            total, *up = (self._total(rows, slot, product, columns, block) for product in range(spec.products))
             if its.bias is not None:
                 total = total.astype(jnp.float32) + its.bias[slot, :, columns]
             if self.activation is not None:
                 total = self.activation(total.astype(jnp.float32))
+            if up:
+                total = total.astype(jnp.float32) * up[0].astype(jnp.float32)
             if its.scale is not None:
                 total = total.astype(jnp.float32) * its.scale[rows, :]
             its.out[out_slot, pl.ds(0, block.rows), columns] = as_dtype(total, spec.dtype_out)
@@ -185,27 +200,21 @@ class Steps:
         lax.fori_loop(0, schedule.tile_n // block.columns, one, None)
         return out_slot
 
-    def _total(self, rows: Any, slot: Any, columns: Any, block: RowBlock) -> Array:
-        """The product of a block with these columns of the weights, over all of k."""
+    def _total(self, rows: Any, slot: Any, product: int, columns: Any, block: RowBlock) -> Array:
+        """A product of a block with these columns of the weights, over all of k."""
         its, spec = self.its, self.spec
 
-        def product(depth: Any) -> Array:
-            weights = its.weights[slot, columns, depth] if spec.transpose_rhs else its.weights[slot, depth, columns]
-            exact = spec.precision == "highest" and spec.dtype == "float32"
-            return lax.dot_general(
-                its.rows[rows, depth],
-                weights,
-                (((1,), (1 if spec.transpose_rhs else 0,)), ((), ())),
-                precision=lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT,
-                preferred_element_type=jnp.dtype(spec.dtype_accumulator),
-            )
+        def partial(depth: Any) -> Array:
+            tile = (columns, depth) if spec.transpose_rhs else (depth, columns)
+            weights = its.weights[slot, product, *tile]
+            return dot(its.rows[rows, depth], weights, (1, 1 if spec.transpose_rhs else 0), spec)
 
         if its.acc is None:
-            return product(slice(None))
-        acc = its.acc.at[pl.ds(0, block.rows), :]
+            return partial(slice(None))
+        acc = its.acc.at[product, pl.ds(0, block.rows), :]
 
         def add(index: Any, carry: None) -> None:
-            found = product(part(index, block.depth, spec.k // block.depth))
+            found = partial(part(index, block.depth, spec.k // block.depth))
             acc[...] = jnp.where(index == 0, jnp.zeros_like(found), acc[...]) + found
             return carry
 

@@ -23,6 +23,8 @@ def grouped_matmul(
     group_sizes: Int[Array | np.ndarray, " all_groups"],
     *,
     group_offset: ArrayLike | None = None,
+    up: Shaped[Array | np.ndarray, "groups k n"] | None = None,
+    side_by_side: bool = False,
     bias: Shaped[Array, "groups n"] | ArrayLike | None = None,
     activation: str | Callable[[Array], Array] | None = None,
     row_scale: Shaped[Array, " m"] | ArrayLike | None = None,
@@ -36,6 +38,9 @@ def grouped_matmul(
 ) -> Shaped[Array, "m n"]:
     """`activation(lhs[rows of g] @ rhs[g] + bias[g]) · row_scale` for each group of rows, in one kernel on a TPU.
 
+    With `up` it is the gated product of an MLP, `activation(lhs @ rhs[g] + bias[g]) · (lhs @ up[g]) · row_scale`, in
+    one kernel too, which reads lhs once.
+
     The first `group_sizes[0]` rows are the first group's, and so on, as `jax.lax.ragged_dot` takes them. Rows behind
     the last group are zero in the result, whatever they hold. It is differentiable in reverse mode to any order, and
     works under `jit`, `vmap` (one after another), `checkpoint`, `scan` and `shard_map`.
@@ -44,15 +49,21 @@ def grouped_matmul(
     same. On chips whose device has two TensorCores, v4 and v5p, the kernel uses one.
 
     Args:
-      lhs: [m, k] float32, bfloat16 or int8.
-      rhs: [groups, k, n] of the same dtype; [groups, n, k] with `transpose_rhs`.
+      lhs: [m, k]; dtypes as in `systolic.matmul`. Of two different ones, the narrower operand is converted to the other
+        dtype ahead of the kernel.
+      rhs: [groups, k, n]; [groups, n, k] with `transpose_rhs`.
       group_sizes: rows of each group. Below zero counts as zero; rows past m do not count.
       group_offset: number of the first group that `rhs` has the matrix of, as with experts on several devices: rows of
         other groups are zero in the result. None: `rhs` has all groups.
+      up: as rhs, whose product with lhs the first one's function is multiplied by.
+      side_by_side: rhs is one array of both, [groups, k, 2n], the columns of up behind those of the first; [groups, 2n,
+        k] with `transpose_rhs`. Its gradient is one array and takes one kernel, as does that of lhs. Where n is no
+        multiple of 256, XLA copies the two halves.
       bias: [groups, n].
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       row_scale: [m], such as a router's weights.
-      precision: of float32 operands: DEFAULT, one bfloat16 pass, or HIGHEST. None: `jax.default_matmul_precision`.
+      precision: of float32 operands, as in `systolic.matmul`: DEFAULT, HIGH or HIGHEST, one, three or six bfloat16
+        passes. None: `jax.default_matmul_precision`.
       preferred_element_type: of the result. Default: that of the operands, int32 for int8.
       rows_per_group: that are expected in a group that has any, for the choice of tiles. None: m / groups.
       implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
@@ -76,6 +87,8 @@ def grouped_matmul(
         rhs,
         group_sizes,
         group_offset=group_offset,
+        up=up,
+        side_by_side=side_by_side,
         bias=bias,
         activation=activation,
         row_scale=row_scale,

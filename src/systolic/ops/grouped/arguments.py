@@ -16,9 +16,10 @@ from systolic.ops.epilogue import activation_of
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.matmul.arguments import precision_named
 from systolic.ops.matmul.product import Backend
-from systolic.spec import SpecError
+from systolic.spec import MatmulSpec, SpecError
 
-_DTYPES = ("float32", "bfloat16", "int8")
+# Columns of which each product of one array has to have a multiple.
+_WHOLE_BLOCKS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,7 +36,8 @@ class Call:
     @property
     def is_plain(self) -> bool:
         """Whether the sum is only cast."""
-        return not self.product.activation and self.fused.bias is None and self.fused.row_scale is None
+        is_one = not self.product.side_by_side
+        return is_one and not self.product.activation and all(one is None for one in self.fused)
 
 
 def canonical(
@@ -44,6 +46,8 @@ def canonical(
     group_sizes: Any,
     *,
     group_offset: Any,
+    up: Any,
+    side_by_side: bool,
     bias: Any,
     activation: Any,
     row_scale: Any,
@@ -64,8 +68,22 @@ def canonical(
     said = f"lhs{list(left.shape)}, rhs{list(right.shape)}{' transposed' if transpose_rhs else ''}"
     if k != inner:
         raise SpecError(f"{said}: k={k} and {inner}; the inner sizes have to agree: check transpose_rhs")
-    if left.dtype != right.dtype:
-        raise SpecError(f"lhs is {left.dtype.name}, rhs {right.dtype.name}; grouped_matmul takes one dtype: cast one")
+    if side_by_side:
+        n, rest = divmod(n, 2)
+        if rest or up is not None:
+            raise SpecError(f"{said} and side_by_side: it needs an even number of columns, and no up")
+        if n % _WHOLE_BLOCKS:  # blocks of one must not reach into the other
+            right, up = jnp.split(right, 2, axis=1 if transpose_rhs else 2)
+            side_by_side = False
+    second = None if up is None else _matrix(up, "up", 3)
+    if second is not None and (second.shape, second.dtype) != (right.shape, right.dtype):
+        said += f" {right.dtype.name}, up{list(second.shape)} {second.dtype.name}"
+        raise SpecError(f"{said}; up needs the shape and dtype of rhs")
+    # The kernel multiplies one dtype: the other operand is converted ahead of it.
+    one = MatmulSpec(m=1, k=1, n=1, dtype_lhs=left.dtype.name, dtype_rhs=right.dtype.name, dtype_out="float32")
+    dtype = one.dtype_multiplied
+    left, right = left.astype(dtype), right.astype(dtype)
+    second = None if second is None else second.astype(dtype)
     sizes = _sizes(group_sizes, m)
     offset = None if group_offset is None else jnp.asarray(group_offset, jnp.int32).reshape(1)
     every = sizes.shape[0]
@@ -77,21 +95,20 @@ def canonical(
     if rows_per_group is not None and operator.index(rows_per_group) < 1:
         raise SpecError(f"rows_per_group={rows_per_group}; use a number from 1 up, or leave it out")
     name, function = activation_of(activation, in_kernel=backend.implementation != "xla" and bool(backend.chip))
-    dtype = left.dtype.name
-    named = precision_named(precision)
-    if named == "high":
-        raise SpecError("precision='high' is not there for groups; use default or highest")
     dtype_out = result_dtype((dtype, dtype), (given_dtype(lhs, "lhs"), given_dtype(rhs, "rhs")), preferred_element_type)
+    if preferred_element_type is None and dtype_out == "int32" and (side_by_side or second is not None):
+        dtype_out = "float32"
     product = GroupedProduct(
         backend=backend,
-        precision=named,
+        precision=precision_named(precision),
         dtype_out="float32" if dtype_out == "float16" else dtype_out,  # which a kernel cannot store
         rows_per_group=rows_per_group or max(-(-m // max(every, 1)), 1),
         transpose_rhs=transpose_rhs,
+        side_by_side=side_by_side,
         activation=name,
         function=function,
     )
-    fused = Fused(bias=_beside(bias, "bias", (groups, n)), row_scale=_beside(row_scale, "row_scale", (m,)))
+    fused = Fused(bias=_beside(bias, "bias", (groups, n)), row_scale=_beside(row_scale, "row_scale", (m,)), up=second)
     grouping = Grouping(sizes, offset)
     return Call(product=product, lhs=left, rhs=right, grouping=grouping, fused=fused, dtype=dtype_out)
 
@@ -100,8 +117,6 @@ def _matrix(value: Any, name: str, dimensions: int) -> Array:
     array = operand(value, name)
     if array.ndim != dimensions:
         raise SpecError(f"{name} of shape {list(array.shape)} has to have {dimensions} dimensions")
-    if array.dtype.name not in _DTYPES:
-        raise SpecError(f"{name} is {array.dtype.name}; grouped_matmul takes {', '.join(_DTYPES)}")
     return array
 
 

@@ -87,8 +87,10 @@ def _fused_forward(
     """The derivative of the activation needs the sum, so that is stored, and XLA does the rest."""
 
     def in_two(lhs: Array, rhs: Array, fused: Fused) -> Array:
-        total: Any = multiply(product.plain.anew(dtype_out=_kept_dtype(lhs)), lhs, rhs, grouping)
-        return finished(product, total, rows_of(lhs.shape[0], rhs.shape[0], grouping), fused)
+        one = product.plain.anew(dtype_out=_kept_dtype(lhs))
+        total: Any = multiply(one, lhs, rhs, grouping)
+        up: Any = multiply(one, lhs, fused.up, grouping) if fused.up is not None else None
+        return finished(product, total, up, rows_of(lhs.shape[0], rhs.shape[0], grouping), fused)
 
     return jax.vjp(in_two, lhs, rhs, fused)
 

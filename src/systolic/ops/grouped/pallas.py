@@ -35,7 +35,7 @@ def _product(product: GroupedProduct, plans: Plans, lhs: Array, rhs: Array, grou
     chip, m = product.backend.chip, lhs.shape[0]
     assert chip is not None  # else it is computed by XLA
     lhs = _of_whole_registers(_on_tpu(product, lhs), product.dtype_out)
-    bias, row_scale = fused
+    bias, row_scale, up = fused
     if bias is not None:
         bias = bias.astype(jnp.float32)[:, None, :]
     if row_scale is not None:
@@ -45,7 +45,7 @@ def _product(product: GroupedProduct, plans: Plans, lhs: Array, rhs: Array, grou
     # A TPU's scalar unit has 32 bits, and so has every number in a kernel.
     with jax.enable_x64(False), tracing_for(chip):
         out = grouped_product(
-            GroupedOperands(grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale),
+            GroupedOperands(grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale, up),
             spec=spec,
             schedule=GroupedSchedule.of(spec, chosen.config, chip),
             activation=product.function,

@@ -48,7 +48,8 @@ class GroupedOp(_Grouped):
 
     def words(self, spec: GroupedSpec) -> tuple[str, str, str]:
         """Sizes, dtypes and what is fused."""
-        fused = ("bias" if spec.bias else "", spec.activation, "row scale" if spec.row_scale else "")
+        gated = f"times a second product{', side by side' if spec.side_by_side else ''}" if spec.gated else ""
+        fused = ("bias" if spec.bias else "", spec.activation, gated, "row scale" if spec.row_scale else "")
         turned = "transpose_rhs" if spec.transpose_rhs else ""
         return (
             f"{spec.m} × {spec.k} × {spec.n} (m k n) in {spec.groups} groups",

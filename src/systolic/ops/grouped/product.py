@@ -22,6 +22,7 @@ class Fused(NamedTuple):
 
     bias: Any = None  # [groups, n]
     row_scale: Any = None  # [m]
+    up: Any = None  # the second right-hand side, as the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class GroupedProduct:
     dtype_out: str
     rows_per_group: int
     transpose_rhs: bool = False
+    side_by_side: bool = False  # rhs has the columns of a second right-hand side behind its own
     activation: str = ""  # its name
     function: Callable[..., Any] | None = None  # and what it stands for
 
@@ -43,12 +45,13 @@ class GroupedProduct:
     @property
     def plain(self) -> GroupedProduct:
         """The product without what is done to the sum."""
-        return replace(self, activation="", function=None)
+        return replace(self, activation="", function=None, side_by_side=False)
 
     def spec(self, lhs: Any, rhs: Any, fused: Fused) -> GroupedSpec:
         """Sizes and dtypes, as the planner takes them."""
         groups, k, n = rhs.shape
         k, n = (n, k) if self.transpose_rhs else (k, n)
+        n = n // 2 if self.side_by_side else n
         return GroupedSpec(
             m=lhs.shape[0],
             k=k,
@@ -62,6 +65,8 @@ class GroupedProduct:
             bias=fused.bias is not None,
             activation=self.activation,
             row_scale=fused.row_scale is not None,
+            gated=self.side_by_side or fused.up is not None,
+            side_by_side=self.side_by_side,
         )
 
     def gradient_spec(self, lhs: Any, cotangent: Any, groups: int) -> GroupedGradientSpec:

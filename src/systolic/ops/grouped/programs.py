@@ -36,8 +36,11 @@ class GroupedPrograms:
     def arguments(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Rows, matrices, and what is fused; the sizes of groups are in the program."""
         spec, dtype = self.computed, jnp.dtype(self.computed.dtype)
-        matrix = (spec.n, spec.k) if spec.transpose_rhs else (spec.k, spec.n)
-        found = [jax.ShapeDtypeStruct((spec.m, spec.k), dtype), jax.ShapeDtypeStruct((spec.groups, *matrix), dtype)]
+        n = 2 * spec.n if spec.side_by_side else spec.n
+        matrices = jax.ShapeDtypeStruct((spec.groups, *((n, spec.k) if spec.transpose_rhs else (spec.k, n))), dtype)
+        found = [jax.ShapeDtypeStruct((spec.m, spec.k), dtype), matrices]
+        if spec.gated and not spec.side_by_side:
+            found.append(matrices)
         if spec.bias:
             found.append(jax.ShapeDtypeStruct((spec.groups, spec.n), jnp.float32))
         if spec.row_scale:
@@ -108,14 +111,22 @@ def _static(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, config: KernelC
 
 def _product(spec: GroupedSpec, chip: Chip, config: KernelConfig | None, *arrays: Array) -> Array:
     name, function = activation_of(spec.activation or None)
-    product = replace(_static(spec, chip, config), transpose_rhs=spec.transpose_rhs, activation=name, function=function)
+    product = replace(
+        _static(spec, chip, config),
+        transpose_rhs=spec.transpose_rhs,
+        side_by_side=spec.side_by_side,
+        activation=name,
+        function=function,
+    )
     lhs, rhs, *beside = arrays
     return product_by_pallas(product, lhs, rhs, _grouping(spec), _fused(spec, beside))
 
 
 def _fused(spec: GroupedSpec, beside: list[Array]) -> Fused:
     rest = iter(beside)
-    return Fused(bias=next(rest) if spec.bias else None, row_scale=next(rest) if spec.row_scale else None)
+    up = next(rest) if spec.gated and not spec.side_by_side else None
+    bias, row_scale = (next(rest) if there else None for there in (spec.bias, spec.row_scale))
+    return Fused(bias=bias, row_scale=row_scale, up=up)
 
 
 def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
@@ -125,6 +136,8 @@ def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arra
         lhs,
         rhs,
         _grouping(spec).sizes,
+        up=fused.up,
+        side_by_side=spec.side_by_side,
         bias=fused.bias,
         activation=spec.activation or None,
         row_scale=fused.row_scale,
@@ -142,18 +155,26 @@ def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
     lhs, rhs, *beside = arrays
     fused, sizes = _fused(spec, beside), np.array(typical_sizes(spec.groups, spec.m, spec.rows_per_group))
     _, function = activation_of(spec.activation or None)
-    is_plain = not (spec.bias or spec.row_scale or function)
-    out = lax.ragged_dot(
-        lhs,
-        rhs.swapaxes(1, 2) if spec.transpose_rhs else rhs,
-        _grouping(spec).sizes,
-        precision=lax.Precision[spec.precision.upper()],
-        preferred_element_type=jnp.dtype(spec.dtype_out if is_plain else spec.dtype_accumulator),
-    )
+    is_plain = not (spec.bias or spec.row_scale or function or spec.gated)
+
+    def product(matrices: Array) -> Array:
+        return lax.ragged_dot(
+            lhs,
+            matrices.swapaxes(1, 2) if spec.transpose_rhs else matrices,
+            _grouping(spec).sizes,
+            precision=lax.Precision[spec.precision.upper()],
+            preferred_element_type=jnp.dtype(spec.dtype_out if is_plain else spec.dtype_accumulator),
+        )
+
+    out, *up = jnp.split(product(rhs), 2, axis=1) if spec.side_by_side else [product(rhs)]
+    if fused.up is not None:
+        up = [product(fused.up)]
     if fused.bias is not None:
         out = out + fused.bias[np.repeat(np.arange(spec.groups), sizes)]
     if function is not None:
         out = function(out.astype(jnp.float32))
+    if up:
+        out = out.astype(jnp.float32) * up[0].astype(jnp.float32)
     if fused.row_scale is not None:
         out = out * fused.row_scale[:, None]
     return out.astype(spec.dtype_out)

@@ -19,29 +19,40 @@ ROWS_SUMMED = lax.RaggedDotDimensionNumbers(
 
 def product_by_xla(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
     """`lhs[rows of g] @ rhs[g]`, and what is done to the sum."""
-    rhs = rhs.swapaxes(1, 2) if product.transpose_rhs else rhs
     rows = _Rows(lhs.shape[0], rhs.shape[0], grouping)
+    total, up = (None if one is None else _sum(product, lhs, one, rows) for one in (rhs, fused.up))
+    assert total is not None
+    return finished(product, total, up, rows, fused)
+
+
+def _sum(product: GroupedProduct, lhs: Array, rhs: Array, rows: _Rows) -> Array:
+    rhs = rhs.swapaxes(1, 2) if product.transpose_rhs else rhs
     if 0 in (*lhs.shape, *rhs.shape):
-        total = jnp.zeros((lhs.shape[0], rhs.shape[2]), accumulator_dtype(lhs.dtype.name))
-    else:
-        total = lax.ragged_dot(
-            rows.first_to_front(rows.owned(lhs)),
-            rhs,
-            rows.sizes,
-            precision=lax.Precision[product.precision.upper()],
-            preferred_element_type=jnp.dtype(accumulator_dtype(lhs.dtype.name)),
-        )
-        total = rows.back_in_place(total)
-    return finished(product, total, rows, fused)
+        return jnp.zeros((lhs.shape[0], rhs.shape[2]), accumulator_dtype(lhs.dtype.name))
+    total = lax.ragged_dot(
+        rows.first_to_front(rows.owned(lhs)),
+        rhs,
+        rows.sizes,
+        precision=lax.Precision[product.precision.upper()],
+        preferred_element_type=jnp.dtype(accumulator_dtype(lhs.dtype.name)),
+    )
+    return rows.back_in_place(total)
 
 
-def finished(product: GroupedProduct, total: Array, rows: _Rows, fused: Fused) -> Array:
-    """What becomes of the sum: `activation(total + bias) · row_scale`, zero in rows that no group has."""
+def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Rows, fused: Fused) -> Array:
+    """What becomes of the sums: `activation(total + bias) · up · row_scale`, zero in rows that no group has.
+
+    Where both right-hand sides are one array, `total` has both sums side by side.
+    """
+    if product.side_by_side:
+        total, up = jnp.split(total, 2, axis=1)
     if fused.bias is not None:
         bias = fused.bias.astype(jnp.float32)[rows.group] if rows.groups else 0.0
         total = total.astype(jnp.float32) + bias
     if product.function is not None:
         total = product.function(total.astype(jnp.float32))
+    if up is not None:
+        total = total.astype(jnp.float32) * up.astype(jnp.float32)
     if fused.row_scale is not None:
         total = total.astype(jnp.float32) * fused.row_scale.astype(jnp.float32)[:, None]
     return as_dtype(rows.owned(total), product.dtype_out)
