@@ -71,6 +71,21 @@ def test_what_is_fused_and_sizes_that_no_register_divides() -> None:
     assert systolic.simulate(odd, *shapes("bfloat16", 200, 300), chip="v5e").time_us > 0
 
 
+def test_a_gated_product_into_an_array_in_three_passes() -> None:
+    """Both arrays of matrices are read once, and only rows of groups that are here are written."""
+
+    def gated(lhs: Any, rhs: Any, up: Any, existing: Any) -> Any:
+        here = {"group_offset": np.int32(1), "existing_out": existing}
+        return product(lhs, rhs[1:], chip="v6e", up=up[1:], activation="silu", precision="high", **here)
+
+    lhs, rhs = shapes("float32")
+    run = systolic.simulate(gated, lhs, rhs, rhs, jax.ShapeDtypeStruct((M, N), jnp.float32), chip="v6e")
+    kernel = next(one for one in run.cores[0].ops if "systolic_grouped" in one.name)
+    matrices, rows = 2 * 2 * K * N * 4, (sum(SIZES) - SIZES[0]) * 4
+    assert matrices + rows * K <= kernel.hbm_read_bytes <= matrices + (rows + 64 * 4) * K + 2 * 8 * N * 4 + 4096
+    assert rows * N <= kernel.hbm_written_bytes <= (rows + 32 * 4) * N
+
+
 def test_gradients() -> None:
     run = systolic.simulate(functools.partial(gradients, chip="v5e"), *shapes("bfloat16"), chip="v5e")
     assert sum("systolic_grouped" in one.name for one in run.cores[0].ops) == 2  # the forward product is not needed

@@ -254,6 +254,50 @@ def test_both_sums_over_k_in_several_stretches_of_code(monkeypatch: pytest.Monke
     np.testing.assert_array_equal(out, np.maximum(one, 0) * other)
 
 
+@functools.cache
+def into_an_array(dtype: str, implementation: Any) -> Callable[..., jax.Array]:
+    def product(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, offset: jax.Array, existing: jax.Array) -> jax.Array:
+        return systolic.grouped_matmul(
+            lhs,
+            rhs,
+            sizes,
+            group_offset=offset,
+            existing_out=existing,
+            implementation=CAREFUL if implementation == "interpret" else implementation,
+            preferred_element_type=dtype,
+        )
+
+    return jax.jit(product)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("sizes", "offset"),
+    [
+        ([3, 9, 0, 21, 7], 1),
+        ([0, 0, 0, 0, 70], 1),
+        ([5, 0, 3, 2, 60], 1),
+        ([16, 40, 0, 8, 0], 1),
+        ([33, 1, 1, 1, 1], 2),
+    ],
+)
+def test_rows_of_others_remain(sizes: list[int], offset: int, dtype: str, implementation: Any) -> None:
+    """Rows before, behind and between: the first and the last group may begin and end within one register."""
+    random = np.random.default_rng(0)
+    lhs = reference.small_integers(random, (72, 128), dtype)
+    rhs = reference.small_integers(random, (3, 128, 256), dtype)
+    existing = random.integers(100, 200, (72, 256)).astype(dtype)
+    starts = np.cumsum([0, *sizes])
+    expected = existing.astype(np.float64)
+    mine = slice(starts[offset], starts[offset + 3])
+    expected[mine] = reference.product(lhs, rhs, sizes, offset).astype(dtype).astype(np.float64)[mine]
+    run = into_an_array(dtype, implementation)
+    out = run(lhs, rhs, np.array(sizes, np.int32), np.int32(offset), existing)
+    np.testing.assert_array_equal(np.asarray(out, np.float64), expected)
+    assert not races_found()
+
+
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_operands_of_two_dtypes(implementation: Any) -> None:
     random, sizes = np.random.default_rng(0), [13, 0, 22, 5]

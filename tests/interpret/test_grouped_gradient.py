@@ -57,6 +57,19 @@ def test_both_gradients(sizes: list[int], transpose_rhs: bool, implementation: A
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_gradient_of_what_the_result_is_written_into(implementation: Any) -> None:
+    """It is the cotangent in rows that remain, and zero in the others."""
+    sizes, cotangent = [13, 0, 22, 5], np.ones((48, 128), np.float32)
+    lhs, rhs = np.ones((48, 128), np.float32), np.ones((4, 128, 128), np.float32)
+
+    def product(existing: Any) -> Any:
+        return systolic.grouped_matmul(lhs, rhs, np.array(sizes), existing_out=existing, implementation=implementation)
+
+    (found,) = jax.vjp(product, cotangent)[1](cotangent)
+    np.testing.assert_array_equal(found, np.where(np.arange(48)[:, None] < 40, 0, 1) * cotangent)
+
+
 @pytest.mark.parametrize("joined", [False, True])
 def test_gradients_of_a_gated_product(joined: bool) -> None:
     """Of rows and of both weights, beside plain JAX in which every row is multiplied by the matrix of its group."""

@@ -66,6 +66,7 @@ class GroupedSpec(GroupedSizes):
       row_scale: whether each row of the result is multiplied by a number of its own.
       gated: whether the function of the first product is multiplied by a second one, lhs[rows of group g] @ up[g].
       side_by_side: whether rhs and up are one array, the columns of up behind those of rhs.
+      existing_out: whether the result is written into an array, whose rows remain where no group has them.
 
     Raises:
       SpecError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown.
@@ -77,6 +78,7 @@ class GroupedSpec(GroupedSizes):
     row_scale: bool = False
     gated: bool = False
     side_by_side: bool = False
+    existing_out: bool = False
 
     @property
     def products(self) -> int:

@@ -36,6 +36,7 @@ LHS, RHS, SIZES = jnp.ones((16, 8)), jnp.ones((2, 8, 24)), np.array([9, 7])
         ({"group_sizes": np.array([9, 8])}, "17 rows"),
         ({"bias": jnp.ones(24)}, "bias"),
         ({"row_scale": jnp.ones(2)}, "row_scale"),
+        ({"existing_out": jnp.ones((16, 8))}, "existing_out"),
         ({"activation": "glue"}, "glue"),
         ({"precision": "higher"}, "higher"),
         ({"rows_per_group": 0}, "rows_per_group"),

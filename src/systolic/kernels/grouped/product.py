@@ -23,6 +23,7 @@ from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.grouped.product_arrays import Buffers, GroupedOperands
+from systolic.kernels.grouped.product_outputs import Outputs
 from systolic.kernels.grouped.product_steps import Fn, Steps
 from systolic.kernels.grouped.visits import Field
 from systolic.kernels.launch import from_hbm
@@ -39,7 +40,7 @@ def grouped_product(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "m n"]:
-    """The product; rows that no group has are zero.
+    """The product; rows that no group has are zero, or those of the array that it is written into.
 
     Args:
       operands: `m` is a multiple of `schedule.row_multiple`.
@@ -74,7 +75,8 @@ def grouped_product(
     )
 
     def kernel(refs: GroupedOperands, out_hbm: Any, its: Buffers) -> None:
-        Steps(refs=refs, out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, activation=activation).run()
+        outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule)
+        Steps(refs=refs, its=its, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
 
     given = [one for one in operands if one is not None]
     placed = {} if interpret else {name: from_hbm(getattr(operands, name)) for name in ("lhs", "rhs")}
@@ -89,6 +91,7 @@ def grouped_product(
         out_specs=hbm,
         out_shape=shape_with_mesh_axes((spec.m, spec.n), jnp.dtype(spec.dtype_out), given),
         scratch_shapes=(buffers,),
+        input_output_aliases={} if arrays.existing is None else {len(given) - 1: 0},
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
         cost_estimate=pl.CostEstimate(
             flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes

@@ -15,6 +15,7 @@ class GroupedOperands(NamedTuple):
     bias: Any = None  # float32 [groups, 1, n]
     row_scale: Any = None  # float32 [m, 1]
     up: Any = None  # as rhs; None: there is no second product, or rhs has its columns too
+    existing: Any = None  # [m, n], which the result is written into
 
 
 class Buffers(NamedTuple):
@@ -34,3 +35,10 @@ class Buffers(NamedTuple):
     weights_sem: Any
     bias_sem: Any
     out_sem: Any
+
+
+class At(NamedTuple):
+    """A step: one visit and one tile of columns."""
+
+    visit: Any
+    tile: Any

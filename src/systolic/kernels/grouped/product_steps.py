@@ -13,27 +13,21 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.functions import as_dtype
 from systolic.kernels.grouped.dots import dot
-from systolic.kernels.grouped.product_arrays import Buffers, GroupedOperands
-from systolic.kernels.grouped.registers import part, wide
-from systolic.kernels.grouped.visits import Field, Groups, Listed, down, list_panels
+from systolic.kernels.grouped.product_arrays import At, Buffers, GroupedOperands
+from systolic.kernels.grouped.product_outputs import Outputs, columns_of, rows_of
+from systolic.kernels.grouped.registers import part
+from systolic.kernels.grouped.visits import Field, Groups, list_panels
 from systolic.schedule.grouped import GroupedSchedule, RowBlock
 from systolic.spec import GroupedSpec
 
 Fn = Callable[[Array], Array]
 
 
-class _At(NamedTuple):
-    """A step: one visit and one tile of columns."""
-
-    visit: Any
-    tile: Any
-
-
 class _Front(NamedTuple):
     """The next step whose copies are to be started."""
 
     number: Any
-    at: _At
+    at: At
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,11 +35,11 @@ class Steps:
     """All steps of a product, with their copies."""
 
     refs: GroupedOperands
-    out_hbm: Any
     its: Buffers
     spec: GroupedSpec
     schedule: GroupedSchedule
     activation: Fn | None
+    outputs: Outputs
 
     def run(self) -> None:
         """Lists the visits, takes all steps, and stores the rows that no group has."""
@@ -53,43 +47,34 @@ class Steps:
         groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
         listed = list_panels(groups, its.table, schedule)
         steps = listed.visits * schedule.grid_n
-        its.shared[...] = jnp.zeros_like(its.shared)
-        for slot in range(schedule.out_slots + 1):
-            its.stored[slot] = 0
+        self.outputs.begin(listed)
         zero = jnp.int32(0)
-        begin = _At(zero, zero)
+        begin = At(zero, zero)
         front = self._fetch(steps, zero, zero, _Front(zero, begin))
 
-        def step(number: Any, state: tuple[_Front, _At]) -> tuple[_Front, _At]:
+        def step(number: Any, state: tuple[_Front, At]) -> tuple[_Front, At]:
             front, at = state
             front = self._fetch(steps, number, self._of(at, Field.PANEL), front)
             self._step(number, at)
             return front, self._after(at)
 
         lax.fori_loop(0, steps, step, (front, begin))
-        self._drain()
-        self._zero_rest(listed)
+        self.outputs.end(listed)
 
-    def _of(self, at: _At, field: int) -> Any:
+    def _of(self, at: At, field: int) -> Any:
         return self.its.table[field, at.visit]
-
-    def _rows(self, row: Any) -> Any:
-        return pl.multiple_of(row, self.schedule.row_multiple)
-
-    def _columns(self, tile: Any) -> Any:
-        return part(tile, self.schedule.tile_n, self.schedule.grid_n)
 
     def _weight_columns(self, tile: Any, product: int) -> Any:
         schedule, spec = self.schedule, self.spec
         if not spec.side_by_side:
-            return self._columns(tile)
+            return columns_of(self.schedule, tile)
         begin = product * spec.n + tile * schedule.tile_n
         return pl.ds(pl.multiple_of(begin, schedule.tile_n), schedule.tile_n)
 
-    def _after(self, at: _At) -> _At:
+    def _after(self, at: At) -> At:
         last = self._of(at, Field.LAST) == 1
         again = last & (at.tile < self.schedule.grid_n - 1)
-        return _At(
+        return At(
             jnp.where(again, self._of(at, Field.FIRST), at.visit + 1),
             jnp.where(last, jnp.where(again, at.tile + 1, 0), at.tile),
         )
@@ -112,11 +97,11 @@ class Steps:
 
         return lax.while_loop(has_room, start, front)
 
-    def _row_copies(self, number: Any, at: _At) -> list[Any]:
+    def _row_copies(self, number: Any, at: At) -> list[Any]:
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
-        size = self._rows(self._of(at, Field.SIZE))
-        source = pl.ds(self._rows(self._of(at, Field.BEGIN)), size)
-        target = pl.ds(self._rows(self._of(at, Field.PLACE)), size)
+        size = rows_of(self.schedule, self._of(at, Field.SIZE))
+        source = pl.ds(rows_of(self.schedule, self._of(at, Field.BEGIN)), size)
+        target = pl.ds(rows_of(self.schedule, self._of(at, Field.PLACE)), size)
         its, refs = self.its, self.refs
         found = [pltpu.make_async_copy(refs.lhs.at[source, :], its.rows.at[target, :], its.rows_sem.at[slot])]
         if refs.row_scale is not None:
@@ -124,7 +109,7 @@ class Steps:
             found.append(pltpu.make_async_copy(*scale, its.scale_sem.at[slot]))
         return found
 
-    def _weight_copies(self, number: Any, at: _At) -> list[Any]:
+    def _weight_copies(self, number: Any, at: At) -> list[Any]:
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
         group, its, refs, spec = self._of(at, Field.GROUP), self.its, self.refs, self.spec
         found = []
@@ -135,16 +120,11 @@ class Steps:
             weights = its.weights.at[slot, product]
             found.append(pltpu.make_async_copy(source.at[tile], weights, its.weights_sem.at[slot]))
         if refs.bias is not None:
-            bias = refs.bias.at[group, :, self._columns(at.tile)], its.bias.at[slot]
+            bias = refs.bias.at[group, :, columns_of(self.schedule, at.tile)], its.bias.at[slot]
             found.append(pltpu.make_async_copy(*bias, its.bias_sem.at[slot]))
         return found
 
-    def _out_copy(self, slot: Any, rows: Any, row: Any, tile: Any) -> Any:
-        rows, its = self._rows(rows), self.its
-        target = self.out_hbm.at[pl.ds(self._rows(row), rows), self._columns(tile)]
-        return pltpu.make_async_copy(its.out.at[slot, pl.ds(0, rows), :], target, its.out_sem.at[slot])
-
-    def _step(self, number: Any, at: _At) -> None:
+    def _step(self, number: Any, at: At) -> None:
         for copy in self._row_copies(number, at):
             pl.when(at.tile == 0)(copy.wait)
         for copy in self._weight_copies(number, at):
@@ -156,7 +136,7 @@ class Steps:
 
         def whole(index: Any, carry: None) -> None:
             row = index * largest.rows
-            self._store(at, row, largest.rows, self._multiply(at, slot, row, largest))
+            self.outputs.store(at, row, largest.rows, self._multiply(at, slot, row, largest))
             return carry
 
         lax.fori_loop(0, count, whole, None)
@@ -172,16 +152,16 @@ class Steps:
         if smaller:
             used = self.its.stored[self.schedule.out_slots]
             last = jnp.where(used == 0, self.schedule.out_slots - 1, used - 1)
-            pl.when(rest > 0)(lambda: self._store(at, row, largest.rows, last))
+            pl.when(rest > 0)(lambda: self.outputs.store(at, row, largest.rows, last))
 
-    def _multiply(self, at: _At, slot: Any, row: Any, block: RowBlock) -> Any:
+    def _multiply(self, at: At, slot: Any, row: Any, block: RowBlock) -> Any:
         """A block of rows with all columns of the tile, into the next slot of the ring of results."""
         its, spec, schedule = self.its, self.spec, self.schedule
         out_slot = its.stored[schedule.out_slots]
         its.stored[schedule.out_slots] = jnp.where(out_slot == schedule.out_slots - 1, 0, out_slot + 1)
         before = its.stored[out_slot]
-        pl.when(before > 0)(lambda: self._out_copy(out_slot, before, 0, 0).wait())
-        rows = pl.ds(self._rows(self._of(at, Field.PLACE) + row), block.rows)
+        pl.when(before > 0)(lambda: self.outputs.copy(out_slot, before, 0, 0).wait())
+        rows = pl.ds(rows_of(self.schedule, self._of(at, Field.PLACE) + row), block.rows)
 
         def one(index: Any, carry: None) -> None:
             columns = part(index, block.columns, schedule.tile_n // block.columns)
@@ -220,79 +200,3 @@ class Steps:
 
         lax.fori_loop(0, spec.k // block.depth, add, None)
         return acc[...]
-
-    def _store(self, at: _At, row: Any, rows: int, slot: Any) -> None:
-        """Sends a block of at most so many rows to HBM, all but a last register that the next group shares."""
-        its, multiple = self.its, self.schedule.row_multiple
-        size, head, kept = (self._of(at, field) for field in (Field.SIZE, Field.HEAD, Field.KEPT))
-
-        @pl.when((head > 0) & (row == 0))
-        def _rows_of_groups_before() -> None:
-            number = lax.broadcasted_iota(jnp.int32, (multiple, self.schedule.tile_n), 0)
-            mine, theirs = wide(its.out[slot, pl.ds(0, multiple), :]), wide(its.shared[at.tile])
-            its.out[slot, pl.ds(0, multiple), :] = jnp.where(number < head, theirs, mine).astype(its.out.dtype)
-
-        @pl.when((kept < size) & (row + rows >= size))
-        def _left_for_the_next_group() -> None:
-            its.shared[at.tile] = its.out[slot, pl.ds(self._rows(size - multiple - row), multiple), :]
-
-        stored = jnp.clip(kept - row, 0, rows)
-        its.stored[slot] = stored
-        begin = self._of(at, Field.BEGIN) + row
-        pl.when(stored > 0)(lambda: self._out_copy(slot, stored, begin, at.tile).start())
-
-    def _drain(self) -> None:
-        def wait(slot: Any, carry: None) -> None:
-            rows = self.its.stored[slot]
-            pl.when(rows > 0)(lambda: self._out_copy(slot, rows, 0, 0).wait())
-            return carry
-
-        lax.fori_loop(0, self.schedule.out_slots, wait, None)
-
-    def _zero_rest(self, listed: Listed) -> None:
-        """Stores the last register of the last group, and zeros before the first group and behind the last one."""
-        its, schedule, multiple = self.its, self.schedule, self.schedule.row_multiple
-        used = listed.end - down(listed.end, multiple)
-        has_rows = listed.visits > 0
-
-        @pl.when((used > 0) & has_rows)
-        def _last_register() -> None:
-            number = lax.broadcasted_iota(jnp.int32, (multiple, schedule.tile_n), 0)
-
-            def store(tile: Any, carry: None) -> None:
-                rows = its.out.at[0, pl.ds(0, multiple), :]
-                rows[...] = jnp.where(number < used, wide(its.shared[tile]), 0).astype(its.out.dtype)
-                copy = self._out_copy(0, multiple, listed.end - used, tile)
-                copy.start()
-                copy.wait()
-                return carry
-
-            lax.fori_loop(0, schedule.grid_n, store, None)
-
-        rows = schedule.blocks[0].rows
-        before = jnp.where(has_rows, down(listed.begin, multiple), 0)
-        behind = jnp.where(has_rows, down(listed.end + multiple - 1, multiple), 0)
-
-        @pl.when((before > 0) | (behind < self.spec.m))
-        def _zeros() -> None:
-            its.out[0] = jnp.zeros_like(its.out[0])
-            for begin, end in ((jnp.int32(0), before), (behind, jnp.int32(self.spec.m))):
-                self._zero(begin, end, rows)
-
-    def _zero(self, begin: Any, end: Any, rows: int) -> None:
-        copies = lax.div(end - begin + (rows - 1), rows) * self.schedule.grid_n
-
-        def copy(index: Any) -> Any:
-            row = begin + lax.div(index, jnp.int32(self.schedule.grid_n)) * rows
-            return self._out_copy(0, jnp.minimum(rows, end - row), row, lax.rem(index, jnp.int32(self.schedule.grid_n)))
-
-        def start(index: Any, carry: None) -> None:
-            copy(index).start()
-            return carry
-
-        def wait(index: Any, carry: None) -> None:
-            copy(index).wait()
-            return carry
-
-        lax.fori_loop(0, copies, start, None)
-        lax.fori_loop(0, copies, wait, None)

@@ -28,6 +28,7 @@ def grouped_matmul(
     bias: Shaped[Array, "groups n"] | ArrayLike | None = None,
     activation: str | Callable[[Array], Array] | None = None,
     row_scale: Shaped[Array, " m"] | ArrayLike | None = None,
+    existing_out: Shaped[Array, "m n"] | None = None,
     transpose_rhs: bool = False,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
@@ -42,8 +43,8 @@ def grouped_matmul(
     one kernel too, which reads lhs once.
 
     The first `group_sizes[0]` rows are the first group's, and so on, as `jax.lax.ragged_dot` takes them. Rows behind
-    the last group are zero in the result, whatever they hold. It is differentiable in reverse mode to any order, and
-    works under `jit`, `vmap` (one after another), `checkpoint`, `scan` and `shard_map`.
+    the last group are zero in the result, whatever they hold, or those of `existing_out`. It is differentiable in
+    reverse mode to any order, and works under `jit`, `vmap` (one after another), `checkpoint`, `scan` and `shard_map`.
 
     On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses for a `GroupedSpec`; elsewhere XLA computes the
     same. On chips whose device has two TensorCores, v4 and v5p, the kernel uses one.
@@ -62,6 +63,8 @@ def grouped_matmul(
       bias: [groups, n].
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       row_scale: [m], such as a router's weights.
+      existing_out: [m, n], which the result is written into: its rows remain where no group of `rhs` has them, in place
+        of zeros. XLA copies it first where somebody else still needs it.
       precision: of float32 operands, as in `systolic.matmul`: DEFAULT, HIGH or HIGHEST, one, three or six bfloat16
         passes. None: `jax.default_matmul_precision`.
       preferred_element_type: of the result. Default: that of the operands, int32 for int8.
@@ -92,6 +95,7 @@ def grouped_matmul(
         bias=bias,
         activation=activation,
         row_scale=row_scale,
+        existing_out=existing_out,
         transpose_rhs=transpose_rhs,
         precision=precision,
         preferred_element_type=preferred_element_type,

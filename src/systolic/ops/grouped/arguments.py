@@ -51,6 +51,7 @@ def canonical(
     bias: Any,
     activation: Any,
     row_scale: Any,
+    existing_out: Any,
     transpose_rhs: bool,
     precision: Any,
     preferred_element_type: Any,
@@ -108,7 +109,13 @@ def canonical(
         activation=name,
         function=function,
     )
-    fused = Fused(bias=_beside(bias, "bias", (groups, n)), row_scale=_beside(row_scale, "row_scale", (m,)), up=second)
+    existing = _beside(existing_out, "existing_out", (m, n))
+    fused = Fused(
+        bias=_beside(bias, "bias", (groups, n)),
+        row_scale=_beside(row_scale, "row_scale", (m,)),
+        up=second,
+        existing=None if existing is None else existing.astype(product.dtype_out),
+    )
     grouping = Grouping(sizes, offset)
     return Call(product=product, lhs=left, rhs=right, grouping=grouping, fused=fused, dtype=dtype_out)
 

@@ -35,17 +35,19 @@ def _product(product: GroupedProduct, plans: Plans, lhs: Array, rhs: Array, grou
     chip, m = product.backend.chip, lhs.shape[0]
     assert chip is not None  # else it is computed by XLA
     lhs = _of_whole_registers(_on_tpu(product, lhs), product.dtype_out)
-    bias, row_scale, up = fused
+    bias, row_scale, up, existing = fused
     if bias is not None:
         bias = bias.astype(jnp.float32)[:, None, :]
     if row_scale is not None:
         row_scale = jnp.pad(row_scale.astype(jnp.float32)[:, None], [(0, lhs.shape[0] - m), (0, 0)])
+    if existing is not None:
+        existing = jnp.pad(existing, [(0, lhs.shape[0] - m), (0, 0)])
     spec = product.spec(lhs, rhs, fused)
     chosen = plans(spec, chip, product.backend.tiles)
     # A TPU's scalar unit has 32 bits, and so has every number in a kernel.
     with jax.enable_x64(False), tracing_for(chip):
         out = grouped_product(
-            GroupedOperands(grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale, up),
+            GroupedOperands(grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale, up, existing),
             spec=spec,
             schedule=GroupedSchedule.of(spec, chosen.config, chip),
             activation=product.function,

@@ -51,10 +51,11 @@ class GroupedOp(_Grouped):
         gated = f"times a second product{', side by side' if spec.side_by_side else ''}" if spec.gated else ""
         fused = ("bias" if spec.bias else "", spec.activation, gated, "row scale" if spec.row_scale else "")
         turned = "transpose_rhs" if spec.transpose_rhs else ""
+        kept = "into an existing array" if spec.existing_out else ""
         return (
             f"{spec.m} × {spec.k} × {spec.n} (m k n) in {spec.groups} groups",
             f"{spec.dtype} → {spec.dtype_out}",
-            ", ".join(filter(None, (*fused, turned))),
+            ", ".join(filter(None, (*fused, turned, kept))),
         )
 
     def plan(self, spec: GroupedSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:

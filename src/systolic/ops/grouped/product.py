@@ -23,6 +23,7 @@ class Fused(NamedTuple):
     bias: Any = None  # [groups, n]
     row_scale: Any = None  # [m]
     up: Any = None  # the second right-hand side, as the first
+    existing: Any = None  # [m, n]: rows of the result that no group has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class GroupedProduct:
             row_scale=fused.row_scale is not None,
             gated=self.side_by_side or fused.up is not None,
             side_by_side=self.side_by_side,
+            existing_out=fused.existing is not None,
         )
 
     def gradient_spec(self, lhs: Any, cotangent: Any, groups: int) -> GroupedGradientSpec:

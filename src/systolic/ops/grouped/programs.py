@@ -45,6 +45,8 @@ class GroupedPrograms:
             found.append(jax.ShapeDtypeStruct((spec.groups, spec.n), jnp.float32))
         if spec.row_scale:
             found.append(jax.ShapeDtypeStruct((spec.m,), jnp.float32))
+        if spec.existing_out:
+            found.append(jax.ShapeDtypeStruct((spec.m, spec.n), jnp.dtype(spec.dtype_out)))
         return tuple(found)
 
     def kernel(self, config: KernelConfig) -> Callable[..., Any]:
@@ -125,8 +127,9 @@ def _product(spec: GroupedSpec, chip: Chip, config: KernelConfig | None, *arrays
 def _fused(spec: GroupedSpec, beside: list[Array]) -> Fused:
     rest = iter(beside)
     up = next(rest) if spec.gated and not spec.side_by_side else None
-    bias, row_scale = (next(rest) if there else None for there in (spec.bias, spec.row_scale))
-    return Fused(bias=bias, row_scale=row_scale, up=up)
+    there = (spec.bias, spec.row_scale, spec.existing_out)
+    bias, row_scale, existing = (next(rest) if is_there else None for is_there in there)
+    return Fused(bias=bias, row_scale=row_scale, up=up, existing=existing)
 
 
 def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
@@ -141,6 +144,7 @@ def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arra
         bias=fused.bias,
         activation=spec.activation or None,
         row_scale=fused.row_scale,
+        existing_out=fused.existing,
         transpose_rhs=spec.transpose_rhs,
         precision=spec.precision,
         preferred_element_type=spec.dtype_out,

@@ -40,7 +40,7 @@ def _sum(product: GroupedProduct, lhs: Array, rhs: Array, rows: _Rows) -> Array:
 
 
 def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Rows, fused: Fused) -> Array:
-    """What becomes of the sums: `activation(total + bias) · up · row_scale`, zero in rows that no group has.
+    """What becomes of the sums: `activation(total + bias) · up · row_scale`; zero, or as before, where no group is.
 
     Where both right-hand sides are one array, `total` has both sums side by side.
     """
@@ -55,7 +55,7 @@ def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Row
         total = total.astype(jnp.float32) * up.astype(jnp.float32)
     if fused.row_scale is not None:
         total = total.astype(jnp.float32) * fused.row_scale.astype(jnp.float32)[:, None]
-    return as_dtype(rows.owned(total), product.dtype_out)
+    return as_dtype(rows.owned(total, fused.existing), product.dtype_out)
 
 
 def gradient_by_xla(product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
@@ -97,9 +97,9 @@ class _Rows:
         else:
             self._begin, self._mine, self.group = 0, jnp.zeros(m, bool), number
 
-    def owned(self, array: Array) -> Array:
-        """An array with zeros in rows that none of the groups has."""
-        return jnp.where(self._mine[:, None], array, jnp.zeros_like(array))
+    def owned(self, array: Array, others: Array | None = None) -> Array:
+        """An array with zeros, or rows of another one, in rows that none of the groups has."""
+        return jnp.where(self._mine[:, None], array, jnp.zeros_like(array) if others is None else others)
 
     def first_to_front(self, array: Any) -> Any:
         """The rows of the first group at the begin, where `lax.ragged_dot` looks for them."""
