@@ -10,6 +10,7 @@ from systolic.lessons import LESSONS, Lesson
 
 SHOWN = [
     ("reductions", "v5p"),
+    ("grouped", "v5e"),
     ("cores", "v5p"),
     ("refs", "v5e"),
     ("pl_kernel", "v5e"),

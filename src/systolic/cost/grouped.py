@@ -30,7 +30,7 @@ from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
 _CONCENTRATION = 2.0
 _STEP_CYCLES = 200  # scalar code of one step, as simulated on v6e
 _BLOCK_ROWS = (64, 128, 256, 512, 1024, 2048)
-_MOST_COLUMNS = (256, 512)  # of a block
+_MOST_COLUMNS = (256, 512, 1024)  # of a block
 _LEAST_COLUMNS = 256
 _LEAST_ROWS = 512  # of a tile of a gradient
 _PANEL_SHARES = (0.2, 0.35)  # of the buffers, for rows, where not all fit
@@ -189,7 +189,7 @@ def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelCon
     for depth in {min(one, padded(most_rows, 2 * multiple)) for one in _DEPTHS}:
         for tile_k in _sides(spec.k, _LEAST_ROWS):
             for tile_n in _sides(spec.n, _LEAST_COLUMNS):
-                for columns in {largest_divisor(tile_n, _LEAST_COLUMNS, most) for most in (*_MOST_COLUMNS, 1024)}:
+                for columns in {largest_divisor(tile_n, _LEAST_COLUMNS, most) for most in _MOST_COLUMNS}:
                     for rows in dict.fromkeys(padded(min(one, most_rows), depth) for one in _VISIT_ROWS):
                         tiles = Tiles(tile_m=rows, tile_k=tile_k, tile_n=tile_n)
                         yield KernelConfig(tiles=tiles, subtile_m=depth, subtile_n=columns, pipeline="manual")

@@ -63,6 +63,11 @@ _ALL = (
         kernels=("scalar_prefetch", "block_sparse", "output_mask"),
     ),
     LessonEntry(
+        name="grouped",
+        title="Grouped products: rows of 16 groups, 4096 × 2048 × 2048 bfloat16, each with a matrix of its own",
+        kernels=("grouped",),
+    ),
+    LessonEntry(
         name="numbers_on_chip",
         title="Precision: float32 in passes of bfloat16, sums in bfloat16 and float32, int8",
         kernels=("numbers_on_chip",),

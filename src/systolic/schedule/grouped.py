@@ -23,8 +23,13 @@ _MOST_SLOTS = 24
 # Bundles of one stretch of straight code at the most: all together have to be fewer than 14,000.
 MOST_BLOCK_BUNDLES = 4200
 _LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
-# Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them. Where groups
-# are large, a few sizes do, and the code may go into a longer block.
+# Estimated of the stretches of a product together, where there are many. As compiled they are up to twice as many
+# bundles on v7x (a transposed rhs) and a tenth more on v6e: below 14,000 with the scalar code.
+_MOST_BUNDLES = 6800
+# Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them. The more
+# sizes there are, the fewer rows are multiplied for nothing, and the more code there is. Where groups are large, a few
+# sizes do, and the code may go into a longer block.
+_FINE_FRACTIONS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
 _FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)
 _LARGE_ROWS = 1024
 _LARGE_FRACTIONS = (1.0, 0.25, 0.0625)
@@ -227,13 +232,15 @@ def largest_divisor(size: int, multiple: int, most: int) -> int:
 
 def _row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chip) -> tuple[RowBlock, ...]:
     is_large = config.subtile_m >= _LARGE_ROWS
-    fractions = _LARGE_FRACTIONS if is_large else _FRACTIONS
+    cycles = _most_cycles(chip) * (2 if is_large else 1)
+    # Of the largest block, over one row of k.
+    cycles_of_one = spec.passes * spec.products * config.subtile_m * config.subtile_n / macs_per_cycle(spec.dtype, chip)
+    depth = spec.k if spec.k % LANES else largest_divisor(spec.k, LANES, int(cycles / cycles_of_one))
+    bundles = cycles_of_one * depth * chip.step_estimate.bundles_per_cycle
+    fits = bundles * sum(_FINE_FRACTIONS) <= _MOST_BUNDLES
+    fractions = _LARGE_FRACTIONS if is_large else _FINE_FRACTIONS if fits else _FRACTIONS
     some = {padded(int(config.subtile_m * one), multiple) for one in fractions}
     rows = sorted({one for one in some if one >= min(_LEAST_ROWS, config.subtile_m)}, reverse=True)
-    cycles = _most_cycles(chip) * (2 if is_large else 1)
-    macs = spec.passes * spec.products * config.subtile_m * config.subtile_n
-    most = int(cycles * macs_per_cycle(spec.dtype, chip) / macs)
-    depth = spec.k if spec.k % LANES else largest_divisor(spec.k, LANES, most)
     return tuple(RowBlock(rows=one, columns=config.subtile_n, depth=depth) for one in rows)
 
 
