@@ -20,6 +20,7 @@ class Case:
     group: str
     name: str
     spec: Any
+    series: str = ""  # of cases that differ in their rows alone
     even: Any = None  # the spec at the next larger sizes that tiles divide, to be compared with
 
 

@@ -27,7 +27,7 @@ MODELS: tuple[tuple[str, int, int, int], ...] = (
     ("gpt-oss-120b", 128, 2880, 2880),
 )
 # Of all experts together: a token has as many rows as experts.
-ROWS = (64, 1024, 4096, 65536)
+ROWS = (64, 256, 1024, 4096, 16384, 65536)
 _KINDS: tuple[Kind, ...] = ("forward", "dlhs", "drhs", "gated")
 _CONCENTRATION = 2.0
 # Another one than tiles are chosen for: the planner does not know these sizes.
@@ -126,7 +126,8 @@ def moe(dtype: str) -> Iterator[Case]:
         every: list[tuple[int, Routing]] = [*((m, "skewed") for m in ROWS), *once.items()]
         for m, routing in every:
             spec = MoeSpec(kind=kind, m=m, k=k, n=n, groups=groups, routing=routing, dtype=dtype)
-            yield Case(suite="moe", group=group_of(spec), name=f"{model} {kind} {m} {routing}", spec=spec)
+            name, series = f"{model} {kind} {m} {routing}", f"{model} {kind} {routing}"
+            yield Case(suite="moe", group=group_of(spec), name=name, spec=spec, series=series)
 
 
 def group_of(spec: MoeSpec) -> str:

@@ -27,19 +27,21 @@ class Peer:
     """A kernel to race against.
 
     Attributes:
+      config: how it is called, where that is a choice.
       program: of the arguments of `moe_programs.arguments`; None: there is none, and `reason` says why.
     """
 
     name: str
+    config: str = ""
     program: Callable[..., Any] | None
     reason: str = ""
 
 
 def peers(spec: MoeSpec) -> Iterator[Peer]:
     """Kernels that multiply rows in groups, and their derivatives."""
-    for tiles in dict.fromkeys((_fitting(_TILES, spec), _whole_rows(spec))):
-        name = f"megablox {'·'.join(map(str, tiles))}"
-        yield Peer(name=name, program=functools.partial(product_of, spec, functools.partial(_megablox, tiles)))
+    for name, tiles in (("megablox", _fitting(_TILES, spec)), ("megablox, whole k", _whole_rows(spec))):
+        program = functools.partial(product_of, spec, functools.partial(_megablox, tiles))
+        yield Peer(name=name, config=f"tiles {'/'.join(map(str, tiles))}", program=program)
     is_there = importlib.util.find_spec("tokamax") is not None
     yield Peer(
         name="tokamax v2",

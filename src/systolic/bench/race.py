@@ -38,6 +38,7 @@ class PeerTime:
     """What came of a public kernel."""
 
     name: str
+    config: str  # how it is called, where that is a choice
     time_us: float | None  # simulated
     reason: str = ""  # why there is none
     error: TimeError | None = None
@@ -61,6 +62,8 @@ class BenchRow:
     m: int | None = None  # where the spec has such a size
     k: int | None = None
     n: int | None = None
+    groups: int | None = None
+    series: str = ""  # of rows that differ in m alone
     precision: str | None = None  # of float32, where the spec says it
     reason: str = ""
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of both programs
@@ -234,7 +237,13 @@ def _peers(spec: Any) -> Sequence[Peer]:
 
 def _peer_time(peer: Peer, outcome: Outcome) -> PeerTime:
     error = outcome.run.error if outcome.run is not None else None
-    return PeerTime(name=peer.name, time_us=outcome.time_us, reason=peer.reason or _why(outcome), error=error)
+    return PeerTime(
+        name=peer.name,
+        config=peer.config,
+        time_us=outcome.time_us,
+        reason=peer.reason or _why(outcome),
+        error=error,
+    )
 
 
 def _raced(spec: Any, chip: Chip) -> RacedPrograms:
@@ -266,7 +275,8 @@ def _row(
         chip=chip.name,
         flags=chip.given_flags,
         op=_op_name(case.spec),
-        **{name: getattr(case.spec, name, None) for name in ("m", "k", "n", "precision")},
+        **{name: getattr(case.spec, name, None) for name in ("m", "k", "n", "groups", "precision")},
+        series=case.series,
         dtype=case.spec.dtype_multiplied,
         status=ended.status,
         reason=ended.reason,

@@ -16,7 +16,7 @@ from systolic.bench.suites import SUITES
 from systolic.chips import Chip
 from systolic.cli.bench_table import show
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
-from systolic.cli.output import check_target, give, versions
+from systolic.cli.output import check_target, give, note, versions, writing
 from systolic.cli.product import Rows, SuiteNames, cases_of, dtype_options, spec_option
 from systolic.cli.progress import progress_bar
 from systolic.cli.results import WrongFileError, read_document, wrong_kind
@@ -49,6 +49,13 @@ if TYPE_CHECKING:
 )
 @click.option("--only", metavar="TEXT", default="", help="Cases whose name or group contains this.")
 @click.option("--rows", type=Rows(), help="Cases of so many rows (m), one number or several with commas.")
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.png",
+    help="Of suite moe: draw times over the rows of a group, of the product that has most rows.",
+)
 @click.option("--strict", is_flag=True, help="A missed bar is exit code 1.")
 @click.option(
     "--from",
@@ -68,6 +75,7 @@ def bench(
     against: Against,
     only: str,
     rows: tuple[int, ...] | None,
+    plot_file: Path | None,
     strict: bool,
     saved_file: Path | None,
     workers: Workers,
@@ -95,6 +103,7 @@ def bench(
     from systolic.bench.bars import summary
 
     check_target(json_file)
+    check_target(plot_file)
     found = versions()
     if saved_file is not None:
         found_rows, found = _saved(saved_file)
@@ -106,7 +115,38 @@ def bench(
     result = summary(found_rows)
     records = (row.record() for row in found_rows)
     give(json_file, "bench", records, dataclasses.asdict(result), lambda: show(found_rows, result, found))
+    if plot_file is not None:
+        note(_plot(found_rows, plot_file), quiet=quiet)
     return 1 if result.timed < result.rows or (strict and result.missed) else 0
+
+
+def _plot(rows: Sequence[BenchRow], target: Path) -> str:
+    """Draws the series with most rows, and says which, or why there is none."""
+    from systolic.report import save_png
+    from systolic.report.groups_plot import GroupsPoint, groups_plot
+
+    series: dict[tuple[str, str], list[BenchRow]] = {}
+    for row in (row for row in rows if row.series and row.ours_us is not None):
+        series.setdefault((row.chip, row.series), []).append(row)
+    if not series:
+        return "no plot: no row of suite moe has a time"
+    (chip, name), shown = max(series.items(), key=lambda item: len(item[1]))
+    points = [
+        GroupsPoint(
+            rows_per_group=(row.m or 0) / (row.groups or 1),
+            limit_us=max(row.model_mxu_us or 0.0, row.model_hbm_us or 0.0),
+            times_us={who: time_us for who, time_us in _times(row).items() if time_us is not None},
+        )
+        for row in shown
+    ]
+    title = f"{name} on {chip}, {shown[0].groups} groups, {shown[0].k} × {shown[0].n}"
+    with writing(target):
+        save_png(groups_plot(points, title=title, ours="systolic", xla="XLA", provenance="simulated"), target)
+    return f"wrote {target}: {name} on {chip}"
+
+
+def _times(row: BenchRow) -> dict[str, float | None]:
+    return {"systolic": row.ours_us, "XLA": row.xla_repeated_us, **{peer.name: peer.time_us for peer in row.peers}}
 
 
 def _case(spec: Spec) -> Case:

@@ -190,6 +190,16 @@ def test_edges_have_the_next_even_size_beside_them(run: Run, labels: list[str]) 
     assert ("of the time outside the kernel, at most", "3000³") in missed
 
 
+def test_layers_of_experts_are_drawn(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "groups.png"
+    arguments = ("bench", "--suite", "moe", "--only", "qwen3-30b forward", "--rows", "256,64", "--plot", str(target))
+    _, _, err = run(*arguments)
+    assert target.read_bytes().startswith(b"\x89PNG")
+    assert "qwen3-30b forward skewed on v5e" in err
+    assert "no row of suite moe" in run("bench", "--only", "8192", "--plot", str(tmp_path / "none.png"))[2]
+    assert not (tmp_path / "none.png").exists()
+
+
 def test_layers_of_experts_are_raced_with_public_kernels(run: Run, labels: list[str]) -> None:
     arguments = ("bench", "--suite", "moe", "--only", "mixtral-8x7b", "--rows", "4096", "--json", "-", "-q")
     rows = rows_of(run(*arguments)[1])
