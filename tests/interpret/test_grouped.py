@@ -151,6 +151,18 @@ def test_a_sum_over_k_in_several_stretches_of_code(monkeypatch: pytest.MonkeyPat
     check_drawn([5, 0, 40, 3, 0, 17, 1, 9], 384, 256, "float32", tiles=tiles)
 
 
+def test_blocks_that_do_not_divide_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns in blocks of 128, 128 and 44, and k in stretches of 128 and 72."""
+    monkeypatch.setattr(schedule, "_RAGGED_COLUMNS", 128)
+    monkeypatch.setattr(schedule, "MOST_BLOCK_BUNDLES", 32 * 128 * 128 / 65536)
+    tiles, sizes = config(64, 200, 300, 32, 300), [5, 0, 40, 3, 0, 17, 1, 9]
+    spec = GroupedSpec(m=M, k=200, n=300, groups=8, rows_per_group=12, dtype="float32", dtype_out="float32")
+    (block, *_) = schedule.GroupedSchedule.of(spec, tiles, systolic.chip("v5e")).blocks
+    assert (block.columns, block.depth) == (128, 128)
+    check(sizes, M, 200, 300, tiles=tiles, chip="v5e")
+    check(sizes, M, 200, 300, tiles=tiles, chip="v5e", transpose_rhs=True)
+
+
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("sizes", [[4, 4, 4, 116], [0, 0, 0, 0]])
 def test_edges(sizes: list[int], implementation: Any) -> None:

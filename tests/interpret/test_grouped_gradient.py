@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ import systolic
 from systolic.compat import races_found
 from systolic.kernels.grouped.gradient import GradientOperands, grouped_gradient
 from systolic.schedule import KernelConfig, Tiles
+from systolic.schedule import grouped as schedule
 from systolic.schedule.grouped import GradientSchedule
 from systolic.spec import GroupedGradientSpec
 
@@ -139,6 +141,26 @@ def test_any_configuration(sizes: list[int], case: tuple[int, int, int, str]) ->
         array[sum(sizes) :] = np.nan
     out = compiled(rows, tile_k, tile_n, dtype)(np.array(sizes, np.int32), lhs, cotangent)
     np.testing.assert_array_equal(np.asarray(out, np.float64), expected)
+    assert not races_found()
+
+
+def test_blocks_that_do_not_divide_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile of 200 × 300 in blocks of 128 × 128, and room for one tile that waits to be stored."""
+    monkeypatch.setattr(schedule, "_RAGGED_COLUMNS", 128)
+    monkeypatch.setattr(schedule, "MOST_BLOCK_BUNDLES", 32 * 128 * 128 / 65536)
+    spec = GroupedGradientSpec(
+        m=M, k=200, n=300, groups=GROUPS, rows_per_group=16, dtype="float32", dtype_out="float32"
+    )
+    tiles = Tiles(tile_m=32, tile_k=200, tile_n=300)
+    config = KernelConfig(tiles=tiles, subtile_m=32, subtile_n=300, pipeline="manual")
+    small = dataclasses.replace(systolic.chip("v5e"), usable_vmem_bytes_per_core=900_000)
+    its = schedule.GradientSchedule.of(spec, config, small)
+    assert (its.block_k, its.block_n, its.out_slots) == (128, 128, 1)
+    random, sizes = np.random.default_rng(0), [5, 0, 40, 3, 17, 1]
+    lhs, cotangent = (reference.small_integers(random, (M, size), "float32") for size in (200, 300))
+    operands = GradientOperands(jnp.array(sizes), None, jnp.asarray(lhs), jnp.asarray(cotangent))
+    out = grouped_gradient(operands, spec=spec, schedule=its, vmem_limit_bytes=2**25, interpret=CAREFUL)
+    np.testing.assert_array_equal(np.asarray(out), reference.gradient(lhs, cotangent, sizes))
     assert not races_found()
 
 

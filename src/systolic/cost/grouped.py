@@ -16,7 +16,7 @@ from systolic.chips import Chip
 from systolic.cost.pipeline import ModelledTime
 from systolic.cost.ranking import TimedConfig
 from systolic.cost.roofline import mxu_rows_per_cycle
-from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
+from systolic.schedule import LANES, IllegalTilesError, KernelConfig, Tiles
 from systolic.schedule.grouped import (
     GradientSchedule,
     GroupedSchedule,
@@ -36,6 +36,7 @@ _LEAST_ROWS = 512  # of a tile of a gradient
 _PANEL_SHARES = (0.2, 0.35)  # of the buffers, for rows, where not all fit
 _WHOLE_SHARE = 0.75  # up to which all rows are one panel
 _VISIT_ROWS = (512, 1024, 1536, 2048, 4096)
+_FEW_VISIT_ROWS = 128  # where tiles cannot be cut, and leave little room
 _DEPTHS = (128, 256, 512)
 _ROWS_FOR_ALL_OF_IT = 2**17  # a block of 2048 rows has to promise 1.6 % more than a small one
 
@@ -70,7 +71,7 @@ def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> Modelle
     weights_us = spec.products * _copy_us(spec.k * schedule.tile_n * item, spec.k // 8 if strided else 1, chip)
     blocks = {
         one.rows: _block_cycles(spec, one.rows, one.depth, one.columns, chip)
-        * (spec.products * (spec.k // one.depth) * (schedule.tile_n // one.columns))
+        * (spec.products * -(-spec.k // one.depth) * -(-schedule.tile_n // one.columns))
         for one in schedule.blocks
     }
 
@@ -111,7 +112,7 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
     schedule = GradientSchedule.of(spec, config, chip)
     item, item_out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
     tiles = schedule.grid_k * schedule.grid_n
-    blocks_of_tile = (schedule.tile_k // schedule.block_k) * (schedule.tile_n // schedule.block_n)
+    blocks_of_tile = -(-schedule.tile_k // schedule.block_k) * -(-schedule.tile_n // schedule.block_n)
     depths = {
         depth: blocks_of_tile * _block_cycles(spec, schedule.block_k, depth, schedule.block_n, chip)
         for depth in schedule.depths
@@ -186,11 +187,12 @@ def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
 def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelConfig]:
     multiple = registers_rows(spec.dtype, spec.dtype_out)
     most_rows = padded(spec.m, multiple) + 2 * multiple
+    visit_rows = _VISIT_ROWS if spec.k % LANES == spec.n % LANES == 0 else (_FEW_VISIT_ROWS, *_VISIT_ROWS)
     for depth in {min(one, padded(most_rows, 2 * multiple)) for one in _DEPTHS}:
         for tile_k in _sides(spec.k, _LEAST_ROWS):
             for tile_n in _sides(spec.n, _LEAST_COLUMNS):
                 for columns in {largest_divisor(tile_n, _LEAST_COLUMNS, most) for most in _MOST_COLUMNS}:
-                    for rows in dict.fromkeys(padded(min(one, most_rows), depth) for one in _VISIT_ROWS):
+                    for rows in dict.fromkeys(padded(min(one, most_rows), depth) for one in visit_rows):
                         tiles = Tiles(tile_m=rows, tile_k=tile_k, tile_n=tile_n)
                         yield KernelConfig(tiles=tiles, subtile_m=depth, subtile_n=columns, pipeline="manual")
 

@@ -22,10 +22,12 @@ _RING_SHARE = 0.75  # of what is left for weights and results that wait to be st
 _MOST_SLOTS = 24
 # Bundles of one stretch of straight code at the most: all together have to be fewer than 14,000.
 MOST_BLOCK_BUNDLES = 4200
+_RAGGED_COLUMNS = 512  # of a block of a tile that cannot be cut evenly
 _LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
-# Estimated of the stretches of a product together, where there are many. As compiled they are up to twice as many
-# bundles on v7x (a transposed rhs) and a tenth more on v6e: below 14,000 with the scalar code.
-_MOST_BUNDLES = 6800
+# Bundles of all stretches of a product together, where there are many of them, and how many there are as compiled for
+# each that arithmetic expects, at the most; a transposed rhs takes more. With the scalar code that is below 14,000.
+_MOST_BUNDLES = 12_000
+_COMPILED, _COMPILED_TRANSPOSED = 1.2, 1.75
 # Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them. The more
 # sizes there are, the fewer rows are multiplied for nothing, and the more code there is. Where groups are large, a few
 # sizes do, and the code may go into a longer block.
@@ -186,7 +188,7 @@ class GradientSchedule:
         cotangent = VmemBuffer(name="cotangent", shape=cotangent_shape, dtype=spec.dtype, copies=3)
         out = VmemBuffer(name="out", shape=acc.shape, dtype=spec.dtype_out, copies=1)
         left = buffer_bytes(chip) - total_bytes((acc, lhs, cotangent))
-        out_slots = min(max(left // out.bytes, 2), _MOST_SLOTS)
+        out_slots = min(max(left // out.bytes, 1), _MOST_SLOTS)
         buffers = (
             lhs,
             cotangent,
@@ -199,7 +201,7 @@ class GradientSchedule:
         half = config.subtile_m // 2
         depths = (config.subtile_m, half) if half % multiple == 0 and half >= multiple else (config.subtile_m,)
         most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
-        columns = config.subtile_n
+        columns = block_columns(config)
         cycles = spec.passes * config.subtile_m * columns / macs_per_cycle(spec.dtype, chip)
         return cls(
             row_multiple=multiple,
@@ -209,7 +211,7 @@ class GradientSchedule:
             grid_k=spec.k // tiles.tile_k,
             grid_n=spec.n // tiles.tile_n,
             depths=depths,
-            block_k=largest_divisor(tiles.tile_k, LANES, int(_most_cycles(chip) / cycles)),
+            block_k=block_size(tiles.tile_k, LANES, int(_most_cycles(chip) / cycles)),
             block_n=columns,
             lhs_slots=lhs.copies,
             cotangent_slots=cotangent.copies,
@@ -224,24 +226,43 @@ def _most_cycles(chip: Chip) -> float:
     return MOST_BLOCK_BUNDLES / chip.step_estimate.bundles_per_cycle
 
 
+def block_columns(config: KernelConfig) -> int:
+    """Columns of a block: those of a subtile, or fewer where that is a whole tile of no multiple of a register's."""
+    columns = config.subtile_n
+    return block_size(columns, LANES, _RAGGED_COLUMNS) if columns % LANES else columns
+
+
 def largest_divisor(size: int, multiple: int, most: int) -> int:
     """The largest divisor of a size that is a multiple and no more than `most`; the least one if all are above it."""
     divisors = [one for one in range(multiple, size, multiple) if size % one == 0] + [size]
     return max((one for one in divisors if one <= most), default=divisors[0])
 
 
+def block_size(size: int, multiple: int, most: int) -> int:
+    """The largest divisor of a size that is a multiple and no more than `most`; if none is, the largest multiple.
+
+    Then a shorter block is left behind the others.
+    """
+    if size <= most:
+        return size
+    divisors = (one for one in range(multiple, most + 1, multiple) if size % one == 0)
+    return max(divisors, default=min(max(most // multiple, 1) * multiple, size))
+
+
 def _row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chip) -> tuple[RowBlock, ...]:
     is_large = config.subtile_m >= _LARGE_ROWS
     cycles = _most_cycles(chip) * (2 if is_large else 1)
     # Of the largest block, over one row of k.
-    cycles_of_one = spec.passes * spec.products * config.subtile_m * config.subtile_n / macs_per_cycle(spec.dtype, chip)
-    depth = spec.k if spec.k % LANES else largest_divisor(spec.k, LANES, int(cycles / cycles_of_one))
+    columns = block_columns(config)
+    cycles_of_one = spec.passes * spec.products * config.subtile_m * columns / macs_per_cycle(spec.dtype, chip)
+    depth = block_size(spec.k, LANES, int(cycles / cycles_of_one))
     bundles = cycles_of_one * depth * chip.step_estimate.bundles_per_cycle
+    bundles *= _COMPILED_TRANSPOSED if spec.transpose_rhs else _COMPILED
     fits = bundles * sum(_FINE_FRACTIONS) <= _MOST_BUNDLES
     fractions = _LARGE_FRACTIONS if is_large else _FINE_FRACTIONS if fits else _FRACTIONS
     some = {padded(int(config.subtile_m * one), multiple) for one in fractions}
     rows = sorted({one for one in some if one >= min(_LEAST_ROWS, config.subtile_m)}, reverse=True)
-    return tuple(RowBlock(rows=one, columns=config.subtile_n, depth=depth) for one in rows)
+    return tuple(RowBlock(rows=one, columns=columns, depth=depth) for one in rows)
 
 
 def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, multiple: int) -> None:

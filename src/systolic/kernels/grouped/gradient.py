@@ -10,6 +10,7 @@ Rows of other groups in a visit's first and last register are zeroed in both ope
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from jaxtyping import Shaped
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.functions import as_dtype
 from systolic.kernels.grouped.dots import dot
-from systolic.kernels.grouped.registers import keep_rows, part
+from systolic.kernels.grouped.registers import keep_rows, part, parts_of
 from systolic.kernels.grouped.visits import Field, Groups, list_groups
 from systolic.kernels.launch import from_hbm
 from systolic.schedule.grouped import GradientSchedule
@@ -265,20 +266,23 @@ class _Kernel:
         The result is stored with every addition: the vector unit has time for it, and code without a branch is faster.
         """
         its, schedule, spec = self.its, self.schedule, self.spec
-        across = schedule.tile_n // schedule.block_n
         rows = pl.ds(self._rows(row), depth)
 
-        def one(index: Any, carry: None) -> None:
-            rows_out = part(lax.div(index, jnp.int32(across)), schedule.block_k, schedule.tile_k // schedule.block_k)
-            columns = part(lax.rem(index, jnp.int32(across)), schedule.block_n, across)
+        def one(rows_out: Any, columns: Any) -> None:
             total = dot(lhs[rows, rows_out], cotangent[rows, columns], (0, 0), spec)
             before = its.acc[rows_out, columns]
             total = total + jnp.where(is_first, jnp.zeros_like(before), before)
             its.acc[rows_out, columns] = total
             its.out[slot, rows_out, columns] = as_dtype(total, spec.dtype_out)
-            return carry
 
-        lax.fori_loop(0, (schedule.tile_k // schedule.block_k) * across, one, None)
+        down, across = parts_of(schedule.tile_k, schedule.block_k), parts_of(schedule.tile_n, schedule.block_n)
+        for its_rows, its_columns in itertools.product(down, across):
+            count = jnp.int32(its_columns.count)
+            pl.loop(0, its_rows.count * its_columns.count)(
+                lambda index, its_rows=its_rows, its_columns=its_columns, count=count: one(
+                    its_rows.at(lax.div(index, count)), its_columns.at(lax.rem(index, count))
+                )
+            )
 
     def _clean(self, ref: Any, at: _At) -> None:
         size, first, end = (self._of(at, field) for field in (Field.SIZE, Field.HEAD, Field.KEPT))

@@ -15,7 +15,7 @@ from systolic.kernels.functions import as_dtype
 from systolic.kernels.grouped.dots import dot
 from systolic.kernels.grouped.product_arrays import At, Buffers, GroupedOperands
 from systolic.kernels.grouped.product_outputs import Outputs, columns_of, rows_of
-from systolic.kernels.grouped.registers import part
+from systolic.kernels.grouped.registers import parts_of
 from systolic.kernels.grouped.visits import Field, Groups, list_panels
 from systolic.schedule.grouped import GroupedSchedule, RowBlock
 from systolic.spec import GroupedSpec
@@ -163,9 +163,8 @@ class Steps:
         pl.when(before > 0)(lambda: self.outputs.copy(out_slot, before, 0, 0).wait())
         rows = pl.ds(rows_of(self.schedule, self._of(at, Field.PLACE) + row), block.rows)
 
-        def one(index: Any, carry: None) -> None:
-            columns = part(index, block.columns, schedule.tile_n // block.columns)
-            total, *up = (self._total(rows, slot, product, columns, block) for product in range(spec.products))
+        def one(columns: Any, width: int) -> None:
+            total, *up = (self._total(rows, slot, product, columns, width, block) for product in range(spec.products))
             if its.bias is not None:
                 total = total.astype(jnp.float32) + its.bias[slot, :, columns]
             if self.activation is not None:
@@ -175,13 +174,13 @@ class Steps:
             if its.scale is not None:
                 total = total.astype(jnp.float32) * its.scale[rows, :]
             its.out[out_slot, pl.ds(0, block.rows), columns] = as_dtype(total, spec.dtype_out)
-            return carry
 
-        lax.fori_loop(0, schedule.tile_n // block.columns, one, None)
+        for parts in parts_of(schedule.tile_n, block.columns):
+            pl.loop(0, parts.count)(lambda index, parts=parts: one(parts.at(index), parts.size))
         return out_slot
 
-    def _total(self, rows: Any, slot: Any, product: int, columns: Any, block: RowBlock) -> Array:
-        """A product of a block with these columns of the weights, over all of k."""
+    def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
+        """A product of a block with so many columns of the weights, over all of k."""
         its, spec = self.its, self.spec
 
         def partial(depth: Any) -> Array:
@@ -191,12 +190,14 @@ class Steps:
 
         if its.acc is None:
             return partial(slice(None))
-        acc = its.acc.at[product, pl.ds(0, block.rows), :]
+        acc = its.acc.at[product, pl.ds(0, block.rows), pl.ds(0, width)]
 
-        def add(index: Any, carry: None) -> None:
-            found = partial(part(index, block.depth, spec.k // block.depth))
-            acc[...] = jnp.where(index == 0, jnp.zeros_like(found), acc[...]) + found
-            return carry
+        def add(depth: Any, is_first: Any) -> None:
+            found = partial(depth)
+            acc[...] = jnp.where(is_first, jnp.zeros_like(found), acc[...]) + found
 
-        lax.fori_loop(0, spec.k // block.depth, add, None)
+        whole, *rest = parts_of(spec.k, block.depth)
+        pl.loop(0, whole.count)(lambda index: add(whole.at(index), index == 0))
+        for one in rest:
+            acc[...] += partial(one.at(0))
         return acc[...]

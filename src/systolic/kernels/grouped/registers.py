@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -12,6 +13,21 @@ from jax.experimental import pallas as pl
 def part(number: Any, size: int, count: int) -> Any:
     """The part of that number, to index a ref with; where there is one, all: that needs no alignment."""
     return slice(None) if count == 1 else pl.ds(pl.multiple_of(number * size, size), size)
+
+
+class Parts(NamedTuple):
+    """Parts of one size of an axis of a ref, gone through by one loop."""
+
+    count: int
+    size: int
+    at: Callable[[Any], Any]  # of the number of a part, what to index the ref with
+
+
+def parts_of(whole: int, size: int) -> list[Parts]:
+    """Parts of a size, and the one that is left behind them where they do not divide the whole."""
+    count, rest = divmod(whole, size)
+    found = [Parts(count, size, lambda number: part(number, size, count + (rest > 0)))]
+    return [*found, Parts(1, rest, lambda _: pl.ds(count * size, rest))] if rest else found
 
 
 def wide(values: Any) -> Any:
