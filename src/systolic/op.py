@@ -62,7 +62,7 @@ class Programs(Protocol):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """A `jax.ShapeDtypeStruct` for each operand; also one that is prefetched, such as sizes of groups."""
+        """A `jax.ShapeDtypeStruct` for each operand; an array where values decide, such as sizes of groups."""
         ...
 
     def kernel(self, config: KernelConfig) -> Callable[..., Any]:
@@ -80,7 +80,7 @@ class RacedPrograms:
 
     Attributes:
       spec: with what is counted of the programs.
-      arguments: a `jax.ShapeDtypeStruct` for each operand, as users have them.
+      arguments: a `jax.ShapeDtypeStruct` for each operand, as users have them; an array where values decide.
       ours: what a user calls, with the planner's configuration.
       xla: what somebody would write in plain JAX who does not know it.
     """

@@ -94,5 +94,7 @@ def test_gradients() -> None:
 @pytest.mark.parametrize("spec_type", [GroupedSpec, GroupedGradientSpec])
 def test_it_is_tuned(spec_type: Any) -> None:
     spec = spec_type(m=M, k=K, n=N, groups=4, rows_per_group=64, dtype="bfloat16", dtype_out="bfloat16")
-    result = systolic.tune(spec, "v5e", trials=2, against_xla=False, workers=1)
+    against_xla = spec_type is GroupedSpec
+    result = systolic.tune(spec, "v5e", trials=2, against_xla=against_xla, workers=1)
     assert result.winner is not None
+    assert (result.xla_us is not None) == against_xla, "the sizes of groups are known to XLA's program too"

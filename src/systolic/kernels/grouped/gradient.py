@@ -277,8 +277,8 @@ class _Kernel:
 
         down, across = parts_of(schedule.tile_k, schedule.block_k), parts_of(schedule.tile_n, schedule.block_n)
         for its_rows, its_columns in itertools.product(down, across):
-            count = jnp.int32(its_columns.count)
-            pl.loop(0, its_rows.count * its_columns.count)(
+            count = jnp.int32(its_columns.how_many)
+            pl.loop(0, its_rows.how_many * its_columns.how_many)(
                 lambda index, its_rows=its_rows, its_columns=its_columns, count=count: one(
                     its_rows.at(lax.div(index, count)), its_columns.at(lax.rem(index, count))
                 )

@@ -176,7 +176,7 @@ class Steps:
             its.out[out_slot, pl.ds(0, block.rows), columns] = as_dtype(total, spec.dtype_out)
 
         for parts in parts_of(schedule.tile_n, block.columns):
-            pl.loop(0, parts.count)(lambda index, parts=parts: one(parts.at(index), parts.size))
+            pl.loop(0, parts.how_many)(lambda index, parts=parts: one(parts.at(index), parts.size))
         return out_slot
 
     def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
@@ -197,7 +197,7 @@ class Steps:
             acc[...] = jnp.where(is_first, jnp.zeros_like(found), acc[...]) + found
 
         whole, *rest = parts_of(spec.k, block.depth)
-        pl.loop(0, whole.count)(lambda index: add(whole.at(index), index == 0))
+        pl.loop(0, whole.how_many)(lambda index: add(whole.at(index), index == 0))
         for one in rest:
             acc[...] += partial(one.at(0))
         return acc[...]

@@ -18,7 +18,7 @@ def part(number: Any, size: int, count: int) -> Any:
 class Parts(NamedTuple):
     """Parts of one size of an axis of a ref, gone through by one loop."""
 
-    count: int
+    how_many: int
     size: int
     at: Callable[[Any], Any]  # of the number of a part, what to index the ref with
 

@@ -33,12 +33,12 @@ class GroupedPrograms:
     chip: Chip
 
     @property
-    def arguments(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Rows, matrices, and what is fused; the sizes of groups are in the program."""
+    def arguments(self) -> tuple[Any, ...]:
+        """Rows, matrices, what is fused, and the sizes of groups, whose values a simulation has to know."""
         spec, dtype = self.computed, jnp.dtype(self.computed.dtype)
         n = 2 * spec.n if spec.side_by_side else spec.n
         matrices = jax.ShapeDtypeStruct((spec.groups, *((n, spec.k) if spec.transpose_rhs else (spec.k, n))), dtype)
-        found = [jax.ShapeDtypeStruct((spec.m, spec.k), dtype), matrices]
+        found: list[Any] = [jax.ShapeDtypeStruct((spec.m, spec.k), dtype), matrices]
         if spec.gated and not spec.side_by_side:
             found.append(matrices)
         if spec.bias:
@@ -47,7 +47,7 @@ class GroupedPrograms:
             found.append(jax.ShapeDtypeStruct((spec.m,), jnp.float32))
         if spec.existing_out:
             found.append(jax.ShapeDtypeStruct((spec.m, spec.n), jnp.dtype(spec.dtype_out)))
-        return tuple(found)
+        return *found, _sizes(spec)
 
     def kernel(self, config: KernelConfig) -> Callable[..., Any]:
         """The Pallas kernel with this configuration."""
@@ -66,10 +66,10 @@ class GradientPrograms:
     chip: Chip
 
     @property
-    def arguments(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Rows of both operands; the sizes of groups are in the program."""
+    def arguments(self) -> tuple[Any, ...]:
+        """Rows of both operands, and the sizes of groups."""
         spec, dtype = self.computed, jnp.dtype(self.computed.dtype)
-        return tuple(jax.ShapeDtypeStruct((spec.m, size), dtype) for size in (spec.k, spec.n))
+        return *(jax.ShapeDtypeStruct((spec.m, size), dtype) for size in (spec.k, spec.n)), _sizes(spec)
 
     def kernel(self, config: KernelConfig) -> Callable[..., Any]:
         """The Pallas kernel with this configuration."""
@@ -98,8 +98,8 @@ def gradient_raced(spec: GroupedGradientSpec, chip: Chip) -> RacedPrograms:
     return RacedPrograms(spec=spec, arguments=programs.arguments, ours=ours, xla=programs.xla())
 
 
-def _grouping(spec: GroupedSpec | GroupedGradientSpec) -> Grouping:
-    return Grouping(jnp.asarray(np.array(typical_sizes(spec.groups, spec.m, spec.rows_per_group), np.int32)))
+def _sizes(spec: GroupedSpec | GroupedGradientSpec) -> np.ndarray:
+    return np.array(typical_sizes(spec.groups, spec.m, spec.rows_per_group), np.int32)
 
 
 def _static(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, config: KernelConfig | None) -> GroupedProduct:
@@ -120,8 +120,8 @@ def _product(spec: GroupedSpec, chip: Chip, config: KernelConfig | None, *arrays
         activation=name,
         function=function,
     )
-    lhs, rhs, *beside = arrays
-    return product_by_pallas(product, lhs, rhs, _grouping(spec), _fused(spec, beside))
+    lhs, rhs, *beside, sizes = arrays
+    return product_by_pallas(product, lhs, rhs, Grouping(sizes), _fused(spec, beside))
 
 
 def _fused(spec: GroupedSpec, beside: list[Array]) -> Fused:
@@ -133,12 +133,12 @@ def _fused(spec: GroupedSpec, beside: list[Array]) -> Fused:
 
 
 def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
-    lhs, rhs, *beside = arrays
+    lhs, rhs, *beside, sizes = arrays
     fused = _fused(spec, beside)
     return grouped_matmul(
         lhs,
         rhs,
-        _grouping(spec).sizes,
+        sizes,
         up=fused.up,
         side_by_side=spec.side_by_side,
         bias=fused.bias,
@@ -156,8 +156,8 @@ def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arra
 
 def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
     """What somebody would write who does not know systolic; all rows belong to some group."""
-    lhs, rhs, *beside = arrays
-    fused, sizes = _fused(spec, beside), np.array(typical_sizes(spec.groups, spec.m, spec.rows_per_group))
+    lhs, rhs, *beside, sizes = arrays
+    fused = _fused(spec, beside)
     _, function = activation_of(spec.activation or None)
     is_plain = not (spec.bias or spec.row_scale or function or spec.gated)
 
@@ -165,7 +165,7 @@ def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
         return lax.ragged_dot(
             lhs,
             matrices.swapaxes(1, 2) if spec.transpose_rhs else matrices,
-            _grouping(spec).sizes,
+            sizes,
             precision=lax.Precision[spec.precision.upper()],
             preferred_element_type=jnp.dtype(spec.dtype_out if is_plain else spec.dtype_accumulator),
         )
@@ -174,7 +174,7 @@ def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
     if fused.up is not None:
         up = [product(fused.up)]
     if fused.bias is not None:
-        out = out + fused.bias[np.repeat(np.arange(spec.groups), sizes)]
+        out = out + fused.bias[jnp.repeat(jnp.arange(spec.groups), sizes, total_repeat_length=spec.m)]
     if function is not None:
         out = function(out.astype(jnp.float32))
     if up:
@@ -185,16 +185,16 @@ def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
 
 
 def _gradient(
-    spec: GroupedGradientSpec, chip: Chip, config: KernelConfig | None, lhs: Array, cotangent: Array
+    spec: GroupedGradientSpec, chip: Chip, config: KernelConfig | None, lhs: Array, cotangent: Array, sizes: Array
 ) -> Array:
-    return gradient_by_pallas(_static(spec, chip, config), spec.groups, lhs, cotangent, _grouping(spec))
+    return gradient_by_pallas(_static(spec, chip, config), spec.groups, lhs, cotangent, Grouping(sizes))
 
 
-def _plain_gradient(spec: GroupedGradientSpec, lhs: Array, cotangent: Array) -> Array:
+def _plain_gradient(spec: GroupedGradientSpec, lhs: Array, cotangent: Array, sizes: Array) -> Array:
     return lax.ragged_dot_general(
         lhs,
         cotangent,
-        _grouping(spec).sizes,
+        sizes,
         ROWS_SUMMED,
         precision=lax.Precision[spec.precision.upper()],
         preferred_element_type=jnp.dtype(spec.dtype_out),
