@@ -42,7 +42,7 @@ def groups_plot(points: Sequence[GroupsPoint], *, title: str, ours: str, xla: st
     scale = alt.Scale(type="log", nice=False)
     drawn = alt.Chart(alt.Data(values=rows)).encode(
         x=alt.X("rows:Q", title="rows of a group, on average", scale=scale),
-        y=alt.Y("us:Q", title=f"{provenance} µs", scale=alt.Scale(type="log")),
+        y=alt.Y("us:Q", title=f"{provenance} µs", scale=alt.Scale(type="log", nice=False)),
         color=alt.Color(
             "series:N", title=None, scale=alt.Scale(domain=list(series), range=list(series.values())), sort=None
         ),
