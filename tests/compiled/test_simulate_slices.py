@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 import systolic
 from systolic import SliceRun, slice_devices, slice_mesh
 from systolic.chips import SliceError
+from systolic.chips.constants import ConstantsError
 from systolic.compiler import WorkerPool
 from systolic.compiler.slice_devices import libtpu_devices, topology_of
 from systolic.timing import SparseCoreCollectiveError, slice_of, submit_simulation
@@ -126,7 +128,7 @@ def taken(sizes, x):
     )(sizes, x)
 
 
-def test_each_device_has_its_own_part_of_the_values(pool: WorkerPool) -> None:
+def test_each_device_has_its_own_part_of_the_values(pool: WorkerPool, tmp_path: Path) -> None:
     mesh = slice_mesh(CHIP, TOPOLOGY, ring=4)
     fn = jax.shard_map(taken, mesh=mesh, in_specs=(P("ring"), P()), out_specs=P("ring"), check_vma=False)
     rounds = np.array([10, 400, 20, 30], np.int32)
@@ -135,9 +137,11 @@ def test_each_device_has_its_own_part_of_the_values(pool: WorkerPool) -> None:
     by_partition = [cycles[device] for device in run.assignment]
     assert np.argsort(by_partition).tolist() == np.argsort(rounds).tolist()
     assert run.skew_us > 0
+    systolic.prepare(fn, rounds, shape(8, 128), chip=CHIP, topology=TOPOLOGY).save(tmp_path / "saved")
+    assert systolic.load_program(tmp_path / "saved").run() == run
 
 
-def test_a_program_of_a_slice_runs_again(pool: WorkerPool) -> None:
+def test_a_program_of_a_slice_runs_again(pool: WorkerPool, tmp_path: Path) -> None:
     fn = jax.jit(jnp.negative, out_shardings=WHOLE)
     program = systolic.prepare(fn, shape(128, 128, spec=P("model")), chip=CHIP, topology=TOPOLOGY)
     run = program.run()
@@ -145,6 +149,13 @@ def test_a_program_of_a_slice_runs_again(pool: WorkerPool) -> None:
     slow = dataclasses.replace(program.shape.links, bytes_per_s=program.shape.links.bytes_per_s / 4)
     assert program.run(links=slow).cycles > run.cycles
     assert program.run().cycles == run.cycles
+    with pytest.raises(ConstantsError, match="bytes_per_s=0"):
+        program.run(links=dataclasses.replace(slow, bytes_per_s=0.0))
+    shaped = dataclasses.replace(program.shape, chip=dataclasses.replace(program.chip, links=slow))
+    dataclasses.replace(program, shape=shaped).save(tmp_path / "slow")
+    again = systolic.load_program(tmp_path / "slow")
+    assert isinstance(again, systolic.SliceProgram)
+    assert again.run() == program.run(links=slow)
 
 
 def test_a_program_is_compiled_anew_where_it_is_not_kept(pool: WorkerPool) -> None:

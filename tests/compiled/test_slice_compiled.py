@@ -38,7 +38,16 @@ def next_one(x: jax.Array) -> jax.Array:
     return lax.ppermute(x, ALL, [(device, (device + 1) % count) for device in range(count)])
 
 
+# Some devices send, some do not, some receive: XLA looks such permutations up in a table.
+SOME = [(0, 3), (1, 0), (3, 1)]
+
+
+def between_some(x: jax.Array) -> jax.Array:
+    return lax.ppermute(x, ALL, SOME)
+
+
 FUNCTIONS = {
+    "collective-permute of some": (between_some, PartitionSpec(ALL)),
     "all-gather": (functools.partial(lax.all_gather, axis_name=ALL, tiled=True), PartitionSpec()),
     "reduce-scatter": (functools.partial(lax.psum_scatter, axis_name=ALL, tiled=True), PartitionSpec(ALL)),
     "all-reduce": (functools.partial(lax.psum, axis_name=ALL), PartitionSpec()),
@@ -109,6 +118,17 @@ def test_copies_take_the_links_of_their_routes(pool, name, chip_name, extents) -
             expected[link.source, link.target] += size
     assert link_bytes(run) == expected
     assert sum(each.sent_bytes for each in run.collectives) == size * len(pairs) // count
+
+
+@pytest.mark.parametrize(("chip_name", "extents"), [("v5e", "2x2"), ("v6e", "2x4"), ("v7x", "2x2x1")])
+def test_a_permutation_by_table_goes_between_those_that_it_names(pool, chip_name, extents) -> None:
+    run = simulated(pool, "collective-permute of some", chip_name, extents)
+    routes = Routes(SliceShape.parse(chip(chip_name), extents))
+    expected: Counter[tuple[str, int, int]] = Counter()
+    for source, target in SOME:
+        for link in routes.between(source, target).links:
+            expected[link.axis, link.source, link.target] += BLOCK_BYTES
+    assert {(link.axis, link.source, link.target): link.sent_bytes for link in run.links} == expected
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,13 @@ from typing import Any
 
 from systolic.call_errors import WrongCallError
 from systolic.chips.chip import Chip, MachineModel, SparseCoreModel
+from systolic.chips.links import Links
 from systolic.untrusted import UntrustedError, read_json, shown
 
 _LARGEST = 1e18  # above every rate, in hertz and bytes a second
 # They decide how a listing is read and what the compiler made: another value would need another program.
 _OF_THE_PROGRAM = ("mxu_count", "mxu_rows", "mxu_columns", "branch_delay_slots")
+_LINKS_OF_CHIP = ("dimensions", "wrap_extent", "wraps_alone", "signal_chip_bit", "copy_remote_bit")  # likewise
 
 
 class ConstantsError(WrongCallError, ValueError):
@@ -125,6 +127,24 @@ def check_sparse_core(given: SparseCoreModel | None, known: SparseCoreModel | No
         raise ConstantsError("its SparseCores are not those of the chip")
     for field in fields(SparseCoreModel):
         _check_possible(field.name, getattr(given, field.name), whole=field.type == "int")
+
+
+def check_links(given: Links | None, known: Links | None) -> None:
+    """Checks that constants of links are those of a chip whose programs name other chips in the same way.
+
+    Raises:
+      ConstantsError: it has none, or others, or a value is one that no hardware has.
+    """
+    if given is None and known is None:
+        return
+    if given is None or known is None or any(getattr(given, name) != getattr(known, name) for name in _LINKS_OF_CHIP):
+        raise ConstantsError("its links are not those of the chip")
+    for name in ("bytes_per_s", "hop_s", "die_bytes_per_s", "die_hop_s"):
+        value = getattr(given, name)
+        if (value is None) != (getattr(known, name) is None):
+            raise ConstantsError("its links are not those of the chip")
+        if value is not None:
+            _check_possible(name, value, whole=False)
 
 
 def _check_possible(name: str, value: Any, *, whole: bool) -> None:

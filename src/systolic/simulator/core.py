@@ -13,7 +13,7 @@ from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTimer
 from systolic.simulator.hardware.memory import ROW_BYTES, ROW_WORDS, WORD_BYTES, Contents, Memory, Words
-from systolic.simulator.hardware.mxu import Mxus
+from systolic.simulator.hardware.mxu import Memo, Mxus
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import COMPUTED, Unknown
 from systolic.simulator.mailboxes import Mailboxes
@@ -57,6 +57,7 @@ class DeviceSetup:
     progression: Progression  # what does
     remember: bool
     max_iterations: int
+    remembered: dict[str, Memo] = field(default_factory=dict)  # by the matrix units of all cores, by program
     tables: Mapping[int, Words] = field(default_factory=dict)  # what lies in HBM beside the parameters, by pointer
 
 
@@ -95,7 +96,13 @@ class Core:
 
         self.memory = self._memory = Memory(initial, self._iterations)
         self._mxus = {
-            name: Mxus(setup.chip.machine, program.segments, remember=setup.remember, timeline=timeline)
+            name: Mxus(
+                setup.chip.machine,
+                program.segments,
+                remember=setup.remember,
+                timeline=timeline,
+                memo=setup.remembered.setdefault(name, {}),
+            )
             for name, program in setup.translations.items()
         }
         self._op_totals: dict[str, OpTotals] = {}

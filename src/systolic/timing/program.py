@@ -11,7 +11,7 @@ from typing import Any, overload
 import numpy as np
 
 from systolic.bugs import reports_bugs
-from systolic.chips import Chip, FlagValue, MachineModel, with_flags
+from systolic.chips import Chip, FlagValue, MachineModel, SliceShape, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
     CompiledProgram,
@@ -31,7 +31,7 @@ from systolic.simulator import PreparedProgram, SimulatedRun
 from systolic.timing.compiled import kernel_contents, prepare_program, target_of, top_level_hlo
 from systolic.timing.contents import ProgramContents, RecordedOperands, parameter_contents
 from systolic.timing.program_file import SavedProgram, read_program, write_program
-from systolic.timing.slice_program import SliceProgram, submit_slice_preparation
+from systolic.timing.slice_program import SliceProgram, slice_translated, submit_slice_preparation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,7 +85,7 @@ class Program:
           ProgramFileError: the program is too large for a file.
           OSError: the file cannot be written.
         """
-        saved = SavedProgram(name=self.name, chip=self.chip, compiled=self.compiled, contents=self.contents)
+        saved = SavedProgram(name=self.name, chip=self.chip, compiled=self.compiled, contents=(self.contents,))
         write_program(Path(path), saved)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -204,8 +204,10 @@ def prepare(
 
 
 @reports_bugs
-def load_program(path: str | Path, *, chip: str | Chip | None = None) -> Program:
-    """Reads a program that `Program.save` wrote. Nothing is compiled, and nothing of the file is executed as it is.
+def load_program(path: str | Path, *, chip: str | Chip | None = None) -> Program | SliceProgram:
+    """Reads a program that `Program.save` or `SliceProgram.save` wrote.
+
+    Nothing is compiled, and nothing of the file is executed as it is.
 
     Args:
       path: the file.
@@ -218,4 +220,8 @@ def load_program(path: str | Path, *, chip: str | Chip | None = None) -> Program
     """
     known = chip_named(chip) if isinstance(chip, str) else chip
     saved = read_program(Path(path), known)
-    return translated(saved.name, saved.chip, saved.compiled, saved.contents)
+    if saved.topology is not None:
+        shape = SliceShape.parse(saved.chip, saved.topology)
+        return slice_translated(saved.name, shape, saved.compiled, saved.contents)
+    (contents,) = saved.contents
+    return translated(saved.name, saved.chip, saved.compiled, contents)

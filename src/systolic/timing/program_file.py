@@ -10,15 +10,25 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from systolic.chips import Chip, FlagError, MachineModel, SparseCoreModel, UnknownChipError, checked_flags
+from systolic.chips import (
+    Chip,
+    FlagError,
+    Links,
+    MachineModel,
+    SliceError,
+    SliceShape,
+    SparseCoreModel,
+    UnknownChipError,
+    checked_flags,
+)
 from systolic.chips import chip as chip_named
-from systolic.chips.constants import ConstantsError, check_constants, check_sparse_core
+from systolic.chips.constants import ConstantsError, check_constants, check_links, check_sparse_core
 from systolic.compiler import CompiledProgram
 from systolic.compiler.cache_entry import MOST_BYTES, EntryError, decode, encode
 from systolic.simulator import Unknown, Words
@@ -26,7 +36,7 @@ from systolic.timing.contents import OperandKey, ProgramContents
 from systolic.untrusted import UntrustedError, read_json, structured
 from systolic.whole_file import whole_file
 
-FORMAT = 2  # another layout, or another meaning of a part, gets another number
+FORMAT = 3  # another layout, or another meaning of a part, gets another number
 
 _FIRST_LINE = re.compile(rb"systolic program, format (\d{1,9})\n")
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -50,13 +60,15 @@ class SavedProgram:
     name: str
     chip: Chip
     compiled: CompiledProgram
-    contents: ProgramContents
+    contents: tuple[ProgramContents, ...]  # of each partition
+    topology: str | None = None  # of the slice; None: it runs on one device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Content:
     """Whose contents some of the words are, or why there are none."""
 
+    partitions: tuple[int, ...]  # that have them
     operation: str  # "": an argument of the program
     call: int
     index: int  # of the operand, or the argument's number
@@ -72,6 +84,8 @@ class _Head:
     cores_per_device: int
     machine: MachineModel
     sparse_core: SparseCoreModel | None
+    links: Links | None
+    topology: str | None
     compiler_flags: Mapping[str, str]
     key: str  # of the compiler's output
     entry_bytes: int
@@ -85,11 +99,8 @@ def write_program(path: Path, saved: SavedProgram) -> None:
       ProgramFileError: the program is too large.
       OSError: the file cannot be written.
     """
-    known: dict[OperandKey, Words | Unknown] = {
-        ("", 0, number): words for number, words in enumerate(saved.contents.parameters)
-    }
-    known.update(saved.contents.operands)
-    words = [each for each in known.values() if not isinstance(each, Unknown)]
+    known = _shared(saved.contents)
+    words = [each for _, each, _ in known if not isinstance(each, Unknown)]
     if sum(map(len, words)) > _MOST_WORDS:
         raise ProgramFileError(f"the arguments hold more than the {MOST_BYTES:,} bytes that a file of a program takes")
     try:
@@ -101,9 +112,11 @@ def write_program(path: Path, saved: SavedProgram) -> None:
         chip=saved.chip.name,
         cores_per_device=saved.chip.cores_per_device,
         **{name: getattr(saved.chip, name) for name in _KEPT},
+        links=saved.chip.links,
+        topology=saved.topology,
         key=saved.compiled.key,
         entry_bytes=len(entry),
-        contents=tuple(_content(key, each) for key, each in known.items()),
+        contents=tuple(_content(*each) for each in known),
     )
     packed = zlib.compress(np.concatenate([np.zeros(0, "<u4"), *(np.asarray(each, "<u4") for each in words)]).tobytes())
     rest = json.dumps(asdict(head), allow_nan=False).encode() + b"\n" + entry + packed
@@ -111,10 +124,22 @@ def write_program(path: Path, saved: SavedProgram) -> None:
         partial.write_bytes(b"systolic program, format %d\n" % FORMAT + hashlib.sha256(rest).digest() + rest)
 
 
-def _content(key: OperandKey, words: Words | Unknown) -> _Content:
+def _shared(contents: Sequence[ProgramContents]) -> list[tuple[OperandKey, Words | Unknown, tuple[int, ...]]]:
+    """Lists what is known of arguments and operands, each content once, with the partitions that have it."""
+    found: dict[OperandKey, dict[object, tuple[Words | Unknown, list[int]]]] = {}
+    for partition, each in enumerate(contents):
+        parameters = ((("", 0, number), words) for number, words in enumerate(each.parameters))
+        for key, words in (*parameters, *each.operands.items()):
+            same = (words.why, words.computed) if isinstance(words, Unknown) else id(words)
+            found.setdefault(key, {}).setdefault(same, (words, []))[1].append(partition)
+    return [(key, words, tuple(partitions)) for key, values in found.items() for words, partitions in values.values()]
+
+
+def _content(key: OperandKey, words: Words | Unknown, partitions: tuple[int, ...]) -> _Content:
     operation, call, index = key
     unknown = words if isinstance(words, Unknown) else None
     return _Content(
+        partitions=partitions,
         operation=operation,
         call=call,
         index=index,
@@ -141,7 +166,7 @@ def read_program(path: Path, chip: Chip | None) -> SavedProgram:
         raise ProgramFileError(f"cannot read {path}: {error.strerror}") from error
     try:
         return _decoded(found, chip)
-    except (UntrustedError, EntryError, ConstantsError, FlagError, zlib.error) as error:
+    except (UntrustedError, EntryError, ConstantsError, FlagError, SliceError, zlib.error) as error:
         raise ProgramFileError(f"{path} is no program that can be read here: {error}") from error
 
 
@@ -161,8 +186,13 @@ def _decoded(found: bytes, chip: Chip | None) -> SavedProgram:
     compiled = decode(head.key, binary[: head.entry_bytes])
     if not isinstance(compiled, CompiledProgram):
         raise UntrustedError("it holds no program")
-    contents = _contents(head.contents, _unpacked(binary[head.entry_bytes :]))
-    return SavedProgram(name=head.name, chip=_chip(head, chip), compiled=compiled, contents=contents)
+    known = _chip(head, chip)
+    count = len(compiled.assignment) or 1
+    devices = 1 if head.topology is None else SliceShape.parse(known, head.topology).chips * known.devices_per_chip
+    if count != devices:
+        raise UntrustedError(f"it is for {count} devices, where {head.topology or 'no slice'} has {devices}")
+    contents = _contents(head.contents, _unpacked(binary[head.entry_bytes :]), count)
+    return SavedProgram(name=head.name, chip=known, compiled=compiled, contents=contents, topology=head.topology)
 
 
 def _chip(head: _Head, chosen: Chip | None) -> Chip:
@@ -178,17 +208,18 @@ def _chip(head: _Head, chosen: Chip | None) -> Chip:
     check_constants(known.machine, head.machine)
     check_constants(head.machine, head.machine)
     check_sparse_core(head.sparse_core, known.sparse_core)
-    kept = {name: getattr(head, name) for name in _KEPT}
+    check_links(head.links, known.links)
+    kept = {name: getattr(head, name) for name in (*_KEPT, "links")}
     if checked_flags(head.compiler_flags) != head.compiler_flags:
         raise UntrustedError("its compiler flags are none")
     if chosen is not None:
-        kept |= {"machine": known.machine, "sparse_core": known.sparse_core}
+        kept |= {"machine": known.machine, "sparse_core": known.sparse_core, "links": known.links}
     return replace(known, **kept)
 
 
-def _contents(described: tuple[_Content, ...], words: np.ndarray) -> ProgramContents:
-    parameters: list[Words | Unknown] = []
-    operands: dict[OperandKey, Words | Unknown] = {}
+def _contents(described: tuple[_Content, ...], words: np.ndarray, count: int) -> tuple[ProgramContents, ...]:
+    parameters: list[list[Words | Unknown]] = [[] for _ in range(count)]
+    operands: list[dict[OperandKey, Words | Unknown]] = [{} for _ in range(count)]
     at = 0
     for each in described:
         if not 0 <= each.words <= len(words) - at:
@@ -196,15 +227,20 @@ def _contents(described: tuple[_Content, ...], words: np.ndarray) -> ProgramCont
         here = words[at : at + each.words].tolist()
         at += each.words
         value = Unknown(each.unknown, computed=each.computed) if each.unknown else here
-        if each.operation:
-            operands[each.operation, each.call, each.index] = value
-        elif each.index == len(parameters):
-            parameters.append(value)
-        else:
-            raise UntrustedError("its arguments are not in order")
+        for partition in each.partitions:
+            if not 0 <= partition < count:
+                raise UntrustedError(f"it has contents for more than {count} devices")
+            if each.operation:
+                operands[partition][each.operation, each.call, each.index] = value
+            elif each.index == len(parameters[partition]):
+                parameters[partition].append(value)
+            else:
+                raise UntrustedError("its arguments are not in order")
     if at != len(words):
         raise UntrustedError("its contents have other lengths")
-    return ProgramContents(parameters=tuple(parameters), operands=operands)
+    return tuple(
+        ProgramContents(parameters=tuple(mine), operands=its) for mine, its in zip(parameters, operands, strict=True)
+    )
 
 
 def _unpacked(packed: bytes) -> np.ndarray:

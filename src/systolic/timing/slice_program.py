@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from systolic.bugs import reports_bugs
 from systolic.chips import Chip, Links, MachineModel, SliceShape
+from systolic.chips.constants import check_links
 from systolic.compiler import (
     CompiledProgram,
     NamedFunction,
@@ -29,12 +31,15 @@ from systolic.compiler import (
 from systolic.simulator import PreparedProgram, SliceRun
 from systolic.timing.compiled import kernel_contents, prepare_program, target_of, top_level_hlo
 from systolic.timing.contents import ProgramContents, RecordedOperands
+from systolic.timing.program_file import SavedProgram, write_program
 from systolic.timing.sliced import check_offloading, device_parameters, slice_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SliceProgram:
-    """A compiled program of a slice that has been read, with what arguments hold. `prepare` makes one.
+    """A compiled program of a slice that has been read, with what arguments hold.
+
+    `prepare` and `load_program` make one.
 
     Attributes:
       name: of the function.
@@ -53,6 +58,11 @@ class SliceProgram:
     def __repr__(self) -> str:
         return f"SliceProgram(name={self.name!r}, chip={self.shape.chip.name!r}, topology={self.shape.name!r})"
 
+    @property
+    def chip(self) -> Chip:
+        """The chips of the slice."""
+        return self.shape.chip
+
     @reports_bugs
     def run(self, *, machine: MachineModel | None = None, links: Links | None = None, spans: int = 0) -> SliceRun:
         """Executes the program on the model of the slice, in this process. Nothing is compiled.
@@ -67,6 +77,7 @@ class SliceProgram:
           SimulationError: with these constants the program comes to something that is not understood.
         """
         chip = self.shape.chip
+        check_links(links or chip.links, chip.links)
         chip = replace(chip, machine=machine or chip.machine, links=links or chip.links)
         return self.prepared.run_slice(
             replace(self.shape, chip=chip),
@@ -77,14 +88,36 @@ class SliceProgram:
             spans=spans,
         )
 
+    @reports_bugs
+    def save(self, path: str | Path) -> None:
+        """Writes one file, which `systolic.load_program` reads; see `Program.save`.
+
+        Raises:
+          ProgramFileError: the program is too large for a file.
+          OSError: the file cannot be written.
+        """
+        saved = SavedProgram(
+            name=self.name,
+            chip=self.shape.chip,
+            compiled=self.compiled,
+            contents=self.contents,
+            topology=self.shape.name,
+        )
+        write_program(Path(path), saved)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # The listings' Python functions do not travel: whoever gets the program translates it anew.
-        return _translated, (self.name, self.shape, self.compiled, self.contents)
+        return slice_translated, (self.name, self.shape, self.compiled, self.contents)
 
 
-def _translated(
+def slice_translated(
     name: str, shape: SliceShape, compiled: CompiledProgram, contents: tuple[ProgramContents, ...]
 ) -> SliceProgram:
+    """A program of a slice, ready to run.
+
+    Raises:
+      SimulationError: the listings hold something that is not understood.
+    """
     prepared = prepare_program(compiled, shape.chip)
     return SliceProgram(name=name, shape=shape, compiled=compiled, contents=contents, prepared=prepared)
 

@@ -23,7 +23,7 @@ from systolic.simulator import SimulatedRun, SimulationError, Unknown
 from systolic.timing import Program, ProgramFileError, load_program, prepare_program
 from systolic.timing.contents import ProgramContents, parameter_contents
 from systolic.timing.program import translated
-from systolic.timing.program_file import _KEPT, FORMAT
+from systolic.timing.program_file import _KEPT, FORMAT, SavedProgram, read_program, write_program
 from systolic.tuning.profiling import without_copies
 
 FIXED = ("mxu_count", "mxu_rows", "mxu_columns", "branch_delay_slots")
@@ -289,6 +289,53 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     rest = line + b"\n" + entry + zlib.compress(bytes(10**6))
     path.write_bytes(first + b"\n" + hashlib.sha256(rest).digest() + rest)
     with pytest.raises(ProgramFileError, match="do not end"):
+        load_program(path)
+
+
+def of_a_slice() -> SavedProgram:
+    """Each of four devices has the same first argument, and half of them another second one; two know an operand."""
+    same, unknown = [1, 2], Unknown("argument b", computed=False)
+    contents = tuple(
+        ProgramContents(
+            parameters=(same, [3] if number % 2 else unknown), operands={("f", 0, 1): [number]} if number > 1 else {}
+        )
+        for number in range(4)
+    )
+    compiled = replace(GATHER, assignment=(0, 1, 3, 2), constants=bytes(range(256)))
+    return SavedProgram(name="f", chip=V5E, compiled=compiled, contents=contents, topology="2x2")
+
+
+def test_a_file_keeps_what_each_device_of_a_slice_has(tmp_path: Path) -> None:
+    saved = of_a_slice()
+    write_program(tmp_path / "p", saved)
+    again = read_program(tmp_path / "p", None)
+    assert (again.name, again.chip, again.topology) == ("f", V5E, "2x2")
+    assert again.compiled == replace(saved.compiled, from_cache=True)
+    assert [str(each) for each in again.contents] == [str(each) for each in saved.contents]
+    # What devices have in common is one object: that is how a run knows that one may stand for all.
+    assert all(each.parameters[0] is again.contents[0].parameters[0] for each in again.contents)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda head: head.update(topology="2x4"), "it is for 4 devices, where 2x4 has 8"),
+        (lambda head: head.update(topology=None), "it is for 4 devices, where no slice has 1"),
+        (lambda head: head.update(topology="2x"), "'2x' is not"),
+        (lambda head: head["contents"][0].update(partitions=[0, 4]), "more than 4 devices"),
+        (lambda head: head["contents"][0].update(partitions=[0, -1]), "more than 4 devices"),
+        (lambda head: head["contents"][0].update(partitions=[0, 0]), "not in order"),
+        (lambda head: head.update(links=None), "its links are not"),
+        (lambda head: head["links"].update(signal_chip_bit=3), "its links are not"),
+        (lambda head: head["links"].update(bytes_per_s=0), "bytes_per_s=0"),
+        (lambda head: head["links"].update(hop_s=-1.0), "hop_s=-1.0"),
+    ],
+)
+def test_a_head_of_a_slice_that_was_tampered_with(tmp_path: Path, change: object, says: str) -> None:
+    path = tmp_path / "p"
+    write_program(path, of_a_slice())
+    path.write_bytes(resealed(path.read_bytes(), change))
+    with pytest.raises(ProgramFileError, match=says):
         load_program(path)
 
 

@@ -112,12 +112,19 @@ class Segment:
 _Relative = tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[tuple[tuple[int, int], ...], ...]]
 
 
+# What a segment costs, and the state that it leaves, by segment, conditions and the state at its begin.
+Memo = dict[tuple[int, tuple[bool, ...], _Relative], tuple[int, _Relative, int]]
+
+
 class Mxus:
     """The MXUs of one core.
 
     What a segment costs depends only on the units' state when it begins, so each (segment, state) is computed once and
-    looked up afterwards: this makes long loops quick, and changes no result. With `remember=False` everything is
-    computed anew; a test compares the two.
+    looked up afterwards: this makes long loops quick, and slices of many devices, and changes no result. With
+    `remember=False` everything is computed anew; a test compares the two.
+
+    Args:
+      memo: what was computed already for the same segments, here or on other cores.
     """
 
     def __init__(
@@ -127,6 +134,7 @@ class Mxus:
         *,
         remember: bool = True,
         timeline: Timeline | None = None,
+        memo: Memo | None = None,
     ) -> None:
         self._latency = machine.result_latency_cycles
         self._depth = machine.matmul_queue_depth
@@ -136,7 +144,7 @@ class Mxus:
         self._segments = segments
         self._remember = remember
         self._timeline = timeline
-        self._memo: dict[tuple[int, tuple[bool, ...], _Relative], tuple[int, _Relative, int]] = {}
+        self._memo: Memo = {} if memo is None else memo
         self._at = 0  # the time to which `_state` is relative
         self._state: _Relative = ((0,) * self._units, ((),) * self._units, ((),) * self._units)
         self.stalls = [0] * len(segments)  # cycles, by segment

@@ -137,7 +137,7 @@ def constant_operands(
         for operand in operands.get(name, ()):
             if operand.space == "hbm" and operand.is_input and operand.register in passed:
                 allocation = _allocation(passed[operand.register], definitions)
-                if allocation in allocations:
+                if allocation is not None and allocation in allocations:
                     yield ConstantOperand(operation=name, operand=operand, allocation=allocation)
 
 
