@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from systolic.simulator.slice.records import SliceRun
     from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec
     from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
-    from systolic.tuning import TuningResult, tune
+    from systolic.tuning import FunctionTuning, TuningResult, tune
 
 __version__ = "0.3.0"
 
@@ -26,6 +26,7 @@ __all__ = [
     "CheckReport",
     "Chip",
     "Explanation",
+    "FunctionTuning",
     "GatedSpec",
     "GroupedGradientSpec",
     "GroupedSpec",
@@ -73,7 +74,7 @@ _DOORS = {
     "systolic.simulator.slice.records": ("SliceRun",),
     "systolic.spec": ("GatedSpec", "GroupedGradientSpec", "GroupedSpec", "MatmulSpec"),
     "systolic.timing": ("Program", "SliceProgram", "load_program", "prepare", "simulate"),
-    "systolic.tuning": ("TuningResult", "tune"),
+    "systolic.tuning": ("FunctionTuning", "TuningResult", "tune"),
 }
 
 

@@ -91,12 +91,8 @@ class RacedPrograms:
     xla: Callable[..., Any]
 
 
-class Op(Protocol):
-    """One kind of product.
-
-    `spec` in what follows is what a user asks for, and `computed` what the kernel computes for it: perhaps turned, so
-    that operands are read as they are stored. Configurations and trials are of the latter.
-    """
+class Kept(Protocol):
+    """One kind of thing that a store has trials of: a product, or a function of somebody's."""
 
     @property
     def name(self) -> str:
@@ -115,6 +111,14 @@ class Op(Protocol):
     def described(self, spec: Any) -> Any:
         """The spec without what is counted of a program: trials are kept under this."""
         ...
+
+
+class Op(Kept, Protocol):
+    """One kind of product.
+
+    `spec` in what follows is what a user asks for, and `computed` what the kernel computes for it: perhaps turned, so
+    that operands are read as they are stored. Configurations and trials are of the latter.
+    """
 
     def computed(self, spec: Any) -> Any:
         """What the kernel computes."""
@@ -170,11 +174,18 @@ class Op(Protocol):
 
 
 _OPS: dict[type[Any], Op] = {}
+_KEPT: dict[type[Any], Kept] = {}  # the ops, and what else a store has trials of
 
 
 def register(op: Op) -> None:
     """Makes an op known; one of the same kind of spec is replaced."""
     _OPS[op.spec_type] = op
+    register_kept(op)
+
+
+def register_kept(kept: Kept) -> None:
+    """Makes a kind of thing known to stores; one of the same kind of spec is replaced."""
+    _KEPT[kept.spec_type] = kept
 
 
 def op_of(spec: Spec) -> Op:
@@ -190,6 +201,15 @@ def op_of(spec: Spec) -> Op:
         raise SpecError(f"no op computes a {type(spec).__name__}; there are ops for {known}") from None
 
 
+def kept_as(spec: Any) -> Kept:
+    """How a store names a spec.
+
+    Raises:
+      SpecError: nothing is registered for it.
+    """
+    return _KEPT[type(spec)] if type(spec) in _KEPT else op_of(spec)
+
+
 def record_of(spec: Spec) -> dict[str, Any]:
     """A spec to be written as JSON, with the name of its op."""
     return {"op": op_of(spec).name, "spec": dataclasses.asdict(cast(Any, spec))}
@@ -201,10 +221,10 @@ def read_spec(op_name: Any, record: Any) -> Any:
     Raises:
       UntrustedError: it is none; or there is no such op, or no such dtype.
     """
-    op = next((op for op in _OPS.values() if op.name == op_name), None)
+    op = next((op for op in _KEPT.values() if op.name == op_name), None)
     if op is None:
         raise UntrustedError(
-            f"op {shown(op_name)} is not known; known are {', '.join(op.name for op in _OPS.values())}"
+            f"op {shown(op_name)} is not known; known are {', '.join(op.name for op in _KEPT.values())}"
         )
     spec = structured(record, op.spec_type)
     for path, value in leaves(dataclasses.asdict(spec)).items():

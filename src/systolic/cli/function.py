@@ -31,8 +31,31 @@ class StaticParameter(click.ParamType):
             return name.strip(), text.strip()
 
 
+class StaticChoices(click.ParamType):
+    """NAME=VALUE,VALUE,…, the values as in Python; where one is no Python literal, all are text."""
+
+    name = "NAME=VALUES"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        """Text to a name and its values."""
+        if not isinstance(value, str):
+            return value
+        name, equals, text = value.partition("=")
+        if not equals or not name.strip().isidentifier() or not text.strip():
+            self.fail(f"{value!r} are no values: write NAME=VALUE,VALUE, such as block_q=128,256", param, ctx)
+        try:
+            return name.strip(), tuple(ast.literal_eval(f"[{text}]"))
+        except (ValueError, SyntaxError):
+            return name.strip(), tuple(word.strip() for word in text.split(","))
+
+
 def function_options(command: _F) -> _F:
     """FUNCTION, `--arg` and `--param`."""
+    return click.argument("function", metavar="FILE.py:FUNCTION")(argument_options(command))
+
+
+def argument_options(command: _F) -> _F:
+    """`--arg` and `--param`."""
     command = click.option(
         "--param",
         "parameters",
@@ -40,7 +63,7 @@ def function_options(command: _F) -> _F:
         multiple=True,
         help="A static keyword argument: tile_m=512, block_shape=(512,1024), causal=True.",
     )(command)
-    command = click.option(
+    return click.option(
         "--arg",
         "arguments",
         multiple=True,
@@ -48,7 +71,6 @@ def function_options(command: _F) -> _F:
         help="One for each argument: bf16[4096,4096] is a shape, s32[3]=1,5,2 an array, FILE.npy an array from a file. "
         "With --mesh, @ and the axis that each dimension is cut along: bf16[8192,8192]@data,-.",
     )(command)
-    return click.argument("function", metavar="FILE.py:FUNCTION")(command)
 
 
 def named(function: str, parameters: tuple[tuple[str, Any], ...]) -> NamedFunction:

@@ -43,6 +43,16 @@ class ProductSizes(click.ParamType):
         return m, k, n
 
 
+class ProductOrFunction(ProductSizes):
+    """Three whole numbers M,K,N, or FILE.py:FUNCTION."""
+
+    name = "M,K,N|FILE.py:FUNCTION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Text to sizes; what names a function stays text."""
+        return value if isinstance(value, str) and ":" in value else super().convert(value, param, ctx)
+
+
 class SpecFile(click.ParamType):
     """A file with the spec of any op, as a row of `plan --json` or `tune --json` has it."""
 

@@ -13,7 +13,7 @@ from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, give, note, write_json
 from systolic.cli.tables import console, say, show_table
 from systolic.cli.tile_profiles import profile
-from systolic.op import op_of
+from systolic.op import kept_as
 from systolic.report.columns import Column, numeric, of_part, textual
 from systolic.store import EXPORT_SCHEMA, Subject, Trial, TrialStore, best_first, read_trials_file
 
@@ -121,16 +121,16 @@ def diff(before: Path, after: Path, json_file: str | None, quiet: bool) -> int:
 
 
 def _winner(trials: list[Trial]) -> Trial | None:
-    return next(iter(best_first(one for one in trials if one.config is not None and one.time_us is not None)), None)
+    return next(iter(best_first(one for one in trials if one.tried is not None and one.time_us is not None)), None)
 
 
 def _said(winner: Trial | None) -> tuple[Any, ...] | None:
     """What two winners are compared by; how long the compiler took is not part of it."""
-    return None if winner is None else (winner.config, winner.time_us)
+    return None if winner is None else (winner.tried, winner.time_us)
 
 
 def _config(trial: Trial | None) -> str | None:
-    return None if trial is None else str(trial.config)
+    return None if trial is None else str(trial.tried)
 
 
 def _time_us(trial: Trial | None) -> float | None:
@@ -143,9 +143,9 @@ def _provenance(trial: Trial | None) -> str | None:
 
 _SUBJECT: tuple[Column[Subject], ...] = (
     textual("chip", lambda its: its.chip),
-    textual("product", lambda its: op_of(its.spec).words(its.spec)[0]),
-    textual("dtype", lambda its: op_of(its.spec).words(its.spec)[1]),
-    textual("fused", lambda its: op_of(its.spec).words(its.spec)[2] or None),
+    textual("product", lambda its: kept_as(its.spec).words(its.spec)[0]),
+    textual("dtype", lambda its: kept_as(its.spec).words(its.spec)[1]),
+    textual("fused", lambda its: kept_as(its.spec).words(its.spec)[2] or None),
 )
 # A product with all that was tried for it.
 _Tried = tuple[Subject, list[Trial]]
@@ -155,7 +155,7 @@ _WINNERS: tuple[Column[_Tried], ...] = (
     textual("config", lambda row: _config(_winner(row[1]))),
     numeric("µs", lambda row: _time_us(_winner(row[1])), ",.1f"),
     numeric("provenance", lambda row: _provenance(_winner(row[1]))),
-    numeric("trials", lambda row: sum(one.config is not None for one in row[1])),
+    numeric("trials", lambda row: sum(one.tried is not None for one in row[1])),
 )
 # A product with its winners before and after.
 _Change = tuple[Subject, Trial | None, Trial | None]

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import click
 
 from systolic.bench.cases import Case
 from systolic.chips import Chip
+from systolic.cli.function import StaticChoices, argument_options
+from systolic.cli.function import named as named_by
 from systolic.cli.options import FiniteFloat, Workers, chip_option, output_options, worker_options
 from systolic.cli.output import check_target, give, note, writing
 from systolic.cli.product import (
-    ProductSizes,
+    ProductOrFunction,
     SuiteNames,
     cases_of,
     described,
@@ -28,17 +31,25 @@ from systolic.cli.product import (
 )
 from systolic.cli.progress import progress_bar
 from systolic.cli.tls_options import certificates_of, tls_options
+from systolic.cli.tune_function import function_record, show_functions, volume
 from systolic.cli.tune_table import named, provenance, show
-from systolic.compiler import check_available
+from systolic.compiler import check_available, named_argument
 from systolic.op import record_of
 from systolic.spec import MatmulSpec, PrecisionName, Spec
 from systolic.store import Trial, TrialStore
-from systolic.tuning import COMPILE_LIMIT_S, TuningResult, Watcher, cluster
+from systolic.tuning import COMPILE_LIMIT_S, FunctionTuning, TuningResult, Watcher, cluster
 from systolic.tuning import tune as searched
 
 
 @click.command()
-@click.argument("product", metavar="[M,K,N]", type=ProductSizes(), required=False)
+@click.argument("product", metavar="[M,K,N|FILE.py:FUNCTION]", type=ProductOrFunction(), required=False)
+@argument_options
+@click.option(
+    "--over",
+    type=StaticChoices(),
+    multiple=True,
+    help="Of a function: a static keyword argument and the values to choose from: block_q=128,256,512.",
+)
 @spec_option
 @click.option("--suite", "suites", type=SuiteNames(), help="All products of a suite in place of M,K,N.")
 @click.option("--only", metavar="TEXT", default="", help="Of a suite: cases whose name or group contains this.")
@@ -91,7 +102,10 @@ from systolic.tuning import tune as searched
 )
 @output_options
 def tune(
-    product: tuple[int, int, int] | None,
+    product: tuple[int, int, int] | str | None,
+    arguments: tuple[str, ...],
+    parameters: tuple[tuple[str, object], ...],
+    over: tuple[tuple[str, tuple[Any, ...]], ...],
     spec: Spec | None,
     suites: tuple[str, ...] | None,
     only: str,
@@ -114,65 +128,79 @@ def tune(
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Find the fastest tiles for lhs[M,K] @ rhs[K,N] on a chip that is not there. Times are `simulated`.
+    """Find the fastest tiles for lhs[M,K] @ rhs[K,N], or for any function, on a chip that is not there.
 
-    A model ranks every legal configuration; the best are compiled by the TPU compiler and executed on the chip's model.
-    Every trial is kept: the same command goes on where it stopped. Exit code 1: no trial of some product has a time.
+    A model ranks every legal configuration; the best are compiled by the TPU compiler and executed on the chip's model:
+    times are `simulated`. Of a function, --over names the static arguments to choose; what a rule of systolic check
+    forbids is not compiled. Every trial is kept: the same command goes on where it stopped. Exit code 1: no trial of
+    some product or function has a time.
 
     \b
     Examples:
       systolic tune 8192,4096,14336 --chip v6e --time-budget 120
       systolic tune 16,4096,14336 --chip v5e,v7x --bias --activation silu --json tuned.json
       systolic tune --suite llm --only prefill --chip v6e --store trials.sqlite
+      systolic tune kernel.py:attention --arg "bf16[8,4096,128]" --over block_q=128,256,512 --over block_kv=512,1024
       systolic tune --suite square --scheduler tls://host:8786 --tls-ca ca.pem --tls-cert me.pem --tls-key me.key
     """
     check_target(json_file)
     check_target(plot_file)
     certificates = certificates_of(scheduler, tls_ca, tls_cert, tls_key)
     if [product, spec, suites].count(None) != 2:
-        raise click.UsageError("give one of M,K,N, such as 8192,4096,14336, --suite, and --spec")
-    cases = _cases(product, suites, only, dtype, precision, stack, batch) if spec is None else []
+        raise click.UsageError("give one of M,K,N, such as 8192,4096,14336, FILE.py:FUNCTION, --suite, and --spec")
+    if isinstance(product, str) != bool(over) or (arguments and not over):
+        raise click.UsageError("a function is tuned over static arguments: kernel.py:f --arg … --over block_q=128,256")
+    if isinstance(product, str) and (measured or any(stack.keywords.values()) or batch > 1):
+        raise click.UsageError("--measure, --batch and what is fused are of products, not of a function")
+    fn = named_by(product, parameters) if isinstance(product, str) else None
+    cases = _cases(product, suites, only, dtype, precision, stack, batch) if spec is None and fn is None else []
     store = TrialStore.at(store_file)
     store.check_writable()  # before an hour of compiling, not after its first trial
-    specs = [("", spec)] if spec is not None else [(case.name, spec_of(case, batch)) for case in cases]
+    asked: list[tuple[str, Any]] = [("", spec)] if spec is not None else []
+    asked += [(case.name, spec_of(case, batch)) for case in cases]
     check_available()
     if not measured:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
-    results = []
     limits = {"time_limit_s": workers.time_limit_s, "memory_limit_bytes": workers.memory_limit_bytes}
     there = cluster(scheduler, certificates, **limits) if scheduler is not None else None
     somewhere = there if there is not None else nullcontext((None, workers.count))
     with progress_bar(quiet=quiet) as bar, somewhere as (submit, at_once):
-        for name, spec in specs:
-            for chip in chips:
 
-                def tried(trial: Trial, best: Trial | None, label: str = f"{chip.name} {name}") -> None:
-                    bar.done(f"{label} {best.time_us:,.1f} µs" if best is not None and best.time_us else label)
+        def options(chip: Chip, name: str) -> dict[str, Any]:
+            def tried(trial: Trial, best: Trial | None) -> None:
+                label = f"{chip.name} {name}"
+                bar.done(f"{label} {best.time_us:,.1f} µs" if best is not None and best.time_us else label)
 
-                results.append(
-                    searched(
-                        spec,
-                        chip,
-                        trials=trials,
-                        time_budget_s=time_budget,
-                        exhaustive=exhaustive,
-                        workers=at_once,
-                        **limits,
-                        submit=submit,
-                        measured=measured,
-                        store=store,
-                        watcher=Watcher(planned=bar.planned, tried=tried),
-                    )
-                )
+            effort = {"trials": trials, "time_budget_s": time_budget, "exhaustive": exhaustive, "submit": submit}
+            watcher = Watcher(planned=bar.planned, tried=tried)
+            return {"chip": chip, **effort, "workers": at_once, **limits, "store": store, "watcher": watcher}
+
+        if fn is not None:
+            values = [named_argument(text) for text in arguments]
+            tuned = [searched(fn, *values, over=dict(over), **options(chip, fn.text)) for chip in chips]
+            return _give_functions(tuned, store.file, json_file, plot_file, quiet=quiet)
+        results = [searched(its, measured=measured, **options(chip, name)) for name, its in asked for chip in chips]
     give(json_file, "tune", map(_record, results), _summary(results, store.file), lambda: show(results, store.file))
     if plot_file is not None:
-        drawn = _plot(results[-1], plot_file)
-        note(f"wrote {plot_file}" if drawn else f"nothing to draw into {plot_file}: no trial has a time", quiet=quiet)
+        _plot(results[-1].trials, named(results[-1]), plot_file, xla_us=results[-1].xla_us, quiet=quiet)
     return 0 if all(result.winner for result in results) else 1
 
 
+def _give_functions(
+    results: list[FunctionTuning], store: Path, json_file: str | None, plot_file: Path | None, *, quiet: bool
+) -> int:
+    """Prints what was found of a function on each chip."""
+    keywords = {each.chip: each.winner.function.arguments for each in results if each.winner and each.winner.function}
+    summary = {"store": str(store), "keywords": keywords, "compiled": sum(each.compiled for each in results)}
+    give(json_file, "tune", map(function_record, results), summary, lambda: show_functions(results, store))
+    if plot_file is not None:
+        title = f"{results[-1].spec.name} on {results[-1].chip}"
+        _plot(results[-1].trials, title, plot_file, axis="product of all sizes", quiet=quiet)
+    return 0 if all(each.winner for each in results) else 1
+
+
 def _cases(
-    product: tuple[int, int, int] | None,
+    product: tuple[int, int, int] | str | None,
     suites: tuple[str, ...] | None,
     only: str,
     dtype: str,
@@ -180,7 +208,7 @@ def _cases(
     stack: functools.partial[MatmulSpec],
     batch: int,
 ) -> list[Case]:
-    if product is not None:
+    if isinstance(product, tuple):
         return [described(product, dtype, precision, stack)]
     if any(stack.keywords.values()) or batch > 1:
         raise click.UsageError("a suite says itself what is fused: leave --bias, --activation, … and --batch out")
@@ -229,18 +257,31 @@ def _summary(results: list[TuningResult], store: Path) -> dict[str, Any]:
     }
 
 
-def _plot(result: TuningResult, path: Path) -> bool:
+def _plot(
+    trials: Sequence[Trial],
+    what: str,
+    path: Path,
+    *,
+    axis: str = "volume of a tile, m · k · n",
+    xla_us: float | None = None,
+    quiet: bool,
+) -> None:
     from systolic.report import save_png
     from systolic.report.trials_plot import TrialPoint, trials_plot
 
     points = [
-        TrialPoint(volume=math.prod(dataclasses.astuple(one.config.tiles)), time_us=one.time_us, limit=one.limit)
-        for one in result.trials
-        if one.config is not None and one.time_us is not None
+        TrialPoint(
+            volume=math.prod(dataclasses.astuple(one.config.tiles)) if one.config is not None else volume(one),
+            time_us=one.time_us,
+            limit=one.limit,
+        )
+        for one in trials
+        if one.time_us is not None
     ]
     if not points:
-        return False
-    title = f"{named(result)}: {len(points)} trials"
+        note(f"nothing to draw into {path}: no trial has a time", quiet=quiet)
+        return
+    title, said = f"{what}: {len(points)} trials", provenance(trials[0])
     with writing(path):
-        save_png(trials_plot(points, title=title, provenance=provenance(result.winner), xla_us=result.xla_us), path)
-    return True
+        save_png(trials_plot(points, title=title, axis=axis, provenance=said, xla_us=xla_us), path)
+    note(f"wrote {path}", quiet=quiet)

@@ -13,7 +13,7 @@ from systolic.store import Trial
 from systolic.tuning import TuningResult
 
 _SHOWN = 10  # trials
-_ENDS = {
+ENDS = {
     "trials": "as many trials as asked for",
     "time": "the time was over",
     "bound": "nothing that is left can be faster",
@@ -43,7 +43,7 @@ def _show_one(result: TuningResult) -> None:
             say(f"{result.level_trials} other trials of its kernel are level: their times are no further apart")
     say(
         f"{result.compiled} of {result.considered:,} configurations tried now in {result.seconds:.0f} s, "
-        f"{len(result.trials)} in all; {_ENDS[result.end]}"
+        f"{len(result.trials)} in all; {ENDS[result.end]}"
     )
     show_table(console(), _columns(result.xla_us), result.trials[:_SHOWN])
     if result.xla is not None and result.xla_us is None:

@@ -32,6 +32,11 @@ class TimedConfig:
     modelled: ModelledTime
     provenance: CostProvenance
 
+    @property
+    def modelled_us(self) -> float:
+        """The time."""
+        return self.modelled.time_us
+
 
 class Bounded(NamedTuple):
     """A configuration, a time below which it cannot be, and what the time follows from."""

@@ -20,6 +20,7 @@ from systolic.explaining.explanation import (
     VmemPart,
     Window,
 )
+from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.explaining.request import ExplainRequest
 from systolic.explaining.timeline_windows import timeline_windows
 
@@ -28,6 +29,7 @@ __all__ = [
     "ExplainRequest",
     "Explanation",
     "ExplanationError",
+    "FunctionAnalysis",
     "OperandTraffic",
     "Program",
     "Region",
@@ -35,6 +37,7 @@ __all__ = [
     "VmemMap",
     "VmemPart",
     "Window",
+    "analyse_function",
     "explain",
     "explain_with_pool",
     "timeline_windows",

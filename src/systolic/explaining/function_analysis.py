@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +38,7 @@ from systolic.timing import target_of
 
 # What a step of the pipeline costs beside its work, roughly: it only decides which candidates are simulated first.
 _STEP_S = 0.3e-6
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 _MOST_AXES = 4  # of a grid whose orders are all tried: 24 of them
 
 
@@ -100,7 +103,9 @@ class FunctionAnalysis:
     """What the traced program of a function says.
 
     Attributes:
-      modelled_us: time for arithmetic and traffic of the kernels; it only decides what is simulated first.
+      program: a digest of the traced program, equal for equal ones in any process.
+      modelled_us: time for arithmetic, traffic and steps of the kernels; it only decides what is simulated first.
+      least_us: the same without the steps: no kernel is faster.
       flops: operations of all products, on a slice one device's share; None where some run an unknown number of times.
       dtype: the products' operands' dtype; "bfloat16" where there are none.
       out: shapes and dtypes of the results.
@@ -114,7 +119,9 @@ class FunctionAnalysis:
     dtype: str
     dots: Dots
     findings: tuple[Finding, ...]
+    program: str
     modelled_us: float
+    least_us: float
     out: tuple[tuple[tuple[int, ...], str], ...]
 
     @property
@@ -145,7 +152,7 @@ def analyse_function(
     flops: float | None = flops_outside_kernels(jaxpr.jaxpr)
     if flops is not None and shape is not None:
         flops /= len(shape.devices)
-    modelled_s = 0.0
+    least_us, steps_s = 0.0, 0.0
     dots = _dots(jaxpr)
     dtype = _product_dtype(calls) or dots.dtype
     for each in calls:
@@ -156,7 +163,8 @@ def analyse_function(
         flops = None if flops is None or ops.flops is None or executions is None else flops + executions * ops.flops
         analyses.append(_call_analysis(each, chip))
         traffic += _traffic(each)
-        modelled_s += (executions or 1) * _modelled_s(analyses[-1], ops.flops, dtype, chip)
+        least_us += (executions or 1) * _least_us(analyses[-1], ops.flops, dtype, chip)
+        steps_s += (executions or 1) * math.prod(grid or (1,)) * _STEP_S
     return FunctionAnalysis(
         calls=tuple(analyses),
         parameters=tuple(tile_parameters(loaded, [each.call for each in calls])),
@@ -166,7 +174,9 @@ def analyse_function(
         dtype=dtype,
         dots=dots,
         findings=tuple(static_findings(jaxpr, calls, chip)),
-        modelled_us=modelled_s * 1e6,
+        program=_digest(jaxpr),
+        modelled_us=least_us + steps_s * 1e6,
+        least_us=least_us,
         out=tuple((tuple(aval.shape), str(aval.dtype)) for aval in jaxpr.out_avals),
     )
 
@@ -198,14 +208,19 @@ def _product_dtype(calls: Sequence[CallOnGrid]) -> str | None:
     return largest.dtype if largest is not None else None
 
 
-def _modelled_s(call: CallAnalysis, flops: float | None, dtype: str, chip: Chip) -> float:
+def _digest(jaxpr: Any) -> str:
+    """Makes a few letters of a traced program, without addresses in this process's memory."""
+    return hashlib.sha256(_ADDRESS.sub("", str(jaxpr)).encode()).hexdigest()[:32]
+
+
+def _least_us(call: CallAnalysis, flops: float | None, dtype: str, chip: Chip) -> float:
     limits = Roofline(
         flops=flops or 0.0,
         hbm_bytes=call.moved_bytes or 0,
         peak_flops_per_s=chip.peak_ops_per_s(dtype if dtype in chip.dtypes else "bfloat16"),
         hbm_bytes_per_s=chip.machine.hbm_bytes_per_s,
     )
-    return limits.least_us * 1e-6 + math.prod(call.grid or (1,)) * _STEP_S
+    return limits.least_us
 
 
 def _call_analysis(each: CallOnGrid, chip: Chip) -> CallAnalysis:

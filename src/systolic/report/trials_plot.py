@@ -13,20 +13,28 @@ _OTHER, _XLA, _BEST = "#57606a", "#8b949e", "#cf222e"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPoint:
-    """A trial with a time. `volume` is tile_m · tile_k · tile_n."""
+    """A trial with a time. `volume` is tile_m · tile_k · tile_n, or the product of the sizes of a function."""
 
     volume: int
     time_us: float
     limit: str
 
 
-def trials_plot(points: Sequence[TrialPoint], *, title: str, provenance: str, xla_us: float | None) -> Any:
+def trials_plot(
+    points: Sequence[TrialPoint],
+    *,
+    title: str,
+    provenance: str,
+    xla_us: float | None,
+    axis: str = "volume of a tile, m · k · n",
+) -> Any:
     """Draws times over tile volumes: a colour for each limit, the fastest ringed, XLA as a line.
 
     Args:
       points: at least one.
       provenance: how the times are known: modelled, simulated or measured.
       xla_us: XLA's time; None: not drawn.
+      axis: what `volume` is.
 
     Returns:
       An Altair chart, for `save_png`.
@@ -40,7 +48,7 @@ def trials_plot(points: Sequence[TrialPoint], *, title: str, provenance: str, xl
     best = min(points, key=lambda point: point.time_us)
     x = alt.X(
         "volume:Q",
-        title="volume of a tile, m · k · n",
+        title=axis,
         scale=alt.Scale(type="log", base=2, nice=False, padding=15),
         axis=alt.Axis(labelExpr="'2^' + format(log(datum.value) / log(2), 'd')"),
     )

@@ -2,11 +2,16 @@
 
 from systolic.store.database import StoreDamagedError, StoreError, StoreWarning
 from systolic.store.exported import EXPORT_SCHEMA, TrialsFileError, read_exported, read_trials_file
+from systolic.store.function import FunctionConfig, FunctionConfigError, FunctionSpec, Keyword, arguments_of
 from systolic.store.trial import Subject, Trial, best_first
 from systolic.store.trial_store import StoreHealth, TrialStore, store_file
 
 __all__ = [
     "EXPORT_SCHEMA",
+    "FunctionConfig",
+    "FunctionConfigError",
+    "FunctionSpec",
+    "Keyword",
     "StoreDamagedError",
     "StoreError",
     "StoreHealth",
@@ -15,6 +20,7 @@ __all__ = [
     "Trial",
     "TrialStore",
     "TrialsFileError",
+    "arguments_of",
     "best_first",
     "read_exported",
     "read_trials_file",

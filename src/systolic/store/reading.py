@@ -10,6 +10,7 @@ from typing import Any
 from systolic.chips import CHIPS, UnsupportedDtypeError, chip, known_chip
 from systolic.op import op_of, read_spec
 from systolic.schedule import IllegalTilesError
+from systolic.store.function import FunctionSpec
 from systolic.store.trial import Subject, Trial
 from systolic.untrusted import UntrustedError, shown, structured
 
@@ -48,6 +49,11 @@ def read_trial(record: Any, subject: Subject) -> Trial:
         time though it failed, or tiles that break rules.
     """
     trial = structured(record, Trial)
+    if (trial.function is not None) != isinstance(subject.spec, FunctionSpec) or None not in (
+        trial.function,
+        trial.config,
+    ):
+        raise UntrustedError("its configuration is of another kind than what it is of")
     for name in ("modelled_us", "simulated_us", "measured_us"):
         value = getattr(trial, name)
         if value is not None and value <= 0:

@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from systolic.op import op_of
+from systolic.op import kept_as
 from systolic.store import database
 from systolic.store.database import StoreDamagedError, named_errors
 from systolic.store.migration import Row, config_text, rows_of_schema_1
@@ -28,7 +28,7 @@ Records = Sequence[tuple[Subject, Sequence[Trial]]]
 def write(connection: sqlite3.Connection, records: Records) -> None:
     """Adds trials, or replaces those of the same configurations, unless these know more: a time, or a measured one."""
     for subject, trials in records:
-        sizes = op_of(subject.spec).words(subject.spec)[0]
+        sizes = kept_as(subject.spec).words(subject.spec)[0]
         connection.execute(
             "INSERT INTO subjects VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
             "chip = excluded.chip, sizes = excluded.sizes, subject = excluded.subject",
@@ -39,7 +39,7 @@ def write(connection: sqlite3.Connection, records: Records) -> None:
 
 
 def _write(connection: sqlite3.Connection, subject: Subject, trial: Trial) -> None:
-    config = None if trial.config is None else dataclasses.asdict(trial.config)
+    config = None if trial.tried is None else dataclasses.asdict(trial.tried)
     key = (subject.key, config_text(config))
     there = connection.execute(f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND config = ?", key).fetchall()
     if there and not list(read_trials(there, subject, [])):
@@ -127,7 +127,7 @@ def _trial(row: Row, subject: Subject) -> Trial:
     record = _json(text)
     trial = read_trial(record, subject)
     own = [trial.status.encode(), trial.modelled_us, trial.simulated_us, trial.measured_us]
-    if config != config_text(record["config"]).encode() or columns != own:
+    if config != config_text(record.get("function") or record["config"]).encode() or columns != own:
         raise UntrustedError("its columns are not those of its record")
     return trial
 

@@ -1,4 +1,4 @@
-"""One trial: a product on a chip with one configuration, and what came of it."""
+"""One trial: a product, or a function, on a chip with one configuration, and what came of it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from importlib import metadata
 from typing import Any
 
 from systolic.chips import chip
-from systolic.chips.time_error import machine_digest
+from systolic.chips.time_error import ProgramTraits, machine_digest
 from systolic.kernels import KERNEL_VERSION
-from systolic.op import leaves, op_of
+from systolic.op import kept_as, leaves
 from systolic.schedule import KernelConfig
-from systolic.spec import Spec
 from systolic.status import Status
+from systolic.store.function import FunctionConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Subject:
     """What trials are of: everything on which a kernel's time depends but its configuration.
 
     Attributes:
-      op: name of the kind of product.
+      op: name of the kind of product; "function" for one of somebody's.
       spec: what the kernel computes, or XLA.
       kernel_version: `kernels.KERNEL_VERSION`.
       jax, libtpu: versions of what compiled it.
@@ -41,10 +41,10 @@ class Subject:
     constants: str
 
     @classmethod
-    def here(cls, spec: Spec, chip_name: str) -> Subject:
+    def here(cls, spec: Any, chip_name: str) -> Subject:
         """With the versions that are installed here, and the constants that the simulator has here."""
         jax, libtpu = _versions()
-        op = op_of(spec)
+        op = kept_as(spec)
         return cls(
             op=op.name,
             spec=op.described(spec),
@@ -79,7 +79,7 @@ class Trial:
     """A configuration, or XLA's program, and its time. None is not known.
 
     Attributes:
-      config: None is XLA's own program.
+      config: None is XLA's own program, or a function.
       modelled_us: by the planner's arithmetic, ahead of the trial.
       simulated_us: compiled by the TPU compiler and executed on the chip's model; XLA's without its copy ahead.
       prefetch_us: of the copy that XLA starts ahead of the call.
@@ -88,6 +88,8 @@ class Trial:
       vmem_bytes: that the compiler used.
       compile_s: seconds of the compiler; of a program that it had compiled before, those of then.
       reason: of a refusal or a failure, in the compiler's words.
+      function: the static arguments of a function of somebody's; None: it is a product.
+      traits: of a function's program, which decide how far its time may be off; a product's follow from its spec.
     """
 
     config: KernelConfig | None
@@ -102,6 +104,13 @@ class Trial:
     bundles: int | None = None
     compile_s: float | None = None
     reason: str = ""
+    function: FunctionConfig | None = None
+    traits: ProgramTraits | None = None
+
+    @property
+    def tried(self) -> KernelConfig | FunctionConfig | None:
+        """What was tried: a configuration, static arguments, or XLA's own program, None."""
+        return self.function or self.config
 
     @property
     def time_us(self) -> float | None:
@@ -125,7 +134,7 @@ def best_first(trials: Iterable[Trial]) -> list[Trial]:
     """Sorts trials: measured times first, then simulated ones, each fastest first, then the others."""
 
     def order(trial: Trial) -> tuple[bool, bool, float, str]:
-        return trial.measured_us is None, trial.time_us is None, trial.time_us or 0.0, str(trial.config)
+        return trial.measured_us is None, trial.time_us is None, trial.time_us or 0.0, str(trial.tried)
 
     return sorted(trials, key=order)
 

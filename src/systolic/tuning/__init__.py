@@ -1,9 +1,11 @@
-"""Searches the fastest configuration of a product, and makes the profiles of tiles that `cost` ships."""
+"""Searches the fastest tiles of a product, or of anybody's function, and makes the profiles that `cost` ships."""
 
 from systolic.tuning.cluster import Certificates, ClusterError, cluster
+from systolic.tuning.function_result import FunctionTuning, LeftOut
 from systolic.tuning.ranking import Ranking
 from systolic.tuning.result import End, TuningResult, xla_repeated_us
-from systolic.tuning.search import COMPILE_LIMIT_S, MOST_TRIALS, StalledError, Watcher, tune
+from systolic.tuning.search import COMPILE_LIMIT_S, MOST_TRIALS, StalledError, Watcher
+from systolic.tuning.tune import tune
 
 __all__ = [
     "COMPILE_LIMIT_S",
@@ -11,6 +13,8 @@ __all__ = [
     "Certificates",
     "ClusterError",
     "End",
+    "FunctionTuning",
+    "LeftOut",
     "Ranking",
     "StalledError",
     "TuningResult",

@@ -7,13 +7,31 @@ trial is and drawn towards none where no trial is near.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 
-from systolic.cost import TimedConfig
 from systolic.schedule import KernelConfig
+
+ConfigT = TypeVar("ConfigT", bound=Hashable)
+_ConfigOut = TypeVar("_ConfigOut", covariant=True)
+
+
+class Choice(Protocol[_ConfigOut]):
+    """What can be tried, and the time that is expected of it."""
+
+    @property
+    def config(self) -> _ConfigOut:
+        """What it is."""
+        ...
+
+    @property
+    def modelled_us(self) -> float:
+        """Its time by the model, which need only be right in comparison with the others'."""
+        ...
+
 
 _REACH = 1.0  # in octaves of a tile's side: at this distance a trial counts e^-1/2 of one at none
 _PRIOR = 0.3  # of a trial, by which the model alone counts
@@ -32,18 +50,21 @@ def features(config: KernelConfig) -> tuple[float, ...]:
     )
 
 
-class Ranking:
+class Ranking(Generic[ConfigT]):
     """Choices in the order in which to try them.
 
     Args:
       choices: with their modelled times.
+      features: where a choice stands among the others, in octaves along each axis.
     """
 
-    def __init__(self, choices: Sequence[TimedConfig]) -> None:
+    def __init__(
+        self, choices: Sequence[Choice[ConfigT]], features: Callable[[ConfigT], Sequence[float]] = features
+    ) -> None:
         self._choices = list(choices)
         self._number = {choice.config: number for number, choice in enumerate(self._choices)}
         self._features = np.array([features(choice.config) for choice in self._choices])
-        self._modelled = np.array([choice.modelled.time_us for choice in self._choices])
+        self._modelled = np.array([choice.modelled_us for choice in self._choices])
         self._open = np.ones(len(self._choices), bool)
         self._weights: Float[np.ndarray, " n"] = np.full(len(self._choices), _PRIOR)
         self._errors: Float[np.ndarray, " n"] = np.zeros(len(self._choices))
@@ -52,12 +73,12 @@ class Ranking:
         """Times of all choices as they are expected now."""
         return self._modelled * np.exp(self._errors / self._weights)
 
-    def started(self, config: KernelConfig) -> None:
+    def started(self, config: ConfigT) -> None:
         """A trial that is under way, or known to be of no use, is not proposed again."""
         if config in self._number:
             self._open[self._number[config]] = False
 
-    def learn(self, config: KernelConfig, time_us: float) -> None:
+    def learn(self, config: ConfigT, time_us: float) -> None:
         """A trial ended."""
         self.started(config)
         number = self._number.get(config)
@@ -68,7 +89,7 @@ class Ranking:
         self._weights += weights
         self._errors += weights * np.log(time_us / self._modelled[number])
 
-    def next(self, under_way: Sequence[KernelConfig] = ()) -> TimedConfig | None:
+    def next(self, under_way: Sequence[ConfigT] = ()) -> Choice[ConfigT] | None:
         """The most promising that was not started; while others are under way, one that is not their like."""
         if not self._open.any():
             return None

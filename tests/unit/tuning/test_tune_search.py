@@ -276,8 +276,8 @@ def test_the_best_by_simulation_are_measured_once_and_a_failure_ends_nothing(
             raise RuntimeError("RESOURCE_EXHAUSTED")
         return Measurement(chip=its.name, provenance="measured", time_us=100.0 + len(asked))
 
-    monkeypatch.setattr("systolic.tuning.search.device_of", lambda its: None)
-    monkeypatch.setattr("systolic.tuning.search.measure", measured)
+    monkeypatch.setattr("systolic.tuning.product.device_of", lambda its: None)
+    monkeypatch.setattr("systolic.tuning.product.measure", measured)
     result = searched(tmp_path, Machine(), trials=4, measured=2)
     assert len(asked) == 3
     assert asked[2] is None

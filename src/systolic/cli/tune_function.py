@@ -1,0 +1,126 @@
+"""What `systolic tune` prints and writes of a function: the winner's static arguments, and its trials."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+from systolic.cli.output import console, printable, show_table, versions
+from systolic.cli.tune_table import ENDS
+from systolic.report.columns import Column, numeric, textual
+from systolic.report.time_errors import error_column, time_text, verdict_text
+from systolic.store import Trial
+from systolic.tuning import FunctionTuning
+
+_SHOWN = 10  # trials, and combinations that are left out
+
+
+def show_functions(results: list[FunctionTuning], store: Path) -> None:
+    """Prints the searches of a function, one for each chip."""
+    found = versions()
+    click.echo(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
+    for result in results:
+        click.echo("")
+        _show_one(result)
+    click.echo(f"\nevery trial is kept in {store}")
+
+
+def _show_one(result: FunctionTuning) -> None:
+    what = f"{result.spec.name}({'; '.join(result.spec.arguments)}) on {result.chip}"
+    winner = result.winner
+    if winner is None or winner.time_us is None:
+        click.echo(f"{what}: no trial has a time")
+    else:
+        click.echo(f"{what}: simulated {time_text(winner.time_us, result.error(winner))} with {winner.function}")
+        if result.speed_ratio is not None and result.default_trial is not None and result.default_trial is not winner:
+            error = result.ratio_error_percent(result.default_trial)
+            said = verdict_text(result.verdict, error, same_kernel=True)
+            click.echo(f"{result.speed_ratio:.2f} × as fast as it is now, {said}")
+        if result.level_trials:
+            click.echo(f"{result.level_trials} other trials are level with it: their times are no further apart")
+        click.echo(printable(f"functools.partial({result.spec.name.rpartition('.')[2]}{_keywords(winner)})"))
+    click.echo(
+        f"{result.compiled} of {result.considered:,} variants tried now in {result.seconds:.0f} s, "
+        f"{len(result.trials)} in all; {ENDS[result.end]}"
+    )
+    if result.trials:
+        show_table(console(), _columns(result), result.trials[:_SHOWN])
+    for each in result.left_out[:_SHOWN]:
+        click.echo(printable(f"left out: {each}"))
+    if len(result.left_out) > _SHOWN:
+        click.echo(f"left out: {len(result.left_out) - _SHOWN} more, which --json lists")
+
+
+def _keywords(winner: Trial) -> str:
+    return "".join(f", {each}" for each in winner.function.keywords) if winner.function is not None else ""
+
+
+def _columns(result: FunctionTuning) -> tuple[Column[Trial], ...]:
+    def ratio(trial: Trial) -> float | None:
+        mine, default = trial.time_us, result.default_trial
+        return default.time_us / mine if default is not None and default.time_us and mine else None
+
+    return (
+        textual("arguments", lambda trial: f"{trial.function}{' (now)' * (trial is result.default_trial)}"),
+        numeric("simulated µs", lambda trial: trial.status if trial.time_us is None else trial.time_us, ",.1f"),
+        error_column(result.error),
+        numeric("× now", ratio, ".2f"),
+        numeric("modelled µs", lambda trial: trial.modelled_us, ",.1f", droppable=True),
+        textual("limited by", lambda trial: trial.limit if trial.time_us is not None else trial.reason[:60]),
+        numeric("VMEM MiB", lambda trial: trial.vmem_bytes / 2**20 if trial.vmem_bytes is not None else None, ".1f"),
+        numeric("compile s", lambda trial: trial.compile_s, ".1f", droppable=True),
+    )
+
+
+def function_record(result: FunctionTuning) -> dict[str, Any]:
+    """A search as a row of `--json`."""
+    winner = result.winner
+    return {
+        "chip": result.chip,
+        "function": result.spec.name,
+        "arguments": result.spec.arguments,
+        "winner": function_trial(result, winner) if winner is not None else None,
+        "time_us": winner.time_us if winner is not None else None,
+        "provenance": "simulated",
+        "speed_ratio_to_default": result.speed_ratio,
+        "ratio_error_percent": (
+            None if result.default_trial is None else result.ratio_error_percent(result.default_trial)
+        ),
+        "verdict": result.verdict,
+        "level_trials": result.level_trials,
+        "default": function_trial(result, result.default_trial) if result.default_trial is not None else None,
+        "trials": [function_trial(result, trial) for trial in result.trials],
+        "left_out": [{"keywords": _values(each.keywords), "reason": each.reason} for each in result.left_out],
+        "considered": result.considered,
+        "compiled": result.compiled,
+        "seconds": result.seconds,
+        "end": result.end,
+    }
+
+
+def function_trial(result: FunctionTuning, trial: Trial) -> dict[str, Any]:
+    """A trial as JSON, with its static arguments by name and the error of its time."""
+    error, config = result.error(trial), trial.function
+    return {
+        **dataclasses.asdict(trial),
+        "keywords": _values(config.keywords) if config is not None else {},
+        "time_us": trial.time_us,
+        "time_error": None if error is None else dataclasses.asdict(error),
+        "limit": trial.limit,
+    }
+
+
+def _values(keywords: Any) -> dict[str, str]:
+    """Arguments by name, as Python literals."""
+    return {each.name: each.value for each in keywords}
+
+
+def volume(trial: Trial) -> int:
+    """The product of all sizes among the static arguments, to be drawn along an axis."""
+    values = trial.function.arguments.values() if trial.function is not None else ()
+    sizes = [size for value in values for size in (value if isinstance(value, tuple) else (value,))]
+    return math.prod(size for size in sizes if isinstance(size, int) and size > 0)

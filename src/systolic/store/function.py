@@ -1,0 +1,105 @@
+"""What trials of anybody's function are of: its name and arguments, and the static arguments that were tried."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from systolic.op import register_kept
+
+_DIGEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_LONGEST = 200  # characters of a value
+
+
+class FunctionConfigError(ValueError):
+    """A static argument that cannot be kept: no name of Python's, or a value that no literal gives back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionSpec:
+    """A function and what it is called with.
+
+    Attributes:
+      name: of the function, with its module.
+      arguments: dtype and sizes of each array, "bfloat16 1024,512", and a digest of what it holds where that is known.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyword:
+    """A static keyword argument; `value` is the Python literal."""
+
+    name: str
+    value: str
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or not self.name.isascii():
+            raise FunctionConfigError(f"{self.name!r} is no name of an argument")
+        try:
+            same = len(self.value) <= _LONGEST and repr(ast.literal_eval(self.value)) == self.value
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            same = False
+        if not same:
+            raise FunctionConfigError(
+                f"{self.name}={self.value[:_LONGEST]} cannot be kept: give numbers, text, True, False, None, or tuples "
+                f"of these, of {_LONGEST} characters at most"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}"
+
+
+def arguments_of(keywords: Iterable[Keyword]) -> dict[str, Any]:
+    """The values of keyword arguments by name."""
+    return {each.name: ast.literal_eval(each.value) for each in keywords}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionConfig:
+    """The static arguments that a function was tried with.
+
+    Attributes:
+      keywords: none: the function as it is.
+      program: a digest of what JAX traces then. A function that was changed has another one, and its trials do not
+        count any more.
+    """
+
+    keywords: tuple[Keyword, ...]
+    program: str
+
+    def __post_init__(self) -> None:
+        if not _DIGEST.fullmatch(self.program):
+            raise FunctionConfigError(f"program={self.program[:40]!r} is no digest")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments."""
+        return arguments_of(self.keywords)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.keywords)) or "as it is"
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """How a store names functions."""
+
+    name: str = "function"
+    spec_type: type[FunctionSpec] = FunctionSpec
+
+    def words(self, spec: FunctionSpec) -> tuple[str, str, str]:
+        """The function, and its arguments."""
+        return spec.name, "; ".join(spec.arguments), ""
+
+    def described(self, spec: FunctionSpec) -> FunctionSpec:
+        """The spec as it is."""
+        return spec
+
+
+register_kept(Functions())

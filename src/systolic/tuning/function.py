@@ -1,0 +1,248 @@
+"""The fastest static arguments of anybody's function: those that no rule forbids are compiled and simulated."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from systolic.bugs import SystolicBug
+from systolic.chips import Chip
+from systolic.compiler import (
+    CompilerMissing,
+    NamedFunction,
+    NamedFunctionError,
+    WorkerPool,
+    abstract_arguments,
+    argument_values,
+    function_name,
+    tracing_settings,
+)
+from systolic.compiler.jit_options import with_options_of, without_jit_options
+from systolic.experiments import Experiment, Outcome
+from systolic.explaining import FunctionAnalysis, analyse_function
+from systolic.ops import planner_in_use
+from systolic.store import (
+    FunctionConfig,
+    FunctionConfigError,
+    FunctionSpec,
+    Keyword,
+    Subject,
+    TrialStore,
+    arguments_of,
+    best_first,
+)
+from systolic.tuning.function_result import FunctionTuning, LeftOut
+from systolic.tuning.product import known_chip
+from systolic.tuning.ranking import Ranking
+from systolic.tuning.search import Effort, Search, Watcher
+
+Function = Callable[..., Any] | NamedFunction
+Keywords = tuple[Keyword, ...]
+MOST_COMBINATIONS = 2000  # a second or so each, to be traced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """The function with some static arguments, and what tracing it has shown."""
+
+    config: FunctionConfig
+    modelled_us: float
+    least_us: float
+
+
+def tune_function(
+    fn: Function,
+    args: Sequence[Any],
+    *,
+    over: Mapping[str, Sequence[Any]],
+    chip: str | Chip = "v5e",
+    effort: Effort,
+    store: TrialStore | None = None,
+    watcher: Watcher | None = None,
+) -> FunctionTuning:
+    """Finds the fastest static arguments of a function; see `tune`."""
+    begun = time.monotonic()
+    known = known_chip(chip)
+    store = store or planner_in_use().store or TrialStore.at()
+    store.check_writable()  # before the work, not after it
+    every = list(combinations(over))
+    spec = FunctionSpec(name=_name(fn), arguments=_arguments(args))
+    subject = Subject.here(spec, known.name)
+    with effort.pool() as pool:
+        read = _traced(pool, fn, args, every, known)
+    variants, left_out, default = _sorted_out(every, read)
+    programs = {each.config: each for each in variants}
+    first = [each for each in variants if each.config == default]
+    search = Search[FunctionConfig](
+        subject=subject,
+        experiment=_Experiments(fn=fn, args=args, chip=known),
+        # The function as it is has to have a time, to be compared with.
+        least_time_us=lambda config: 0.0 if config == default else programs[config].least_us,
+        first=list(first),
+        ranking=Ranking(variants, partial(_features, over=over)),
+        considered=len(variants),
+        store=store,
+        watcher=watcher or Watcher(),
+        effort=effort,
+    )
+    kept = [trial for trial in store.trials(subject) if trial.function in programs]
+    end = search.run(kept, with_other=False)
+    return FunctionTuning(
+        fn=fn,
+        spec=spec,
+        chip=known.name,
+        trials=tuple(best_first(search.found.values())),
+        default=default,
+        left_out=left_out,
+        considered=len(variants),
+        compiled=search.compiled,
+        seconds=time.monotonic() - begun,
+        end=end,
+    )
+
+
+def combinations(over: Mapping[str, Sequence[Any]]) -> Iterator[Keywords]:
+    """Yields no static argument at all, which is the function as it is, and then every combination of them.
+
+    Raises:
+      FunctionConfigError: there is nothing to choose from, there are too many, or a value cannot be kept.
+    """
+    if not over:
+        raise FunctionConfigError("give static arguments and their values: over={'block_q': (128, 256)}")
+    for name, values in over.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise FunctionConfigError(f"{name}={values!r} are no values to choose from; give several: (128, 256)")
+    count = int(np.prod([len(values) for values in over.values()]))
+    if count > MOST_COMBINATIONS:
+        raise FunctionConfigError(f"{count:,} combinations; at most {MOST_COMBINATIONS:,} are looked at: give fewer")
+    options = [[Keyword(name=name, value=repr(value)) for value in values] for name, values in over.items()]
+    yield ()
+    yield from dict.fromkeys(itertools.product(*options))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Experiments:
+    fn: Function
+    args: Sequence[Any]
+    chip: Chip
+
+    def __call__(self, config: FunctionConfig | None) -> Experiment:
+        assert config is not None
+        label = f"{function_name(self.fn)} {config} for {self.chip.name}"
+        return Experiment(fn=_bound(self.fn, config.keywords), args=self.args, chip=self.chip, label=label)
+
+
+def _bound(fn: Function, keywords: Keywords) -> Function:
+    """The function with static arguments over those that it has. May be sent to a worker."""
+    if not keywords:
+        return fn
+    values = arguments_of(keywords)
+    if isinstance(fn, NamedFunction):
+        return NamedFunction(fn.text, {**fn.parameters, **values})
+    inner, _ = without_jit_options(fn)
+    return with_options_of(fn, partial(inner, **values))
+
+
+def _traced(
+    pool: WorkerPool, fn: Function, args: Sequence[Any], every: Sequence[Keywords], chip: Chip
+) -> list[FunctionAnalysis | str]:
+    """What tracing shows of each; a text says why it cannot be traced.
+
+    Raises:
+      NamedFunctionError: there is no such function.
+      CompilerMissing: there is no TPU compiler on the machine.
+      SystolicBug: this package is at fault.
+    """
+    shapes, values, settings = abstract_arguments(args), argument_values(args), tracing_settings()
+    name = function_name(fn)
+    jobs = [
+        pool.submit(analyse_function, _bound(fn, each), shapes, values, chip, settings, label=f"reading {name}")
+        for each in every
+    ]
+    found: list[FunctionAnalysis | str] = []
+    for job in jobs:
+        try:
+            found.append(job.result())
+        except (NamedFunctionError, CompilerMissing, SystolicBug):
+            raise
+        except Exception as error:  # noqa: BLE001 -- what a function raises for sizes that it does not take is its answer
+            found.append(Outcome.failed(name, error).located_reason)
+    return found
+
+
+def _sorted_out(
+    every: Sequence[Keywords], read: Sequence[FunctionAnalysis | str]
+) -> tuple[list[Variant], tuple[LeftOut, ...], FunctionConfig | None]:
+    """What can be compiled, what is left out and why, and which of the former is the function as it is."""
+    whole = next((each for each in read if isinstance(each, FunctionAnalysis)), None)
+    variants: dict[str, Variant] = {}
+    left_out = []
+    # Those with arguments first: one that is the function as it is goes by its arguments.
+    for keywords, known in [*zip(every[1:], read[1:], strict=True), (every[0], read[0])]:
+        reason = _reason(known, whole)
+        if isinstance(known, str) or reason:
+            left_out.append(LeftOut(keywords=keywords, reason=reason))
+        elif known.program not in variants:
+            config = FunctionConfig(keywords=keywords, program=known.program)
+            variants[known.program] = Variant(config=config, modelled_us=known.modelled_us, least_us=known.least_us)
+        elif keywords:
+            left_out.append(LeftOut(keywords=keywords, reason=f"the same program as {variants[known.program].config}"))
+    first = read[0]
+    default = variants.get(first.program) if isinstance(first, FunctionAnalysis) else None
+    return list(variants.values()), tuple(left_out), None if default is None else default.config
+
+
+def _reason(known: FunctionAnalysis | str, whole: FunctionAnalysis | None) -> str:
+    """Why a variant is not to be compiled; "" where nothing is against it."""
+    if isinstance(known, str):
+        return known
+    if whole is not None and known.out != whole.out:
+        return f"its results are {known.out} in place of {whole.out}: what changes the result is no tile size"
+    return str(known.errors[0]) if known.errors else ""
+
+
+def _name(fn: Function) -> str:
+    if isinstance(fn, NamedFunction):
+        place, _, name = fn.text.rpartition(":")
+        return f"{place.removesuffix('.py').replace('/', '.').rpartition('.')[2]}.{name}"
+    inner, _ = without_jit_options(fn)
+    inner = inner.func if isinstance(inner, partial) else inner
+    return f"{getattr(inner, '__module__', '') or ''}.{function_name(fn)}".strip(".")
+
+
+def _arguments(args: Sequence[Any]) -> tuple[str, ...]:
+    import jax
+
+    found = []
+    for leaf, value in zip(jax.tree.leaves(abstract_arguments(args)), argument_values(args), strict=True):
+        words = [str(leaf.dtype), ",".join(map(str, leaf.shape))]
+        if value is not None:
+            words.append(hashlib.sha256(value.tobytes()).hexdigest()[:16])
+        found.append(" ".join(words).strip())
+    return tuple(found)
+
+
+def _features(config: FunctionConfig, over: Mapping[str, Sequence[Any]]) -> tuple[float, ...]:
+    """Where a variant stands among others: octaves of its sizes; of what is no size, its place among the values.
+
+    The function as it is stands in the middle: what its sizes are is not known.
+    """
+    chosen = config.arguments
+    return tuple(
+        _octave(chosen[name], values) if name in chosen else float(np.mean([_octave(each, values) for each in values]))
+        for name, values in over.items()
+    )
+
+
+def _octave(value: Any, values: Sequence[Any]) -> float:
+    sizes = value if isinstance(value, tuple) else (value,)
+    if all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
+        return float(np.sum(np.log2(sizes)))
+    return float(list(values).index(value))

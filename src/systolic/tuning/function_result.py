@@ -1,0 +1,139 @@
+"""What a search over the static arguments of a function found."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from systolic.chips import known_chip
+from systolic.chips.time_error import (
+    RatioVerdict,
+    TimeError,
+    ratio_error_percent,
+    ratio_verdict,
+    shipped_time_errors,
+)
+from systolic.compiler import NamedFunction
+from systolic.store import FunctionConfig, FunctionSpec, Keyword, Trial
+from systolic.tuning.result import End
+
+_MOSTLY = 0.5  # of its time, that Pallas kernels take: then two variants are compared as two tiles of one kernel are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A combination that was not compiled, and why."""
+
+    keywords: tuple[Keyword, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.keywords)) or 'as it is'}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionTuning:
+    """What a search found.
+
+    Attributes:
+      fn: the function.
+      spec: its name and its arguments.
+      trials: of this search and of those before it, fastest first.
+      default: what the function is as it is, with its own defaults; None where that cannot be traced.
+      left_out: combinations that were not compiled: they break a rule, or are the same program as another one.
+      considered: combinations that can be tried.
+      compiled: trials of this search.
+      seconds: it took.
+      end: why it ended: so many trials, the time was over, nothing left could be faster, or all were tried.
+    """
+
+    fn: Callable[..., Any] | NamedFunction
+    spec: FunctionSpec
+    chip: str
+    trials: tuple[Trial, ...]
+    default: FunctionConfig | None
+    left_out: tuple[LeftOut, ...]
+    considered: int
+    compiled: int
+    seconds: float
+    end: End
+
+    @property
+    def winner(self) -> Trial | None:
+        """The fastest; None where no trial has a time."""
+        return next((trial for trial in self.trials if trial.time_us is not None), None)
+
+    @property
+    def default_trial(self) -> Trial | None:
+        """The function as it is; None where it was not tried."""
+        return next((trial for trial in self.trials if trial.function == self.default is not None), None)
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The winner's static arguments, to be given to the function.
+
+        Raises:
+          LookupError: no trial has a time.
+        """
+        if self.winner is None or self.winner.function is None:
+            raise LookupError("no trial has a time; their reasons are in `trials` and `left_out`")
+        return self.winner.function.arguments
+
+    @property
+    def partial(self) -> functools.partial[Any]:
+        """The function with the winner's static arguments. A function that is given by its name is imported.
+
+        Raises:
+          LookupError: no trial has a time.
+        """
+        keywords = self.keywords
+        return functools.partial(self.fn.load() if isinstance(self.fn, NamedFunction) else self.fn, **keywords)
+
+    @property
+    def speed_ratio(self) -> float | None:
+        """The time of the function as it is over the winner's: above 1 the winner is faster."""
+        return None if self.default_trial is None else self.ratio_to_winner(self.default_trial)
+
+    @property
+    def verdict(self) -> RatioVerdict:
+        """Whether the winner is faster than the function as it is by more than their times may be off."""
+        ratio = self.speed_ratio
+        if ratio is None or self.default_trial is None:
+            return "not known"
+        return ratio_verdict(ratio, self.ratio_error_percent(self.default_trial))
+
+    @property
+    def level_trials(self) -> int | None:
+        """Other trials that are no further from the winner than their times may be off; None: not known."""
+        found = [
+            ratio_verdict(self.ratio_to_winner(trial) or 1.0, self.ratio_error_percent(trial))
+            for trial in self.trials
+            if trial is not self.winner and trial.time_us is not None
+        ]
+        return None if "not known" in found else found.count("level")
+
+    def ratio_to_winner(self, trial: Trial) -> float | None:
+        """A trial's time over the winner's."""
+        if self.winner is None or not self.winner.time_us or trial.time_us is None:
+            return None
+        return trial.time_us / self.winner.time_us
+
+    def ratio_error_percent(self, trial: Trial) -> float | None:
+        """The error of the ratio of a trial's time to the winner's; None: not known."""
+        mine, other = self.error(self.winner), self.error(trial)
+        if mine is None or other is None:
+            return None
+        kernels = [
+            each is not None and each.traits is not None and each.traits.pallas_share >= _MOSTLY
+            for each in (self.winner, trial)
+        ]
+        return ratio_error_percent(mine, other, same_kernel=all(kernels))
+
+    def error(self, trial: Trial | None) -> TimeError | None:
+        """The error of a trial's simulated time; None where it has none."""
+        chip = known_chip(self.chip)
+        if trial is None or trial.traits is None or chip is None:
+            return None
+        return shipped_time_errors().of(chip, trial.traits)

@@ -1,0 +1,115 @@
+"""`systolic.tune`: the fastest configuration of a product, or the fastest static arguments of anybody's function."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+from systolic.bugs import reports_bugs
+from systolic.chips import Chip
+from systolic.compiler import NamedFunction
+from systolic.experiments import Submit
+from systolic.spec import Spec
+from systolic.store import FunctionConfigError, TrialStore
+from systolic.tuning.function import tune_function
+from systolic.tuning.function_result import FunctionTuning
+from systolic.tuning.product import tune_product
+from systolic.tuning.result import TuningResult
+from systolic.tuning.search import COMPILE_LIMIT_S, MOST_TRIALS, Effort, Watcher
+
+_EFFORT = {field.name for field in dataclasses.fields(Effort)}
+
+
+@overload
+def tune(
+    what: Spec,
+    /,
+    chip: str | Chip = "v5e",
+    *,
+    trials: int = MOST_TRIALS,
+    time_budget_s: float = 120.0,
+    exhaustive: bool = False,
+    against_xla: bool = True,
+    workers: int = 2,
+    time_limit_s: float = COMPILE_LIMIT_S,
+    memory_limit_bytes: int | None = None,
+    store: TrialStore | None = None,
+    submit: Submit | None = None,
+    measured: int = 0,
+    watcher: Watcher | None = None,
+) -> TuningResult: ...
+
+
+@overload
+def tune(
+    what: Callable[..., Any] | NamedFunction,
+    /,
+    *args: Any,
+    over: Mapping[str, Sequence[Any]],
+    chip: str | Chip = "v5e",
+    trials: int = MOST_TRIALS,
+    time_budget_s: float = 120.0,
+    exhaustive: bool = False,
+    workers: int = 2,
+    time_limit_s: float = COMPILE_LIMIT_S,
+    memory_limit_bytes: int | None = None,
+    store: TrialStore | None = None,
+    submit: Submit | None = None,
+    watcher: Watcher | None = None,
+) -> FunctionTuning: ...
+
+
+@reports_bugs
+def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = None, **options: Any) -> Any:
+    """The fastest way to compute something on a chip that is not there, by simulated time.
+
+    Of a product it is a configuration of this package's kernels; of any JAX function with static arguments, such as
+    block sizes, it is a choice of these:
+
+        systolic.tune(systolic.MatmulSpec.of(2048, 2048, 2048, "bfloat16"), "v6e").config
+        systolic.tune(attention, q, k, v, over={"block_q": (128, 256, 512)}, chip="v6e").partial
+
+    Combinations of static arguments that break a rule of `check` with grade error, or change the shape of the result,
+    are left out before anything is compiled, and said so in the result.
+
+    Args:
+      what: a spec of any op, of a product with an activation that systolic has a name for; or a function that
+        `jax.jit` takes, whose keyword arguments named in `over` are static.
+      args: of a function, arrays or `jax.ShapeDtypeStruct`s; of a spec, the chip.
+      over: of a function, the values to choose from, by keyword argument: numbers, text, booleans, None, or tuples.
+      chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
+      trials: to compile at the most, those counted that the store has already, and the function as it is.
+      time_budget_s: seconds after which no trial is begun.
+      exhaustive: try all that is legal, however long it takes; `trials` and `time_budget_s` do not count.
+      against_xla: of a product, compile XLA's program too, which is no trial.
+      workers: processes that compile.
+      time_limit_s: seconds of CPU time for one trial.
+      memory_limit_bytes: of one of the processes; None: an equal share of what the machine has free.
+      store: keeps every trial; None: that of the planner in use, and if it has none the user's.
+      submit: compiles and simulates somewhere else; None: in worker processes here.
+      measured: of a product, so many of the best, and XLA's program, are run at the end on the TPU that is attached;
+        the winner is then the best of these, by the device's own clock.
+      watcher: is told of every trial.
+
+    Returns:
+      A `TuningResult` of a product, and a `FunctionTuning` of a function.
+
+    Raises:
+      SpecError: what is fused cannot be built from its description.
+      FunctionConfigError: `over` is missing or names no values, too many, or some that cannot be kept.
+      UnknownChipError, UnsupportedDtypeError: no such chip, or a record that is not registered (`chips.register`); the
+        chip does not multiply these dtypes.
+      FlagError: the chip has compiler flags of a user's.
+      IllegalTilesError: no configuration of a product is legal.
+      StoreError: the store cannot be read or written; before anything is compiled.
+      NoDeviceError: `measured` is asked for, and no such chip is attached.
+      StalledError: no trial has ended for far longer than one may take, as when all workers of a cluster are lost.
+      SystolicBug: this package is at fault, and not what was asked.
+    """
+    effort = Effort(**{name: options.pop(name) for name in _EFFORT & set(options)})
+    if over is not None:
+        return tune_function(what, args, over=over, effort=effort, **options)
+    if callable(what) or isinstance(what, NamedFunction):
+        raise FunctionConfigError("a function is tuned over static arguments: give over={'block_q': (128, 256)}")
+    return tune_product(what, *args, effort=effort, **options)
