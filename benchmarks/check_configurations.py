@@ -3,7 +3,7 @@
     python benchmarks/check_configurations.py --count 1000 --seed 1
     python benchmarks/check_configurations.py --count 200 --seed 7 --chip v5e,v6e --csv build/check.csv --json -
 
-Eight kinds of small kernels (see `check_kernels.py`) with tiles, sizes, dtypes, precisions, buffer counts and memory
+Eight kinds of small kernels (see `configuration_kernels.py`) with tiles, sizes, dtypes, precisions, buffers and memory
 limits drawn from a seed, most of them legal, many not. Each is traced, judged by the rules on blocks, dtypes and memory
 without compiling, then compiled for a chip that is not there. An error of a rule in REFUSED_BY_COMPILER foretells a
 refusal. What compiles and returns garbage, such as a grid of no steps, is an error of another rule and foretells
@@ -33,7 +33,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import click
 import jax
-from check_kernels import Configuration, configurations, kernel
+from configuration_kernels import Configuration, configurations, kernel
 
 from systolic.analysis import KernelCall, kernel_calls, vmem_estimate
 from systolic.checking.finding import Finding

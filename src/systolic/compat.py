@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -103,6 +104,79 @@ def interpret_params(**options: Any) -> Any:
     if "on_race" in {each.name for each in dataclasses.fields(pltpu.InterpretParams)}:
         options["on_race"] = "warn"
     return pltpu.InterpretParams(**options)
+
+
+_LARGE = 1e30  # in memory that nobody wrote: far above data, and no sum of a few of them is infinite
+
+
+def _left_over(shape: Sequence[int], dtype: Any, memory: str) -> Any:
+    """Makes what nobody has written: NaN and the largest integers, zeros, or large numbers of both signs."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    if memory == "zero":
+        return np.zeros(shape, dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        most = min(_LARGE, float(jnp.finfo(dtype).max) / 8)
+        values = (most, -most / 3) if memory == "large" else (np.nan, np.nan)
+    elif jnp.issubdtype(dtype, jnp.integer):
+        most, least = jnp.iinfo(dtype).max, jnp.iinfo(dtype).min
+        values = (most // 2, least // 3) if memory == "large" else (most, most)
+    elif dtype == np.bool_:
+        values = (False, True) if memory == "large" else (True, True)
+    else:
+        raise NotImplementedError(f"memory of type {dtype} that nobody has written")
+    odd = np.arange(int(np.prod(shape))).reshape(shape) % 2 == 1
+    return np.where(odd, values[1], values[0]).astype(dtype)
+
+
+@contextmanager
+def unkind_interpreter() -> Iterator[None]:
+    """Makes TPU interpret mode as unkind as a TPU is.
+
+    A window that an output's block was written back from holds anything afterwards: the next block has another window.
+    And memory that nobody wrote may be "large", finite numbers of both signs, beside "nan" and "zero". It has to hold
+    while a function is traced and while it runs.
+    """
+    import jax.numpy as jnp
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call, utils
+
+    calls: Any = interpret_pallas_call
+    module: Any = utils
+    get, pad = calls.get, module.pad_to_block_dimension
+    before = {name: getattr(module, name) for name in ("get_uninitialized_value", "get_uninitialized_array")}
+    hbm = calls.TPU_MEMORY_SPACE_IDXS[calls._HBM]
+
+    @functools.wraps(get)
+    def get_and_spoil(
+        token: Any, device: Any, core: Any, memory: Any, buffer: Any, transforms: Any, *rest: Any, **kw: Any
+    ) -> Any:
+        found = get(token, device, core, memory, buffer, transforms, *rest, **kw)
+        # Only as a block is written back a window is read whole, from outside of the kernel.
+        if not rest and not kw and not transforms and int(memory) != hbm:
+            value = found[1]
+            spoiled = _left_over(value.shape, value.dtype, calls._get_shared_memory().uninitialized_memory)
+            calls.store(token, device, core, memory, buffer, (), spoiled)
+        return found
+
+    def padded(value: Any, block_shape: Any, memory: str) -> Any:
+        made = pad(value, block_shape, memory)
+        if memory != "large" or made.shape == value.shape:
+            return made
+        inside = tuple(slice(0, size) for size in value.shape)
+        return jnp.asarray(_left_over(made.shape, made.dtype, memory)).at[inside].set(value)
+
+    # Copies of the kernel's own call what is wrapped.
+    get_and_spoil.__wrapped__ = get.__wrapped__  # type: ignore[attr-defined]
+    module.get_uninitialized_value = lambda dtype, memory: _left_over((), dtype, memory)
+    module.get_uninitialized_array = lambda shape, dtype, memory: jnp.asarray(_left_over(shape, dtype, memory))
+    calls.get, module.pad_to_block_dimension = get_and_spoil, padded
+    try:
+        yield
+    finally:
+        calls.get, module.pad_to_block_dimension = get, pad
+        for name, function in before.items():
+            setattr(module, name, function)
 
 
 @contextmanager

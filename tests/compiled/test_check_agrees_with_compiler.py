@@ -30,7 +30,7 @@ def benchmark() -> Iterator[ModuleType]:
         import check_configurations
 
         yield check_configurations
-        for name in ("check_configurations", "check_kernels"):
+        for name in ("check_configurations", "configuration_kernels"):
             sys.modules.pop(name, None)
 
 

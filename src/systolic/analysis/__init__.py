@@ -12,7 +12,7 @@
 Other rooms import from here only.
 """
 
-from systolic.analysis.body import OpCount, body_equations, dot_flops, op_count
+from systolic.analysis.body import OpCount, body_equations, dot_flops, op_count, read_references
 from systolic.analysis.calls import KernelCall, Operand, argument_texts, described, kernel_calls
 from systolic.analysis.layout import SUBLANES, array_tile_rows, element_bits, packing, scalar_bytes
 from systolic.analysis.lines import KernelOps, LineOps, flops_outside_kernels, kernel_ops
@@ -61,6 +61,7 @@ __all__ = [
     "kernel_ops",
     "op_count",
     "packing",
+    "read_references",
     "scalar_bytes",
     "spilled_bytes",
     "vmem_estimate",

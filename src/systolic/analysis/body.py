@@ -32,6 +32,25 @@ def inner_bodies(equation: Any) -> Iterator[Any]:
             yield inner.jaxpr
 
 
+def read_references(jaxpr: Any) -> set[int]:
+    """Finds the parameters of a body, by place, that it reads, or adds to, anywhere in it."""
+    places = {variable: at for at, variable in enumerate(jaxpr.invars)}
+    return {places[each] for each in _read(jaxpr) if each in places}
+
+
+def _read(jaxpr: Any) -> set[Any]:
+    found = set()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("get", "addupdate", "masked_load"):
+            found.add(equation.invars[0])
+        for inner in inner_bodies(equation):
+            own = inner.constvars if equation.primitive.name == "run_scoped" else inner.invars
+            # The first of an equation's operands may be its own: the number of a branch, constants of a condition.
+            handed = dict(zip(reversed(own), reversed(equation.invars), strict=False))
+            found |= {handed[each] for each in _read(inner) if each in handed}
+    return found
+
+
 def elementwise_results(equation: Any, operands: Sequence[Any]) -> list[np.ndarray] | None:
     """Computes an operation on scalars for many of them at once, by its own primitive.
 

@@ -12,7 +12,7 @@ from systolic.analysis import argument_texts
 from systolic.bugs import SystolicBug, reports_bugs
 from systolic.checking.exception_findings import exception_finding, worker_failure
 from systolic.checking.finding import Finding
-from systolic.checking.report import CheckReport, RunSummary, in_order
+from systolic.checking.report import CheckReport, RunSummary, in_order, without_consequences
 from systolic.checking.running import RunOutcome, run_in_worker
 from systolic.checking.static import StaticResult, read_kernels
 from systolic.checking.verdict import Verdict, reconciled, refused
@@ -32,7 +32,7 @@ from systolic.compiler import (
     WorkerPool,
     abstract_arguments,
     argument_values,
-    check_available,
+    compiler_is_there,
     function_name,
     submit_compilation,
     tracing_settings,
@@ -52,13 +52,13 @@ class PendingCheck:
     arguments: tuple[str, ...]
     chips: tuple[Chip, ...]
     static: tuple[Future[StaticResult], ...]
-    compiled: tuple[Future[CompiledProgram], ...]
+    compiled: tuple[Future[CompiledProgram] | None, ...]
     ran: Future[RunOutcome] | None
 
     @property
     def jobs(self) -> tuple[Future[Any], ...]:
         """All of them."""
-        return (*self.static, *self.compiled, *(() if self.ran is None else (self.ran,)))
+        return (*self.static, *(each for each in (*self.compiled, self.ran) if each is not None))
 
     def result(self) -> CheckReport:
         """Waits for all jobs and returns the report.
@@ -79,13 +79,14 @@ class PendingCheck:
         run, found = _ran(self.ran)
         if any(each.rule == "trace" for each in findings):
             found = tuple(each for each in found if each.rule != "trace")
+        findings = without_consequences([*findings, *found])
         return CheckReport(
             function=self.function,
             arguments=self.arguments,
             chips=tuple(chip.name for chip in self.chips),
             flags=self.chips[0].given_flags if self.chips else {},
             versions=versions(),
-            findings=in_order([*findings, *found]),
+            findings=in_order(findings),
             kernels=tuple(kernels),
             verdicts=tuple(verdicts),
             run=run,
@@ -100,10 +101,12 @@ def submit_check(
     *,
     reference: Function | None = None,
     run: bool = True,
+    compiles: bool = True,
     seeds: Sequence[int] = (0, 1, 2),
     cached: bool = True,
 ) -> PendingCheck:
     """Has workers trace, compile and run `fn(*args)`; see `check`."""
+    compiles = compiles and compiler_is_there()
     shapes, values, settings = abstract_arguments(args), argument_values(args), tracing_settings()
     name = function_name(fn)
     cache = ProgramCache() if cached else None
@@ -111,7 +114,8 @@ def submit_check(
     for chip in chips:
         label = f"{name} for {chip.name}"
         static.append(pool.submit(read_kernels, fn, shapes, values, chip, settings, label=f"reading {label}"))
-        compiled.append(submit_compilation(pool, fn, args, target_of(chip), cache=cache, label=label))
+        asked = submit_compilation(pool, fn, args, target_of(chip), cache=cache, label=label) if compiles else None
+        compiled.append(asked)
     ran = None
     if run:
         job = functools.partial(run_in_worker, reference=reference, seeds=tuple(seeds), settings=settings)
@@ -134,6 +138,7 @@ def check(
     flags: Mapping[str, FlagValue] | None = None,
     reference: Callable[..., Any] | None = None,
     run: bool = True,
+    compiles: bool = True,
     seeds: Sequence[int] = (0, 1, 2),
     cached: bool = True,
     time_limit_s: float = 300,
@@ -154,6 +159,7 @@ def check(
       flags: compiler flags by name, such as `{"xla_tpu_scoped_vmem_limit_kib": 65536}`.
       reference: a function of the same arguments without kernels, run in float64 for comparison.
       run: whether to run it at all.
+      compiles: whether to ask the TPU compiler. Where it is not installed it is not asked, and the report says so.
       seeds: seeds of the runs, for inputs and the order of copies.
       cached: use programs compiled before, and keep this one.
       time_limit_s: seconds of CPU time for each of the jobs.
@@ -165,14 +171,13 @@ def check(
     Raises:
       UnknownChipError: no such chip, or it has no such clock state.
       FlagError, CompilerFlagError: such a flag cannot be given, or the compiler does not know it.
-      CompilerMissing: there is no TPU compiler on this machine.
       SystolicBug: this package is at fault, and not the function.
     """
     several = [chip] if isinstance(chip, str | Chip) else list(chip)
     chips = [with_flags(chip_named(each) if isinstance(each, str) else each, flags or {}) for each in several]
-    check_available()
+    how = {"reference": reference, "run": run, "compiles": compiles, "seeds": seeds, "cached": cached}
     with WorkerPool(max_workers=2, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
-        return submit_check(pool, fn, args, chips, reference=reference, run=run, seeds=seeds, cached=cached).result()
+        return submit_check(pool, fn, args, chips, **how).result()
 
 
 def _static(job: Future[StaticResult], chip: Chip) -> StaticResult:
@@ -187,7 +192,10 @@ def _static(job: Future[StaticResult], chip: Chip) -> StaticResult:
         return StaticResult(findings=(found,), kernels=())
 
 
-def _verdict(job: Future[CompiledProgram], chip: Chip, kernels: list[str]) -> tuple[Verdict, Finding | None]:
+def _verdict(job: Future[CompiledProgram] | None, chip: Chip, kernels: list[str]) -> tuple[Verdict, Finding | None]:
+    if job is None:
+        why = "it was not asked" if compiler_is_there() else "it is not installed: pip install 'systolic[tpu]'"
+        return Verdict(chip=chip.name, accepted=None, text=why), None
     try:
         program = job.result()
     except CompilerRefusal as refusal:

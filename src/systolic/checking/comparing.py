@@ -1,20 +1,24 @@
 """Is a result right? A reference in float64, and a tolerance that follows from it, for any function.
 
 Every element has its own. Let u be the unit roundoff of the accumulator (2^-24, float32), v that of the result's dtype,
-and r the response of the element to rounding: the deviation of the float64 reference when every input is changed by a
-random relative amount of deviation u. For a sum of k products of deviation σ that is r² = 2k·u²σ², since both factors
-of each are changed. What a kernel does that multiplies, and sums one after the other, has the variance
+and r the response of the element to rounding: the deviation of the float64 reference when every input, and whatever it
+rounds on its way, is changed by a random relative amount of deviation u (`perturbing.py`). For a sum of k products of
+deviation σ that is r² ≥ 2k·u²σ², since both factors of each are changed. What a kernel does that multiplies, and sums
+one after the other, has the variance
 
-    products      u² · k σ²             = r² / 2
-    the sums      u² · Σ_{j=1..k} j σ²  = r² (k + 1) / 4
+    products      u² · k σ²             ≤ r² / 2
+    the sums      u² · Σ_{j=1..k} j σ²  ≤ r² (k + 1) / 4
 
 together r²(k + 3)/4. So the tolerance is
 
-    v · |reference| + reach · r · √(k + 3) / 2                  reach = √(2 ln(2 · elements / p)), p = 10^-6
+    2v · |reference| + reach · r · √(k + 3) / 2                 reach = √(2 ln(2 · elements / p)), p = 10^-6
+
+of which the first is one unit in the last place of the result.
 
 where `reach` is how many deviations the largest of so many normal errors stays below, but once in a million checks.
 Sums in blocks, trees or float32 chains of a CPU have less. For what is not a sum of products, r is the condition of the
-function: an algorithm that is backward stable has errors of that order.
+function, and of the way in which the reference computes it: an algorithm that is backward stable has errors of that
+order.
 
 A kernel that rounds its running sum, or an intermediate, to the coarser of bfloat16 and the result's dtype (unit w)
 has, in s roundings, the same with w for u and s for k: above the tolerance and below that, it is a loss of precision,
@@ -23,6 +27,7 @@ and no wrong result.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,21 +37,31 @@ import ml_dtypes
 import numpy as np
 
 from systolic.bugs import runs_user_code
+from systolic.checking.perturbing import perturbed
 
 _FALSE_ALARM = 1e-6  # as in bench.accuracy
 _UNIT = 2.0**-24  # of float32, in which TPUs sum
 _UNIT_BFLOAT16 = 2.0**-8
-# The relative change of the inputs: far above float64's rounding, far below where a function of order one bends.
-_CHANGE = 1e-6
+# The relative change: far above float64's rounding, far below where a function bends, also one of large numbers.
+_CHANGE = 1e-8
 _SAMPLES = 2
+_FLUSHED = 2.0**-126  # below it float32 is zero on a TPU, and in interpret mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """The flat results in float64 (integers as they are), and the response of each to a relative change of inputs."""
+    """What a reference comes to.
+
+    Attributes:
+      values: the flat results in float64, integers in 32 bits or more.
+      responses: of each to relative changes of all that is rounded.
+      native: the results in the arguments' own dtypes, where there are narrow integers among these, which may wrap as
+        the function means it; else none.
+    """
 
     values: tuple[np.ndarray, ...]
     responses: tuple[np.ndarray, ...]
+    native: tuple[np.ndarray, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +69,7 @@ class Comparison:
     """One result against its reference, element by element.
 
     Attributes:
-      error: |result − reference|; NaN where only one of them is.
+      error: |result − reference|; infinite where only one of them is NaN.
       tolerance: what rounding explains.
       coarse: what rounding sums to bfloat16, or to the result's dtype, would explain.
     """
@@ -65,51 +80,73 @@ class Comparison:
 
     @property
     def worst(self) -> tuple[float, float] | None:
-        """Error and tolerance where they are farthest apart, NaN left out; None where nothing else is."""
+        """Error and tolerance where they are farthest apart; None of nothing."""
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.error == 0, 0.0, self.error / self.tolerance)
-        if not ratio.size or np.isnan(ratio).all():
+        if not ratio.size:
             return None
-        at = int(np.nanargmax(ratio))
+        at = int(np.argmax(np.nan_to_num(ratio, nan=np.inf)))
         return float(self.error.flat[at]), float(self.tolerance.flat[at])
 
 
-def evaluated(reference: Callable[..., Any], arguments: Sequence[np.ndarray], seed: int) -> Reference:
-    """Evaluates `reference(*arguments)` in float64, and its response to changes of the floats among them.
+class ReferenceFunction:
+    """A reference that is evaluated in float64, and with changes of what it rounds.
 
     Floats are widened to float64, integers of fewer than 32 bits to int32: `lhs @ rhs` of 8-bit integers would
     overflow, and TPUs sum them in int32. Other integers stay: they are sizes and indices.
 
     Args:
       reference: takes the flat arguments.
-      arguments: the flat arguments, of any dtypes.
-      seed: the seed of the changes.
-
-    Raises:
-      Exception: whatever the reference raises.
     """
+
+    def __init__(self, reference: Callable[..., Any]) -> None:
+        self._reference = runs_user_code(lambda *given: _leaves(reference(*given)))
+        self._run: Callable[..., Any] | None = None
+
+    def evaluated(self, arguments: Sequence[np.ndarray], seed: int) -> Reference:
+        """Evaluates it.
+
+        Args:
+          arguments: flat, of any dtypes; of the same shapes each time.
+          seed: of the changes.
+
+        Raises:
+          Exception: whatever the reference raises.
+        """
+        import jax
+
+        with jax.enable_x64(True):
+            wide = [_widened(each) for each in arguments]
+            if self._run is None:
+                self._run = jax.jit(functools.partial(perturbed, jax.make_jaxpr(self._reference)(*wide)))
+            values = self._values(wide, 0, 0.0)
+            squares = [np.zeros(value.shape) for value in values]
+            for sample in range(_SAMPLES):
+                moved = self._values(wide, seed * _SAMPLES + sample, _CHANGE)
+                for total, value, other in zip(squares, values, moved, strict=True):
+                    with np.errstate(invalid="ignore", over="ignore"):
+                        total += np.nan_to_num(np.abs(other.astype(np.float64) - value.astype(np.float64)) ** 2)
+        responses = tuple(np.sqrt(_evened(total / _SAMPLES)) / _CHANGE for total in squares)
+        narrow = any(each.dtype.kind in "iu" and each.dtype.itemsize < 4 for each in arguments)
+        native = tuple(self._native(arguments)) if narrow else ()
+        return Reference(values=tuple(values), responses=responses, native=native)
+
+    @runs_user_code
+    def _values(self, wide: Sequence[Any], seed: int, change: float) -> list[np.ndarray]:
+        assert self._run is not None
+        return [np.asarray(each) for each in self._run(wide, float(seed), change)]
+
+    @runs_user_code
+    def _native(self, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
+        import jax
+
+        return [np.asarray(each) for each in jax.jit(self._reference)(*arguments)]
+
+
+def _leaves(results: Any) -> list[Any]:
     import jax
 
-    random = np.random.default_rng((seed, 1))
-    with jax.enable_x64(True):
-        compiled = jax.jit(runs_user_code(lambda *given: reference(*given)))
-        wide = [_widened(each) for each in arguments]
-
-        @runs_user_code
-        def run(given: Sequence[np.ndarray]) -> list[np.ndarray]:
-            return [np.asarray(each) for each in jax.tree.leaves(compiled(*given))]
-
-        values = run(wide)
-        squares = [np.zeros(value.shape) for value in values]
-        for _ in range(_SAMPLES):
-            changed = [
-                each * (1 + _CHANGE * random.standard_normal(each.shape)) if each.dtype.kind in "fc" else each
-                for each in wide
-            ]
-            for total, value, moved in zip(squares, values, run(changed), strict=True):
-                total += np.abs(moved.astype(np.float64) - value.astype(np.float64)) ** 2
-    responses = tuple(np.sqrt(_evened(total / _SAMPLES)) / _CHANGE for total in squares)
-    return Reference(values=tuple(values), responses=responses)
+    return jax.tree.leaves(results)
 
 
 def _widened(array: np.ndarray) -> np.ndarray:
@@ -136,7 +173,15 @@ def _evened(squares: np.ndarray) -> np.ndarray:
     return np.maximum(squares, np.divide(rows * columns, whole, out=np.zeros_like(squares), where=whole > 0))
 
 
-def compared(result: np.ndarray, wanted: np.ndarray, response: np.ndarray, *, terms: int, roundings: int) -> Comparison:
+def compared(
+    result: np.ndarray,
+    wanted: np.ndarray,
+    response: np.ndarray,
+    *,
+    terms: int,
+    roundings: int,
+    native: np.ndarray | None = None,
+) -> Comparison:
     """Compares a result with its reference; see above for the tolerance. Integers have to be equal.
 
     Args:
@@ -145,12 +190,15 @@ def compared(result: np.ndarray, wanted: np.ndarray, response: np.ndarray, *, te
       response: the response of the reference to relative changes of the inputs.
       terms: how many terms an element sums, k above.
       roundings: how often a running sum is rounded on the way, s above.
+      native: what the reference gives in the arguments' own dtypes; of a narrow integer dtype it is right as well.
     """
     import jax.numpy as jnp
 
     if not jnp.issubdtype(result.dtype, jnp.inexact):
         exact = wanted.dtype.kind in "iub"
         difference = np.abs(result.astype(np.float64) - wanted.astype(np.float64))
+        if native is not None and native.dtype == result.dtype:
+            difference[result == native] = 0.0
         # A result that is rounded to an integer at the end may be half of one off; one of integers throughout may not.
         allowed = np.zeros(difference.shape) if exact else np.full(difference.shape, 0.5) + _reach(result) * response
         return Comparison(error=difference, tolerance=allowed, coarse=allowed)
@@ -160,9 +208,11 @@ def compared(result: np.ndarray, wanted: np.ndarray, response: np.ndarray, *, te
     with np.errstate(invalid="ignore"):
         error = np.abs(got - right)
     error[(got == right) | (np.isnan(got) & np.isnan(right))] = 0.0  # infinities, and NaN that is right
+    error[np.isnan(error)] = np.inf
     # A reference that rounds to a type of its own, whatever it is given, is no more exact than that.
     own = float(ml_dtypes.finfo(wanted.dtype).eps) / 2 if wanted.dtype.kind in "fV" else 0.0
-    scale = (unit_out + own) * np.nan_to_num(np.abs(right)) + float(kind.smallest_subnormal) / 2
+    least = max(float(kind.smallest_subnormal) / 2, min(float(kind.smallest_normal), _FLUSHED))
+    scale = 2 * (unit_out + own) * np.nan_to_num(np.abs(right)) + least
     reach = _reach(result)
     response = np.nan_to_num(response)
     return Comparison(

@@ -18,6 +18,12 @@ _OUTSIDE = re.compile(
 )
 _REVISITED = re.compile(r"Revisited block .*")
 _SLICE = re.compile(r"slice\((\d+), (\d+), 1\)")
+# What interpret mode lacks: operations, types, transforms of references, SparseCores, the chip's own random numbers.
+_LACKING = (
+    r"NotImplementedError|UNIMPLEMENTED|[Nn]ot implemented|backend does not support|MLIR translation rule|"
+    r"'\w*Transform' object has no attribute|not (?:currently )?supported in (?:TPU )?interpret|"
+    r"(?:SC|Sparse)\w*(?:Mesh|Subcore|Core)\b.*(?:interpret|support)|prng_(?:seed|random_bits)"
+)
 _RAISED = re.compile(r"^\w*(?:Error|Exception): .*", re.MULTILINE)
 
 
@@ -77,14 +83,12 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str) 
 def _failed(error: Exception, calls: Sequence[KernelCall], where: str) -> Finding:
     text = str(error)
     said = (_RAISED.findall(text) or [f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"])[-1].strip()
-    lacking = isinstance(error, NotImplementedError) or re.search(
-        r"NotImplementedError|UNIMPLEMENTED|[Nn]ot implemented|backend does not support|MLIR translation rule", text
-    )
+    lacking = isinstance(error, NotImplementedError) or re.search(_LACKING, text)
     return about(
         calls,
         "run",
-        grade="note" if lacking else "error",
-        value=f"{'interpret mode cannot run it' if lacking else 'running it raises'}: {said[:300]}",
+        grade="warning" if lacking else "error",
+        value=f"{'it was not run: interpret mode cannot' if lacking else 'running it raises'}: {said[:300]}",
         limit="nothing could be said of its results",
         fix="try it on a TPU" if lacking else "see the text below",
         where=where,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,34 +15,49 @@ from systolic.bugs import runs_user_code
 _LARGEST_INTEGER = 7
 
 
+Data = Literal["normal", "large", "offset", "negative", "repeated"]
+# What is drawn beside standard normal numbers, each against a fault that these do not show: overflow of what is not
+# scaled first, cancellation, conditions that no positive number meets, ties and blocks of zeros.
+HARDER: dict[Data, str] = {
+    "large": "floats × 100 and integers of the whole range",
+    "offset": "floats around 1000 and positive integers",
+    "negative": "negative numbers",
+    "repeated": "few different numbers and blocks of zeros",
+}
+_FACTOR, _OFFSET = 100.0, 1000.0
+_FEW = (-1.0, 0.5, 1.0, 2.0)
+
+
 class NoInputError(ValueError):
     """No values can be made up for an argument of this type."""
 
 
 def made_up(
-    leaves: Sequence[Any], values: Sequence[np.ndarray | None], seed: int, *, indices: bool
+    leaves: Sequence[Any], values: Sequence[np.ndarray | None], seed: int, *, indices: bool, data: Data = "normal"
 ) -> list[np.ndarray]:
     """Makes flat arguments: the values where they are given, else random ones of the seed.
 
-    Floats are standard normal, integers from −7 to 7 (0 to 7 without a sign), booleans either.
+    Normal are floats of that distribution, integers from −7 to 7 (0 to 7 without a sign), booleans either; `HARDER`
+    says what else there is. Integers of 32 bits and more may be sizes and indices, and stay small.
 
     Args:
       leaves: shapes and dtypes.
       values: the values of the same arguments; None: to be made up.
       seed: the seed of the values.
       indices: integers of 32 bits are zeros: a kernel prefetches scalars, which may choose blocks.
+      data: what numbers.
 
     Raises:
       NoInputError: an argument is no array of numbers, such as a key for random numbers.
     """
     random = np.random.default_rng(seed)
     return [
-        _array(leaf, random, indices=indices) if value is None else np.asarray(value)
+        _array(leaf, random, indices=indices, data=data) if value is None else np.asarray(value)
         for leaf, value in zip(leaves, values, strict=True)
     ]
 
 
-def _array(leaf: Any, random: np.random.Generator, *, indices: bool) -> np.ndarray:
+def _array(leaf: Any, random: np.random.Generator, *, indices: bool, data: Data) -> np.ndarray:
     import jax
     import jax.numpy as jnp
 
@@ -54,12 +69,47 @@ def _array(leaf: Any, random: np.random.Generator, *, indices: bool) -> np.ndarr
     if jnp.issubdtype(dtype, jnp.integer):
         if indices and is_index(leaf):
             return np.zeros(shape, dtype)
-        lowest = 0 if jnp.issubdtype(dtype, jnp.unsignedinteger) else -_LARGEST_INTEGER
-        return random.integers(lowest, _LARGEST_INTEGER, shape, endpoint=True).astype(dtype)
-    drawn = random.standard_normal(shape, np.float32)
+        least, most = _range(dtype, data)
+        drawn = random.integers(least, most, shape, endpoint=True).astype(dtype)
+        return _with_zeros(drawn) if data == "repeated" else drawn
+    drawn = _floats(random, shape, data, float(jnp.finfo(dtype).max))
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        return (drawn + 1j * random.standard_normal(shape, np.float32)).astype(dtype)
+        return (drawn + 1j * _floats(random, shape, data, float(jnp.finfo(dtype).max))).astype(dtype)
     return drawn.astype(dtype)
+
+
+def _range(dtype: Any, data: Data) -> tuple[int, int]:
+    """The least and the largest integer."""
+    import jax.numpy as jnp
+
+    limits = jnp.iinfo(dtype)
+    small = max(int(limits.min), -_LARGEST_INTEGER), min(int(limits.max), _LARGEST_INTEGER)
+    if dtype.itemsize >= 4 or data in ("normal", "repeated"):
+        return small
+    if data == "negative":
+        return int(limits.min), -1 if limits.min else 0
+    return (0 if data == "offset" else int(limits.min)), int(limits.max)
+
+
+def _floats(random: np.random.Generator, shape: tuple[int, ...], data: Data, largest: float) -> np.ndarray:
+    drawn = random.standard_normal(shape, np.float32)
+    if data == "large":
+        drawn *= _FACTOR
+    elif data == "offset":
+        drawn += min(_OFFSET, largest / 8)
+    elif data == "negative":
+        drawn = -np.abs(drawn)
+    elif data == "repeated":
+        drawn = _with_zeros(random.choice(np.array(_FEW, np.float32), shape))
+    return np.clip(drawn, -largest / 4, largest / 4)  # which is less than 400 in eight bits
+
+
+def _with_zeros(array: np.ndarray) -> np.ndarray:
+    """The array with zeros in the first half of its rows, or of its only dimension."""
+    axis = max(array.ndim - 2, 0)
+    if array.ndim:
+        array[(slice(None),) * axis + (slice(array.shape[axis] // 2),)] = 0
+    return array
 
 
 def is_index(leaf: Any) -> bool:

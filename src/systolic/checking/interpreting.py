@@ -29,6 +29,7 @@ from systolic.compat import (
     interpreter_reports,
     races_found,
     semaphore_waits,
+    unkind_interpreter,
 )
 from systolic.compiler import written_at
 
@@ -51,13 +52,14 @@ class Conditions:
     Attributes:
       order: the seed of the order of steps along parallel axes.
       copies: "eager": a copy is done when it is started; "on_wait": when it is waited for.
-      memory: what is in memory that nobody has written: NaN and the largest integers, or zeros.
+      memory: what is in memory that nobody has written: NaN and the largest integers, zeros, or large finite numbers of
+        both signs.
       cores: how many cores share the steps along parallel axes.
     """
 
     order: int = 0
     copies: Literal["eager", "on_wait"] = "on_wait"
-    memory: Literal["nan", "zero"] = "nan"
+    memory: Literal["nan", "zero", "large"] = "nan"
     cores: int = 1
 
 
@@ -104,6 +106,11 @@ class Interpreted:
     raced: bool
     semaphore_left: int
 
+    @property
+    def has_nan(self) -> bool:
+        """Whether there is any NaN among the results."""
+        return any(bool((each != each).any()) for each in self.outputs)
+
 
 @contextlib.contextmanager
 def traced_as_on(chip: Chip) -> Iterator[None]:
@@ -149,7 +156,7 @@ class Interpreter:
         level = log.level
         log.setLevel(logging.CRITICAL)  # it would show the traceback of what is raised anyway
         try:
-            with traced_as_on(self._chip), interpreter_reports() as reports:
+            with traced_as_on(self._chip), unkind_interpreter(), interpreter_reports() as reports:
                 call = self._compiled.get(conditions) or self._compile(arguments, conditions)
                 outputs = _waited_for(lambda: _outputs(call, arguments), time_limit_s)
                 raced = races_found()
@@ -191,8 +198,10 @@ class Interpreter:
 def _compiled(fn: Callable[..., Any], arguments: Sequence[np.ndarray]) -> Callable[..., Any]:
     import jax
 
-    # A function of its own each time: none that was traced under other conditions is taken for it.
-    return jax.jit(lambda *given: fn(*given)).lower(*arguments).compile()
+    # A function of its own each time: none that was traced under other conditions is taken for it. XLA would simplify
+    # x * mask to a selection, which hides the NaN that a TPU makes of it.
+    exactly = {"xla_disable_hlo_passes": "algsimp"}
+    return jax.jit(lambda *given: fn(*given)).lower(*arguments).compile(compiler_options=exactly)
 
 
 @runs_user_code

@@ -12,10 +12,11 @@ import numpy as np
 from systolic.analysis import KernelCall, op_count
 from systolic.checking.comparing import Comparison, Reference, compared, place
 from systolic.checking.exception_findings import about, buffer_name, run_failure
-from systolic.checking.finding import Finding
+from systolic.checking.finding import Finding, Grade
+from systolic.checking.guessing import guessed
 from systolic.checking.interpreting import Conditions, Interpreted, Race, words
+from systolic.checking.rounding import has_narrow, most_sums, sums, sums_narrowly
 from systolic.compiler import written_at
-from systolic.schedule import LANES
 
 
 @dataclass(slots=True)
@@ -33,11 +34,14 @@ class Judge:
     worst: tuple[float, float] | None = None
     _terms: int = field(init=False)
     _roundings: int = field(init=False)
+    _made: bool = False  # whether arithmetic has made NaN of some inputs before
+    _rounds: bool = field(init=False)  # whether anything could be rounded to a narrow type
 
     def __post_init__(self) -> None:
-        found = [_sums(call) for call in self.calls]
+        found = [sums(call) for call in self.calls]
         self._terms = max(1, sum(terms for terms, _ in found))
         self._roundings = max(1, sum(roundings for _, roundings in found))
+        self._rounds = not self.calls or any(map(has_narrow, self.calls))
 
     def of_error(self, error: Exception, conditions: Conditions) -> Finding:
         """Reports a run that ended in an exception."""
@@ -101,7 +105,8 @@ class Judge:
                     + (
                         f"with copies {words(base)} and copies {words(conditions)}"
                         if by_order
-                        else "with the largest integers and with zeros in memory that nobody wrote"
+                        else f"with {_MEMORIES[base.memory]} and with {_MEMORIES[conditions.memory]} in memory that "
+                        "nobody wrote"
                     ),
                     limit="a result must not depend on the order of copies and of parallel steps"
                     if by_order
@@ -112,10 +117,47 @@ class Judge:
                 )
 
     def of_values(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], wanted: Reference | None
+        self,
+        inputs: Sequence[np.ndarray],
+        results: Sequence[tuple[Conditions, Interpreted]],
+        wanted: Reference | None,
+        data: str = "",
     ) -> Iterator[Finding]:
-        """Finds NaN, wrong numbers, and numbers that are less exact than they could be."""
+        """Finds NaN, wrong numbers, and numbers that are less exact than they could be.
+
+        Args:
+          inputs: flat, of all results.
+          results: the first is judged; those with other memory than its say where its NaN is from.
+          wanted: what a reference comes to.
+          data: what kind of inputs it is, in words; "" for normal ones.
+        """
+        base, outputs = results[0][0], results[0][1].outputs
         clean = not any(_is_nan(each).any() for each in inputs)
+        if not data:
+            yield from self._other_results(outputs, wanted)
+        if wanted is not None and [each.shape for each in outputs] != [each.shape for each in wanted.values]:
+            wanted = None
+        others = [other.outputs for conditions, other in results[1:] if conditions.memory != base.memory]
+        for at, got in enumerate(outputs):
+            right = None if wanted is None else wanted.values[at]
+            empty = _is_nan(got) & ~(np.zeros(got.shape, bool) if right is None else _is_nan(right))
+            name = (f"result {at}: " if len(outputs) > 1 else "") + (f"of {data}: " if data else "")
+            # NaN that stays whatever lies in memory is made by arithmetic.
+            made = empty & np.all([_is_nan(each[at]) for each in others], axis=0) if others else np.zeros_like(empty)
+            if (empty & ~made).any() and (clean or right is not None):
+                yield self._nan(name, empty & ~made)
+            if made.any() and right is None and clean and not (data and self._made):
+                yield self._arithmetic(name, made, "error" if data else "warning")
+            self._made |= bool(made.any())
+            if right is not None and wanted is not None:
+                terms, roundings = (self._terms, self._roundings) if self.calls else most_sums((*inputs, got))
+                native = wanted.native[at] if wanted.native else None
+                response = wanted.responses[at]
+                found = compared(got, right, response, terms=terms, roundings=roundings, native=native)
+                yield from self._wrong(name, found, empty & ~made)
+
+    def _other_results(self, outputs: Sequence[np.ndarray], wanted: Reference | None) -> Iterator[Finding]:
+        """Finds references that return something else, or round."""
         if wanted is not None and [each.shape for each in outputs] != [each.shape for each in wanted.values]:
             shapes = [", ".join(str(each.shape) for each in some) for some in (outputs, wanted.values)]
             yield about(
@@ -125,7 +167,7 @@ class Judge:
                 limit="results are compared with nothing",
                 fix="make the reference return arrays of the same shapes, in the same order",
             )
-            wanted = None
+            return
         coarse = sorted({each.dtype.name for each in (wanted.values if wanted else ()) if _is_coarse(each)})
         if coarse:
             yield about(
@@ -136,16 +178,6 @@ class Judge:
                 limit="results are compared at that precision only",
                 fix="leave conversions out of the reference",
             )
-        for at, got in enumerate(outputs):
-            right = None if wanted is None else wanted.values[at]
-            empty = _is_nan(got) & ~(np.zeros(got.shape, bool) if right is None else _is_nan(right))
-            name = f"result {at}: " if len(outputs) > 1 else ""
-            if empty.any() and (clean or right is not None):
-                yield self._nan(name, empty)
-            if right is not None and wanted is not None:
-                terms, roundings = (self._terms, self._roundings) if self.calls else _most_sums((*inputs, got))
-                found = compared(got, right, wanted.responses[at], terms=terms, roundings=roundings)
-                yield from self._wrong(name, found)
 
     def _nan(self, name: str, empty: np.ndarray) -> Finding:
         everywhere = empty.mean() > 0.999
@@ -162,20 +194,34 @@ class Judge:
             else "make the grid reach the end (pl.cdiv), and mask the ends of what is summed over",
         )
 
-    def _wrong(self, name: str, found: Comparison) -> Iterator[Finding]:
+    def _arithmetic(self, name: str, made: np.ndarray, grade: Grade) -> Finding:
+        return about(
+            self.calls,
+            "nan",
+            grade="note" if self.assumed else grade,
+            value=f"{name}NaN, which no input has, in {place(made)}, whatever lies in memory",
+            limit="arithmetic makes it: infinity less infinity, zero times infinity, a root of what is below 0",
+            fix="subtract the maximum before exp, and keep what is divided by away from zero; or give a reference",
+        )
+
+    def _wrong(self, name: str, found: Comparison, empty: np.ndarray) -> Iterator[Finding]:
         worst = found.worst
         if worst is None:
             return
         if self.worst is None or _ratio(worst) > _ratio(self.worst):
             self.worst = worst
-        wrong = found.error > found.tolerance  # false for NaN, which is reported as such
+        wrong = (found.error > found.tolerance) & ~empty  # which is reported as NaN of memory
         if not wrong.any():
             return
-        coarse = not (found.error > found.coarse).any()
+        coarse = self._rounds and not (found.error > found.coarse)[~empty].any()
+        # Not at an element near zero, where the result's own type is the finer the less there is.
+        largest = float(found.error[~empty].max()), float(found.tolerance[~empty].max())
+        gross = coarse and _ratio(largest) >= _GROSS and any(map(sums_narrowly, self.calls))
+        grade: Grade = "note" if self.assumed else "warning" if coarse and not gross else "error"
         yield about(
             self.calls,
             "precision" if coarse else "wrong-result",
-            grade="note" if self.assumed else "warning" if coarse else "error",
+            grade=grade,
             value=f"{name}{place(wrong)} are off, at worst by {worst[0]:.3g} where rounding explains {worst[1]:.3g}",
             limit="as if sums or intermediates were rounded to bfloat16, or to the result's type, on the way"
             if coarse
@@ -183,6 +229,24 @@ class Judge:
             fix="keep the running sum in float32 (a scratch accumulator), and round once at the end"
             if coarse
             else "look at where: an end, some blocks or everything; tails, index maps and masks come first",
+        )
+
+    def of_no_reference(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Iterator[Finding]:
+        """Says that nothing was compared, and with what it could be."""
+        guess = guessed(inputs, outputs, terms=self._terms, roundings=self._roundings)
+        partly = guess is not None and guess.wrong.any()
+        value = "the results were compared with nothing"
+        if guess is not None and partly:
+            value = f"most results are those of {guess.text}, and {place(guess.wrong)} are not"
+        elif guess is not None:
+            value = f"the results were compared with no reference; they are those of {guess.text}"
+        yield about(
+            self.calls,
+            "reference",
+            "warning" if partly and not self.assumed else "note",
+            value=value,
+            limit="numbers that are wrong in the same way under all conditions do not show",
+            fix="give one that has the right numbers: --reference FILE.py:REF, a function of the same arguments",
         )
 
     def of_precision(self) -> Iterator[Finding]:
@@ -201,30 +265,10 @@ class Judge:
                 )
 
 
+_MEMORIES = {"nan": "NaN and the largest integers", "zero": "zeros", "large": "large finite numbers"}
 _PIPELINE = "by Pallas' own copy of a block"
-
-
-def _sums(call: KernelCall) -> tuple[int, int]:
-    """Counts the terms that an element of an output sums, and how often a running sum may be rounded on the way."""
-    count = op_count(call.body)
-    cut = [operand for operand in call.of("input", "output") if operand.is_cut]
-    parts = [[-(-size // block) for size, block in zip(each.shape, each.block, strict=True)] for each in cut]
-    longest = max((size for each in call.of("input", "output") for size in each.shape), default=1)
-    blocks = max((math.prod(each) for each, one in zip(parts, cut, strict=True) if one.role == "output"), default=1)
-    if call.steps is None:
-        visits = max((count for each in parts for count in each), default=1)
-    else:
-        visits = max(1, call.steps // blocks)
-    terms, roundings = count.terms * visits, count.roundings * visits
-    if count.terms == 1 or not count.is_counted:
-        terms, roundings = max(terms, longest), max(roundings, longest // LANES)
-    return terms, roundings
-
-
-def _most_sums(arrays: Sequence[np.ndarray]) -> tuple[int, int]:
-    """Supposes a sum over the longest axis where no call says more, as for a kernel on a mesh (`pl.kernel`)."""
-    longest = max((size for each in arrays for size in each.shape), default=1)
-    return longest, max(1, longest // LANES)
+# So many times over its tolerance a sum in a narrow type is no loss of a digit any more.
+_GROSS = 100.0
 
 
 def _is_coarse(array: np.ndarray) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import cattrs
@@ -17,11 +17,12 @@ FORMAT = 1  # of the JSON; raised when a field changes its meaning
 
 
 class CheckFailedError(ValueError):
-    """A kernel has findings of grade error; `report` holds all of them, and so does the message."""
+    """A kernel has findings of grade error, or warnings where these are not wanted; `report` holds all of them."""
 
     def __init__(self, report: CheckReport) -> None:
-        errors = "\n".join(f"  {found}" for found in report.findings if found.grade == "error")
-        super().__init__(f"{report.function} on {', '.join(report.chips)}:\n{errors}")
+        grade: Grade = "warning" if report.ok else "error"
+        findings = "\n".join(f"  {found}" for found in report.findings if found.grade == grade)
+        super().__init__(f"{report.function} on {', '.join(report.chips)}:\n{findings}")
         self.report = report
 
 
@@ -74,6 +75,7 @@ class RunSummary:
       ran: whether there was any run.
       sizes: the arguments: "bf16[1024,1024] for bf16[4096,4096]".
       seeds: seeds of inputs and of the order of copies.
+      data: the kinds of inputs: normal ones first.
       compared: the reference with which the results were compared; "" if there is none.
       error: the largest absolute error; None where nothing was compared.
       tolerance: the tolerance at that place.
@@ -83,6 +85,7 @@ class RunSummary:
     ran: bool
     sizes: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
+    data: tuple[str, ...] = ()
     compared: str = ""
     error: float | None = None
     tolerance: float | None = None
@@ -105,21 +108,29 @@ class CheckReport(Summarised):
     format: int = FORMAT
 
     @property
+    def compared(self) -> bool:
+        """Whether results were compared with a reference."""
+        return self.run.error is not None
+
+    @property
     def ok(self) -> bool:
-        """Whether there is no finding of grade error."""
+        """Whether there is no finding of grade error. Without a reference that says nothing of numbers: `compared`."""
         return not any(found.grade == "error" for found in self.findings)
 
     def count(self, grade: Grade) -> int:
         """Counts the findings of a grade."""
         return sum(found.grade == grade for found in self.findings)
 
-    def raise_on_error(self) -> CheckReport:
+    def raise_on_error(self, *, warnings: bool = False) -> CheckReport:
         """Returns this report, if it has no finding of grade error.
+
+        Args:
+          warnings: findings of grade warning are not wanted either.
 
         Raises:
           CheckFailedError: it has; the message holds all of them.
         """
-        if not self.ok:
+        if not self.ok or (warnings and self.count("warning")):
             raise CheckFailedError(self)
         return self
 
@@ -153,6 +164,26 @@ class CheckReport(Summarised):
           CheckReportError: the text is no report, or one of another version's format.
         """
         return read_record(text, CheckReport, "report of a check", CheckReportError)
+
+
+# What an error brings about, and what would ask for the wrong thing: masks after a race, or where a sum is not cleared.
+_OF_ORDER = ("race", "order", "semaphore", "deadlock", "out-of-bounds", "revisited-output", "parallel-revisit")
+_OF_MEMORY = ("uninitialised", "empty-grid", "block-outside", "edge-block", "dropped-tail", "unwritten-output")
+_CONSEQUENCES = {
+    **dict.fromkeys(_OF_ORDER, frozenset({"nan", "wrong-result"})),
+    **dict.fromkeys(_OF_MEMORY, frozenset({"nan"})),
+}
+
+
+def without_consequences(findings: Sequence[Finding]) -> list[Finding]:
+    """Leaves out what other findings of the same kernel bring about."""
+    causes = [found for found in findings if found.grade == "error" and found.rule in _CONSEQUENCES]
+
+    def follows(found: Finding) -> bool:
+        alike = (cause for cause in causes if not found.kernel or cause.kernel in ("", found.kernel))
+        return any(found.rule in _CONSEQUENCES[cause.rule] for cause in alike)
+
+    return [found for found in findings if not follows(found)]
 
 
 def in_order(findings: list[Finding]) -> tuple[Finding, ...]:

@@ -1,8 +1,8 @@
 """Runs anybody's function in TPU interpret mode, under several conditions, and says what is wrong with its results.
 
-The same inputs go through every condition: the order of steps along parallel axes, copies done early or late, NaN or
-zeros in memory that nobody wrote. A result that depends on any of them is wrong on some day. The first result is
-compared with a reference in float64.
+The same inputs go through every condition: the order of steps along parallel axes, copies done early or late, NaN,
+zeros or large numbers in memory that nobody wrote. A result that depends on any of them is wrong on some day. The first
+result is compared with a reference in float64, and so are those of inputs that are harder than normal ones.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 from systolic.analysis import argument_texts, described
 from systolic.bugs import raise_own, runs_user_code
-from systolic.checking.comparing import Reference, evaluated
+from systolic.checking.comparing import Reference, ReferenceFunction
 from systolic.checking.exception_findings import exception_finding, trace_failure
 from systolic.checking.finding import Finding
-from systolic.checking.inputs import Flat, NoInputError, is_index, made_up
+from systolic.checking.inputs import HARDER, Data, Flat, NoInputError, is_index, made_up
 from systolic.checking.interpreting import Conditions, Interpreted, Interpreter, TooSlowError, traced_as_on
 from systolic.checking.judging import Judge
 from systolic.checking.report import RunSummary
@@ -121,6 +121,7 @@ def run_checks(
             ran=runs.ran,
             sizes=tuple(used if used == whole else f"{used} for {whole}" for used, whole in pairs),
             seeds=seeds,
+            data=tuple(runs.data),
             compared=getattr(reference, "__name__", type(reference).__name__) if worst is not None else "",
             error=worst[0] if worst else None,
             tolerance=worst[1] if worst else None,
@@ -150,6 +151,7 @@ class _Runs:
     judge: Judge = field(init=False)
     findings: list[Finding] = field(default_factory=list)
     ran: bool = False
+    data: list[Data] = field(default_factory=list)
     slowest_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -184,8 +186,7 @@ class _Runs:
         conditions = list(self._conditions())
         results: list[tuple[Conditions, Interpreted]] = []
         for each in conditions:
-            # Whether one more run fits.
-            if results and time.perf_counter() - self.started + self.slowest_s >= _TIME_LIMIT_S:
+            if results and not self._has_time():
                 value = f"{len(results)} of {len(conditions)} orders of copies and steps were run: each takes "
                 self._note(
                     f"{value}{self.slowest_s:.0f} s", "a result that depends on their order may not show", _SMALLER
@@ -196,10 +197,47 @@ class _Runs:
                 return
             results.append((each, result))
         self.ran = True
+        self.data.append("normal")
         self.findings += self.judge.of_runs(results)
-        wanted = self._wanted(reference, inputs) if reference is not None else None
-        self.findings += self.judge.of_values(inputs, results[0][1].outputs, wanted)
+        wanted = ReferenceFunction(reference) if reference is not None else None
+        self.findings += self.judge.of_values(inputs, results, self._wanted(wanted, inputs))
+        made = all(value is not None for value in values)
+        if not made and not any(each.grade == "error" for each in self.findings):
+            self._harder(interpreter, conditions, wanted, prefetches)
+        if reference is None and self.judge.calls and not any(each.grade == "error" for each in self.findings):
+            self.findings += self.judge.of_no_reference(inputs, results[0][1].outputs)
         self.findings += self.judge.of_precision()
+
+    def _harder(
+        self,
+        interpreter: Interpreter,
+        conditions: Sequence[Conditions],
+        reference: ReferenceFunction | None,
+        prefetches: bool,
+    ) -> None:
+        """Runs the function on inputs that are harder than normal ones, until something is wrong."""
+        for data, words in HARDER.items():
+            if not self._has_time():
+                return
+            inputs = made_up(self.scaled.leaves, self.scaled.values, self.seeds[0], indices=prefetches, data=data)
+            results: list[tuple[Conditions, Interpreted]] = []
+            for each in (conditions[0], conditions[-1]):  # with NaN in memory, and with large numbers
+                result = self._interpreted(interpreter, inputs, each)
+                if result is None:
+                    return
+                results.append((each, result))
+                if not result.has_nan:
+                    break
+            self.data.append(data)
+            wanted = self._wanted(reference, inputs)
+            found = list(self.judge.of_values(inputs, results, wanted, data=words))
+            self.findings += found
+            if any(each.grade == "error" for each in found):
+                return
+
+    def _has_time(self) -> bool:
+        """Whether one more run fits."""
+        return time.perf_counter() - self.started + self.slowest_s < _TIME_LIMIT_S
 
     def _conditions(self) -> Iterator[Conditions]:
         parallel = any("parallel" in call.semantics for call in self.scaled.calls)
@@ -207,6 +245,7 @@ class _Runs:
         for at, seed in enumerate(self.seeds):
             copies, memory = "eager" if at % 2 else "on_wait", "zero" if at % 3 == 2 else "nan"
             yield Conditions(order=seed, copies=copies, memory=memory, cores=cores)
+        yield Conditions(order=self.seeds[0], memory="large", cores=cores)
 
     def _interpreted(
         self, interpreter: Interpreter, inputs: Sequence[np.ndarray], conditions: Conditions
@@ -226,9 +265,11 @@ class _Runs:
         self.slowest_s = max(self.slowest_s, time.perf_counter() - started)
         return result
 
-    def _wanted(self, reference: Flat, inputs: Sequence[np.ndarray]) -> Reference | None:
+    def _wanted(self, reference: ReferenceFunction | None, inputs: Sequence[np.ndarray]) -> Reference | None:
+        if reference is None:
+            return None
         try:
-            return evaluated(reference, inputs, self.seeds[0])
+            return reference.evaluated(inputs, self.seeds[0])
         except Exception as error:  # noqa: BLE001 -- the user's function
             raise_own(error)
             found = exception_finding(

@@ -17,9 +17,10 @@ from systolic.analysis import (
     calls_on_grids,
     vmem_estimate,
 )
-from systolic.bugs import raise_own
+from systolic.bugs import raise_own, runs_user_code
 from systolic.checking.exception_findings import trace_failure
 from systolic.checking.finding import Finding, call_finding
+from systolic.checking.interpreting import traced_as_on
 from systolic.checking.report import KernelUse, OperandUse
 from systolic.checking.rules.around import around_findings
 from systolic.checking.rules.blocks import block_findings
@@ -29,7 +30,7 @@ from systolic.checking.rules.grid import grid_findings
 from systolic.checking.rules.memory import memory_findings
 from systolic.checking.rules.steps import step_findings
 from systolic.chips import Chip
-from systolic.compiler import NamedFunction, traced_jaxpr
+from systolic.compiler import NamedFunction, at_stage, compiler_is_there, traced_jaxpr, under_settings
 from systolic.timing import target_of
 
 
@@ -58,7 +59,7 @@ def read_kernels(
       settings: JAX's settings to trace under; see `compiler.tracing_settings`.
     """
     try:
-        jaxpr = traced_jaxpr(fn, args, target_of(chip), settings=settings)
+        jaxpr = _traced(fn, args, chip, settings)
     except Exception as error:  # noqa: BLE001 -- whatever the user's function raises while it is traced is the answer
         raise_own(error)
         return StaticResult(findings=(trace_failure(error, chip.name),), kernels=())
@@ -77,6 +78,25 @@ def read_kernels(
         findings=tuple(static_findings(jaxpr, calls, chip)),
         kernels=tuple(_use(each, chip, vmem_estimate(each.call, chip)) for each in calls),
     )
+
+
+def _traced(
+    fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], chip: Chip, settings: Mapping[str, Any]
+) -> Any:
+    """Traces a function for a chip; where there is no TPU compiler, for a device of its kind that JAX makes up."""
+    if compiler_is_there():
+        return traced_jaxpr(fn, args, target_of(chip), settings=settings)
+    import jax
+
+    with under_settings(settings), traced_as_on(chip):
+        loaded = fn.load() if isinstance(fn, NamedFunction) else fn
+        return _closed_jaxpr(jax.jit(loaded, keep_unused=True), args)
+
+
+@runs_user_code
+def _closed_jaxpr(jitted: Any, args: Sequence[Any]) -> Any:
+    with at_stage("tracing"):
+        return jitted.trace(*args).jaxpr
 
 
 def static_findings(jaxpr: Any, calls: Sequence[CallOnGrid], chip: Chip) -> list[Finding]:

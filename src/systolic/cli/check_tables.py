@@ -49,7 +49,11 @@ def show_check(out: Console, report: CheckReport) -> None:
 
 def _verdict(report: CheckReport) -> str:
     counts = [f"{report.count(grade)} {grade}{'s' * (report.count(grade) != 1)}" for grade in GRADES]
-    return ("[bold green]ok[/], " if report.ok else "[bold red]not ok[/], ") + ", ".join(counts)
+    if not report.ok:
+        verdict = "[bold red]not ok[/]"
+    else:
+        verdict = "[bold green]ok[/]" if report.compared else "[bold]no fault found, not compared with a reference[/]"
+    return f"{verdict}, {', '.join(counts)}"
 
 
 def _each_once(kernels: tuple[KernelUse, ...]) -> list[KernelUse]:
@@ -91,6 +95,8 @@ def _run(report: CheckReport) -> str:
     if not run.ran:
         return "not run"
     text = f"ran with seeds {', '.join(map(str, run.seeds))} on {', '.join(run.sizes)} in {run.seconds:.1f} s"
+    if len(run.data) > 1:
+        text += f", also on inputs that are {', '.join(run.data[1:])}"
     if run.error is None or run.tolerance is None:
         return f"{text}; not compared with a reference"
     return f"{text}; error {run.error:.3g} where {run.tolerance:.3g} is allowed, against {run.compared} in float64"

@@ -27,6 +27,7 @@ from systolic.compiler.errors import (
     RefusalKind,
     TaskError,
     check_available,
+    compiler_is_there,
 )
 from systolic.compiler.jit_options import with_jit_options, with_options_of
 from systolic.compiler.limits import WALL_TIMES
@@ -81,6 +82,7 @@ __all__ = [
     "check_function_name",
     "check_sharded_call",
     "compile_function",
+    "compiler_is_there",
     "function_name",
     "inner_jaxprs",
     "named_argument",

@@ -122,9 +122,14 @@ class TaskError(CompilerError):
         super().__init__(f"{message}\n{remote_traceback}".rstrip())
 
 
+def compiler_is_there() -> bool:
+    """Whether libtpu can be imported. Starts no process and loads no compiler."""
+    return importlib.util.find_spec("libtpu") is not None
+
+
 def check_available() -> None:
     """Raise `CompilerMissing` unless libtpu can be imported. Starts no process and loads no compiler."""
-    if importlib.util.find_spec("libtpu") is None:
+    if not compiler_is_there():
         raise CompilerMissing
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from systolic.checking import CheckFailedError, CheckReport, CheckReportError, Finding
 from systolic.checking.finding import RULES
-from systolic.checking.report import RunSummary, in_order
+from systolic.checking.report import RunSummary, in_order, without_consequences
 from systolic.checking.verdict import Verdict, reconciled, refused, rule_of
 from systolic.chips import V4, V5E, Chip
 from systolic.compiler import CompilerRefusal
@@ -49,6 +49,27 @@ def test_errors_are_raised_and_notes_are_not() -> None:
         report(NOTE, ERROR).raise_on_error()
     assert isinstance(caught.value, ValueError)
     assert caught.value.report.count("error") == 1
+
+
+def test_warnings_are_raised_where_they_are_not_wanted() -> None:
+    warning = replace(ERROR, grade="warning")
+    assert report(warning).raise_on_error().ok
+    with pytest.raises(CheckFailedError, match="warning: block-alignment"):
+        report(NOTE, warning).raise_on_error(warnings=True)
+    assert report(NOTE).raise_on_error(warnings=True).ok
+
+
+def test_consequences_of_an_error_are_left_out() -> None:
+    race, wrong = replace(ERROR, rule="race", chip=""), replace(ERROR, rule="wrong-result", chip="")
+    nan, elsewhere = replace(wrong, rule="nan"), replace(wrong, kernel="other")
+    assert without_consequences([nan, race, wrong, elsewhere, NOTE]) == [race, elsewhere, NOTE]
+    # A cause that is no error brings nothing about.
+    assert without_consequences([replace(race, grade="warning"), wrong])[1] == wrong
+
+
+def test_a_report_says_whether_anything_was_compared() -> None:
+    assert not report(NOTE).compared
+    assert replace(report(NOTE), run=RunSummary(ran=True, error=0.0, tolerance=1e-6)).compared
 
 
 def test_a_report_is_kept_and_reopened() -> None:

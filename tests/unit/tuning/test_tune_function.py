@@ -139,6 +139,7 @@ def test_differences_inside_the_error_of_one_kernel_are_none() -> None:
     mixed = result(*(dataclasses.replace(each, traits=trial(1.0, pallas=0.2).traits) for each in trials))
     other = mixed.ratio_error_percent(mixed.trials[1])
     assert other is None or other >= error
+    assert trials[1].traits is not None
     unlike = dataclasses.replace(trials[1], traits=dataclasses.replace(trials[1].traits, unlike="SparseCores"))
     assert result(trials[0], unlike).level_trials is None
 

@@ -1,0 +1,55 @@
+"""What a kernel rounds: how many terms it sums, how often, and whether anything in it is of a narrow type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from systolic.analysis import KernelCall, body_equations, op_count, read_references
+from systolic.schedule import LANES
+
+
+def sums(call: KernelCall) -> tuple[int, int]:
+    """Counts the terms that an element of an output sums, and how often a running sum may be rounded on the way."""
+    count = op_count(call.body)
+    cut = [operand for operand in call.of("input", "output") if operand.is_cut]
+    parts = [[-(-size // block) for size, block in zip(each.shape, each.block, strict=True)] for each in cut]
+    longest = max((size for each in call.of("input", "output") for size in each.shape), default=1)
+    blocks = max((math.prod(each) for each, one in zip(parts, cut, strict=True) if one.role == "output"), default=1)
+    if call.steps is None:
+        visits = max((count for each in parts for count in each), default=1)
+    else:
+        visits = max(1, call.steps // blocks)
+    terms, roundings = count.terms * visits, count.roundings * visits
+    if count.terms == 1 or not count.is_counted:
+        terms, roundings = max(terms, longest), max(roundings, longest // LANES)
+    return terms, roundings
+
+
+def most_sums(arrays: Sequence[np.ndarray]) -> tuple[int, int]:
+    """Supposes a sum over the longest axis where no call says more, as for a kernel on a mesh (`pl.kernel`)."""
+    longest = max((size for each in arrays for size in each.shape), default=1)
+    return longest, max(1, longest // LANES)
+
+
+def sums_narrowly(call: KernelCall) -> bool:
+    """Says whether a body reads what it writes in a narrow type, as a running sum there is."""
+    read = (call.operands[at] for at in read_references(call.body))
+    return any(each.role in ("output", "scratch") and _is_narrow(each.dtype) for each in read)
+
+
+def has_narrow(call: KernelCall) -> bool:
+    """Says whether anything in a call is of a narrow type, or approximate."""
+    if any(_is_narrow(each.dtype) for each in call.operands):
+        return True
+    return any(
+        _is_narrow(str(getattr(variable.aval, "dtype", ""))) or equation.params.get("approx", False)
+        for equation in body_equations(call.body)
+        for variable in equation.outvars
+    )
+
+
+def _is_narrow(dtype: str) -> bool:
+    return dtype in ("bfloat16", "float16") or dtype.startswith("float8")

@@ -1,0 +1,187 @@
+"""Fixtures of pytest that check kernels and watch their simulated times, on machines without a TPU.
+
+In a `conftest.py`:
+
+    pytest_plugins = ["systolic.pytest"]
+
+and in a test:
+
+    def test_attention(systolic_check, systolic_time):
+        systolic_check(attention, q, k, v, chip="v6e", reference=plain_attention)
+        systolic_time(attention, q, k, v, chip="v6e", tolerance=0.02)
+
+Times are compared with `systolic_times.json` beside the test's file, which belongs into version control;
+`pytest --systolic-update` writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from systolic.checking import CheckReport, check
+from systolic.chips import Chip
+from systolic.simulator import SimulatedRun
+from systolic.timing import simulate
+from systolic.untrusted import UntrustedError, read_json, structured
+from systolic.versions import versions
+from systolic.whole_file import whole_file
+
+TIMES_FILE = "systolic_times.json"
+FORMAT = 1
+
+
+class KernelSlowerError(AssertionError):
+    """A function's simulated time is further above the one that was kept than it may be."""
+
+
+class NoTimeKeptError(LookupError):
+    """There is no time to compare with, or the file of times cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTime:
+    """A simulated time, as the file has it.
+
+    Attributes:
+      stalls_us: the time that is waited, by cause.
+      versions: of what compiled and simulated.
+    """
+
+    time_us: float
+    stalls_us: dict[str, float]
+    versions: dict[str, str]
+
+    @classmethod
+    def of(cls, run: SimulatedRun) -> KeptTime:
+        """What is kept of a run."""
+        found = {name: each for name, each in versions().items() if each is not None and name != "python"}
+        stalls = {cause: share * run.time_us for cause, share in run.stalls.items()}
+        return cls(time_us=run.time_us, stalls_us=stalls, versions=found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimesFile:
+    """The times of a folder of tests."""
+
+    file: Path
+
+    def read(self) -> dict[str, KeptTime]:
+        """The times by the name of the test.
+
+        Raises:
+          NoTimeKeptError: it is no such file.
+        """
+        if not self.file.exists():
+            return {}
+        try:
+            document = read_json(self.file.read_bytes())
+            if not isinstance(document, dict) or document.get("format") != FORMAT:
+                raise UntrustedError(f"its format is not {FORMAT}")
+            return structured(document.get("times"), dict[str, KeptTime])
+        except UntrustedError as error:
+            raise NoTimeKeptError(f"{self.file} is no file of simulated times: {error}") from error
+
+    def keep(self, name: str, time: KeptTime) -> None:
+        """Adds a time, or replaces it."""
+        times = {**self.read(), name: time}
+        rows = {each: dataclasses.asdict(times[each]) for each in sorted(times)}
+        with whole_file(self.file) as file:
+            file.write_text(json.dumps({"format": FORMAT, "times": rows}, indent=1) + "\n", encoding="utf-8")
+
+    def compare(self, name: str, now: KeptTime, tolerance: float) -> None:
+        """Compares a time with the one that is kept.
+
+        Raises:
+          KernelSlowerError: it is longer by more than `tolerance`.
+          NoTimeKeptError: none is kept.
+        """
+        before = self.read().get(name)
+        if before is None:
+            raise NoTimeKeptError(
+                f"{self.file} has no time of {name}: run pytest with --systolic-update, and commit it"
+            )
+        slower = now.time_us / before.time_us - 1
+        if slower > tolerance:
+            raise KernelSlowerError(_slower(name, before, now, slower, tolerance))
+
+
+def _slower(name: str, before: KeptTime, now: KeptTime, slower: float, tolerance: float) -> str:
+    grown = {
+        cause: now.stalls_us.get(cause, 0.0) - before.stalls_us.get(cause, 0.0)
+        for cause in {*before.stalls_us, *now.stalls_us}
+    }
+    cause = max(grown, key=lambda each: grown[each], default=None)
+    text = (
+        f"{name}: simulated {before.time_us:,.2f} → {now.time_us:,.2f} µs, {slower:.1%} slower, where "
+        f"{tolerance:.1%} is allowed"
+    )
+    if cause is not None and grown[cause] > 0:
+        text += f"; what grew most is waiting by cause {cause!r}: by {grown[cause]:,.2f} µs"
+    others = [
+        f"{package} {before.versions.get(package)} → {now.versions.get(package)}"
+        for package in sorted({*before.versions, *now.versions})
+        if before.versions.get(package) != now.versions.get(package)
+    ]
+    if others:
+        text += f"; it was kept with other versions: {', '.join(others)}"
+    return f"{text}. If that is meant, run pytest with --systolic-update"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--systolic-update`."""
+    group = parser.getgroup("systolic", "kernels for TPUs")
+    group.addoption(
+        "--systolic-update", action="store_true", help=f"Keep the simulated times of this run in {TIMES_FILE}."
+    )
+
+
+@pytest.fixture
+def systolic_check() -> Callable[..., CheckReport]:
+    """Checks a function as `systolic.check` does, and fails the test at a finding of grade error.
+
+    `systolic_check(fn, *args, chip="v6e", reference=plain, warnings=False, …)` returns the report; with
+    `warnings=True` the test fails at warnings, too.
+    """
+
+    def checked(fn: Callable[..., Any], *args: Any, warnings: bool = False, **options: Any) -> CheckReport:
+        return check(fn, *args, **options).raise_on_error(warnings=warnings)
+
+    return checked
+
+
+@pytest.fixture
+def systolic_time(request: pytest.FixtureRequest) -> Callable[..., SimulatedRun]:
+    """Simulates a function, and fails the test where it takes longer than it did when its time was kept.
+
+    `systolic_time(fn, *args, chip="v6e", tolerance=0.02, name="")` returns the run. The time is known by the test, the
+    chip and, where a test has several, `name`. `chip` may be several.
+    """
+    times = TimesFile(file=request.path.parent / TIMES_FILE)
+    update = request.config.getoption("--systolic-update")
+
+    def timed(
+        fn: Callable[..., Any],
+        *args: Any,
+        chip: str | Chip | Sequence[str | Chip] = "v5e",
+        tolerance: float = 0.02,
+        name: str = "",
+        **options: Any,
+    ) -> SimulatedRun:
+        several = [chip] if isinstance(chip, str | Chip) else list(chip)
+        runs = [simulate(fn, *args, chip=each, **options) for each in several]
+        for run in runs:
+            key = " ".join(filter(None, (f"{request.path.name}::{request.node.name}", name, run.chip)))
+            if update:
+                times.keep(key, KeptTime.of(run))
+            else:
+                times.compare(key, KeptTime.of(run), tolerance)
+        return runs[0]
+
+    return timed
