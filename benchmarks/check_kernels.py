@@ -1,7 +1,7 @@
 """How many planted faults `systolic check` finds, by the right rule, and how many sound kernels it accuses.
 
     python benchmarks/check_kernels.py                    # some minutes; rows in benchmarks/data/check_kernels.csv
-    python benchmarks/check_kernels.py --only softmax     # the cases whose name contains it
+    python benchmarks/check_kernels.py --only softmax     # the cases of a file, or whose name contains this
 
 The kernels are in `benchmarks/checked/`: short functions, each sound as it is, and wrong in one way if told to be so.
 A fault is found where a finding of grade error has one of the rules that may name it. A sound kernel is accused where
@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import click
-from checked import copies, products, rows
+from checked import copies, products, public, rows
 from checked.case import Case
 
 from systolic.checking import CheckReport, submit_check
@@ -28,17 +28,18 @@ from systolic.cli.progress import progress_bar
 from systolic.compiler import WorkerPool
 
 ROWS = Path(__file__).parent / "data" / "check_kernels.csv"
-CASES = tuple(case for module in (rows, copies, products) for case in (*module.FAULTS, *module.SOUND))
+MODULES = {"rows": rows, "copies": copies, "products": products, "public": public}
+CASES = {module: (*found.FAULTS, *found.SOUND) for module, found in MODULES.items()}
 
 
 @click.command()
 @chip_option("v5e")
-@click.option("--only", default="", help="Cases whose name contains this.")
+@click.option("--only", default="", help="Cases of the file of this name, or whose own name contains it.")
 @click.option("--workers", default=2, show_default=True)
 def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
     """Check all kernels, and count."""
     sys.path.insert(0, str(Path(__file__).parent))
-    cases = [case for case in CASES if only in case.name]
+    cases = [case for module, found in CASES.items() for case in found if only == module or only in case.name]
     with WorkerPool(max_workers=workers, time_limit_s=300) as pool, progress_bar(quiet=False) as bar:
         bar.planned(len(cases))
         pending = [

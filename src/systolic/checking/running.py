@@ -230,8 +230,9 @@ class _Runs:
                     break
             self.data.append(data)
             wanted = self._wanted(reference, inputs)
+            known = {(each.rule, each.grade) for each in self.findings}
             found = list(self.judge.of_values(inputs, results, wanted, data=words))
-            self.findings += found
+            self.findings += [each for each in found if (each.rule, each.grade) not in known]
             if any(each.grade == "error" for each in found):
                 return
 
