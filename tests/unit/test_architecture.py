@@ -43,7 +43,7 @@ ROOMS = [
     "report",
     "cloud",
 ]
-ROOMS += ["lessons", "installation", "cli"]
+ROOMS += ["lessons", "installation", "pytest", "cli"]
 
 
 # Rooms of which the others import only what their `__init__` names.

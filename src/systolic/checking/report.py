@@ -117,6 +117,13 @@ class CheckReport(Summarised):
         """Whether there is no finding of grade error. Without a reference that says nothing of numbers: `compared`."""
         return not any(found.grade == "error" for found in self.findings)
 
+    @property
+    def conclusion(self) -> str:
+        """The report in few words: "ok" only where results were compared with a reference."""
+        if not self.ok:
+            return "not ok"
+        return "ok" if self.compared else "no fault found, not compared with a reference"
+
     def count(self, grade: Grade) -> int:
         """Counts the findings of a grade."""
         return sum(found.grade == grade for found in self.findings)
@@ -138,8 +145,7 @@ class CheckReport(Summarised):
         """Says whether anything is wrong, with a row for each finding."""
         counts = ", ".join(f"{count} {grade}s" for grade in ("error", "warning") if (count := self.count(grade)))
         return Summary(
-            heading=f"{'ok' if self.ok else 'wrong'}: {self.function}({', '.join(self.arguments)}) "
-            f"on {', '.join(self.chips)}",
+            heading=f"{self.conclusion}: {self.function}({', '.join(self.arguments)}) on {', '.join(self.chips)}",
             facts={
                 "findings": counts,
                 "run": ", ".join(self.run.sizes) if self.run.ran else "not run",

@@ -49,11 +49,8 @@ def show_check(out: Console, report: CheckReport) -> None:
 
 def _verdict(report: CheckReport) -> str:
     counts = [f"{report.count(grade)} {grade}{'s' * (report.count(grade) != 1)}" for grade in GRADES]
-    if not report.ok:
-        verdict = "[bold red]not ok[/]"
-    else:
-        verdict = "[bold green]ok[/]" if report.compared else "[bold]no fault found, not compared with a reference[/]"
-    return f"{verdict}, {', '.join(counts)}"
+    style = "bold red" if not report.ok else "bold green" if report.compared else "bold"
+    return f"[{style}]{report.conclusion}[/], {', '.join(counts)}"
 
 
 def _each_once(kernels: tuple[KernelUse, ...]) -> list[KernelUse]:

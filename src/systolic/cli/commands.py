@@ -10,7 +10,7 @@ import click
 TASKS = {
     "Products": {
         "plan": "Say how systolic.matmul would compute lhs[M,K] @ rhs[K,N] on a chip.",
-        "tune": "Find the fastest tiles for lhs[M,K] @ rhs[K,N] on a chip that is not there.",
+        "tune": "Find the fastest tiles for lhs[M,K] @ rhs[K,N], or for any function, on a chip that is not there.",
         "table": "Show, compare, export and import what systolic tune has kept.",
         "bench": "Race systolic.matmul, with the planner's tiles, against XLA on suites of products, or any "
         "op on one spec.",

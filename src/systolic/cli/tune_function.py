@@ -7,9 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-import click
-
-from systolic.cli.output import console, printable, show_table, versions
+from systolic.cli.output import versions
+from systolic.cli.tables import console, say, show_table
 from systolic.cli.tune_table import ENDS
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import error_column, time_text, verdict_text
@@ -22,37 +21,37 @@ _SHOWN = 10  # trials, and combinations that are left out
 def show_functions(results: list[FunctionTuning], store: Path) -> None:
     """Prints the searches of a function, one for each chip."""
     found = versions()
-    click.echo(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
+    say(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
     for result in results:
-        click.echo("")
+        say("")
         _show_one(result)
-    click.echo(f"\nevery trial is kept in {store}")
+    say(f"\nevery trial is kept in {store}")
 
 
 def _show_one(result: FunctionTuning) -> None:
     what = f"{result.spec.name}({'; '.join(result.spec.arguments)}) on {result.chip}"
     winner = result.winner
     if winner is None or winner.time_us is None:
-        click.echo(f"{what}: no trial has a time")
+        say(f"{what}: no trial has a time")
     else:
-        click.echo(f"{what}: simulated {time_text(winner.time_us, result.error(winner))} with {winner.function}")
+        say(f"{what}: simulated {time_text(winner.time_us, result.error(winner))} with {winner.function}")
         if result.speed_ratio is not None and result.default_trial is not None and result.default_trial is not winner:
             error = result.ratio_error_percent(result.default_trial)
             said = verdict_text(result.verdict, error, same_kernel=True)
-            click.echo(f"{result.speed_ratio:.2f} × as fast as it is now, {said}")
+            say(f"{result.speed_ratio:.2f} × as fast as it is now, {said}")
         if result.level_trials:
-            click.echo(f"{result.level_trials} other trials are level with it: their times are no further apart")
-        click.echo(printable(f"functools.partial({result.spec.name.rpartition('.')[2]}{_keywords(winner)})"))
-    click.echo(
+            say(f"{result.level_trials} other trials are level with it: their times are no further apart")
+        say(f"functools.partial({result.spec.name.rpartition('.')[2]}{_keywords(winner)})")
+    say(
         f"{result.compiled} of {result.considered:,} variants tried now in {result.seconds:.0f} s, "
         f"{len(result.trials)} in all; {ENDS[result.end]}"
     )
     if result.trials:
         show_table(console(), _columns(result), result.trials[:_SHOWN])
     for each in result.left_out[:_SHOWN]:
-        click.echo(printable(f"left out: {each}"))
+        say(f"left out: {each}")
     if len(result.left_out) > _SHOWN:
-        click.echo(f"left out: {len(result.left_out) - _SHOWN} more, which --json lists")
+        say(f"left out: {len(result.left_out) - _SHOWN} more, which --json lists")
 
 
 def _keywords(winner: Trial) -> str:

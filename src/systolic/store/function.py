@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from systolic.call_errors import WrongCallError
 from systolic.op import register_kept
 
 _DIGEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _LONGEST = 200  # characters of a value
 
 
-class FunctionConfigError(ValueError):
+class FunctionConfigError(WrongCallError, ValueError):
     """A static argument that cannot be kept: no name of Python's, or a value that no literal gives back."""
 
 

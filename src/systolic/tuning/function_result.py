@@ -17,6 +17,7 @@ from systolic.chips.time_error import (
 )
 from systolic.compiler import NamedFunction
 from systolic.store import FunctionConfig, FunctionSpec, Keyword, Trial
+from systolic.summary import Summarised, Summary
 from systolic.tuning.result import End
 
 _MOSTLY = 0.5  # of its time, that Pallas kernels take: then two variants are compared as two tiles of one kernel are
@@ -34,7 +35,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionTuning:
+class FunctionTuning(Summarised):
     """What a search found.
 
     Attributes:
@@ -59,6 +60,21 @@ class FunctionTuning:
     compiled: int
     seconds: float
     end: End
+
+    def summary(self) -> Summary:
+        """Says which static arguments won, with a row for each trial."""
+        named = f"{self.spec.name}({'; '.join(self.spec.arguments)}) on {self.chip}"
+        ratio = "" if self.speed_ratio is None else f"{self.speed_ratio:.3f} ({self.verdict})"
+        return Summary(
+            heading=f"{named}: {self.winner.function if self.winner else 'no trial has a time'}",
+            facts={
+                "× as it is": ratio,
+                "tried": f"{self.compiled} now, {len(self.trials)} in all, of {self.considered:,}",
+                "left out": f"{len(self.left_out):,} combinations" if self.left_out else "",
+            },
+            columns=("arguments", "status", "µs simulated", "waits for", "reason"),
+            rows=tuple((str(one.function), one.status, one.simulated_us, one.limit, one.reason) for one in self.trials),
+        )
 
     @property
     def winner(self) -> Trial | None:
