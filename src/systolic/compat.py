@@ -22,6 +22,11 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     return len(constants), len(carried)
 
 
+def key_implementation(dtype: Any) -> str:
+    """The name of the generator whose keys have this dtype; in public only a key's value tells it."""
+    return str(dtype._impl.name)
+
+
 def donated_arguments(fn: Any) -> tuple[int, ...]:
     """Numbers of the positional arguments that a function of `jax.jit` gives away; none of any other function.
 

@@ -71,6 +71,7 @@ NOT_RUN = {
     "systolic tpu": "rents a TPU: it needs a project at Google, and costs money",
     "dask": "runs until it is stopped; test_tune_command.py starts both",
     "python benchmarks/step_estimate.py": "hundreds of kernels on three chips: an hour",
+    "python benchmarks/check_kernels.py": "a hundred and fifty kernels: test_checked_kernels.py runs some of them",
     "python benchmarks/check_configurations.py": "a thousand kernels; test_check_agrees_with_compiler.py runs forty",
     "python benchmarks/exhaustive_sweep.py sweep": "a thousand kernels: twenty minutes, and it writes benchmarks/data",
     "python benchmarks/exhaustive_sweep.py search": "sixteen searches from nothing: ten minutes",

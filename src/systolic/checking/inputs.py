@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from systolic.bugs import runs_user_code
+from systolic.compat import key_implementation
 
 # Small enough that sums of products of 8-bit operands stay exact in int32 for any k, large enough to tell elements
 # apart.
@@ -142,14 +143,37 @@ def regrouped(value: np.ndarray | None, changes: Mapping[int, int]) -> np.ndarra
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A function of flat arguments in place of one of trees."""
+    """A function of flat arguments in place of one of trees.
+
+    Attributes:
+      keys: by place, how keys for random numbers are made of the integers that are given in their place.
+    """
 
     fn: Callable[..., Any]
     tree: Any
+    keys: Mapping[int, str] = field(default_factory=dict)
 
     @runs_user_code
     def __call__(self, *leaves: Any) -> Any:
         """Calls it."""
         import jax
 
-        return self.fn(*jax.tree.unflatten(self.tree, leaves))
+        whole = [
+            jax.random.wrap_key_data(leaf, impl=self.keys[at]) if at in self.keys else leaf
+            for at, leaf in enumerate(leaves)
+        ]
+        return self.fn(*jax.tree.unflatten(self.tree, whole))
+
+
+def without_keys(leaves: Sequence[Any]) -> tuple[list[Any], dict[int, str]]:
+    """Puts integers in place of keys for random numbers, and says by place how the keys are made of them."""
+    import jax
+
+    keys = {at: key_implementation(leaf.dtype) for at, leaf in enumerate(leaves) if _is_key(leaf)}
+    return [jax.eval_shape(jax.random.key_data, leaf) if at in keys else leaf for at, leaf in enumerate(leaves)], keys
+
+
+def _is_key(leaf: Any) -> bool:
+    import jax
+
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

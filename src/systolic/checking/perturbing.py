@@ -82,4 +82,4 @@ class _Evaluation:
         number = jnp.arange(jnp.size(value), dtype=jnp.float64).reshape(jnp.shape(value))
         waves = jnp.sin(number * 12.9898 + 78.233 * self._changes + 3.7 * self._seed) * 43758.5453
         noise = (waves - jnp.floor(waves) - 0.5) * 12**0.5  # uniform, of deviation 1
-        return value * (1 + self._change * noise)
+        return (value * (1 + self._change * noise)).astype(jnp.result_type(value))

@@ -19,8 +19,8 @@ from systolic.analysis import argument_texts, described
 from systolic.bugs import raise_own, runs_user_code
 from systolic.checking.comparing import Reference, ReferenceFunction
 from systolic.checking.exception_findings import exception_finding, trace_failure
-from systolic.checking.finding import Finding
-from systolic.checking.inputs import HARDER, Data, Flat, NoInputError, is_index, made_up
+from systolic.checking.finding import Finding, Grade
+from systolic.checking.inputs import HARDER, Data, Flat, NoInputError, is_index, made_up, without_keys
 from systolic.checking.interpreting import Conditions, Interpreted, Interpreter, TooSlowError, traced_as_on
 from systolic.checking.judging import Judge
 from systolic.checking.report import RunSummary
@@ -103,7 +103,8 @@ def run_checks(
 
     started, seeds = time.perf_counter(), tuple(seeds) or (0,)
     leaves, tree = jax.tree.flatten(abstract_arguments(args))
-    flat = Flat(fn, tree)
+    whole, (leaves, keys) = leaves, without_keys(leaves)
+    flat = Flat(fn, tree, keys)
     try:
         known = argument_values(args) if values is None else list(values)
         scaled = scaled_arguments(functools.partial(_traced, flat, chip), leaves, known)
@@ -112,9 +113,10 @@ def run_checks(
         summary = RunSummary(ran=False, seeds=seeds, seconds=time.perf_counter() - started)
         return RunOutcome(findings=(trace_failure(error),), summary=summary)
     runs = _Runs(flat=flat, chip=chip, scaled=scaled, seeds=seeds, started=started)
-    runs.all(Flat(reference, tree) if reference is not None else None)
+    runs.all(Flat(reference, tree, keys) if reference is not None else None)
     worst = runs.judge.worst
-    pairs = zip(map(described, scaled.leaves), argument_texts(args), strict=True)
+    shown = [each if at in keys else used for at, (each, used) in enumerate(zip(whole, scaled.leaves, strict=True))]
+    pairs = zip(map(described, shown), argument_texts(args), strict=True)
     return RunOutcome(
         findings=tuple(dict.fromkeys(runs.findings)),
         summary=RunSummary(
@@ -162,13 +164,13 @@ class _Runs:
         if self.scaled.seconds > _MOST_SECONDS:
             seconds = f"{self.scaled.seconds:,.0f} s"
             value = f"it was not run: at the smallest sizes that it takes, one run would last about {seconds}"
-            self._note(value, _NOTHING_SAID, _SMALLER)
+            self._note(value, _NOTHING_SAID, _SMALLER, "warning")
             return
         try:
             with at_stage("interpreting", self.scaled.calls[0].where if len(self.scaled.calls) == 1 else ""):
                 self._run(reference)
         except NoInputError as error:
-            self._note(f"it was not run: {error}", "a run needs values", "give a value for it")
+            self._note(f"it was not run: {error}", "a run needs values", "give a value for it", "warning")
 
     def _run(self, reference: Flat | None) -> None:
         leaves, values = self.scaled.leaves, self.scaled.values
@@ -255,7 +257,7 @@ class _Runs:
         try:
             result = interpreter.run(inputs, conditions, time_limit_s=_TIME_LIMIT_S)
         except TooSlowError as error:
-            self._note(f"a run {error}".replace("it was", "was"), _NOTHING_SAID, _SMALLER)
+            self._note(f"a run {error}".replace("it was", "was"), _NOTHING_SAID, _SMALLER, "warning")
             return None
         except Exception as error:  # noqa: BLE001 -- whatever the kernel raises is the answer
             found = self.judge.of_error(error, conditions)
@@ -283,5 +285,5 @@ class _Runs:
             self.findings.append(found)
             return None
 
-    def _note(self, value: str, limit: str, fix: str) -> None:
-        self.findings.append(Finding(rule="run", grade="note", value=value, limit=limit, fix=fix))
+    def _note(self, value: str, limit: str, fix: str, grade: Grade = "note") -> None:
+        self.findings.append(Finding(rule="run", grade=grade, value=value, limit=limit, fix=fix))
