@@ -223,7 +223,7 @@ def test_what_does_not_end_is_told_from_what_breaks_the_compiler(
 
 
 def test_without_the_compiler_the_rules_and_the_run_have_the_word(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = (f"{FAULTS}:racing_copy", "--arg", "bf16[256,256]", "--arg", "bf16[256,256]", "--seeds", "1")
+    arguments = (f"{FAULTS}:racing_copy", "--arg", "bf16[512,1024]", "--arg", "bf16[1024,512]", "--seeds", "2")
     code, report = checked(capsys, *arguments, "--no-compile")
     assert code == 1
     assert {each.rule for each in report.findings if each.grade == "error"} >= {"race"}

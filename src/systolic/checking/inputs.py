@@ -175,5 +175,6 @@ def without_keys(leaves: Sequence[Any]) -> tuple[list[Any], dict[int, str]]:
 
 def _is_key(leaf: Any) -> bool:
     import jax
+    import jax.numpy as jnp
 
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -200,7 +200,7 @@ def _compiled(fn: Callable[..., Any], arguments: Sequence[np.ndarray]) -> Callab
 
     # A function of its own each time: none that was traced under other conditions is taken for it. XLA would simplify
     # x * mask to a selection, which hides the NaN that a TPU makes of it.
-    exactly = {"xla_disable_hlo_passes": "algsimp"}
+    exactly: dict[str, str | bool] = {"xla_disable_hlo_passes": "algsimp"}
     return jax.jit(lambda *given: fn(*given)).lower(*arguments).compile(compiler_options=exactly)
 
 

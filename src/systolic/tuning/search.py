@@ -14,6 +14,7 @@ from typing import Any, Generic, cast
 from systolic.call_errors import WrongCallError
 from systolic.compiler import WALL_TIMES, WorkerPool
 from systolic.experiments import Experiment, Outcome, Runner, Running, Submit, first_ended
+from systolic.schedule import KernelConfig
 from systolic.simulator import traits_of
 from systolic.store import FunctionConfig, Subject, Trial, TrialStore
 from systolic.tuning.ranking import Choice, ConfigT, Ranking
@@ -193,10 +194,10 @@ class Search(Generic[ConfigT]):
 
 def _trial(outcome: Outcome, choice: Choice[Any] | None) -> Trial:
     """What came of a configuration, or of the program to compare with."""
-    config: Any = choice.config if choice is not None else None
+    config = choice.config if choice is not None else None
     its_function = config if isinstance(config, FunctionConfig) else None
     trial = Trial(
-        config=config if its_function is None else None,
+        config=config if isinstance(config, KernelConfig) else None,
         function=its_function,
         status=outcome.status,
         modelled_us=choice.modelled_us if choice is not None else None,
