@@ -6,6 +6,7 @@ A kind of spec and what is known of it are one record here. `systolic.ops` has t
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -194,6 +195,8 @@ def op_of(spec: Spec) -> Op:
     Raises:
       SpecError: none is registered for it.
     """
+    if type(spec) not in _OPS:
+        _register_own()
     try:
         return _OPS[type(spec)]
     except KeyError:
@@ -221,6 +224,8 @@ def read_spec(op_name: Any, record: Any) -> Any:
     Raises:
       UntrustedError: it is none; or there is no such op, or no such dtype.
     """
+    if not any(op.name == op_name for op in _KEPT.values()):
+        _register_own()
     op = next((op for op in _KEPT.values() if op.name == op_name), None)
     if op is None:
         raise UntrustedError(
@@ -236,6 +241,11 @@ def read_spec(op_name: Any, record: Any) -> Any:
         elif isinstance(value, (int, float)) and not 0 <= value <= LARGEST_SIZE:
             raise UntrustedError(f"{path}={shown(value)} is no count from 0 to {LARGEST_SIZE}")
     return spec
+
+
+def _register_own() -> None:
+    # This package's ops register themselves when their room is imported: whoever reads a store need not have done that.
+    importlib.import_module("systolic.ops")
 
 
 def _is_dtype(name: str) -> bool:
