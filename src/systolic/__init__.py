@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from systolic.ops.gated import gated_matmul
     from systolic.ops.grouped import grouped_matmul
     from systolic.ops.matmul import matmul
+    from systolic.ops.quantised import Quantized, dequantize, from_qwix, quantize, to_qwix
     from systolic.schedule import Tiles
     from systolic.simulator import SimulatedRun
     from systolic.simulator.slice.records import SliceRun
@@ -34,6 +35,7 @@ __all__ = [
     "Plan",
     "Planner",
     "Program",
+    "Quantized",
     "SimulatedRun",
     "SliceProgram",
     "SliceRun",
@@ -42,17 +44,21 @@ __all__ = [
     "__version__",
     "check",
     "chip",
+    "dequantize",
     "explain",
+    "from_qwix",
     "gated_matmul",
     "grouped_matmul",
     "load_program",
     "matmul",
     "plan",
     "prepare",
+    "quantize",
     "simulate",
     "simulate_many",
     "slice_devices",
     "slice_mesh",
+    "to_qwix",
     "tune",
     "use",
 ]
@@ -68,6 +74,7 @@ _DOORS = {
     "systolic.ops.gated": ("gated_matmul",),
     "systolic.ops.grouped": ("grouped_matmul",),
     "systolic.ops.matmul": ("matmul",),
+    "systolic.ops.quantised": ("Quantized", "dequantize", "from_qwix", "quantize", "to_qwix"),
     "systolic.schedule": ("Tiles",),
     "systolic.simulator": ("SimulatedRun",),
     "systolic.simulator.slice.records": ("SliceRun",),
