@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from systolic.ops.gated import gated_matmul
     from systolic.ops.grouped import grouped_matmul
     from systolic.ops.matmul import matmul
-    from systolic.ops.quantised import Quantized, dequantize, from_qwix, quantize, to_qwix
+    from systolic.ops.quantised import Quantized, dequantize, fake_quantize, from_qwix, quantize, to_qwix
     from systolic.schedule import Tiles
     from systolic.simulator import SimulatedRun
     from systolic.simulator.slice.records import SliceRun
-    from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec
+    from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec, QuantizedSpec
     from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
     from systolic.tuning import TuningResult, tune
 
@@ -36,6 +36,7 @@ __all__ = [
     "Planner",
     "Program",
     "Quantized",
+    "QuantizedSpec",
     "SimulatedRun",
     "SliceProgram",
     "SliceRun",
@@ -46,6 +47,7 @@ __all__ = [
     "chip",
     "dequantize",
     "explain",
+    "fake_quantize",
     "from_qwix",
     "gated_matmul",
     "grouped_matmul",
@@ -74,11 +76,11 @@ _DOORS = {
     "systolic.ops.gated": ("gated_matmul",),
     "systolic.ops.grouped": ("grouped_matmul",),
     "systolic.ops.matmul": ("matmul",),
-    "systolic.ops.quantised": ("Quantized", "dequantize", "from_qwix", "quantize", "to_qwix"),
+    "systolic.ops.quantised": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),
     "systolic.schedule": ("Tiles",),
     "systolic.simulator": ("SimulatedRun",),
     "systolic.simulator.slice.records": ("SliceRun",),
-    "systolic.spec": ("GatedSpec", "GroupedGradientSpec", "GroupedSpec", "MatmulSpec"),
+    "systolic.spec": ("GatedSpec", "GroupedGradientSpec", "GroupedSpec", "MatmulSpec", "QuantizedSpec"),
     "systolic.timing": ("Program", "SliceProgram", "load_program", "prepare", "simulate"),
     "systolic.tuning": ("TuningResult", "tune"),
 }

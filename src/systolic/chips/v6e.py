@@ -74,6 +74,7 @@ V6E = Chip(
     peak_clock_hz=1.75e9,
     emulated_dtypes={"float8_e4m3fn": "bfloat16"},
     dot_operands=V5E.dot_operands,
+    vector_bfloat16=True,
     machine=MachineModel(
         clock_hz=1.75e9,
         mxu_count=2,
@@ -168,6 +169,7 @@ V6E = Chip(
         "peak_clock_hz": _PEAK,
         "emulated_dtypes": _LISTING,
         "dot_operands": _DOTS,
+        "vector_bfloat16": "listings of libtpu 0.0.42.1: a product of two bfloat16 vectors is one instruction",
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,
         "seen_rows": "products of XLA, looked at while the constants of copies and pushes were chosen, and ppermute, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from systolic.spec.dtypes import SpecError
+from systolic.spec.dtypes import SpecError, dtype_bytes
 
 
 class QuantizationError(SpecError):
@@ -22,6 +22,7 @@ LARGEST: dict[str, float] = {
         for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float4_e2m1fn")
     },
 }
+_FOUR_BITS = ("int4", "float4_e2m1fn")
 _SHORT = {
     "e4m3": "float8_e4m3fn",
     "e5m2": "float8_e5m2",
@@ -30,6 +31,15 @@ _SHORT = {
     "fp8": "float8_e4m3fn",
     "fp4": "float4_e2m1fn",
 }
+
+
+def format_bytes(dtype: str, elements: int) -> int:
+    """Bytes of so many elements: two of four bits share one, as JAX stores them on a TPU.
+
+    Raises:
+      SpecError: no dtype of that name.
+    """
+    return -(-elements // 2) if dtype in _FOUR_BITS else elements * dtype_bytes(dtype)
 
 
 def format_named(dtype: object) -> str:

@@ -92,6 +92,12 @@ def test_squares_and_other_axes() -> None:
     np.testing.assert_array_equal(np.asarray(turned.dequantize()), np.asarray(q.dequantize()).swapaxes(1, 2))
 
 
+def test_one_nan_among_many_numbers() -> None:
+    x = np.random.default_rng(8).standard_normal((256, 128)).astype(np.float32)
+    x[3, 7] = np.nan
+    assert np.argwhere(np.isnan(np.asarray(systolic.quantize(x, "int4", block=128).scales))).tolist() == [[0, 7]]
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_is_not_finite(name: str) -> None:
     x = np.ones((4, 8), np.float32)

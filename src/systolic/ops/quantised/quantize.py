@@ -70,14 +70,16 @@ def quantize(
     grid = tuple(size // max(each, 1) for size, each in zip(x.shape, blocks, strict=True))
     if largest is None:
         reach = jnp.max(jnp.abs(parted), axis=within, keepdims=True, initial=0.0)
+        broken = ~jnp.isfinite(parted)
     else:
         given = jnp.asarray(largest, jnp.float32)
         if given.ndim and given.shape != grid:
             shapes = f"{list(given.shape)}; use one number, or the scales' {list(grid)}"
             raise QuantizationError(f"largest of shape {shapes}")
         reach = jnp.broadcast_to(given, grid).reshape(_parted(grid, (1,) * len(grid)))
-        broken = jnp.any(jnp.isnan(parted), axis=within, keepdims=True)
-        reach = jnp.where(broken, jnp.nan, reach)
+        broken = jnp.isnan(parted)
+    # Said apart: a maximum need not be NaN where one of many numbers is.
+    reach = jnp.where(jnp.any(broken, axis=within, keepdims=True), jnp.nan, reach)
     as_format = functools.partial(_rounded, name=name, scale_name=scale_name)
     values, scales = as_format(parted, reach)
     if search:
@@ -100,6 +102,20 @@ def dequantize(x: Quantized, dtype: DTypeLike = "float32") -> Shaped[Array, ...]
     return (values * scales).reshape(x.shape).astype(dtype)
 
 
+def fake_quantize(x: Float[Array, ...], dtype: DTypeLike = "int8", **keywords: Any) -> Float[Array, ...]:
+    """What `x` is after it was quantised and dequantised, with the derivative of `x` itself: for training.
+
+    The derivative goes straight through the rounding, also where values saturate. Takes what `quantize` takes.
+
+    Raises:
+      QuantizationError: as `quantize`.
+    """
+    import jax
+
+    rounded = quantize(jax.lax.stop_gradient(x), dtype, **keywords).dequantize(x.dtype)
+    return rounded + (x - jax.lax.stop_gradient(x))  # the sum is exact: the second term is zero
+
+
 def _rounded(parted: Any, reach: Any, *, name: str, scale_name: str) -> tuple[Any, Any]:
     """The values, still in float32, and the scales as they are stored."""
     import jax.numpy as jnp
@@ -108,7 +124,7 @@ def _rounded(parted: Any, reach: Any, *, name: str, scale_name: str) -> tuple[An
     scales = reach / most
     tiny = jnp.finfo(jnp.float32).tiny
     scales = jnp.where(scales >= tiny, scales, jnp.where(jnp.isnan(scales), jnp.nan, 1.0))
-    scales = jnp.where(jnp.isinf(scales), jnp.nan, scales).astype(scale_name).astype(jnp.float32)
+    scales = scales.astype(scale_name).astype(jnp.float32)
     ratio = jnp.clip(parted / scales, -most, most)
     ratio = jnp.where(jnp.isnan(ratio), 0.0, ratio)
     rounded = jnp.round(ratio) if name.startswith("int") else ratio.astype(name).astype(jnp.float32)
