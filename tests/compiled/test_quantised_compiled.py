@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 
 import systolic
 
@@ -57,3 +58,21 @@ def test_odd_sizes(chip: str, m: int, k: int, n: int, block: int | None) -> None
         functools.partial(product, chip=chip), jax.ShapeDtypeStruct((m, k), jnp.bfloat16), q, chip=chip
     )
     assert run.hbm_bytes > 0
+
+
+def integers(lhs: Any, rhs: Any) -> Any:
+    def kernel(lhs_vmem: Any, rhs_vmem: Any, out_vmem: Any) -> None:
+        out_vmem[...] = jnp.dot(lhs_vmem[...], rhs_vmem[...], preferred_element_type=jnp.int32)
+
+    shape = jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[1]), jnp.int32)
+    return pl.pallas_call(kernel, out_shape=shape)(lhs, rhs)
+
+
+@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+def test_int4_products_keep_the_units_busy_half_as_long_as_int8(chip: str) -> None:
+    busy = []
+    for dtype in (jnp.int4, jnp.int8):
+        shapes = [jax.ShapeDtypeStruct(sizes, dtype) for sizes in ((256, 512), (512, 256))]
+        run = systolic.simulate(integers, *shapes, chip=chip)
+        busy.append(sum(core.matrix_busy_cycles for core in run.cores))
+    assert 2 * busy[0] == busy[1] > 0

@@ -186,7 +186,7 @@ def test_squares_tensors_and_batches() -> None:
 
 
 @pytest.mark.parametrize("implementation", ["interpret", "xla"])
-def test_gradients_of_rows_scales_and_what_is_fused(implementation: str) -> None:
+def test_gradients_of_rows_scales_and_what_is_fused(implementation: Any) -> None:
     random = np.random.default_rng(5)
     q, lhs = weight(random, 256, 128, "int4", block=128), rows(random, 8, 256, dtype="float32")
     lhs = lhs.astype(jnp.bfloat16).astype(jnp.float32)

@@ -148,6 +148,7 @@ def _made_bytes(config: KernelConfig, route: Route) -> int:
     """What a subtile keeps in VMEM of the weights that it makes and of its sums, at the most."""
     # As seen: what is loaded, and what each operation makes of it, together four times what is pushed.
     made = 4 * config.tiles.tile_k * config.subtile_n * dtype_bytes(route.pushed)
+    made += config.subtile_m * config.tiles.tile_k * dtype_bytes("bfloat16")
     return made + 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")
 
 

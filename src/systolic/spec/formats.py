@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
@@ -48,9 +50,9 @@ def format_named(dtype: object) -> str:
     Raises:
       QuantizationError: nothing is quantised to it.
     """
-    name = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    name: Any = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
     try:
-        found = np.dtype(name).name  # pyright: ignore[reportArgumentType]
+        found = np.dtype(name).name
     except TypeError:
         found = str(dtype)
     if found not in LARGEST:

@@ -15,10 +15,13 @@ from systolic.kernels.grouped.registers import part
 from systolic.kernels.quantised.ring import Buffers, QuantizedOperands, Ring
 from systolic.kernels.quantised.weights import pushed_weights, stored_bits
 from systolic.schedule import LANES
+from systolic.schedule.grouped import largest_divisor
 from systolic.schedule.quantised import QuantizedSchedule
 from systolic.spec import QuantizedSpec
 
 Fn = Callable[[Array], Array]
+
+_DOTS_TOGETHER = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,18 +89,47 @@ class Step:
         return [slice(first, first + depth) for first in range(0, self.schedule.tile_k, depth)]
 
     def _prepare_rows(self) -> None:
-        its, spec, route = self.its, self.spec, self.schedule.route
+        its = self.its
         if its.rows is not None:
             its.rows[...] = self.refs.lhs[...].astype(jnp.bfloat16)
-        if its.row_sums is None:
-            return
-        # The matrix units add up each block of a row: what an offset of the weights adds to its products.
+        if its.row_sums is not None:
+            self._sum_rows(its.row_sums)
+
+    def _sum_rows(self, sums_vmem: Any) -> None:
+        """The matrix units add up each block of a row: what an offset of the weights adds to its products.
+
+        Several dots follow each other in straight code, so that one need not wait for another; not all of them, because
+        the compiler keeps what each reads.
+        """
+        spec, route = self.spec, self.schedule.route
         width = min(route.depth, spec.block)
         ones = jnp.full((width, LANES), route.offset * route.unit, jnp.bfloat16)
-        for block in range(spec.blocks):
-            first = block * spec.block
-            parts = [_dot(self._lhs_vmem[:, at : at + width], ones) for at in range(first, first + spec.block, width)]
-            its.row_sums[block] = sum(parts[1:], parts[0])
+        parts = spec.block // width
+        together = largest_divisor(parts, 1, _DOTS_TOGETHER)
+        aligned = spec.block % LANES == 0 and width % LANES == 0
+
+        def one_block(block: Any) -> None:
+            def several(number: Any, total: Array) -> Array:
+                for part_of_it in range(together):
+                    first = block * spec.block + (number * together + part_of_it) * width
+                    at = pl.multiple_of(first, LANES) if aligned and not isinstance(first, int) else first
+                    total = total + _dot(self._lhs_vmem[:, pl.ds(at, width)], ones)
+                return total
+
+            sums_vmem[block] = lax.fori_loop(0, parts // together, several, jnp.zeros(sums_vmem.shape[1:]))
+
+        if not aligned:
+            for block in range(spec.blocks):
+                one_block(block)
+            return
+        at_once = largest_divisor(spec.blocks, 1, max(_DOTS_TOGETHER // parts, 1))
+
+        def some_blocks(number: Any, carry: None) -> None:
+            for block in range(at_once):
+                one_block(number * at_once + block)
+            return carry
+
+        lax.fori_loop(0, spec.blocks // at_once, some_blocks, None)
 
     def _columns(self, columns: Any) -> None:
         """All rows of the tile, with these columns of it."""

@@ -78,7 +78,7 @@ def canonical(
         ) from error
     shape = (*batch, *(() if is_vector else (m,)), n)
     name, function = activation_of(activation, in_kernel=backend.implementation != "xla" and bool(backend.chip))
-    dtype_out = result_dtype((left.dtype.name,) * 2, (stored,) * 2, preferred_element_type)
+    dtype_out = result_dtype((left.dtype.name, left.dtype.name), (stored, stored), preferred_element_type)
     product = QuantizedProduct(
         backend=backend,
         dtype_out="float32" if dtype_out == "float16" else dtype_out,

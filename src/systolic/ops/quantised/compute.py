@@ -39,7 +39,7 @@ def _forward(product: QuantizedProduct, operands: Operands) -> tuple[Array, Call
 
     def in_two(lhs: Array, scales: Array, bias: Any, residual: Any) -> Array:
         of_product = operands._replace(lhs=lhs, scales=scales, bias=None, residual=None)
-        total = multiply(plain, of_product)
+        total: Any = multiply(plain, of_product)
         return finished(product, total, operands._replace(bias=bias, residual=residual))
 
     return jax.vjp(in_two, operands.lhs, operands.scales, operands.bias, operands.residual)
