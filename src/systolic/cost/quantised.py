@@ -15,6 +15,7 @@ from systolic.schedule.quantised_route import route_of
 from systolic.spec import QuantizedSpec, dtype_bytes, format_bytes
 
 _STEP_CYCLES = 200  # scalar code of one step, as simulated on v6e
+_REGISTER_BYTES = 4096
 _COPIES = 3  # that a step starts and waits for: values, scales, result
 _MOST_ROWS = (512, 256, 128, 64, 16)  # of a block, where not all of m is one
 _COLUMNS = (512, 1024, 1792, 2048, 3584)  # of a tile, at most
@@ -36,6 +37,8 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     ends = estimate.fill_cycles + estimate.drain_cycles_per_row * its.subtile_m
     held = _COPIES * (machine.dma_issue_cycles + machine.dma_wait_cycles)
     step = stretches * (stretch_cycles(spec, config, its.route, chip) + ends) + _STEP_CYCLES + held
+    if its.subtile_m < its.tile_m:  # the weights that are made are stored in VMEM, a register a cycle
+        step += its.tile_k * its.tile_n * dtype_bytes(its.route.pushed) / _REGISTER_BYTES
     compute_us = its.steps * step * us
     rows_us = _copy_us(its.tile_m * spec.k * dtype_bytes(spec.dtype_lhs), 1, chip)
     values_bytes = format_bytes(spec.dtype_rhs, its.tile_k * its.tile_n)
@@ -46,8 +49,10 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     out_us = _copy_us(its.tile_m * its.tile_n * dtype_bytes(spec.dtype_out), its.tile_m // 8 + 1, chip)
     results = its.grid_m * its.grid_n
     copy_us = its.grid_m * rows_us + its.steps * tile_us + results * out_us * (2 if spec.residual else 1)
+    # A tile cannot be there earlier than its copy takes, and all slots but one are under way at a time.
+    waited_us = its.steps * (tile_us + machine.dma_latency_cycles * us) / (its.slots - 1)
     ramp_us = rows_us + tile_us + out_us + 2 * machine.dma_latency_cycles * us + step * us
-    time_us = ramp_us + max(compute_us - step * us, copy_us - rows_us - tile_us - out_us)
+    time_us = ramp_us + max(compute_us - step * us, copy_us - rows_us - tile_us - out_us, waited_us)
     return ModelledTime(time_us=time_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
 
 

@@ -23,7 +23,7 @@ _SUBLANES = 8
 _COMPILER_SHARE = 1.2  # of the buffers, for what the compiler adds to them; besides what one subtile makes
 # Values of eight bits fill registers of 32 rows, and dots take whole ones.
 BLOCK_ROWS = 32
-MOST_CYCLES = 9000  # of one stretch of straight code: about as many bundles
+MOST_CYCLES = 10500  # of one stretch of straight code: about as many bundles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

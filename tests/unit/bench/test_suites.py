@@ -95,7 +95,7 @@ def test_quantised_has_every_format_with_every_number_of_rows() -> None:
 
 
 def test_an_unknown_suite_is_named() -> None:
-    with pytest.raises(UnknownSuiteError, match="'sqare' is not known; use square, llm, fused, edges, layers, moe, quant"):
+    with pytest.raises(UnknownSuiteError, match="'sqare' is not known; use square, llm, fused, edges, layers, moe"):
         suite("sqare")
 
 
