@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from systolic.ops.gated import gated_matmul
     from systolic.ops.grouped import grouped_matmul
     from systolic.ops.matmul import matmul
+    from systolic.ops.quantised import Quantized, dequantize, fake_quantize, from_qwix, quantize, to_qwix
     from systolic.schedule import Tiles
     from systolic.simulator import SimulatedRun
     from systolic.simulator.slice.records import SliceRun
-    from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec
+    from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec, QuantizedSpec
     from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
     from systolic.tuning import FunctionTuning, TuningResult, tune
 
@@ -35,6 +36,8 @@ __all__ = [
     "Plan",
     "Planner",
     "Program",
+    "Quantized",
+    "QuantizedSpec",
     "SimulatedRun",
     "SliceProgram",
     "SliceRun",
@@ -43,17 +46,22 @@ __all__ = [
     "__version__",
     "check",
     "chip",
+    "dequantize",
     "explain",
+    "fake_quantize",
+    "from_qwix",
     "gated_matmul",
     "grouped_matmul",
     "load_program",
     "matmul",
     "plan",
     "prepare",
+    "quantize",
     "simulate",
     "simulate_many",
     "slice_devices",
     "slice_mesh",
+    "to_qwix",
     "tune",
     "use",
 ]
@@ -69,10 +77,11 @@ _DOORS = {
     "systolic.ops.gated": ("gated_matmul",),
     "systolic.ops.grouped": ("grouped_matmul",),
     "systolic.ops.matmul": ("matmul",),
+    "systolic.ops.quantised": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),
     "systolic.schedule": ("Tiles",),
     "systolic.simulator": ("SimulatedRun",),
     "systolic.simulator.slice.records": ("SliceRun",),
-    "systolic.spec": ("GatedSpec", "GroupedGradientSpec", "GroupedSpec", "MatmulSpec"),
+    "systolic.spec": ("GatedSpec", "GroupedGradientSpec", "GroupedSpec", "MatmulSpec", "QuantizedSpec"),
     "systolic.timing": ("Program", "SliceProgram", "load_program", "prepare", "simulate"),
     "systolic.tuning": ("FunctionTuning", "TuningResult", "tune"),
 }

@@ -153,8 +153,8 @@ class Op(Kept, Protocol):
         """What a legal configuration comes to."""
         ...
 
-    def remarks(self, spec: Any) -> list[str]:
-        """What else decides the time of a spec, in words."""
+    def remarks(self, spec: Any, chip: Chip) -> list[str]:
+        """What else decides the time of a spec on a chip, in words."""
         ...
 
     def programs(self, spec: Any, chip: Chip) -> Programs:

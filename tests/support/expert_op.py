@@ -105,7 +105,7 @@ class ExpertOp:
             vmem_limit_bytes=chip.scoped_vmem_bytes,
         )
 
-    def remarks(self, spec: ExpertSpec) -> list[str]:
+    def remarks(self, spec: ExpertSpec, chip: Chip) -> list[str]:
         return ["two products of the same rows"]
 
     def programs(self, spec: ExpertSpec, chip: Chip) -> ExpertPrograms:

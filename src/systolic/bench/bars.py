@@ -13,6 +13,8 @@ _MOST_BUNDLES = 16_000
 _LONGEST_COMPILE_S = 20.0
 # Our time at most this much above the time that HBM alone takes.
 _DECODE_SHARE = 1 / 1.03
+# Of quantised weights, by format: what XLA's time has to be of ours.
+_QUANTISED_RATIOS = {"int4/128 decode": 2.5, "int8/128 decode": 2.5, "int4 decode": 1.2, "e4m3 decode": 1.1}
 # A pass over an operand outside the kernel, as a share of the time, above which it counts as a copy of a large one.
 _OTHER_OPS_SHARE = 0.02
 
@@ -139,6 +141,8 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
         yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.98)
         by_hbm = [row for row in bfloat16 if (row.model_hbm_us or 0) >= (row.model_mxu_us or 0)]
         yield from _worst_bar(by_hbm, "of the model's HBM limit", lambda row: row.share_of_model, least=_DECODE_SHARE)
+    elif group in _QUANTISED_RATIOS:
+        yield from _mean_bar(rows, _QUANTISED_RATIOS[group])
     elif group == "fused":
         yield from _mean_bar(rows, 1.03 if bfloat16 else 1.00)
         yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.96)

@@ -9,7 +9,7 @@ from functools import partial
 from systolic.bench.cases import Case, even_spec, fused_spec, sizes
 from systolic.bench.layers import LayersSpec
 from systolic.bench.moe import moe
-from systolic.spec import MatmulSpec, PrecisionName
+from systolic.spec import MatmulSpec, PrecisionName, QuantizedSpec
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 
@@ -103,7 +103,7 @@ def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "defaul
     """All cases of a suite.
 
     Args:
-      name: square, llm, fused, edges, layers or moe.
+      name: square, llm, fused, edges, layers, moe or quantised.
       dtype: what is multiplied.
       precision: of float32.
 
@@ -173,6 +173,34 @@ def _layers(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
         yield Case(suite="layers", group="gated", name=f"{model} gated {m} and gradients", spec=spec)
 
 
+# One of the larger weights of each model, by its name above.
+_QUANTISED_WEIGHTS = ("llama3-8b gate", "llama3-70b down", "deepseek-v3 gate")
+_QUANTISED_ROWS = (("decode", (1, 16, 64, 128, 256)), ("prefill", (2048, 8192)))
+# Names of formats, and how many rows of k share a scale; None: all.
+_QUANTISED_FORMATS: tuple[tuple[str, str, int | None], ...] = (
+    ("int4/128", "int4", 128),
+    ("int8/128", "int8", 128),
+    ("int4", "int4", None),
+    ("e4m3", "float8_e4m3fn", None),
+    ("fp4", "float4_e2m1fn", None),
+)
+
+
+def _quantised(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
+    """Rows in bfloat16 times weights of a few bits; their names begin with the format, and its block."""
+    if dtype != "bfloat16":
+        return
+    weights = [one for one in WEIGHTS if one[0] in _QUANTISED_WEIGHTS]
+    for (group, rows), (label, name, block), (weight, k, n) in itertools.product(
+        _QUANTISED_ROWS, _QUANTISED_FORMATS, weights
+    ):
+        for m in rows:
+            spec = QuantizedSpec(
+                m=m, k=k, n=n, dtype_lhs=dtype, dtype_rhs=name, dtype_out=dtype, block=k if block is None else block
+            )
+            yield Case(suite="quantised", group=f"{label} {group}", name=f"{label} {weight} {m}", spec=spec)
+
+
 SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
     "square": _square,
     "llm": _llm,
@@ -180,4 +208,5 @@ SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
     "edges": _edges,
     "layers": _layers,
     "moe": lambda dtype, _precision: moe(dtype),
+    "quantised": _quantised,
 }

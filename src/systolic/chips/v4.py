@@ -59,6 +59,7 @@ V4 = Chip(
         converts=False,
         exact_partners=frozenset({"int4", "int8", "int16", "int32", "float32"}),
     ),
+    vector_bfloat16=False,
     machine=MachineModel(
         clock_hz=1.05e9,
         mxu_count=4,
@@ -118,6 +119,7 @@ V4 = Chip(
         "peak_clock_hz": _PEAK,
         "emulated_dtypes": _LISTING,
         "dot_operands": _DOTS,
+        "vector_bfloat16": "listings of libtpu 0.0.42.1: a product of two bfloat16 vectors is unpacked to float32",
         "sparse_core": "its SparseCores are not simulated: nothing hands them work",
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,

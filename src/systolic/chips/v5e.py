@@ -17,6 +17,7 @@ _POPS = (
     "schedules by a latency of its own, which is no longer than this"
 )
 _NO_RUNS = "no published row shows it"
+_INT4 = "int4_ops_per_second of JAX's own table of chips (jax.experimental.pallas.tpu.get_tpu_info)"
 _DOTS = (
     "all 121 pairs of eleven dtypes, each with float32, int32 and bfloat16 sums and at both precisions, compiled in a "
     "128 × 256 × 128 product with libtpu 0.0.42.1"
@@ -69,12 +70,13 @@ V5E = Chip(
         converts=False,
         exact_partners=frozenset({"int4", "int8", "int16", "int32", "float32"}),
     ),
+    vector_bfloat16=False,
     machine=MachineModel(
         clock_hz=1.5e9,
         mxu_count=4,
         mxu_rows=128,
         mxu_columns=128,
-        mxu_rows_per_cycle={"f32": 1.0, "bf16": 1.0, "s8": 2.0, "f8": 1.0},
+        mxu_rows_per_cycle={"f32": 1.0, "bf16": 1.0, "s8": 2.0, "s4": 4.0, "f8": 1.0},
         result_latency_cycles=38,
         weight_push_cycles=0.0,
         matmul_queue_depth=4,
@@ -152,6 +154,7 @@ V5E = Chip(
         "peak_clock_hz": _PEAK,
         "emulated_dtypes": _LISTING,
         "dot_operands": _DOTS,
+        "vector_bfloat16": "listings of libtpu 0.0.42.1: a product of two bfloat16 vectors is unpacked to float32",
         "sparse_core": "it has none",
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,
@@ -170,7 +173,7 @@ V5E = Chip(
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,
         "machine.mxu_columns": _LISTING,
-        "machine.mxu_rows_per_cycle": _PEAK,
+        "machine.mxu_rows_per_cycle": f"{_PEAK}; int4 at twice int8: {_INT4}",
         "machine.result_latency_cycles": _POPS,
         "machine.weight_push_cycles": "not fitted: `systolic validate` prints how near its times come without",
         "machine.matmul_queue_depth": _FIT,

@@ -14,6 +14,7 @@ _POPS = (
     "schedules by a latency of its own, which is no longer than this"
 )
 _NO_RUNS = "no published row shows it"
+_INT4 = "int4_ops_per_second of JAX's own table of chips (jax.experimental.pallas.tpu.get_tpu_info)"
 _DOTS = (
     "all 121 pairs of eleven dtypes, each with float32, int32 and bfloat16 sums and at both precisions, compiled in a "
     "128 × 256 × 128 product with libtpu 0.0.42.1: as on v5e"
@@ -64,12 +65,13 @@ V5P = Chip(
     peak_clock_hz=1.75e9,
     emulated_dtypes={"float8_e4m3fn": "bfloat16"},
     dot_operands=V5E.dot_operands,
+    vector_bfloat16=False,
     machine=MachineModel(
         clock_hz=1.75e9,
         mxu_count=4,
         mxu_rows=128,
         mxu_columns=128,
-        mxu_rows_per_cycle={"f32": 1.0, "bf16": 1.0, "s8": 2.0, "f8": 1.0},
+        mxu_rows_per_cycle={"f32": 1.0, "bf16": 1.0, "s8": 2.0, "s4": 4.0, "f8": 1.0},
         result_latency_cycles=38,
         weight_push_cycles=0.0,
         matmul_queue_depth=4,
@@ -130,6 +132,7 @@ V5P = Chip(
         "peak_clock_hz": _PEAK,
         "emulated_dtypes": _LISTING,
         "dot_operands": _DOTS,
+        "vector_bfloat16": "listings of libtpu 0.0.42.1: a product of two bfloat16 vectors is unpacked to float32",
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,
         "seen_rows": "of ppermute, while the constants of links were chosen; besides those of the tuning cache",
@@ -153,7 +156,7 @@ V5P = Chip(
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,
         "machine.mxu_columns": _LISTING,
-        "machine.mxu_rows_per_cycle": _PEAK,
+        "machine.mxu_rows_per_cycle": f"{_PEAK}; int4 at twice int8: {_INT4}",
         "machine.result_latency_cycles": _POPS,
         "machine.weight_push_cycles": "not fitted: `systolic validate` prints how near its times come without",
         "machine.matmul_queue_depth": _FIT,

@@ -21,6 +21,7 @@ _POPS = (
     "the smallest distance at which the compiler pops a bfloat16 result, in products by XLA and by Pallas kernels: it "
     "schedules by a latency of its own, which is no longer than this"
 )
+_INT4 = "int4_ops_per_second of JAX's own table of chips (jax.experimental.pallas.tpu.get_tpu_info)"
 _DOTS = (
     "all 121 pairs of eleven dtypes, each with float32, int32 and bfloat16 sums and at both precisions, compiled in a "
     "128 × 256 × 128 product with libtpu 0.0.42.1: as on v5e"
@@ -74,12 +75,13 @@ V6E = Chip(
     peak_clock_hz=1.75e9,
     emulated_dtypes={"float8_e4m3fn": "bfloat16"},
     dot_operands=V5E.dot_operands,
+    vector_bfloat16=True,
     machine=MachineModel(
         clock_hz=1.75e9,
         mxu_count=2,
         mxu_rows=256,
         mxu_columns=256,
-        mxu_rows_per_cycle={"f32": 2.0, "bf16": 2.0, "s8": 4.0, "f8": 2.0},
+        mxu_rows_per_cycle={"f32": 2.0, "bf16": 2.0, "s8": 4.0, "s4": 8.0, "f8": 2.0},
         result_latency_cycles=106,
         weight_push_cycles=1.5,
         matmul_queue_depth=4,
@@ -168,6 +170,7 @@ V6E = Chip(
         "peak_clock_hz": _PEAK,
         "emulated_dtypes": _LISTING,
         "dot_operands": _DOTS,
+        "vector_bfloat16": "listings of libtpu 0.0.42.1: a product of two bfloat16 vectors is one instruction",
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,
         "seen_rows": "products of XLA, looked at while the constants of copies and pushes were chosen, and ppermute, "
@@ -192,7 +195,7 @@ V6E = Chip(
         "machine.mxu_count": _PEAK,
         "machine.mxu_rows": _LISTING,
         "machine.mxu_columns": _LISTING,
-        "machine.mxu_rows_per_cycle": _PEAK,
+        "machine.mxu_rows_per_cycle": f"{_PEAK}; int4 at twice int8: {_INT4}",
         "machine.result_latency_cycles": _POPS,
         "machine.weight_push_cycles": _PUSHES,
         "machine.matmul_queue_depth": _DEPTH,

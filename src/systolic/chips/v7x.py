@@ -107,6 +107,7 @@ V7X = Chip(
         converts=True,
         exact_partners=frozenset({"float32", "int32"}),
     ),
+    vector_bfloat16=True,
     machine=MachineModel(
         clock_hz=_DEFAULT_STATE.clock_hz,
         mxu_count=2,
@@ -207,6 +208,7 @@ V7X = Chip(
         "peak_clock_hz": _PEAK,
         "emulated_dtypes": _LISTING,
         "dot_operands": _DOTS,
+        "vector_bfloat16": "listings of libtpu 0.0.42.1: a product of two bfloat16 vectors is one instruction",
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,
         "seen_rows": "those of the tuning cache, and products that were looked at when the clock of p7 was chosen",

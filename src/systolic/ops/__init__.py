@@ -5,11 +5,13 @@ from systolic.ops.gated import GatedOp
 from systolic.ops.grouped import GroupedGradientOp, GroupedOp
 from systolic.ops.matmul import MatmulOp
 from systolic.ops.planner import Plan, Planner, plan, planner_in_use, use
+from systolic.ops.quantised.plan import QuantizedOp
 
 # A line for each op.
 register(MatmulOp())
 register(GatedOp())
 register(GroupedOp())
 register(GroupedGradientOp())
+register(QuantizedOp())
 
 __all__ = ["Plan", "Planner", "plan", "planner_in_use", "use"]

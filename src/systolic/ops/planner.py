@@ -126,7 +126,7 @@ class Planner:
         remarks = [
             f"{best.modelled.ramp_us:.1f} µs go to the first blocks and the last store",
             f"HBM traffic is {layout.hbm_bytes / spec.least_hbm_bytes:.1f} × the least",
-            *op.remarks(spec),
+            *op.remarks(spec, chip),
             *_remarks(spec, chip),
         ]
         return Plan(

@@ -1,13 +1,16 @@
 """What is multiplied: shapes, dtypes, what is fused, and the arithmetic that follows. Pure data, nothing of how."""
 
 from systolic.spec.dtypes import SpecError, accumulator_dtype, dtype_bytes
+from systolic.spec.formats import LARGEST, QuantizationError, format_bytes, format_named
 from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
 from systolic.spec.gated import GatedSpec
 from systolic.spec.grouped import GroupedGradientSpec, GroupedSpec
 from systolic.spec.matmul import LARGEST_SIZE, PASSES, MatmulSpec, NoKernelWarning, Pairing, PrecisionName
 from systolic.spec.protocol import Spec
+from systolic.spec.quantised import QuantizedSpec
 
 __all__ = [
+    "LARGEST",
     "LARGEST_SIZE",
     "PASSES",
     "PLAIN",
@@ -22,9 +25,13 @@ __all__ = [
     "Pairing",
     "PrecisionName",
     "Prologue",
+    "QuantizationError",
+    "QuantizedSpec",
     "Side",
     "Spec",
     "SpecError",
     "accumulator_dtype",
     "dtype_bytes",
+    "format_bytes",
+    "format_named",
 ]

@@ -35,7 +35,7 @@ class _Grouped:
         """Products or copies alone, at the clock and bandwidth of the chip's model."""
         return machine_roofline(computed, chip).least_us / chip.cores_per_device
 
-    def remarks(self, spec: Any) -> list[str]:
+    def remarks(self, spec: Any, chip: Chip) -> list[str]:
         """For which sizes of groups the tiles are."""
         return [f"for groups of about {spec.rows_per_group} rows"]
 

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from jaxtyping import Shaped
 
     from systolic.ops.matmul.product import Implementation
+    from systolic.ops.quantised.array import Quantized
 
 
 def matmul(
     lhs: Shaped[Array | np.ndarray, "*batch m k"],
-    rhs: Shaped[Array | np.ndarray, "*batch k n"],
+    rhs: Shaped[Array | np.ndarray, "*batch k n"] | Quantized,
     *,
     bias: Shaped[Array, " n"] | ArrayLike | None = None,
     activation: str | Callable[[Array], Array] | None = None,
@@ -50,7 +51,8 @@ def matmul(
       lhs: [..., m, k], or [..., k, m] with `transpose_lhs`, or [k]. float32, bfloat16, int8, float8_e4m3fn or
         float8_e5m2. float16 is multiplied as float32.
       rhs: [..., k, n], or [..., n, k] with `transpose_rhs`, or [k]. Dtypes may differ: a bfloat16 lhs
-        with an int8 weight is multiplied in bfloat16.
+        with an int8 weight is multiplied in bfloat16. Or a `systolic.Quantized` of such shapes, also with a batch, or a
+        `qwix.QArray`: see the page on quantised products; bias, activation and residual go with it.
       bias: [n], or one element.
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       residual: broadcasts to the output.
@@ -81,7 +83,27 @@ def matmul(
 
     from systolic.ops.matmul.arguments import Given, backend_of, canonical
     from systolic.ops.matmul.jvp import multiply
+    from systolic.ops.quantised.api import quantised_matmul
+    from systolic.ops.quantised.arguments import is_quantised
 
+    if is_quantised(lhs) or is_quantised(rhs):
+        return quantised_matmul(
+            lhs,
+            rhs,
+            bias=bias,
+            activation=activation,
+            residual=residual,
+            preferred_element_type=preferred_element_type,
+            backend=backend_of(implementation, chip, tiles),
+            refused={
+                "out_scale": out_scale,
+                "transpose_lhs": transpose_lhs,
+                "transpose_rhs": transpose_rhs,
+                "lhs_fn": lhs_fn,
+                "rhs_fn": rhs_fn,
+                "precision": precision,
+            },
+        )
     call = canonical(
         Given(name="lhs", value=lhs, transposed=transpose_lhs, fn=lhs_fn, args=lhs_args),
         Given(name="rhs", value=rhs, transposed=transpose_rhs, fn=rhs_fn, args=rhs_args),

@@ -112,7 +112,7 @@ class MatmulOp:
             profiles=profiles.made_with if profiles is not None else None,
         )
 
-    def remarks(self, spec: MatmulSpec) -> list[str]:
+    def remarks(self, spec: MatmulSpec, chip: Chip) -> list[str]:
         """How the product is turned, and how float32 is multiplied."""
         orientation = str(Orientation.of(spec))
         found = [orientation] if orientation else []

@@ -1,0 +1,114 @@
+"""How long products with quantised weights take by arithmetic, and the configurations to choose from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from systolic.chips import Chip
+from systolic.cost.pipeline import ModelledTime
+from systolic.cost.ranking import TimedConfig
+from systolic.schedule import LANES, IllegalTilesError, KernelConfig, Tiles
+from systolic.schedule.grouped import largest_divisor, padded
+from systolic.schedule.quantised import QuantizedSchedule, stretch_cycles
+from systolic.schedule.quantised_route import route_of
+from systolic.spec import QuantizedSpec, dtype_bytes, format_bytes
+
+_STEP_CYCLES = 200  # scalar code of one step, as simulated on v6e
+_REGISTER_BYTES = 4096
+_COPIES = 3  # that a step starts and waits for: values, scales, result
+_MOST_ROWS = (512, 256, 128, 64, 16)  # of a block, where not all of m is one
+_COLUMNS = (512, 1024, 1792, 2048, 3584)  # of a tile, at most
+_SUBTILES = (256, 512, 1024)
+_DEPTHS = (8192, 4096, 2048)
+# Code is about as long as it takes: 4000 bundles more have to promise 2 % of the time, for they take long to compile.
+_BUNDLES_FOR_ALL_OF_IT = 2e5
+
+
+def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
+    """Products and copies overlap, for the ring has many tiles under way; the first tile and the last store do not.
+
+    Raises:
+      IllegalTilesError: the configuration breaks rules.
+    """
+    its, machine, estimate = QuantizedSchedule.of(spec, config, chip), chip.machine, chip.step_estimate
+    us = 1e6 / machine.clock_hz
+    stretches = its.tile_m // its.subtile_m * (its.tile_n // its.subtile_n)
+    ends = estimate.fill_cycles + estimate.drain_cycles_per_row * its.subtile_m
+    held = _COPIES * (machine.dma_issue_cycles + machine.dma_wait_cycles)
+    step = stretches * (stretch_cycles(spec, config, its.route, chip) + ends) + _STEP_CYCLES + held
+    if its.subtile_m < its.tile_m:  # the weights that are made are stored in VMEM, a register a cycle
+        step += its.tile_k * its.tile_n * dtype_bytes(its.route.pushed) / _REGISTER_BYTES
+    compute_us = its.steps * step * us
+    rows_us = _copy_us(its.tile_m * spec.k * dtype_bytes(spec.dtype_lhs), 1, chip)
+    values_bytes = format_bytes(spec.dtype_rhs, its.tile_k * its.tile_n)
+    # A register of 32 bits holds eight rows of them.
+    runs = its.tile_k * values_bytes // (its.tile_k * its.tile_n) // 8 if its.grid_n > 1 else 1
+    tile_us = _copy_us(values_bytes, max(runs, 1), chip)
+    tile_us += _copy_us(its.tile_blocks * its.tile_n * dtype_bytes(spec.dtype_scale), 1, chip)
+    out_us = _copy_us(its.tile_m * its.tile_n * dtype_bytes(spec.dtype_out), its.tile_m // 8 + 1, chip)
+    results = its.grid_m * its.grid_n
+    copy_us = its.grid_m * rows_us + its.steps * tile_us + results * out_us * (2 if spec.residual else 1)
+    # A tile cannot be there earlier than its copy takes, and all slots but one are under way at a time.
+    waited_us = its.steps * (tile_us + machine.dma_latency_cycles * us) / (its.slots - 1)
+    ramp_us = rows_us + tile_us + out_us + 2 * machine.dma_latency_cycles * us + step * us
+    time_us = ramp_us + max(compute_us - step * us, copy_us - rows_us - tile_us - out_us, waited_us)
+    return ModelledTime(time_us=time_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
+
+
+def product_configs(spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
+    """Legal configurations, the fastest by arithmetic first.
+
+    Raises:
+      IllegalTilesError: there are none; the message has the rules that the last one breaks.
+      UnsupportedDtypeError: the chip does not take such weights.
+    """
+    return list(_product_configs(spec, chip))
+
+
+@functools.lru_cache(maxsize=64)  # the planner asks for several configurations of a product
+def _product_configs(spec: QuantizedSpec, chip: Chip) -> tuple[TimedConfig, ...]:
+    found, refused = list[TimedConfig](), None
+    for config in dict.fromkeys(_space(spec)):
+        try:
+            found.append(timed(spec, config, chip))
+        except IllegalTilesError as error:
+            refused = error
+    if not found and refused is not None:
+        raise refused
+
+    def with_code(one: TimedConfig) -> float:
+        route = route_of(spec, one.config.subtile_m, chip)
+        return one.modelled.time_us * (1 + stretch_cycles(spec, one.config, route, chip) / _BUNDLES_FOR_ALL_OF_IT)
+
+    return tuple(sorted(found, key=with_code))
+
+
+def timed(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+    """A configuration with its time.
+
+    Raises:
+      IllegalTilesError: it breaks rules.
+    """
+    return TimedConfig(config=config, modelled=product_time(spec, config, chip), provenance="modelled")
+
+
+def _space(spec: QuantizedSpec) -> Iterator[KernelConfig]:
+    rows = 32 // dtype_bytes(spec.dtype_out)
+    heights = [spec.m] if spec.m <= _MOST_ROWS[0] else []
+    heights += [padded(-(-spec.m // -(-spec.m // most)), rows) for most in _MOST_ROWS if most < spec.m]
+    widths = dict.fromkeys(largest_divisor(spec.n, LANES, most) for most in _COLUMNS)
+    depths = dict.fromkeys([spec.k, *(largest_divisor(spec.k, LANES, most) for most in _DEPTHS if most < spec.k)])
+    for tile_m in dict.fromkeys(heights):
+        parts = [tile_m, *(padded(tile_m // 2, rows) for _ in range(tile_m % (2 * rows) == 0))]
+        for tile_k in depths:
+            for tile_n in widths:
+                tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
+                for columns in dict.fromkeys(largest_divisor(tile_n, LANES, most) for most in _SUBTILES):
+                    for subtile_m in parts:
+                        yield KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=columns, pipeline="manual")
+
+
+def _copy_us(size_bytes: float, runs: int, chip: Chip) -> float:
+    machine = chip.machine
+    return size_bytes / machine.hbm_bytes_per_s * 1e6 + machine.hbm_run_cycles * runs / machine.clock_hz * 1e6

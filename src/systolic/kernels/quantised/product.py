@@ -1,0 +1,100 @@
+"""A product with a quantised weight: `out[i, j] = activation(lhs[i] @ (values · scales)[:, j] + bias) + residual`.
+
+Grid: (i, j, kk), kk innermost. Rows of lhs stay in VMEM with all of k while the weight passes, tile by tile, as it is
+stored: nothing but its few bits crosses HBM. Each tile is brought into the form of its route (`schedule.
+quantised_route`), a subtile at a time beside the products; where several subtiles of rows meet the same weights, they
+are made once and kept. Scales multiply the sums of their blocks, or the weights.
+
+In VMEM: two blocks of rows, a ring of tiles of the weight and its scales, a ring of tiles of the result, where k takes
+several steps one sum in float32, and where weights are pushed with an offset the sums of the rows of lhs, which the
+matrix units make.
+
+With a weight that is not quantised, or one whose scale is one number, `kernels.auto_pipeline` is as fast.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Shaped
+
+from systolic.compat import shape_with_mesh_axes
+from systolic.kernels.launch import from_hbm
+from systolic.kernels.quantised.ring import Buffers, QuantizedOperands
+from systolic.kernels.quantised.step import Fn, Step
+from systolic.schedule import LANES
+from systolic.schedule.quantised import QuantizedSchedule
+from systolic.spec import QuantizedSpec
+
+
+def quantised_product(
+    operands: QuantizedOperands,
+    *,
+    spec: QuantizedSpec,
+    schedule: QuantizedSchedule,
+    activation: Fn | None,
+    vmem_limit_bytes: int,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Shaped[Array, "m n"]:
+    """The product.
+
+    Args:
+      operands: lhs, and the residual, have `schedule.grid_m · schedule.tile_m` rows; k and n are multiples of 128.
+      activation: the function that `spec.activation` names.
+    """
+    its, m = schedule, schedule.grid_m * schedule.tile_m
+    out_tile = (its.tile_m, its.tile_n)
+    arrays = operands._replace(values=_as_loaded(operands.values) if interpret else from_hbm(operands.values))
+    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
+    places = QuantizedOperands(
+        lhs=pl.BlockSpec((its.tile_m, spec.k), lambda i, j, kk: (i, 0)),
+        values=hbm,
+        scales=hbm,
+        bias=pl.BlockSpec((1, spec.n), lambda i, j, kk: (0, 0)) if spec.bias else None,
+        residual=pl.BlockSpec(out_tile, lambda i, j, kk: (i, j)) if spec.residual else None,
+    )
+
+    given = [one for one in arrays if one is not None]
+
+    def kernel(refs: QuantizedOperands, out_hbm: Any, scratch: Buffers) -> None:
+        Step.of_the_grid(refs, out_hbm, scratch, spec, schedule, activation).run()
+
+    return pl.pallas_call(
+        kernel,
+        grid=(its.grid_m, its.grid_n, its.grid_k),
+        in_specs=(places,),
+        out_specs=hbm,
+        out_shape=shape_with_mesh_axes((m, spec.n), jnp.dtype(spec.dtype_out), given),
+        scratch_shapes=(_buffers(spec, schedule, arrays.values.dtype),),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=vmem_limit_bytes),
+        cost_estimate=pl.CostEstimate(flops=spec.flops, transcendentals=0, bytes_accessed=spec.least_hbm_bytes),
+        interpret=interpret,
+        name=f"systolic_quantised_{spec.dtype_rhs}_{spec.block}_{spec.m}_{spec.k}_{spec.n}",
+    )(arrays)
+
+
+def _as_loaded(values: Array) -> Array:
+    """In interpret mode a ref is of one dtype: fp4 comes as int4 of the same bits."""
+    return lax.bitcast_convert_type(values, jnp.int4) if values.dtype == jnp.float4_e2m1fn else values
+
+
+def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, stored: Any) -> Buffers:
+    float32 = jnp.float32
+    return Buffers(
+        values=pltpu.VMEM((its.slots, its.tile_k, its.tile_n), stored),
+        scales=pltpu.VMEM((its.slots, its.tile_blocks, its.tile_n), jnp.dtype(spec.dtype_scale)),
+        out=pltpu.VMEM((its.out_slots, its.tile_m, its.tile_n), jnp.dtype(spec.dtype_out)),
+        rows=pltpu.VMEM((its.tile_m, spec.k), jnp.bfloat16) if spec.dtype_lhs != "bfloat16" else None,
+        row_sums=pltpu.VMEM((spec.blocks, its.tile_m, LANES), float32) if its.route.offset else None,
+        acc=pltpu.VMEM((its.tile_m, its.tile_n), float32) if its.grid_k > 1 else None,
+        weights=pltpu.VMEM((its.tile_k, its.subtile_n), jnp.dtype(its.route.pushed))
+        if its.subtile_m < its.tile_m
+        else None,
+        values_sem=pltpu.SemaphoreType.DMA((its.slots,)),
+        scales_sem=pltpu.SemaphoreType.DMA((its.slots,)),
+        out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
+    )

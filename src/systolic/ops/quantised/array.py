@@ -1,0 +1,138 @@
+"""`systolic.Quantized`: values of a few bits, and the scales that they are multiplied by."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from systolic.spec.formats import LARGEST, QuantizationError
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jax.typing import DTypeLike
+    from jaxtyping import Shaped
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantized:
+    """An array that stands for `values · scales`, where each scale belongs to a block of values.
+
+    It is a pytree of both arrays: it goes through `jit`, `vmap`, `scan` and checkpoints like any other. `quantize`
+    makes it, `dequantize` undoes it, `systolic.matmul` multiplies with it.
+
+    Attributes:
+      values: [..., k, n] int8, int4, float8_e4m3fn, float8_e5m2, float8_e4m3b11fnuz or float4_e2m1fn.
+      scales: float32 or bfloat16, with as many dimensions. Each size divides that of the values: of a weight [k, n],
+        [1, 1] is one scale for all, [1, n] one a column, [k / 128, n] one for 128 rows of a column, and
+        [k / 128, n / 128] one for a square of 128 × 128.
+
+    Raises:
+      QuantizationError: another dtype, or sizes that do not divide.
+    """
+
+    values: Any
+    scales: Any
+
+    def __post_init__(self) -> None:
+        _register()
+        for name, array in (("values", self.values), ("scales", self.scales)):
+            if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+                raise QuantizationError(f"{name} is a {type(array).__name__}, not an array; use jnp.asarray")
+        if self.values.dtype.name not in LARGEST:
+            raise QuantizationError(f"values are {self.values.dtype.name}; use one of {', '.join(LARGEST)}")
+        if self.scales.dtype.name not in ("float32", "bfloat16"):
+            raise QuantizationError(f"scales are {self.scales.dtype.name}; use float32 or bfloat16")
+        sizes, parts = tuple(self.values.shape), tuple(self.scales.shape)
+        if len(sizes) != len(parts) or any(size % part if part else size for size, part in zip(sizes, parts)):  # noqa: B905
+            raise QuantizationError(
+                f"scales of shape {list(parts)} do not go with values of {list(sizes)}: they need as many dimensions, "
+                "and each size has to divide that of the values"
+            )
+
+    def __reduce__(self) -> tuple[type[Quantized], tuple[Any, Any]]:
+        return type(self), (self.values, self.scales)  # a worker that unpickles it needs it to be a pytree too
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the values."""
+        return tuple(self.values.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return len(self.values.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """That of the values."""
+        return self.values.dtype
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """How many values share a scale along each dimension."""
+        pairs = zip(self.values.shape, self.scales.shape, strict=True)
+        return tuple(size // max(part, 1) for size, part in pairs)
+
+    @property
+    def mT(self) -> Quantized:  # noqa: N802  as jax.Array has it
+        """The transpose of the last two dimensions."""
+        return Quantized(self.values.mT, self.scales.mT)
+
+    def dequantize(self, dtype: DTypeLike = "float32") -> Shaped[Array, ...]:
+        """See `systolic.dequantize`."""
+        from systolic.ops.quantised.quantize import dequantize
+
+        return dequantize(self, dtype)
+
+
+@functools.cache
+def _register() -> None:
+    """JAX learns of the class with its first instance, so that `import systolic` need not import JAX."""
+    import jax
+
+    def unflatten(_: None, children: Iterable[Any]) -> Quantized:
+        made = object.__new__(Quantized)  # JAX puts anything there, also what has no shape
+        for name, child in zip(("values", "scales"), children, strict=True):
+            object.__setattr__(made, name, child)
+        return made
+
+    key = jax.tree_util.GetAttrKey
+    jax.tree_util.register_pytree_with_keys(
+        Quantized,
+        lambda one: (((key("values"), one.values), (key("scales"), one.scales)), None),
+        unflatten,
+        lambda one: ((one.values, one.scales), None),
+    )
+
+
+def from_qwix(array: Any) -> Quantized:
+    """A `qwix.QArray`, or anything that has its `qvalue`, `scale` and `zero_point`, without importing qwix.
+
+    Raises:
+      QuantizationError: it has a zero point, which no kernel takes, or is none.
+    """
+    if not is_qarray(array):
+        raise QuantizationError(f"a {type(array).__name__} has no qvalue and scale; use a qwix.QArray")
+    if getattr(array, "zero_point", None) is not None:
+        raise QuantizationError(
+            "the QArray has a zero_point; quantise symmetrically, without one, or multiply qwix.dequantize(array)"
+        )
+    return Quantized(array.qvalue, array.scale)
+
+
+def to_qwix(array: Quantized) -> Any:
+    """The same as a `qwix.QArray`.
+
+    Raises:
+      ImportError: qwix is not installed.
+    """
+    import qwix  # pyright: ignore[reportMissingImports]
+
+    return qwix.QArray(qvalue=array.values, scale=array.scales)
+
+
+def is_qarray(value: Any) -> bool:
+    """Whether something has the fields of a `qwix.QArray`."""
+    return hasattr(value, "qvalue") and hasattr(value, "scale")

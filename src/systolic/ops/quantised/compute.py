@@ -1,0 +1,113 @@
+"""Computes products with quantised weights, by Pallas or by XLA, and their derivatives."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.custom_batching import custom_vmap
+
+from systolic.ops.quantised.array import Quantized
+from systolic.ops.quantised.pallas import by_pallas
+from systolic.ops.quantised.product import Operands, QuantizedProduct
+from systolic.ops.quantised.quantize import dequantize
+from systolic.ops.quantised.xla import by_xla, finished
+from systolic.ops.target import without_kernel
+from systolic.schedule import IllegalTilesError
+
+_NO_CHIP = (
+    "it was traced where no TPU that systolic knows is in sight; say whose tiles are wanted, as with "
+    'chip="v6e", or implementation="xla" where XLA is'
+)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def multiply(product: QuantizedProduct, operands: Operands) -> Array:
+    """The product, differentiable in reverse mode with regard to all but the values."""
+    return _batched(product, operands)
+
+
+def _forward(product: QuantizedProduct, operands: Operands) -> tuple[Array, Callable[..., Any] | Operands]:
+    if product.function is None and operands.bias is None and operands.residual is None:
+        return multiply(product, operands), operands
+    # The derivative of the activation needs the sum, so that is stored, and XLA does the rest.
+    plain = product.plain
+
+    def in_two(lhs: Array, scales: Array, bias: Any, residual: Any) -> Array:
+        of_product = operands._replace(lhs=lhs, scales=scales, bias=None, residual=None)
+        total: Any = multiply(plain, of_product)
+        return finished(product, total, operands._replace(bias=bias, residual=residual))
+
+    return jax.vjp(in_two, operands.lhs, operands.scales, operands.bias, operands.residual)
+
+
+def _backward(_product: QuantizedProduct, kept: Callable[..., Any] | Operands, cotangent: Array) -> tuple[Operands]:
+    if not isinstance(kept, Operands):
+        lhs, scales, bias, residual = kept(cotangent)
+        return (Operands(lhs, None, scales, bias, residual),)
+    values, scales, dtype = kept.values, kept.scales, kept.lhs.dtype
+    given = cotangent.astype(dtype)
+    weight = dequantize(Quantized(values, scales), dtype)
+    to_lhs = jnp.matmul(given, weight.mT, preferred_element_type=jnp.float32).astype(dtype)
+    # XLA leaves this out where nobody asks for the derivative of the scales.
+    to_weight = jnp.matmul(kept.lhs.mT, given, preferred_element_type=jnp.float32)
+    each = (to_weight * values.astype(jnp.float32)).reshape(scales.shape[0], -1, scales.shape[1])
+    return (Operands(to_lhs, None, each.sum(1).astype(scales.dtype)),)
+
+
+multiply.defvjp(_forward, _backward)
+
+
+def _batched(product: QuantizedProduct, operands: Operands) -> Array:
+    """One kernel for rows of a batch that share a weight; else one after another."""
+
+    @custom_vmap
+    def call(operands: Operands) -> Array:
+        return _dispatched(product, operands)
+
+    @call.def_vmap
+    def _(size: int, mapped: Sequence[Operands], operands: Operands) -> tuple[Array, bool]:
+        its = mapped[0]
+        if not (its.values or its.scales or its.bias):
+            flat = [
+                None if one is None else (one if there else jnp.broadcast_to(one, (size, *one.shape)))
+                for one, there in ((operands.lhs, its.lhs), (operands.residual, its.residual))
+            ]
+            lhs, residual = (None if one is None else one.reshape(-1, one.shape[-1]) for one in flat)
+            out = _batched(product, operands._replace(lhs=lhs, residual=residual))
+            return out.reshape(size, -1, out.shape[-1]), True
+        leaves, structure = jax.tree.flatten(operands)
+        is_mapped = jax.tree.leaves(its)
+        batched = [one for one, there in zip(leaves, is_mapped, strict=True) if there]
+
+        def one(some: list[Any]) -> Array:
+            own = iter(some)
+            every = [next(own) if there else one for one, there in zip(leaves, is_mapped, strict=True)]
+            return _batched(product, structure.unflatten(every))
+
+        return (lax.map(one, batched) if size else jax.vmap(one)(batched)), True
+
+    return call(operands)
+
+
+def _dispatched(product: QuantizedProduct, operands: Operands) -> Array:
+    backend = product.backend
+    if backend.implementation == "xla" or 0 in (*operands.lhs.shape, *operands.values.shape):
+        return by_xla(product, operands)
+    if backend.chip is None:
+        return by_xla(product, operands._replace(lhs=without_kernel(operands.lhs, _NO_CHIP)))
+    if backend.implementation is not None:
+        return by_pallas(product, operands)
+    if backend.tiles is None:
+        try:
+            jax.eval_shape(functools.partial(by_pallas, product), operands)
+        except IllegalTilesError as error:
+            return by_xla(product, operands._replace(lhs=without_kernel(operands.lhs, f"no tiles fit: {error}")))
+    # Decided when the program is lowered: the same traced function may run on a CPU.
+    return lax.platform_dependent(
+        operands, tpu=functools.partial(by_pallas, product), default=functools.partial(by_xla, product)
+    )

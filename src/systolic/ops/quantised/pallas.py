@@ -1,0 +1,78 @@
+"""A product with a quantised weight by its Pallas kernel, with the tiles of its plan."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from systolic.compat import interpret_mode_is_forced
+from systolic.kernels.interpreted import tracing_for
+from systolic.kernels.quantised.product import quantised_product
+from systolic.kernels.quantised.ring import QuantizedOperands
+from systolic.ops.planner import Plans, planner_in_use
+from systolic.ops.quantised.product import Operands, QuantizedProduct
+from systolic.ops.target import for_a_tpu
+from systolic.schedule.quantised import QuantizedSchedule, aligned_sizes
+
+
+def by_pallas(product: QuantizedProduct, operands: Operands) -> Array:
+    """The product by the Pallas kernel, with the tiles of the planner in use."""
+    return _by_pallas(product, planner_in_use().plans, operands)
+
+
+# Static, so that another planner, or the same one when there is a new winner, has other kernels.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _by_pallas(product: QuantizedProduct, plans: Plans, operands: Operands) -> Array:
+    chip = product.backend.chip
+    assert chip is not None  # else it is computed by XLA
+    if product.backend.implementation == "pallas" and not interpret_mode_is_forced():
+        operands = operands._replace(lhs=for_a_tpu(operands.lhs))
+    (m, _), n = operands.lhs.shape, operands.values.shape[1]
+    operands = _aligned(operands)
+    spec = product.spec(operands)
+    chosen = plans(spec, chip, product.backend.tiles)
+    schedule = QuantizedSchedule.of(spec, chosen.config, chip)
+    rows = schedule.grid_m * schedule.tile_m - m
+    residual, bias = operands.residual, operands.bias
+    # A TPU's scalar unit has 32 bits, and so has every number in a kernel.
+    with jax.enable_x64(False), tracing_for(chip):
+        out = quantised_product(
+            QuantizedOperands(
+                lhs=_padded(operands.lhs, rows, 0),
+                values=operands.values,
+                scales=operands.scales,
+                bias=None if bias is None else bias.astype(jnp.float32)[None],
+                residual=None if residual is None else _padded(residual, rows, 0),
+            ),
+            spec=spec,
+            schedule=schedule,
+            activation=product.function,
+            vmem_limit_bytes=chosen.vmem_limit_bytes,
+            interpret=product.backend.interpret,
+        )
+    return out[:m, :n]
+
+
+def _aligned(operands: Operands) -> Operands:
+    """Operands with k and n in whole registers: a weight of other sizes is copied, with zeros behind it."""
+    (k, n), blocks = operands.values.shape, operands.scales.shape[0]
+    block = k // blocks
+    k_aligned, n_aligned = aligned_sizes(k, n, block)
+    more_k, more_n = k_aligned - k, n_aligned - n
+    if not more_k and not more_n:
+        return operands
+    bias, residual = operands.bias, operands.residual
+    return Operands(
+        lhs=_padded(operands.lhs, 0, more_k),
+        values=_padded(operands.values, more_k, more_n),
+        scales=_padded(operands.scales, more_k // block if blocks > 1 else 0, more_n),
+        bias=None if bias is None else jnp.pad(bias, [(0, more_n)]),
+        residual=None if residual is None else _padded(residual, 0, more_n),
+    )
+
+
+def _padded(array: Array, rows: int, columns: int) -> Array:
+    return jnp.pad(array, [(0, rows), (0, columns)]) if rows or columns else array

@@ -1,0 +1,95 @@
+"""What planner, store and tuner know of products with quantised weights; none of it needs JAX."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from systolic.chips import Chip
+from systolic.cost import TimedConfig, machine_roofline
+from systolic.cost.quantised import product_configs, timed
+from systolic.op import Candidates, Layout, RacedPrograms
+from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, Violation, total_bytes
+from systolic.schedule.quantised import QuantizedSchedule
+from systolic.schedule.quantised_route import route_of
+from systolic.spec import QuantizedSpec
+
+if TYPE_CHECKING:
+    from systolic.ops.quantised.programs import QuantizedPrograms
+
+
+class QuantizedOp:
+    """`systolic.matmul` with a quantised weight; see `systolic.op.Op`."""
+
+    name = "quantised"
+    spec_type = QuantizedSpec
+
+    def words(self, spec: QuantizedSpec) -> tuple[str, str, str]:
+        """Sizes, dtypes and what is fused."""
+        block = "a scale a column" if spec.blocks == 1 else f"a scale for {spec.block} of k"
+        fused = ("bias" if spec.bias else "", spec.activation, "residual" if spec.residual else "")
+        return (
+            f"{spec.m} × {spec.k} × {spec.n} (m k n)",
+            f"{spec.dtype_lhs} × {spec.dtype_rhs} ({block}) → {spec.dtype_out}",
+            ", ".join(filter(None, fused)),
+        )
+
+    def described(self, spec: QuantizedSpec) -> QuantizedSpec:
+        """All of it."""
+        return spec
+
+    def computed(self, spec: QuantizedSpec) -> QuantizedSpec:
+        """What is asked for."""
+        return spec
+
+    def plan(self, spec: QuantizedSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
+        """The fastest by arithmetic; of these tiles only, if they are given."""
+        if isinstance(tiles, KernelConfig):
+            return Candidates(configs=[timed(spec, tiles, chip)], considered=1)
+        found = product_configs(spec, chip)
+        chosen = [one for one in found if tiles is None or one.config.tiles == tiles]
+        if not chosen:
+            known = ", ".join(sorted({str(one.config.tiles) for one in found})[:8])
+            value, limit = f"tiles {tiles}", "are none of those that are tried"
+            violation = Violation(rule="tiles", value=value, limit=limit, fix=f"use one of {known}, …")
+            raise IllegalTilesError(f"tiles {tiles}", [violation])
+        return Candidates(configs=chosen, considered=len(found))
+
+    def search(self, computed: QuantizedSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
+        """All that are legal."""
+        return [], product_configs(computed, chip)
+
+    def judge(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+        """A configuration with the model's time."""
+        return timed(computed, config, chip)
+
+    def least_time_us(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> float:
+        """Products or copies alone, at the clock and bandwidth of the chip's model."""
+        return machine_roofline(computed, chip).least_us / chip.cores_per_device
+
+    def layout(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> Layout:
+        """Blocks of rows, and tiles of the weight."""
+        schedule = QuantizedSchedule.of(computed, config, chip)
+        again = (schedule.grid_m - 1) * computed.rhs_bytes
+        return Layout(
+            axes=("m", "n", "k"),
+            grid=(schedule.grid_m, schedule.grid_n, schedule.grid_k),
+            hbm_bytes=computed.least_hbm_bytes + again,
+            vmem_bytes=total_bytes(schedule.buffers),
+            vmem_limit_bytes=schedule.vmem_limit_bytes,
+        )
+
+    def remarks(self, spec: QuantizedSpec, chip: Chip) -> list[str]:
+        """How weights get into the matrix units."""
+        return [str(route_of(spec, product_configs(spec, chip)[0].config.subtile_m, chip))]
+
+    def programs(self, spec: QuantizedSpec, chip: Chip) -> QuantizedPrograms:
+        """Built from the description."""
+        from systolic.ops.quantised.programs import QuantizedPrograms  # needs JAX
+
+        return QuantizedPrograms(computed=spec, chip=chip)
+
+    def raced(self, spec: QuantizedSpec, chip: Chip) -> RacedPrograms:
+        """`systolic.matmul` itself, beside plain JAX."""
+        from systolic.ops.quantised.programs import raced  # likewise
+
+        return raced(spec, chip)

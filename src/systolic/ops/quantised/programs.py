@@ -1,0 +1,122 @@
+"""The programs of products with quantised weights that are built from their specs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from systolic.chips import Chip
+from systolic.op import RacedPrograms
+from systolic.ops.epilogue import activation_of
+from systolic.ops.matmul.api import matmul
+from systolic.ops.matmul.product import Backend, Implementation
+from systolic.ops.quantised.array import Quantized
+from systolic.ops.quantised.pallas import by_pallas
+from systolic.ops.quantised.product import Operands, QuantizedProduct
+from systolic.ops.quantised.xla import by_xla, finished
+from systolic.schedule import KernelConfig
+from systolic.spec import QuantizedSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedPrograms:
+    """What to compile for a product on a chip."""
+
+    computed: QuantizedSpec
+    chip: Chip
+
+    @property
+    def arguments(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Rows, values, scales, and what is fused."""
+        spec = self.computed
+        shapes = [
+            ((spec.m, spec.k), spec.dtype_lhs),
+            ((spec.k, spec.n), spec.dtype_rhs),
+            ((spec.blocks, spec.n), spec.dtype_scale),
+            *([((spec.n,), "float32")] if spec.bias else []),
+            *([((spec.m, spec.n), spec.dtype_out)] if spec.residual else []),
+        ]
+        return tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes)
+
+    def kernel(self, config: KernelConfig) -> Callable[..., Any]:
+        """The Pallas kernel with this configuration."""
+        return functools.partial(_product, self.computed, self.chip, config)
+
+    def xla(self) -> Callable[..., Any]:
+        """The same by XLA, in the form that is its fastest on TPUs."""
+        return functools.partial(by_xla_in_form, "mixed" if self.computed.blocks == 1 else "batched", self.computed)
+
+
+def raced(spec: QuantizedSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
+    """What `bench` compares."""
+    programs = QuantizedPrograms(computed=spec, chip=chip)
+    return RacedPrograms(
+        spec=spec,
+        arguments=programs.arguments,
+        ours=functools.partial(_called, spec, chip, implementation),
+        xla=programs.xla(),
+    )
+
+
+def by_xla_in_form(form: str, spec: QuantizedSpec, *arrays: Array) -> Array:
+    """What somebody would write in plain JAX.
+
+    Args:
+      form: "dequantized", the weight first; "mixed", values cast in the product and the sum scaled, of one scale a
+        column; "batched", a product for each block, whose sums are scaled and added.
+    """
+    operands, product = _operands(spec, arrays), _static(spec, None)
+    if form == "dequantized":
+        return by_xla(product, operands)
+    lhs, scales = operands.lhs, operands.scales.astype(jnp.float32)
+    values = operands.values.astype(lhs.dtype)
+    if form == "mixed":
+        total = jnp.matmul(lhs, values, preferred_element_type=jnp.float32) * scales
+    else:
+        parts = lhs.reshape(spec.m, spec.blocks, spec.block)
+        each = lax.dot_general(
+            parts,
+            values.reshape(spec.blocks, spec.block, spec.n),
+            (((2,), (1,)), ((1,), (0,))),
+            preferred_element_type=jnp.float32,
+        )
+        total = (each * scales[:, None]).sum(0)
+    return finished(product, total, operands)
+
+
+def _static(spec: QuantizedSpec, backend: Backend | None) -> QuantizedProduct:
+    name, function = activation_of(spec.activation or None)
+    backend = backend or Backend(implementation="xla", chip=None, tiles=None)
+    return QuantizedProduct(backend=backend, dtype_out=spec.dtype_out, activation=name, function=function)
+
+
+def _operands(spec: QuantizedSpec, arrays: tuple[Array, ...]) -> Operands:
+    lhs, values, scales, *beside = arrays
+    rest = iter(beside)
+    bias, residual = (next(rest) if there else None for there in (spec.bias, spec.residual))
+    return Operands(lhs, values, scales, bias, residual)
+
+
+def _product(spec: QuantizedSpec, chip: Chip, config: KernelConfig, *arrays: Array) -> Array:
+    backend = Backend(implementation="pallas", chip=chip, tiles=config)
+    return by_pallas(_static(spec, backend), _operands(spec, arrays))
+
+
+def _called(spec: QuantizedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
+    its = _operands(spec, arrays)
+    return matmul(
+        its.lhs,
+        Quantized(its.values, its.scales),
+        bias=its.bias,
+        activation=spec.activation or None,
+        residual=its.residual,
+        preferred_element_type=spec.dtype_out,
+        implementation=implementation,
+        chip=chip,
+    )

@@ -1,0 +1,184 @@
+"""How a product with a quantised weight is cut, and the buffers that it needs.
+
+All of k of a block of rows stays in VMEM while the weight's tiles pass: so rows are read once, and made ready once. The
+weight's tiles come in a ring of slots, as many as VMEM has room for, so that many copies are under way; so do tiles of
+the result on their way out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.schedule.buffers import VmemBuffer, total_bytes
+from systolic.schedule.config import KernelConfig
+from systolic.schedule.grouped import padded
+from systolic.schedule.legality import LANES, MIB, IllegalTilesError, Violation, misaligned, vmem_violations
+from systolic.schedule.quantised_route import Route, route_cycles, route_of
+from systolic.spec import QuantizedSpec, dtype_bytes, format_bytes
+
+_MOST_SLOTS = 4
+_OUT_SLOTS = 4
+_SUBLANES = 8
+_COMPILER_SHARE = 1.2  # of the buffers, for what the compiler adds to them; besides what one subtile makes
+# Values of eight bits fill registers of 32 rows, and dots take whole ones.
+BLOCK_ROWS = 32
+MOST_CYCLES = 10500  # of one stretch of straight code: about as many bundles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedSchedule:
+    """What `kernels.quantised.product` does with a configuration.
+
+    Attributes:
+      route: how weights get into the matrix units.
+      tile_m: rows of lhs in VMEM, with all of k.
+      subtile_m: rows that are multiplied at a time; below `tile_m` the weights of a subtile are kept for all of them.
+      tile_k, tile_n: of the weight.
+      subtile_n: columns that are multiplied at a time.
+      tile_blocks: rows of scales of a tile.
+      slots: tiles of the weight in VMEM.
+      out_slots: tiles of the result.
+      buffers: all that it asks of VMEM.
+      vmem_limit_bytes: to ask the compiler for.
+    """
+
+    route: Route
+    tile_m: int
+    subtile_m: int
+    tile_k: int
+    tile_n: int
+    subtile_n: int
+    tile_blocks: int
+    grid_m: int
+    grid_k: int
+    grid_n: int
+    slots: int
+    out_slots: int
+    buffers: tuple[VmemBuffer, ...]
+    vmem_limit_bytes: int
+
+    @classmethod
+    def of(cls, spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> QuantizedSchedule:
+        """What the tiles come to. The last block of rows may go past m: the launcher pads lhs.
+
+        Raises:
+          IllegalTilesError: they break rules.
+          UnsupportedDtypeError: the chip does not take such weights.
+        """
+        tiles = config.tiles
+        route = route_of(spec, config.subtile_m, chip)
+        _require(spec, config, route, chip)
+        tile_blocks = max(tiles.tile_k // spec.block, 1)
+        out = (config.tiles.tile_m, tiles.tile_n)
+        fixed = [
+            VmemBuffer(name="lhs", shape=(tiles.tile_m, padded(spec.k, LANES)), dtype=spec.dtype_lhs, copies=2),
+            VmemBuffer(name="out", shape=out, dtype=spec.dtype_out, copies=_OUT_SLOTS),
+        ]
+        if spec.dtype_lhs != "bfloat16":
+            fixed.append(VmemBuffer(name="rows", shape=fixed[0].shape, dtype="bfloat16", copies=1))
+        if route.offset:
+            sums = (spec.blocks, padded(tiles.tile_m, _SUBLANES), LANES)
+            fixed.append(VmemBuffer(name="row sums", shape=sums, dtype="float32", copies=1))
+        if tiles.tile_k < spec.k:
+            fixed.append(VmemBuffer(name="acc", shape=out, dtype="float32", copies=1))
+        if config.subtile_m < tiles.tile_m:
+            made = (tiles.tile_k, config.subtile_n)
+            fixed.append(VmemBuffer(name="weights", shape=made, dtype=route.pushed, copies=1))
+        if spec.residual:
+            fixed.append(VmemBuffer(name="residual", shape=out, dtype=spec.dtype_out, copies=2))
+        stored = VmemBuffer(
+            name="values", shape=(format_bytes(spec.dtype_rhs, tiles.tile_k), tiles.tile_n), dtype="int8", copies=1
+        )
+        scales = VmemBuffer(
+            name="scales", shape=(padded(tile_blocks, _SUBLANES), tiles.tile_n), dtype=spec.dtype_scale, copies=1
+        )
+        made = _made_bytes(config, route)
+        usable = int((chip.usable_vmem_bytes_per_core - made - 2 * MIB) / _COMPILER_SHARE)
+        left = usable - total_bytes(fixed)
+        slots = min(max(left // (stored.bytes + scales.bytes), 2), _MOST_SLOTS)
+        buffers = (
+            *fixed,
+            VmemBuffer(name="values", shape=stored.shape, dtype="int8", copies=slots),
+            VmemBuffer(name="scales", shape=scales.shape, dtype=spec.dtype_scale, copies=slots),
+        )
+        violations = vmem_violations(buffers, usable)
+        if violations:
+            raise IllegalTilesError(str(config), violations)
+        return cls(
+            route=route,
+            tile_m=tiles.tile_m,
+            subtile_m=config.subtile_m,
+            tile_k=tiles.tile_k,
+            tile_n=tiles.tile_n,
+            subtile_n=config.subtile_n,
+            tile_blocks=tile_blocks,
+            grid_m=-(-spec.m // tiles.tile_m),
+            grid_k=spec.k // tiles.tile_k,
+            grid_n=spec.n // tiles.tile_n,
+            slots=slots,
+            out_slots=_OUT_SLOTS,
+            buffers=buffers,
+            vmem_limit_bytes=max(int(total_bytes(buffers) * _COMPILER_SHARE) + made + 2 * MIB, chip.scoped_vmem_bytes),
+        )
+
+    @property
+    def steps(self) -> int:
+        """Of the grid."""
+        return self.grid_m * self.grid_n * self.grid_k
+
+
+def aligned_sizes(k: int, n: int, block: int) -> tuple[int, int]:
+    """The sizes to which a weight is padded: whole registers, and of k also whole blocks."""
+    step = LANES if block == k else block * (LANES // _common(block))
+    return padded(k, step), padded(n, LANES)
+
+
+def _common(block: int) -> int:
+    """The largest power of two, up to the lanes, that divides a block."""
+    return min(block & -block, LANES)
+
+
+def stretch_cycles(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip) -> float:
+    """Cycles of one stretch of straight code."""
+    return route_cycles(route, spec, config.subtile_m, config.tiles.tile_k, config.subtile_n, chip)
+
+
+def _made_bytes(config: KernelConfig, route: Route) -> int:
+    """What a subtile keeps in VMEM of the weights that it makes and of its sums, at the most."""
+    # As seen: what is loaded, and what each operation makes of it, together four times what is pushed.
+    made = 4 * config.tiles.tile_k * config.subtile_n * dtype_bytes(route.pushed)
+    made += config.subtile_m * config.tiles.tile_k * dtype_bytes("bfloat16")
+    return made + 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")
+
+
+def _require(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip) -> None:
+    tiles, found = config.tiles, list[Violation]()
+    for letter in "kn":
+        size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
+        if size % tile:
+            limit, fix = f"tiles cut {letter} evenly", f"use a divisor of {size}"
+            value = f"{letter}={size} is no multiple of tile_{letter}={tile}"
+            found.append(Violation(rule="tile-divides", value=value, limit=limit, fix=fix))
+        if tile % LANES:
+            found.append(misaligned(letter, tile, LANES, f"blocks of {spec.dtype_rhs}", padded(tile, LANES)))
+    if config.subtile_n % LANES:
+        found.append(misaligned("n", config.subtile_n, LANES, "subtiles", padded(config.subtile_n, LANES)))
+    if spec.block % BLOCK_ROWS and spec.blocks > 1:
+        limit, fix = f"kernels take multiples of {BLOCK_ROWS}", "quantize with such a block"
+        found.append(Violation(rule="scale-block", value=f"block={spec.block}", limit=limit, fix=fix))
+    blocks = tiles.tile_k / spec.block
+    scales = spec.blocks > 1 and blocks % _SUBLANES
+    if tiles.tile_k != spec.k and (scales or tiles.tile_k % route.depth):
+        fix = f"use tile_k={spec.k}, or a multiple of {_SUBLANES} blocks"
+        limit = f"scales of a tile fill registers of {_SUBLANES} rows"
+        found.append(Violation(rule="tile-of-scales", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
+    rows = _SUBLANES * 4 // max(dtype_bytes(spec.dtype_out), 1)
+    if tiles.tile_m < spec.m and (tiles.tile_m % rows or config.subtile_m % rows):
+        found.append(misaligned("m", tiles.tile_m, rows, f"blocks of {spec.dtype_out}", padded(tiles.tile_m, rows)))
+    if not found and (cycles := stretch_cycles(spec, config, route, chip)) > MOST_CYCLES:
+        value, limit = f"{cycles:.0f} cycles of straight code", f"up to {MOST_CYCLES} compile in good time"
+        fix = "use a smaller subtile, or tile_k"
+        found.append(Violation(rule="code-size", value=value, limit=limit, fix=fix))
+    if found:
+        raise IllegalTilesError(str(config), found)

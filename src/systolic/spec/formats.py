@@ -1,0 +1,60 @@
+"""The formats that arrays are quantised to: the largest number that each one holds and uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from systolic.spec.dtypes import SpecError, dtype_bytes
+
+
+class QuantizationError(SpecError):
+    """An array that cannot be quantised as asked, or scales that do not go with their values."""
+
+
+# Of integers the largest number is used in both directions, so that the format is symmetric: -8 of int4 and -128 of
+# int8 are read, but `quantize` does not make them.
+LARGEST: dict[str, float] = {
+    "int8": 127.0,
+    "int4": 7.0,
+    **{
+        name: float(ml_dtypes.finfo(name).max)
+        for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float4_e2m1fn")
+    },
+}
+_FOUR_BITS = ("int4", "float4_e2m1fn")
+_SHORT = {
+    "e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+    "e4m3b11": "float8_e4m3b11fnuz",
+    "e2m1": "float4_e2m1fn",
+    "fp8": "float8_e4m3fn",
+    "fp4": "float4_e2m1fn",
+}
+
+
+def format_bytes(dtype: str, elements: int) -> int:
+    """Bytes of so many elements: two of four bits share one, as JAX stores them on a TPU.
+
+    Raises:
+      SpecError: no dtype of that name.
+    """
+    return -(-elements // 2) if dtype in _FOUR_BITS else elements * dtype_bytes(dtype)
+
+
+def format_named(dtype: object) -> str:
+    """The full name of a format; e4m3, e5m2, e4m3b11, e2m1, fp8 (e4m3) and fp4 are short for some.
+
+    Raises:
+      QuantizationError: nothing is quantised to it.
+    """
+    name: Any = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    try:
+        found = np.dtype(name).name
+    except TypeError:
+        found = str(dtype)
+    if found not in LARGEST:
+        raise QuantizationError(f"dtype={found!r} is no format to quantise to; use {', '.join(LARGEST)}")
+    return found

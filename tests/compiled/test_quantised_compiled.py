@@ -1,0 +1,78 @@
+"""The TPU compiler takes products with quantised weights, and they read what is stored of the weight: its few bits."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+
+import systolic
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
+)
+
+
+def product(lhs: Any, q: systolic.Quantized, *, chip: str) -> Any:
+    return systolic.matmul(lhs, q, implementation="pallas", chip=chip)
+
+
+@pytest.mark.parametrize(
+    ("chip", "name", "block", "bits"),
+    [
+        ("v5e", "int4", 128, 4),
+        ("v6e", "int4", None, 4),
+        ("v7x", "int4", 32, 4),
+        ("v6e", "fp4", 64, 4),
+        ("v7x", "fp4", None, 4),
+        ("v5e", "int8", 32, 8),
+        ("v6e", "e4m3", 128, 8),
+        ("v7x", "e5m2", 128, 8),
+        ("v4", "int8", None, 8),
+    ],
+)
+def test_only_packed_weights_are_read(chip: str, name: str, block: int | None, bits: int) -> None:
+    m, k, n = 24, 1024, 1024
+    q = jax.eval_shape(
+        functools.partial(systolic.quantize, dtype=name, block=block), jax.ShapeDtypeStruct((k, n), jnp.float32)
+    )
+    run = systolic.simulate(
+        functools.partial(product, chip=chip), jax.ShapeDtypeStruct((m, k), jnp.bfloat16), q, chip=chip
+    )
+    kernel = max((one for core in run.cores for one in core.ops), key=lambda one: one.hbm_read_bytes)
+    values = k * n * bits // 8  # XLA may have copied the small arrays to VMEM ahead of the call
+    assert values <= kernel.hbm_read_bytes <= values + 2 * m * k + 4 * max(8, k // (block or k)) * n
+
+
+@pytest.mark.parametrize(("chip", "m", "k", "n", "block"), [("v6e", 100, 416, 300, 32), ("v5e", 3, 130, 60, None)])
+def test_odd_sizes(chip: str, m: int, k: int, n: int, block: int | None) -> None:
+    q = jax.eval_shape(
+        functools.partial(systolic.quantize, dtype="int4", block=block), jax.ShapeDtypeStruct((k, n), jnp.float32)
+    )
+    run = systolic.simulate(
+        functools.partial(product, chip=chip), jax.ShapeDtypeStruct((m, k), jnp.bfloat16), q, chip=chip
+    )
+    assert run.hbm_bytes > 0
+
+
+def integers(lhs: Any, rhs: Any) -> Any:
+    def kernel(lhs_vmem: Any, rhs_vmem: Any, out_vmem: Any) -> None:
+        out_vmem[...] = jnp.dot(lhs_vmem[...], rhs_vmem[...], preferred_element_type=jnp.int32)
+
+    shape = jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[1]), jnp.int32)
+    return pl.pallas_call(kernel, out_shape=shape)(lhs, rhs)
+
+
+@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+def test_int4_products_keep_the_units_busy_half_as_long_as_int8(chip: str) -> None:
+    busy = []
+    for dtype in (jnp.int4, jnp.int8):
+        shapes = [jax.ShapeDtypeStruct(sizes, dtype) for sizes in ((256, 512), (512, 256))]
+        run = systolic.simulate(integers, *shapes, chip=chip)
+        busy.append(sum(core.matrix_busy_cycles for core in run.cores))
+    assert 2 * busy[0] == busy[1] > 0

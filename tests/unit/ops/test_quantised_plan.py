@@ -1,0 +1,165 @@
+"""Routes, tiles and refusals of products with quantised weights, without compiling anything."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import systolic
+from systolic.chips.chip import UnsupportedDtypeError
+from systolic.op import op_of, read_spec, record_of
+from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
+from systolic.schedule.quantised import QuantizedSchedule, aligned_sizes
+from systolic.schedule.quantised_route import route_of, routes
+from systolic.spec import LARGEST, QuantizationError, QuantizedSpec, SpecError
+
+
+def spec(**changes: Any) -> QuantizedSpec:
+    plain = QuantizedSpec(
+        m=16, k=4096, n=14336, dtype_lhs="bfloat16", dtype_rhs="int4", dtype_out="bfloat16", block=4096
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+@pytest.mark.parametrize(
+    ("chip", "changes", "expected"),
+    [
+        ("v6e", {}, ("float8_e4m3b11fnuz", "codes", "sums")),
+        ("v7x", {}, ("float8_e4m3fn", "codes", "sums")),
+        ("v5e", {"block": 128, "m": 128}, ("float8_e4m3b11fnuz", "codes", "sums")),
+        ("v6e", {"block": 128}, ("float8_e4m3b11fnuz", "codes", "sums")),
+        ("v6e", {"block": 128, "m": 128}, ("bfloat16", "cast", "weights")),
+        ("v6e", {"block": 128, "m": 128, "dtype_rhs": "float4_e2m1fn"}, ("bfloat16", "cast codes", "weights")),
+        ("v5p", {"dtype_rhs": "float4_e2m1fn"}, ("float8_e5m2", "codes", "sums")),
+        ("v7x", {"dtype_rhs": "float8_e4m3fn"}, ("float8_e4m3fn", "stored", "sums")),
+        ("v4", {}, ("bfloat16", "cast", "sums")),
+        ("v6e", {"dtype_rhs": "int8"}, ("bfloat16", "cast", "sums")),
+    ],
+)
+def test_the_route_of_a_weight(chip: str, changes: dict[str, Any], expected: tuple[str, str, str]) -> None:
+    wanted = spec(**changes)
+    found = route_of(wanted, wanted.m, systolic.chip(chip))
+    assert (found.pushed, found.made, found.scaled) == expected
+    assert str(found) in systolic.plan(wanted, chip).reason
+
+
+@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "v7x"])
+def test_every_plan_is_legal_and_fits(chip: str) -> None:
+    its = systolic.chip(chip)
+    for name in LARGEST:
+        for m, k, block in ((1, 4096, 4096), (128, 8192, 128), (300, 4096, 32), (4096, 4096, 1024)):
+            wanted = spec(m=m, k=k, n=1024, block=block, dtype_rhs=name)
+            if not routes(wanted, its):
+                assert name.startswith("float")
+                continue
+            plan = systolic.plan(wanted, chip)
+            assert plan.vmem_bytes < plan.vmem_limit_bytes <= its.usable_vmem_bytes_per_core
+            schedule = QuantizedSchedule.of(wanted, plan.config, its)
+            assert schedule.tile_k % schedule.route.depth == 0
+            assert schedule.grid_m * schedule.tile_m >= m
+            assert plan.hbm_bytes >= wanted.least_hbm_bytes
+
+
+def test_bytes_are_those_of_packed_values() -> None:
+    assert spec().rhs_bytes == 4096 * 14336 // 2 + 4 * 14336
+    assert spec(block=128, dtype_rhs="int8", dtype_scale="bfloat16").rhs_bytes == 4096 * 14336 + 2 * 32 * 14336
+
+
+def test_sizes_are_padded_to_registers_and_blocks() -> None:
+    assert aligned_sizes(100, 5, 100) == (128, 128)
+    assert aligned_sizes(160, 256, 32) == (256, 256)
+    assert aligned_sizes(480, 128, 96) == (768, 128)
+    assert aligned_sizes(4096, 14336, 128) == (4096, 14336)
+
+
+def test_specs_are_kept_and_read() -> None:
+    wanted = spec(bias=True, activation="silu", residual=True)
+    record = record_of(wanted)
+    assert record["op"] == "quantised"
+    assert read_spec(record["op"], record["spec"]) == wanted
+    assert all(op_of(wanted).words(wanted))
+
+
+def test_formats_that_a_chip_does_not_take() -> None:
+    for chip, name in (("v4", "float8_e4m3fn"), ("v4", "float4_e2m1fn"), ("v7x", "float8_e4m3b11fnuz")):
+        with pytest.raises(UnsupportedDtypeError, match=name):
+            systolic.plan(spec(dtype_rhs=name), chip)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"block": 100}, QuantizationError),
+        ({"dtype_rhs": "bfloat16"}, QuantizationError),
+        ({"dtype_scale": "float16"}, QuantizationError),
+        ({"dtype_lhs": "int8"}, SpecError),
+        ({"m": 0}, SpecError),
+    ],
+)
+def test_specs_that_cannot_be(changes: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        spec(**changes)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "subtile", "rule"),
+    [
+        ((16, 4096, 1000), 1000, "tile-divides"),
+        ((16, 512, 1024), 512, "tile-of-scales"),
+        ((16, 4096, 1024), 64, "tile-alignment"),
+        ((16, 4096, 14336), 14336, "code-size"),
+    ],
+)
+def test_tiles_that_break_rules(tiles: tuple[int, int, int], subtile: int, rule: str) -> None:
+    tile_m, tile_k, tile_n = tiles
+    config = KernelConfig(
+        tiles=Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n), subtile_m=16, subtile_n=subtile, pipeline="manual"
+    )
+    with pytest.raises(IllegalTilesError) as caught:
+        systolic.plan(spec(block=128), "v6e", tiles=config)
+    assert rule in [one.rule for one in caught.value.violations]
+    with pytest.raises(IllegalTilesError):
+        systolic.plan(spec(), "v6e", tiles=Tiles(tile_m=16, tile_k=64, tile_n=64))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"transpose_rhs": True}, "transpose_rhs"),
+        ({"out_scale": 2.0}, "out_scale"),
+        ({"rhs_fn": jnp.abs}, "rhs_fn"),
+        ({"precision": "highest"}, "precision"),
+        ({"bias": np.ones(3, np.float32)}, "bias"),
+        ({"residual": np.ones((3, 3), np.float32)}, "residual"),
+    ],
+)
+def test_arguments_that_do_not_go_with_it(keywords: dict[str, Any], said: str) -> None:
+    q = systolic.quantize(np.ones((8, 4), np.float32))
+    with pytest.raises(SpecError, match=said):
+        systolic.matmul(np.ones((2, 8), np.float32), q, **keywords)
+
+
+def test_operands_that_do_not_go_with_it() -> None:
+    q = systolic.quantize(np.ones((8, 4), np.float32))
+    lhs = np.ones((2, 8), np.float32)
+    for left, right, said in (
+        (q, lhs, "lhs is quantised"),
+        (lhs[:, :4], q, "k=4"),
+        (lhs.astype(np.int8), q, "int8"),
+        (np.ones((3, 2, 8), np.float32), systolic.quantize(np.ones((2, 8, 4), np.float32)), "broadcast"),
+        (lhs, systolic.quantize(np.ones(8, np.float32), axis=0), "matrix"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            systolic.matmul(left, right)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_block_that_no_kernel_takes_is_left_to_xla() -> None:
+    q = systolic.quantize(np.eye(48, dtype=np.float32), "int8", block=3)
+    lhs = np.arange(96, dtype=np.float32).reshape(2, 48)
+    np.testing.assert_allclose(np.asarray(systolic.matmul(lhs, q, chip="v6e")), lhs, rtol=1e-6)
+    with pytest.raises(IllegalTilesError, match="block=3"):
+        systolic.matmul(lhs, q, chip="v6e", implementation="interpret")
