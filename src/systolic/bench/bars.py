@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
-from systolic.bench.race import BenchRow
+from systolic.bench.rows import BenchRow
 from systolic.chips import known_chip
 
 _MOST_BUNDLES = 16_000

@@ -26,7 +26,8 @@ from systolic.op import op_of
 from systolic.spec import PrecisionName, Spec
 
 if TYPE_CHECKING:
-    from systolic.bench.race import Against, BenchRow
+    from systolic.bench.race import Against
+    from systolic.bench.rows import BenchRow
 
 
 @click.command()
@@ -167,7 +168,7 @@ def _raced(
 
 def _saved(path: Path) -> tuple[list[BenchRow], dict[str, str | None]]:
     """The rows that a run saved, and its versions."""
-    from systolic.bench.race import BenchRow
+    from systolic.bench.rows import BenchRow
 
     wanted = "the result of `systolic bench --json FILE`"
     document = read_document(path, wanted)

@@ -16,7 +16,7 @@ from systolic.report.time_errors import error_column, error_lines
 
 if TYPE_CHECKING:
     from systolic.bench.bars import BenchSummary, Cleared, Standing
-    from systolic.bench.race import BenchRow
+    from systolic.bench.rows import BenchRow
 
 _COLUMNS: tuple[Column[BenchRow], ...] = (
     textual("case", lambda row: row.case),

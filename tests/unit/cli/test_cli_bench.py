@@ -13,7 +13,7 @@ import pytest
 import systolic.cli.bench
 import systolic.experiments.runner
 from systolic.bench.bars import summary
-from systolic.bench.race import BenchRow
+from systolic.bench.rows import BenchRow
 from systolic.chips import Chip, chip
 from systolic.compiler import CompilerCrash, CompilerRefusal
 from systolic.schedule import IllegalTilesError, Violation

@@ -1,0 +1,153 @@
+"""What came of a race: a row for each case on each chip."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from systolic.chips.time_error import TimeError
+from systolic.cost import repeated_us
+from systolic.status import Status
+
+# Properties of a row that stand in a result beside its fields.
+_DERIVED = ("xla_repeated_us", "ratio", "ratio_alone", "ratio_with_prefetch", "over_even", "limit_us", "share")
+_DERIVED += ("share_of_model", "best_peer", "best_peer_us", "ratio_best_peer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerTime:
+    """What came of a public kernel."""
+
+    name: str
+    config: str  # how it is called, where that is a choice
+    time_us: float | None  # simulated
+    reason: str = ""  # why there is none
+    error: TimeError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRow:
+    """One case on one chip. Times are simulated unless their name says otherwise; None is not known.
+
+    Limits are those of the matrix units and of the least HBM traffic, once at the published peak and bandwidth, once at
+    the clock and bandwidth that the simulator's model of the chip has.
+    """
+
+    suite: str
+    group: str
+    case: str
+    chip: str
+    dtype: str
+    status: Status  # of our program
+    op: str = "matmul"
+    m: int | None = None  # where the spec has such a size
+    k: int | None = None
+    n: int | None = None
+    groups: int | None = None
+    series: str = ""  # of rows that differ in m alone
+    precision: str | None = None  # of float32, where the spec says it
+    reason: str = ""
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of both programs
+    provenance: Literal["simulated"] = "simulated"
+    ours_us: float | None = None
+    xla_us: float | None = None
+    xla_prefetch_us: float | None = None  # of the copy that XLA starts ahead of the call
+    xla_reason: str = ""  # why XLA has no time
+    ours_error: TimeError | None = None  # how far the time may be off
+    xla_error: TimeError | None = None
+    xla_flags: Mapping[str, str] = dataclasses.field(default_factory=dict)  # beside `flags`, where it is faster so
+    xla_without_flags_us: float | None = None  # XLA's time in repeated calls without them
+    peers: tuple[PeerTime, ...] = ()
+    even_us: float | None = None  # our time at the next larger sizes that tiles divide
+    even_reason: str = ""
+    mxu_us: float | None = None  # published
+    hbm_us: float | None = None
+    model_mxu_us: float | None = None  # the simulator's
+    model_hbm_us: float | None = None
+    kernel: str = ""
+    config: str = ""
+    modelled_us: float | None = None  # by the planner's arithmetic
+    bundles: int | None = None
+    compile_s: float | None = None
+    hbm_bytes: int | None = None  # simulated, read and written
+    least_hbm_bytes: int | None = None
+    other_ops_us: float | None = None  # of our program, outside its longest operation: a copy to pad or to transpose
+    stall_share: float | None = None
+
+    @property
+    def xla_with_prefetch_us(self) -> float | None:
+        """XLA's time with the copy of an operand into VMEM that it starts ahead of the call."""
+        return None if self.xla_us is None else self.xla_us + (self.xla_prefetch_us or 0.0)
+
+    @property
+    def xla_repeated_us(self) -> float | None:
+        """XLA's time in repeated calls, where the copy runs during the call before."""
+        if self.xla_us is None:
+            return None
+        return repeated_us(self.xla_us, self.xla_prefetch_us or 0.0, self.model_hbm_us or 0.0)
+
+    @property
+    def ratio(self) -> float | None:
+        """XLA's time in repeated calls over ours."""
+        return _over(self.xla_repeated_us, self.ours_us)
+
+    @property
+    def ratio_alone(self) -> float | None:
+        """XLA's time without its copy over ours."""
+        return _over(self.xla_us, self.ours_us)
+
+    @property
+    def ratio_with_prefetch(self) -> float | None:
+        """XLA's time with its copy over ours."""
+        return _over(self.xla_with_prefetch_us, self.ours_us)
+
+    @property
+    def best_peer(self) -> str:
+        """The fastest of the public kernels."""
+        timed = [peer for peer in self.peers if peer.time_us is not None]
+        return min(timed, key=lambda peer: peer.time_us or 0.0).name if timed else ""
+
+    @property
+    def best_peer_us(self) -> float | None:
+        """Its time."""
+        return min((peer.time_us for peer in self.peers if peer.time_us is not None), default=None)
+
+    @property
+    def ratio_best_peer(self) -> float | None:
+        """Its time over ours."""
+        return _over(self.best_peer_us, self.ours_us)
+
+    @property
+    def over_even(self) -> float | None:
+        """Our time over that at the next larger sizes that tiles divide."""
+        return _over(self.ours_us, self.even_us)
+
+    @property
+    def over_least_hbm(self) -> float | None:
+        """Our HBM traffic over the least."""
+        return self.hbm_bytes / self.least_hbm_bytes if self.hbm_bytes and self.least_hbm_bytes else None
+
+    @property
+    def limit_us(self) -> float | None:
+        """The larger of the published limits."""
+        return None if self.mxu_us is None or self.hbm_us is None else max(self.mxu_us, self.hbm_us)
+
+    @property
+    def share(self) -> float | None:
+        """What share of our time the published limit is."""
+        return _over(self.limit_us, self.ours_us)
+
+    @property
+    def share_of_model(self) -> float | None:
+        """What share of our time the limit of the simulator's model is."""
+        return _over(max(self.model_mxu_us or 0, self.model_hbm_us or 0) or None, self.ours_us)
+
+    def record(self) -> dict[str, Any]:
+        """Fields and what follows from them, as a result holds them."""
+        return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
+
+
+def _over(time_us: float | None, other_us: float | None) -> float | None:
+    return None if time_us is None or other_us is None else time_us / other_us
