@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SLOW = f"{EXAMPLES / 'slow_products.py'}:product"
-ARGUMENTS = ("--arg", "bf16[1024,512]", "--arg", "bf16[512,1024]", "--param", "tile_k=512", "-q")
+ARGUMENTS = ("--arg", "bf16[1024,512]", "--arg", "bf16[512,1024]", "--param", "tile_k=512", "--chip", "v6e", "-q")
 
 
 def test_a_page_and_a_file_that_opens_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -57,7 +57,11 @@ if TYPE_CHECKING:
     metavar="FILE.png",
     help="Of suite moe: draw times over the rows of a group, of the product that has most rows.",
 )
-@click.option("--strict", is_flag=True, help="A missed bar is exit code 1.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="For those who work on systolic: show the bars that it has to clear; a missed one is exit code 1.",
+)
 @click.option(
     "--from",
     "saved_file",
@@ -115,7 +119,7 @@ def bench(
         found_rows = _raced(cases, chips, against, workers, quiet)
     result = summary(found_rows)
     records = (row.record() for row in found_rows)
-    give(json_file, "bench", records, dataclasses.asdict(result), lambda: show(found_rows, result, found))
+    give(json_file, "bench", records, dataclasses.asdict(result), lambda: show(found_rows, result, found, bars=strict))
     if plot_file is not None:
         note(_plot(found_rows, plot_file), quiet=quiet)
     return 1 if result.timed < result.rows or (strict and result.missed) else 0

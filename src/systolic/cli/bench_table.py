@@ -51,13 +51,16 @@ _LEGEND = (
 )
 
 
-def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str, str | None]) -> None:
-    """Prints a run."""
+def show(
+    rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str, str | None], *, bars: bool = False
+) -> None:
+    """Prints a run; `bars` are those that the project sets itself, and say nothing to its users."""
     out = console()
     chips = list(dict.fromkeys(row.chip for row in rows))
     what = ", ".join(dict.fromkeys(_dtype(row) for row in rows))
     heading(out, chips, what, SIMULATED, made_with=versions, flags=rows[0].flags if rows else None)
-    out.print(_verdict(summary), markup=False, soft_wrap=True)
+    missed = f", {len(summary.missed)} of {len(summary.bars)} bars missed" if bars else ""
+    out.print(_verdict(summary) + missed, markup=False, soft_wrap=True)
     out.print(_LEGEND, soft_wrap=True)
     if any(row.xla_flags for row in rows):
         out.print(f"more VMEM: XLA is raced with {flags_text(COMMON_FLAGS)} too, and is faster so", soft_wrap=True)
@@ -67,9 +70,9 @@ def show(rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str,
             shown = [row for row in of_chip if (row.suite, row.group) == (standing.suite, standing.group)]
             out.print(f"\n[bold]{escape(_standing(standing))}[/]", soft_wrap=True)
             show_table(out, _COLUMNS, shown)
-    if summary.missed:
+    if bars and summary.missed:
         out.print("\nbars missed:")
-    for bar in summary.missed:
+    for bar in summary.missed if bars else ():
         out.print(f"  {missed_line(bar)}", markup=False, soft_wrap=True)
     errors = (error for row in rows for error in (row.ours_error, row.xla_error))
     for line in (*error_lines(errors), *by_reason(_reasons(rows))):
@@ -87,7 +90,6 @@ def _verdict(summary: BenchSummary) -> str:
     if summary.geometric_mean is not None:
         parts.append(f"geometric mean {summary.geometric_mean:.3f} × XLA's speed")
         parts.append(f"worst {summary.worst:.2f} at {summary.worst_row}")
-    parts.append(f"{len(summary.missed)} of {len(summary.bars)} bars missed")
     return ", ".join(parts)
 
 

@@ -19,7 +19,7 @@ from systolic.cli.tables import console
 
 @click.command()
 @function_options
-@chip_option("v5e")
+@chip_option()
 @flag_option
 @click.option("--reference", metavar="FILE.py:REF", help="A function of the same arguments, run in float64.")
 @click.option("--run/--no-run", default=True, show_default=True, help="Run it in TPU interpret mode.")

@@ -23,7 +23,7 @@ from systolic.explaining import ExplainRequest, Explanation, explain_with_pool
 
 @click.command()
 @function_options
-@chip_option("v6e")
+@chip_option()
 @slice_options
 @flag_option
 @click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")

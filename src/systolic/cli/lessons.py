@@ -18,7 +18,7 @@ from systolic.report.columns import Column, numeric, textual
 
 @click.command()
 @click.argument("names", nargs=-1)
-@chip_option("v5e")
+@chip_option()
 @output_options
 def lessons(names: tuple[str, ...], chips: tuple[Chip, ...], json_file: str | None, quiet: bool) -> int:
     """Run lessons by NAME, or all; without a name, list them. The ladder is `systolic ladder`.

@@ -44,7 +44,7 @@ class _Answer:
 
 @click.command()
 @function_options
-@chip_option("v5e")
+@chip_option()
 @flag_option
 @slice_options
 @click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
