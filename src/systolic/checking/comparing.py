@@ -168,9 +168,12 @@ def _evened(squares: np.ndarray) -> np.ndarray:
     """
     if squares.ndim < 2 or not squares.size:
         return np.maximum(squares, squares.mean() if squares.size else 0)
-    rows, columns = squares.mean(axis=-1, keepdims=True), squares.mean(axis=-2, keepdims=True)
-    whole = squares.mean(axis=(-2, -1), keepdims=True)
-    return np.maximum(squares, np.divide(rows * columns, whole, out=np.zeros_like(squares), where=whole > 0))
+    # Elements may be infinite, or so large that their squares' products are: then so is what follows from them.
+    with np.errstate(over="ignore", invalid="ignore"):
+        rows, columns = squares.mean(axis=-1, keepdims=True), squares.mean(axis=-2, keepdims=True)
+        whole = squares.mean(axis=(-2, -1), keepdims=True)
+        evened = np.divide(rows * columns, whole, out=np.zeros_like(squares), where=whole > 0)
+    return np.fmax(squares, evened)
 
 
 def compared(
@@ -205,7 +208,9 @@ def compared(
     kind = ml_dtypes.finfo(np.float32 if result.dtype.kind == "c" else result.dtype)
     unit_out = float(kind.eps) / 2
     got, right = (each.astype(np.complex128 if each.dtype.kind == "c" else np.float64) for each in (result, wanted))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
+        # What is beyond the largest number of the dtype is infinite there, and that is right.
+        right = np.where(np.abs(right) > float(kind.max), right.astype(result.dtype).astype(right.dtype), right)
         error = np.abs(got - right)
     error[(got == right) | (np.isnan(got) & np.isnan(right))] = 0.0  # infinities, and NaN that is right
     error[np.isnan(error)] = np.inf

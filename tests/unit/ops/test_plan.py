@@ -317,10 +317,10 @@ def test_a_plan_in_words() -> None:
     plan = systolic.plan(spec, "v5e")
     first, kernel, why, time = str(plan).split("\n")
     assert first == "3 × 1024 × 2048 × 512 (m k n), bfloat16 × bfloat16 → bfloat16 on v5e"
-    assert kernel == f"kernel   {plan.config}"
+    assert kernel == f"kernel  {plan.config}"
     assert str(plan.config.tiles) in kernel
-    assert why == f"why      {plan.reason}"
-    assert time.startswith(f"time     {plan.time_us:,.1f} µs modelled; at peak {plan.mxu_us:,.1f}")
+    assert why == f"why     {plan.reason}"
+    assert time.startswith(f"time    {plan.time_us:,.1f} µs modelled; at peak {plan.mxu_us:,.1f}")
 
 
 @pytest.mark.parametrize("number", range(40))

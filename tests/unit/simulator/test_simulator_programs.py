@@ -163,8 +163,8 @@ def test_a_matmul_whose_predicate_does_not_hold_is_none() -> None:
 
 
 def test_an_operand_type_without_a_rate() -> None:
-    with pytest.raises(SimulationError, match=r"TLP, line 4: .*no rate.*s4"):
-        simulate("%7 = vmatmul.s4.gmra.mxu0 %v1_v1")
+    with pytest.raises(SimulationError, match=r"TLP, line 4: .*no rate.*u4"):
+        simulate("%7 = vmatmul.u4.gmra.mxu0 %v1_v1")
 
 
 def test_looking_rounds_up_changes_nothing() -> None:

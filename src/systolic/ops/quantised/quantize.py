@@ -33,8 +33,8 @@ def quantize(
     """`x` as values of a few bits and a scale for each block: `values = round(x / scale)`, to nearest, ties to even.
 
     A scale is the largest magnitude of its block over the largest number of the format: 127 of int8, 7 of int4, 448 of
-    float8_e4m3fn, 57344 of float8_e5m2, 30 of float8_e4m3b11fnuz, 6 of float4_e2m1fn. So |x − values · scale| is at
-    most scale / 2 for integers.
+    float8_e4m3fn, 57344 of float8_e5m2, 30 of float8_e4m3b11fnuz, 6 of float4_e2m1fn. So `values · scale` is
+    at most scale / 2 away from x for integers.
 
     What is out of range saturates, which only a given `largest` or `search` leaves. A block of zeros, or of numbers so
     small that their scale would be none of float32's normal numbers, has the scale 1. A block with a NaN has the scale
