@@ -224,6 +224,7 @@ def test_a_folder_with_an_odd_name(tmp_path: Path) -> None:
 
 _USE = """
 import os, resource, sys, warnings
+import urllib.parse  # Path.as_uri imports it as it is called, when nobody may read Python's own folder any more
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from cache_damages import PROGRAM, ProgramCache, same
