@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
@@ -114,13 +115,21 @@ def interpret_params(**options: Any) -> Any:
 _LARGE = 1e30  # in memory that nobody wrote: far above data, and no sum of a few of them is infinite
 
 
-def _left_over(shape: Sequence[int], dtype: Any, memory: str) -> Any:
-    """Makes what nobody has written: NaN and the largest integers, zeros, or large numbers of both signs."""
+def _left_over(xp: Any, shape: Sequence[int], dtype: Any, memory: str) -> Any:
+    """Makes what nobody has written: NaN and the largest integers, zeros, or large numbers of both signs.
+
+    Args:
+      xp: the module that makes it: NumPy where a kernel runs, jax.numpy where it is traced. There an array of NumPy's
+        would be a large constant, around which calls of a kernel on a mesh (`pl.kernel`) lose their order.
+      shape: its shape.
+      dtype: its type.
+      memory: "nan", "zero" or "large".
+    """
     import jax.numpy as jnp
     import numpy as np
 
     if memory == "zero":
-        return np.zeros(shape, dtype)
+        return xp.zeros(shape, dtype)
     if jnp.issubdtype(dtype, jnp.floating):
         most = min(_LARGE, float(jnp.finfo(dtype).max) / 8)
         values = (most, -most / 3) if memory == "large" else (np.nan, np.nan)
@@ -131,8 +140,10 @@ def _left_over(shape: Sequence[int], dtype: Any, memory: str) -> Any:
         values = (False, True) if memory == "large" else (True, True)
     else:
         raise NotImplementedError(f"memory of type {dtype} that nobody has written")
-    odd = np.arange(int(np.prod(shape))).reshape(shape) % 2 == 1
-    return np.where(odd, values[1], values[0]).astype(dtype)
+    if memory != "large":
+        return xp.full(shape, values[0], dtype)
+    odd = xp.arange(math.prod(shape)).reshape(shape) % 2 == 1
+    return xp.where(odd, xp.asarray(values[1], dtype), xp.asarray(values[0], dtype))
 
 
 @contextmanager
@@ -144,6 +155,7 @@ def unkind_interpreter() -> Iterator[None]:
     while a function is traced and while it runs.
     """
     import jax.numpy as jnp
+    import numpy as np
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call, utils
 
     calls: Any = interpret_pallas_call
@@ -160,7 +172,7 @@ def unkind_interpreter() -> Iterator[None]:
         # Only as a block is written back a window is read whole, from outside of the kernel.
         if not rest and not kw and not transforms and int(memory) != hbm:
             value = found[1]
-            spoiled = _left_over(value.shape, value.dtype, calls._get_shared_memory().uninitialized_memory)
+            spoiled = _left_over(np, value.shape, value.dtype, calls._get_shared_memory().uninitialized_memory)
             calls.store(token, device, core, memory, buffer, (), spoiled)
         return found
 
@@ -169,12 +181,12 @@ def unkind_interpreter() -> Iterator[None]:
         if memory != "large" or made.shape == value.shape:
             return made
         inside = tuple(slice(0, size) for size in value.shape)
-        return jnp.asarray(_left_over(made.shape, made.dtype, memory)).at[inside].set(value)
+        return _left_over(jnp, made.shape, made.dtype, memory).at[inside].set(value)
 
     # Copies of the kernel's own call what is wrapped.
     get_and_spoil.__wrapped__ = get.__wrapped__  # type: ignore[attr-defined]
-    module.get_uninitialized_value = lambda dtype, memory: _left_over((), dtype, memory)
-    module.get_uninitialized_array = lambda shape, dtype, memory: jnp.asarray(_left_over(shape, dtype, memory))
+    module.get_uninitialized_value = lambda dtype, memory: _left_over(np, (), dtype, memory)
+    module.get_uninitialized_array = functools.partial(_left_over, jnp)
     calls.get, module.pad_to_block_dimension = get_and_spoil, padded
     try:
         yield

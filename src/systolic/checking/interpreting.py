@@ -128,14 +128,11 @@ class Interpreter:
     Args:
       fn: takes the flat arguments.
       chip: whose device it is traced for.
-      unkind: whether windows are spoiled when their block was written back, and memory may hold large numbers. Not for
-        a kernel on a mesh (`pl.kernel`): on two cores its runs then end with NaN or never, now and then.
     """
 
-    def __init__(self, fn: Callable[..., Any], chip: Chip, *, unkind: bool = True) -> None:
+    def __init__(self, fn: Callable[..., Any], chip: Chip) -> None:
         self._fn = fn
         self._chip = chip
-        self._unkind = unkind
         self._compiled: dict[Conditions, Callable[..., Any]] = {}
 
     def run(
@@ -159,8 +156,7 @@ class Interpreter:
         level = log.level
         log.setLevel(logging.CRITICAL)  # it would show the traceback of what is raised anyway
         try:
-            unkind = unkind_interpreter() if self._unkind else contextlib.nullcontext()
-            with traced_as_on(self._chip), unkind, interpreter_reports() as reports:
+            with traced_as_on(self._chip), unkind_interpreter(), interpreter_reports() as reports:
                 call = self._compiled.get(conditions) or self._compile(arguments, conditions)
                 outputs = _waited_for(lambda: _outputs(call, arguments), time_limit_s)
                 raced = races_found()

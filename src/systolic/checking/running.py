@@ -184,7 +184,7 @@ class _Runs:
                 "only their shape was given, and they may choose its blocks",
                 "give the values: --arg s32[4]=0,3,3,9, or an array in place of a shape",
             )
-        interpreter = Interpreter(self.flat, self.chip, unkind=bool(self.scaled.calls))
+        interpreter = Interpreter(self.flat, self.chip)
         conditions = list(self._conditions())
         results: list[tuple[Conditions, Interpreted]] = []
         for each in conditions:
@@ -248,8 +248,7 @@ class _Runs:
         for at, seed in enumerate(self.seeds):
             copies, memory = "eager" if at % 2 else "on_wait", "zero" if at % 3 == 2 else "nan"
             yield Conditions(order=seed, copies=copies, memory=memory, cores=cores)
-        if self.scaled.calls:
-            yield Conditions(order=self.seeds[0], memory="large", cores=cores)
+        yield Conditions(order=self.seeds[0], memory="large", cores=cores)
 
     def _interpreted(
         self, interpreter: Interpreter, inputs: Sequence[np.ndarray], conditions: Conditions
