@@ -74,7 +74,7 @@ def test_gradient_of_what_the_result_is_written_into(implementation: Any) -> Non
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_gradients_of_a_gated_product(joined: bool) -> None:
-    """Of rows and of both weights, beside plain JAX in which every row is multiplied by the matrix of its group."""
+    """Gradients of rows and of both weights are those of plain JAX, which multiplies each row by its group's matrix."""
     random, sizes = np.random.default_rng(0), [13, 0, 22, 5]
     group = np.repeat(np.arange(4), sizes)
     lhs = random.standard_normal((48, 128)).astype(np.float32)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from systolic.bench.cases import OneDtype
 from systolic.spec import dtype_bytes
 
 Which = Literal["mlp", "gated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayersSpec:
+class LayersSpec(OneDtype):
     """So many MLPs in a row, [m, k] → [m, n] → [m, k]; or only their first half, where `which` is gated.
 
     With `backward` the gradients of x and of all weights are results too.
@@ -43,16 +44,6 @@ class LayersSpec:
     def flops(self) -> int:
         """Multiplications and additions of the products; the backward pass has two more of each."""
         return (3 if self.backward else 1) * len(self.weights) * 2 * self.m * self.k * self.n
-
-    @property
-    def passes(self) -> int:
-        """How often the matrix unit goes over the operands."""
-        return 1
-
-    @property
-    def dtype_multiplied(self) -> str:
-        """The dtype of everything."""
-        return self.dtype
 
     @property
     def least_hbm_bytes(self) -> int:

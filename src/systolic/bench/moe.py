@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from systolic.bench.cases import Case
+from systolic.bench.cases import Case, OneDtype
 from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
 
 Kind = Literal["forward", "dlhs", "drhs", "gated"]
@@ -36,7 +36,7 @@ _FEW, _HUNDREDS = 64, 1024  # rows of a group, on average, up to which they coun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoeSpec:
+class MoeSpec(OneDtype):
     """One product of the rows of experts, m · k · n as in the forward pass, in bfloat16 or float32.
 
     - forward: `lhs[rows of g] @ rhs[g]`.
@@ -67,16 +67,6 @@ class MoeSpec:
     def flops(self) -> int:
         """Multiplications and additions."""
         return self.weights * 2 * self.m * self.k * self.n
-
-    @property
-    def passes(self) -> int:
-        """How often the matrix unit goes over the operands."""
-        return 1
-
-    @property
-    def dtype_multiplied(self) -> str:
-        """The dtype of everything."""
-        return self.dtype
 
     @property
     def least_hbm_bytes(self) -> int:

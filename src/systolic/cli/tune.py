@@ -31,8 +31,8 @@ from systolic.cli.product import (
 )
 from systolic.cli.progress import progress_bar
 from systolic.cli.tls_options import certificates_of, tls_options
-from systolic.cli.tune_function import function_record, show_functions, volume
-from systolic.cli.tune_table import named, provenance, show
+from systolic.cli.tune_function import function_record, show_function, volume
+from systolic.cli.tune_table import named, provenance, show_product, show_searches
 from systolic.compiler import check_available, named_argument
 from systolic.op import record_of
 from systolic.spec import MatmulSpec, PrecisionName, Spec
@@ -180,7 +180,8 @@ def tune(
             tuned = [searched(fn, *values, over=dict(over), **options(chip, fn.text)) for chip in chips]
             return _give_functions(tuned, store.file, json_file, plot_file, quiet=quiet)
         results = [searched(its, measured=measured, **options(chip, name)) for name, its in asked for chip in chips]
-    give(json_file, "tune", map(_record, results), _summary(results, store.file), lambda: show(results, store.file))
+    show = functools.partial(show_searches, results, show_product, store.file)
+    give(json_file, "tune", map(_record, results), _summary(results, store.file), show)
     if plot_file is not None:
         _plot(results[-1].trials, named(results[-1]), plot_file, xla_us=results[-1].xla_us, quiet=quiet)
     return 0 if all(result.winner for result in results) else 1
@@ -192,7 +193,9 @@ def _give_functions(
     """Prints what was found of a function on each chip."""
     keywords = {each.chip: each.winner.function.arguments for each in results if each.winner and each.winner.function}
     summary = {"store": str(store), "keywords": keywords, "compiled": sum(each.compiled for each in results)}
-    give(json_file, "tune", map(function_record, results), summary, lambda: show_functions(results, store))
+    give(
+        json_file, "tune", map(function_record, results), summary, lambda: show_searches(results, show_function, store)
+    )
     if plot_file is not None:
         title = f"{results[-1].spec.name} on {results[-1].chip}"
         _plot(results[-1].trials, title, plot_file, axis="product of all sizes", quiet=quiet)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
-from systolic.cli.output import versions
 from systolic.cli.tables import console, say, show_table
 from systolic.cli.tune_table import ENDS
 from systolic.report.columns import Column, numeric, textual
@@ -18,17 +16,8 @@ from systolic.tuning import FunctionTuning
 _SHOWN = 10  # trials, and combinations that are left out
 
 
-def show_functions(results: list[FunctionTuning], store: Path) -> None:
-    """Prints the searches of a function, one for each chip."""
-    found = versions()
-    say(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
-    for result in results:
-        say("")
-        _show_one(result)
-    say(f"\nevery trial is kept in {store}")
-
-
-def _show_one(result: FunctionTuning) -> None:
+def show_function(result: FunctionTuning) -> None:
+    """Prints the search of one function on one chip."""
     what = f"{result.spec.name}({'; '.join(result.spec.arguments)}) on {result.chip}"
     winner = result.winner
     if winner is None or winner.time_us is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from systolic.cli.output import printable, versions
 from systolic.cli.tables import console, say, show_table
@@ -21,17 +23,18 @@ ENDS = {
 }
 
 
-def show(results: list[TuningResult], store: Path) -> None:
-    """Prints a search of each product."""
+def show_searches(results: Sequence[Any], show_one: Callable[[Any], None], store: Path) -> None:
+    """Prints searches, of products or of functions, between what is true of all of them."""
     found = versions()
     say(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
     for result in results:
         say("")
-        _show_one(result)
+        show_one(result)
     say(f"\nevery trial is kept in {store}")
 
 
-def _show_one(result: TuningResult) -> None:
+def show_product(result: TuningResult) -> None:
+    """Prints the search of one product."""
     what = named(result)
     winner = result.winner
     if winner is None or winner.time_us is None:

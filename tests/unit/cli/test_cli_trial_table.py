@@ -213,7 +213,7 @@ def test_a_store_of_somebody_else_is_taken_whole_or_not_at_all(
 
 def test_what_a_compiler_said_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A reason may hold anything: brackets are no markup, and control characters reach no terminal."""
-    from systolic.cli.tune_table import show
+    from systolic.cli.tune_table import show_product, show_searches
     from systolic.tuning import TuningResult
 
     said = "f32[/bold] \x1b[2J is too large\nat line 1"
@@ -234,7 +234,7 @@ def test_what_a_compiler_said_is_shown_as_it_is(tmp_path: Path, capsys: pytest.C
         seconds=1.0,
         end="all",
     )
-    show([result], store.file)
+    show_searches([result], show_product, store.file)
     shown = capsys.readouterr().out
     assert "f32[/bold] \\x1b[2J is too large" in shown
     assert "\x1b" not in shown

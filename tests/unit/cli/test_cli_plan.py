@@ -1,0 +1,51 @@
+"""`systolic plan`: what is planned of a product, and tiles that are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_help_has_an_example(run: Run) -> None:
+    code, out, _ = run("plan", "--help")
+    assert code == 0
+    assert "  systolic plan " in out
+
+
+def test_a_plan_of_each_chip(run: Run) -> None:
+    code, out, _ = run("plan", "2048,4096,14336", "--chip", "v5e,v6e", "--bias", "--activation", "gelu")
+    assert code == 0
+    for known in ("v5e", "v6e"):
+        assert f"2048 × 4096 × 14336 (m k n), bfloat16 × bfloat16 → bfloat16 on {known}" in out
+    for word in ("kernel", "why", "time", "grid", "VMEM", "HBM"):
+        assert sum(line.startswith(f"{word} ") for line in out.splitlines()) == 2
+    assert "nothing was compiled" in out
+
+
+def test_a_plan_as_json(run: Run) -> None:
+    arguments = ("plan", "1024,2048,512", "--transpose-rhs", "--residual", "--batch", "3", "--out", "float32")
+    code, out, _ = run(*arguments, "--json", "-")
+    (row,) = json.loads(out)["rows"]
+    spec = row["spec"]
+    assert code == 0
+    assert (spec["m"], spec["k"], spec["n"]) == (1024, 2048, 512)
+    assert (spec["batch"], spec["batch_lhs"], spec["batch_rhs"]) == (3, 3, 3)
+    assert (spec["transpose_lhs"], spec["transpose_rhs"]) == (False, True)
+    assert spec["dtype_out"] == "float32"
+    assert spec["epilogue"]["residual"] == {"rows": True, "columns": True, "dtype": "bfloat16"}
+    assert row["provenance"] == "modelled"
+    assert row["time_us"] >= row["mxu_us"]
+    assert row["vmem_bytes"] <= row["vmem_limit_bytes"]
+    assert (
+        row["hbm_bytes"] >= row["least_hbm_bytes"] == 3 * (2 * (1024 * 2048 + 2048 * 512 + 1024 * 512) + 4 * 1024 * 512)
+    )
+
+
+def test_tiles_that_break_rules_are_refused_with_each(run: Run) -> None:
+    code, out, err = run("plan", "1024,1024,1024", "--tiles", "100,100,100")
+    assert (code, out) == (2, "")
+    assert "tile_m=100" in err
+    assert "tile_k=100" in err
+    assert "tile_n=100" in err
