@@ -5,11 +5,12 @@ Traced on a machine without a TPU, a program may still be for one elsewhere: tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import jax
-from jax import Array
-from jax.extend.core import Primitive
+from jax import Array, lax
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 from jax.sharding import get_abstract_mesh
 
@@ -50,11 +51,59 @@ def without_kernel(array: Array, reason: str) -> Array:
     return _without_kernel.bind(array, reason=reason)
 
 
+_kernel_or_xla = Primitive("kernel_or_xla")
+_kernel_or_xla.multiple_results = True
+_kernel_or_xla.def_abstract_eval(lambda *arrays, kernel, xla: kernel.out_avals)
+_kernel_or_xla.def_impl(lambda *arrays, kernel, xla: jaxpr_as_fun(kernel)(*arrays))
+
+_UNCUT = (
+    "it is for several devices, and `jit` alone cannot cut a kernel. Name the mesh's axes explicit, as `jax.make_mesh` "
+    "does, or use `jax.shard_map`"
+)
+
+
+def kernel_or_xla(kernel: Callable[..., Any], xla: Callable[..., Any], *given: Any) -> Any:
+    """What a kernel computes of these arrays; by XLA in a program for something else than a TPU.
+
+    It is decided when the program is lowered: the same traced function may run on a CPU. So is, with a warning, that
+    XLA computes it in a program for TPUs in which it would have to cut the kernel.
+    """
+
+    def for_tpus(*given: Any) -> Any:
+        traced, shapes = jax.make_jaxpr(kernel, return_shape=True)(*given)
+        found = _kernel_or_xla.bind(*jax.tree.leaves(given), kernel=traced, xla=jax.make_jaxpr(xla)(*given))
+        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+
+    return lax.platform_dependent(*given, tpu=for_tpus, default=xla)
+
+
+def _chosen(context: Any, *arrays: Any, kernel: Any, xla: Any) -> Any:
+    if _has_to_be_cut(context):
+        warn_user(f"no kernel of systolic's in this program for a TPU: {_UNCUT}", NoKernelWarning)
+        kernel = xla
+    return mlir.lower_fun(jaxpr_as_fun(kernel), multiple_results=True)(context, *arrays)
+
+
+def _has_to_be_cut(context: Any) -> bool:
+    """Whether a program is for several devices, and an axis over them is left to XLA."""
+    where = context.module_context.axis_context
+    mesh = getattr(where, "mesh", None)
+    if mesh is not None:
+        return any(size > 1 for axis, size in mesh.shape.items() if axis not in where.manual_axes)
+    return getattr(where, "num_devices", 1) > 1
+
+
 def _refused(_context: Any, _array: Any) -> NoReturn:
     raise SpecError(
         'implementation="pallas" runs on a TPU, and this program is not for one; use "interpret" to run the kernel '
         "slowly on a CPU, or None for XLA's product where there is no TPU"
     )
+
+
+def _uncut(context: Any, array: Any) -> list[Any]:
+    if _has_to_be_cut(context):
+        raise SpecError(f'implementation="pallas" has no kernel in this program: {_UNCUT}')
+    return [array]
 
 
 def _warned(_context: Any, array: Any, *, reason: str) -> list[Any]:
@@ -63,6 +112,7 @@ def _warned(_context: Any, array: Any, *, reason: str) -> list[Any]:
 
 
 mlir.register_lowering(_for_a_tpu, _refused)
-mlir.register_lowering(_for_a_tpu, lambda _context, array: [array], platform="tpu")
+mlir.register_lowering(_for_a_tpu, _uncut, platform="tpu")
+mlir.register_lowering(_kernel_or_xla, _chosen)
 mlir.register_lowering(_without_kernel, lambda _context, array, *, reason: [array])
 mlir.register_lowering(_without_kernel, _warned, platform="tpu")

@@ -15,7 +15,7 @@ from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.grouped.xla import finished, gradient_by_xla, product_by_xla, rows_of
 from systolic.ops.matmul.product import Backend
-from systolic.ops.target import without_kernel
+from systolic.ops.target import kernel_or_xla, without_kernel
 from systolic.schedule import IllegalTilesError
 
 _NO_CHIP = (
@@ -141,14 +141,9 @@ def _dispatched(backend: Backend, pallas: Callable[..., Array], xla: Callable[..
     if backend.chip is None:
         return xla(without_kernel(lhs, _NO_CHIP), other, *rest)
     if backend.implementation is not None or backend.tiles is not None:
-        return pallas(*given) if backend.implementation else _on_tpu_or_not(pallas, xla, *given)
+        return pallas(*given) if backend.implementation else kernel_or_xla(pallas, xla, *given)
     try:
         jax.eval_shape(pallas, *given)
     except IllegalTilesError as error:
         return xla(without_kernel(lhs, f"no tiles fit: {error}"), other, *rest)
-    return _on_tpu_or_not(pallas, xla, *given)
-
-
-def _on_tpu_or_not(pallas: Callable[..., Array], xla: Callable[..., Array], *given: Any) -> Array:
-    """Decided when the program is lowered: the same traced function may run on a CPU."""
-    return lax.platform_dependent(*given, tpu=pallas, default=xla)
+    return kernel_or_xla(pallas, xla, *given)

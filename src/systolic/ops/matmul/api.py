@@ -42,8 +42,8 @@ def matmul(
 
     Shapes are those of `jnp.matmul`: vectors, matrices, batch dimensions that broadcast, any size from 0 up. It is
     differentiable in both modes and to any order, and works under `jit`, `vmap`, `checkpoint` (which JAX refuses around
-    interpret mode), `scan` and `shard_map`. Under `jit` alone with sharded arrays XLA does not know how to cut the
-    kernel: use `shard_map`.
+    interpret mode), `scan` and `shard_map`; under `jit` alone on arrays of a mesh with explicit axes, as
+    `jax.make_mesh` makes it. On several devices of another mesh XLA multiplies, and a warning says so.
 
     On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses and shows; elsewhere XLA computes the same.
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax import Array, lax
+from jax import Array
 from jax.custom_batching import custom_vmap
 
 from systolic.ops.linear import floating, linear, perturbed
 from systolic.ops.matmul.pallas import by_pallas
 from systolic.ops.matmul.product import Backend, Product
+from systolic.ops.matmul.sharded import explicit_mesh, sharded
 from systolic.ops.matmul.xla import by_xla
 from systolic.ops.shapes import is_symbolic
-from systolic.ops.target import without_kernel
+from systolic.ops.target import kernel_or_xla, without_kernel
 from systolic.spec import Operands, SpecError
 
 Fn = Callable[..., Any]
@@ -93,6 +94,9 @@ def _batched(product: Product, operands: Operands) -> tuple[Array, ...]:
 
 
 def _dispatched(product: Product, operands: Operands) -> tuple[Array, ...]:
+    mesh = explicit_mesh(operands)
+    if mesh is not None:
+        return sharded(_dispatched, mesh, product, operands)
     backend = product.backend
     if backend.implementation == "xla" or any(0 in array.shape for array in operands.present()):
         return by_xla(product, operands)
@@ -101,10 +105,7 @@ def _dispatched(product: Product, operands: Operands) -> tuple[Array, ...]:
     if backend.chip is None:
         return by_xla(product, operands._replace(lhs=without_kernel(operands.lhs, _NO_CHIP)))
     if backend.implementation is None:
-        # Decided when the program is lowered: the same traced function may run on a CPU.
-        return lax.platform_dependent(
-            operands, tpu=functools.partial(by_pallas, product), default=functools.partial(by_xla, product)
-        )
+        return kernel_or_xla(functools.partial(by_pallas, product), functools.partial(by_xla, product), operands)
     return by_pallas(product, operands)
 
 

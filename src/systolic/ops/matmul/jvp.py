@@ -22,6 +22,7 @@ from systolic.compat import varying_alike
 from systolic.ops.linear import linear, perturbed
 from systolic.ops.matmul.compute import compute
 from systolic.ops.matmul.product import Fn, Product, kept_dtype, output_shape
+from systolic.ops.matmul.sharded import sharded_like
 from systolic.ops.matmul.vjp import operand_cotangents
 from systolic.ops.shapes import fold, is_symbolic
 from systolic.spec import Operands
@@ -81,7 +82,8 @@ class _Tangent:
     ) -> Sequence[Array | None]:
         operands, z = self._unpacked(residuals)
         wanted = self.structure.unflatten([argument is not None for argument in arguments])
-        return self.structure.flatten_up_to(operand_cotangents(self.product, operands, z, wanted, *cotangents))
+        found = operand_cotangents(self.product, operands, z, wanted, *cotangents)
+        return list(map(sharded_like, self.structure.flatten_up_to(found), residuals))
 
     def _unpacked(self, residuals: Sequence[Array]) -> tuple[Operands, Array | None]:
         count = self.structure.num_leaves

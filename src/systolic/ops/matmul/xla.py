@@ -21,6 +21,9 @@ def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
     if product.side_by_side and operands.up is not None:
         rhs, up = jnp.split(rhs, 2, axis=-1)
         operands = operands._replace(up=up)
+    # On several devices XLA sums parts in the dtype that it is asked for.
+    only_cast = spec.epilogue.is_identity and not spec.epilogue.kept_sum and spec.dtype_multiplied == "bfloat16"
+    dtype_sum = product.dtype_out if only_cast and product.dtype_out == "bfloat16" else spec.dtype_accumulator
     lefts, rights = jax.tree.leaves(lhs), jax.tree.leaves((rhs, operands.up))
 
     def multiply(left: Array, right: Array) -> Array:
@@ -29,7 +32,7 @@ def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
             left.mT if product.transpose_lhs else left,
             right.mT if product.transpose_rhs else right,
             precision=lax.Precision[product.precision.upper()],
-            preferred_element_type=jnp.dtype(spec.dtype_accumulator),
+            preferred_element_type=jnp.dtype(dtype_sum),
         )
 
     with jax.named_scope("systolic.matmul"):
