@@ -22,15 +22,18 @@ from systolic.compiler import NamedFunction, WorkerPool
 SIZES = (array(256, 512), array(512, 256))
 SMALL = {"tile_m": 128, "tile_k": 256, "tile_n": 128}
 REFERENCE = example("products.py:product_reference")
+SLOW = pytest.mark.slow  # like its neighbours
 
 
 @pytest.mark.parametrize(
     ("fn", "args", "reference"),
     [
         pytest.param(example("products.py:v1"), SIZES, REFERENCE, id="v1"),
-        pytest.param(example("products.py:v2", tile_m=128, tile_n=128), SIZES, REFERENCE, id="v2"),
-        pytest.param(example("products.py:v3", **SMALL), SIZES, REFERENCE, id="v3"),
-        pytest.param(example("products.py:v4", **SMALL), SIZES, REFERENCE, id="v4"),
+        pytest.param(
+            example("products.py:v2", tile_m=128, tile_n=128), SIZES, REFERENCE, id="v2", marks=pytest.mark.slow
+        ),
+        pytest.param(example("products.py:v3", **SMALL), SIZES, REFERENCE, id="v3", marks=SLOW),
+        pytest.param(example("products.py:v4", **SMALL), SIZES, REFERENCE, id="v4", marks=SLOW),
         pytest.param(example("products.py:v5", **SMALL), SIZES, REFERENCE, id="v5"),
         pytest.param(
             example("products.py:v5", **SMALL),

@@ -1,4 +1,4 @@
-"""`--topology` and `--mesh`: the slice that a function is sharded over."""
+"""`--topology`, `--mesh` and `--explicit`: the slice that a function is sharded over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from systolic.chips import Chip
 from systolic.compiler import NamedFunction
 from systolic.compiler.jit_options import with_jit_options
 from systolic.compiler.named_shardings import mesh_axes, sharded_argument
-from systolic.compiler.slice_devices import slice_mesh
+from systolic.compiler.slice_devices import explicit_axes, slice_mesh
 from systolic.timing import slice_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -26,10 +26,12 @@ class AskedSlice:
     Attributes:
       topology: "2x4"; None: one device.
       mesh: "data=2,model=4"; "": none, the function makes its own.
+      explicit: whether the mesh's axes are, so that types say how arrays are sharded.
     """
 
     topology: str | None
     mesh: str
+    explicit: bool = False
 
     def check(self, chips: Sequence[Chip]) -> None:
         """Whether each chip has such a slice, before anything is compiled.
@@ -53,24 +55,33 @@ class AskedSlice:
         mesh = None
         if self.topology is not None and self.mesh:
             mesh = slice_mesh(chip, self.topology, **mesh_axes(self.mesh))
+            mesh = explicit_axes(mesh) if self.explicit else mesh
         return with_jit_options(function, mesh), [sharded_argument(text, mesh) for text in arguments]
 
 
 def slice_options(command: _F) -> _F:
-    """`--topology` and `--mesh`, which the command takes as `asked_slice`."""
+    """`--topology`, `--mesh` and `--explicit`, which the command takes as `asked_slice`."""
 
     @functools.wraps(command)
-    def packed(*args: Any, topology: str | None, mesh: str, **rest: Any) -> Any:
+    def packed(*args: Any, topology: str | None, mesh: str, explicit: bool, **rest: Any) -> Any:
         if mesh and topology is None:
             raise click.UsageError("--mesh is over the devices of a slice: give --topology too, such as 2x4")
-        return command(*args, asked_slice=AskedSlice(topology=topology, mesh=mesh), **rest)
+        if explicit and not mesh:
+            raise click.UsageError("--explicit is about the axes of --mesh: give that too, such as data=2,model=4")
+        asked = AskedSlice(topology=topology, mesh=mesh, explicit=explicit)
+        return command(*args, asked_slice=asked, **rest)
 
     made: Any = click.option(
+        "--explicit",
+        is_flag=True,
+        help="The mesh's axes are explicit, as jax.make_mesh makes them; else they are left to XLA.",
+    )(packed)
+    made = click.option(
         "--mesh",
         default="",
         metavar="NAME=SIZE,…",
         help="The mesh over the slice, such as data=2,model=4. It is set while the function is traced.",
-    )(packed)
+    )(made)
     return click.option(
         "--topology",
         metavar="2x4",

@@ -124,6 +124,13 @@ def slice_mesh(chip: str | Chip, topology: str, /, **axes: int) -> Any:
     return Mesh(ordered, tuple(axes))
 
 
+def explicit_axes(mesh: Any) -> Any:
+    """The same mesh with explicit axes: types of arrays on it say how they are sharded."""
+    from jax.sharding import AxisType, Mesh
+
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Explicit,) * len(mesh.axis_names))
+
+
 @functools.cache
 def libtpu_devices(topology: Topology) -> Sequence[Any]:
     """The same as `new_libtpu_devices`, each device the same object whenever it is asked for."""

@@ -30,6 +30,7 @@ def function(tmp_path: Path) -> str:
         (("--topology", "2x4", "--mesh", "row=2,column=4", "--arg", SHAPE), "no axis 'data'"),
         (("--topology", "2x4", "--arg", SHAPE), "--mesh"),
         (("--mesh", "data=2,model=4", "--arg", SHAPE), "--topology"),
+        (("--topology", "2x4", "--explicit", "--arg", SHAPE), "--mesh"),
     ],
 )
 def test_bad_calls(function: str, options: tuple[str, ...], what: str, capsys: pytest.CaptureFixture[str]) -> None:
