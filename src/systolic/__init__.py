@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from systolic.ops import Plan, Planner, plan, use
     from systolic.ops.gated import gated_matmul
     from systolic.ops.grouped import grouped_matmul
-    from systolic.ops.matmul import matmul
+    from systolic.ops.matmul import dot_general, einsum, matmul
     from systolic.ops.quantised import Quantized, dequantize, fake_quantize, from_qwix, quantize, to_qwix
     from systolic.schedule import Tiles
     from systolic.simulator import SimulatedRun
@@ -47,6 +47,8 @@ __all__ = [
     "check",
     "chip",
     "dequantize",
+    "dot_general",
+    "einsum",
     "explain",
     "fake_quantize",
     "from_qwix",
@@ -76,7 +78,7 @@ _DOORS = {
     "systolic.ops": ("Plan", "Planner", "plan", "use"),
     "systolic.ops.gated": ("gated_matmul",),
     "systolic.ops.grouped": ("grouped_matmul",),
-    "systolic.ops.matmul": ("matmul",),
+    "systolic.ops.matmul": ("dot_general", "einsum", "matmul"),
     "systolic.ops.quantised": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),
     "systolic.schedule": ("Tiles",),
     "systolic.simulator": ("SimulatedRun",),

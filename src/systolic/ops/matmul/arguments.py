@@ -230,6 +230,15 @@ def precision_named(precision: Any) -> PrecisionName:
         raise SpecError(f"precision={precision!r} is not known; use default, high or highest") from error
 
 
+def is_precision(precision: Any) -> bool:
+    """Whether the kernel has such a precision: one for both operands, and none of JAX's other algorithms."""
+    try:
+        precision_named(precision)
+    except SpecError:
+        return False
+    return True
+
+
 def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: Any) -> Backend:
     """What computes a call.
 

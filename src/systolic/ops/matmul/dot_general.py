@@ -1,0 +1,134 @@
+"""`systolic.dot_general` and `systolic.einsum`: the product by the names that models call it by."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from systolic.chips import Chip
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jax.typing import ArrayLike, DTypeLike
+
+    from systolic.ops.matmul.product import Implementation
+
+DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+
+
+def dot_general(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    dimension_numbers: DimensionNumbers,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    *,
+    out_sharding: Any = None,
+    implementation: Implementation = None,
+    chip: str | Chip | None = None,
+) -> Array:
+    """`jax.lax.dot_general` by `systolic.matmul`: for `dot_general=` of flax' layers, and of your own.
+
+    Dimensions of an operand that lie as [batch, rows, k] or [batch, k, rows] are only reshaped; others are transposed
+    first. What the kernel does not multiply is JAX's: complex numbers, dtypes that a TPU does not multiply, an
+    `out_sharding`, a precision for each operand.
+
+    Args:
+      lhs, rhs: arrays of any shape.
+      dimension_numbers: ((contracted of lhs, of rhs), (batch of lhs, of rhs)).
+      precision, preferred_element_type: as `systolic.matmul` takes them. The result's dtype is JAX's: int8 of int8.
+      out_sharding: as JAX takes it.
+      implementation, chip: as `systolic.matmul` takes them.
+
+    Returns:
+      The dimensions of the batch, what is left of lhs' and what is left of rhs'.
+
+    Raises:
+      TypeError: as JAX does, of dimensions that do not go together.
+      SpecError: a kernel that was asked for where no TPU is; see `systolic.matmul`.
+    """
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    from systolic.ops.dtypes import OPERAND_DTYPES
+    from systolic.ops.matmul.api import matmul
+    from systolic.ops.matmul.arguments import is_precision
+
+    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    by_jax = functools.partial(
+        lax.dot_general,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+    )
+    multiplied = {lhs.dtype.name, rhs.dtype.name} <= {*OPERAND_DTYPES, "float16"}
+    if not multiplied or out_sharding is not None or not is_precision(precision):
+        return by_jax(lhs, rhs)
+    shapes = (jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (lhs, rhs))
+    wanted = jax.eval_shape(by_jax, *shapes)  # and JAX's own errors
+    (of_lhs, of_rhs), (batch_lhs, batch_rhs) = dimension_numbers
+    left, transpose_lhs, rows = _matrices(lhs, batch_lhs, of_lhs)
+    right, columns_last, columns = _matrices(rhs, batch_rhs, of_rhs)
+    out = matmul(
+        left,
+        right,
+        transpose_lhs=transpose_lhs,
+        transpose_rhs=not columns_last,
+        precision=precision,
+        preferred_element_type=jnp.int32 if jnp.issubdtype(wanted.dtype, jnp.integer) else wanted.dtype,
+        implementation=implementation,
+        chip=chip,
+    )
+    batch = tuple(lhs.shape[axis] for axis in batch_lhs)
+    return out.reshape(*batch, *rows, *columns).astype(wanted.dtype)
+
+
+def einsum(
+    subscripts: str,
+    /,
+    *operands: ArrayLike,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    implementation: Implementation = None,
+    chip: str | Chip | None = None,
+) -> Array:
+    """`jnp.einsum`, with every product by `systolic.dot_general`.
+
+    Args:
+      subscripts: such as "bsd,dhf->bshf".
+      operands: two or more arrays, which are multiplied two by two; of one, JAX sums.
+      precision, preferred_element_type, implementation, chip: as `systolic.dot_general` takes them.
+
+    Raises:
+      ValueError: as JAX does, of subscripts that do not go with the shapes.
+      SpecError: a kernel that was asked for where no TPU is; see `systolic.matmul`.
+    """
+    import jax.numpy as jnp
+
+    return jnp.einsum(
+        subscripts,
+        *operands,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        _dot_general=_with(implementation, chip),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _with(implementation: Implementation, chip: str | Chip | None) -> Any:
+    """One function for one choice: JAX traces `einsum` again for another."""
+    return functools.partial(dot_general, implementation=implementation, chip=chip)
+
+
+def _matrices(array: Array, batch: Sequence[int], contracted: Sequence[int]) -> tuple[Array, bool, tuple[int, ...]]:
+    """An operand as matrices [*batch, rows, k], or [*batch, k, rows] if it lies so; whether it does; and its rows."""
+    rest = [axis for axis in range(array.ndim) if axis not in (*batch, *contracted)]
+    k_first = [*batch, *contracted, *rest] == list(range(array.ndim))
+    order = [*batch, *contracted, *rest] if k_first else [*batch, *rest, *contracted]
+    k, rows = (tuple(array.shape[axis] for axis in axes) for axes in (contracted, rest))
+    sizes = (math.prod(k), math.prod(rows)) if k_first else (math.prod(rows), math.prod(k))
+    return array.transpose(order).reshape(*(array.shape[axis] for axis in batch), *sizes), k_first, rows
