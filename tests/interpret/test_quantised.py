@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,9 @@ CHIPS = ("v5e", "v6e", "v7x")
 
 
 def weight(random: np.random.Generator, k: int, n: int, name: str, **keywords: Any) -> systolic.Quantized:
-    return systolic.quantize(random.standard_normal((k, n)).astype(np.float32), name, **keywords)
+    # One program: each operation by itself is compiled anew for each shape, which takes longer than the product.
+    quantize = jax.jit(functools.partial(systolic.quantize, dtype=name, **keywords))
+    return quantize(random.standard_normal((k, n)).astype(np.float32))
 
 
 def rows(random: np.random.Generator, *shape: int, dtype: str = "bfloat16") -> jax.Array:
@@ -40,7 +43,7 @@ def exact(q: systolic.Quantized) -> np.ndarray:
 
 
 def bound(lhs: np.ndarray, q: systolic.Quantized, route: Route) -> np.ndarray:
-    """How far a result may be from the product: from roundings of weights, if there are any, and of sums in float32."""
+    """A result may be this far from the product: it follows from roundings of weights, if any, and of float32 sums."""
     k = q.shape[-2]
     weights = np.abs(exact(q))
     # bfloat16 has eight bits: the scale is rounded to them, and its product with the value.
@@ -69,9 +72,9 @@ def check(lhs: jax.Array, q: systolic.Quantized, chip: str, **keywords: Any) -> 
     assert np.all(found <= bound(left, q, route(lhs.shape[0], q, chip)))
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 @given(
-    name=st.sampled_from(FORMATS),
+    name=st.sampled_from([one for one in FORMATS if one != "float8_e4m3b11fnuz"]),  # which v7x refuses
     chip=st.sampled_from(CHIPS),
     m=st.sampled_from([1, 7, 16, 40]),
     blocks=st.integers(1, 3),
@@ -83,8 +86,6 @@ def check(lhs: jax.Array, q: systolic.Quantized, chip: str, **keywords: Any) -> 
 def test_any_size_and_block(
     name: str, chip: str, m: int, blocks: int, block: int, n: int, scale_dtype: str, seed: int
 ) -> None:
-    if name == "float8_e4m3b11fnuz" and chip == "v7x":
-        return  # which refuses it: see below
     random = np.random.default_rng(seed)
     q = weight(random, blocks * block, n, name, block=block, scale_dtype=scale_dtype)
     check(rows(random, m, blocks * block), q, chip)
@@ -93,17 +94,23 @@ def test_any_size_and_block(
 @pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
-    name=st.sampled_from([one for one in FORMATS if one != "float8_e4m3b11fnuz"]),
+    name=st.sampled_from(FORMATS),
     chip=st.sampled_from(CHIPS),
     m=st.integers(1, 70),
     blocks=st.integers(1, 5),
     block=st.sampled_from([32, 64, 96, 128, 160, 256, 384]),
     n=st.integers(1, 400),
+    scale_dtype=st.sampled_from(["float32", "bfloat16"]),
     seed=st.integers(0, 999),
 )
-def test_many_sizes_and_blocks(name: str, chip: str, m: int, blocks: int, block: int, n: int, seed: int) -> None:
+def test_many_sizes_and_blocks(
+    name: str, chip: str, m: int, blocks: int, block: int, n: int, scale_dtype: str, seed: int
+) -> None:
+    if name == "float8_e4m3b11fnuz" and chip == "v7x":
+        return  # which refuses it
     random = np.random.default_rng(seed)
-    check(rows(random, m, blocks * block), weight(random, blocks * block, n, name, block=block), chip)
+    q = weight(random, blocks * block, n, name, block=block, scale_dtype=scale_dtype)
+    check(rows(random, m, blocks * block), q, chip)
 
 
 @pytest.mark.parametrize("name", [one for one in FORMATS if one != "float8_e4m3b11fnuz"])

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from systolic.chips import Chip
 from systolic.cost.pipeline import ModelledTime
-from systolic.cost.ranking import TimedConfig
-from systolic.schedule import LANES, IllegalTilesError, KernelConfig, Tiles
+from systolic.cost.ranking import TimedConfig, legal_configs
+from systolic.schedule import LANES, KernelConfig, Tiles
 from systolic.schedule.grouped import largest_divisor, padded
 from systolic.schedule.quantised import QuantizedSchedule, stretch_cycles
 from systolic.schedule.quantised_route import route_of
@@ -68,20 +68,11 @@ def product_configs(spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
 
 @functools.lru_cache(maxsize=64)  # the planner asks for several configurations of a product
 def _product_configs(spec: QuantizedSpec, chip: Chip) -> tuple[TimedConfig, ...]:
-    found, refused = list[TimedConfig](), None
-    for config in dict.fromkeys(_space(spec)):
-        try:
-            found.append(timed(spec, config, chip))
-        except IllegalTilesError as error:
-            refused = error
-    if not found and refused is not None:
-        raise refused
-
     def with_code(one: TimedConfig) -> float:
         route = route_of(spec, one.config.subtile_m, chip)
         return one.modelled.time_us * (1 + stretch_cycles(spec, one.config, route, chip) / _BUNDLES_FOR_ALL_OF_IT)
 
-    return tuple(sorted(found, key=with_code))
+    return tuple(sorted(legal_configs(_space(spec), lambda config: timed(spec, config, chip)), key=with_code))
 
 
 def timed(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:

@@ -124,7 +124,7 @@ class QuantizedSchedule:
 
     @property
     def steps(self) -> int:
-        """Of the grid."""
+        """The number of the grid's steps."""
         return self.grid_m * self.grid_n * self.grid_k
 
 

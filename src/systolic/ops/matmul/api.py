@@ -84,25 +84,29 @@ def matmul(
     from systolic.ops.matmul.arguments import Given, backend_of, canonical
     from systolic.ops.matmul.jvp import multiply
     from systolic.ops.quantised.api import quantised_matmul
+    from systolic.ops.quantised.arguments import canonical as quantised_call
     from systolic.ops.quantised.arguments import is_quantised
 
     if is_quantised(lhs) or is_quantised(rhs):
+        refused = {
+            "out_scale": out_scale,
+            "transpose_lhs": transpose_lhs,
+            "transpose_rhs": transpose_rhs,
+            "lhs_fn": lhs_fn,
+            "rhs_fn": rhs_fn,
+            "precision": precision,
+        }
         return quantised_matmul(
-            lhs,
-            rhs,
-            bias=bias,
-            activation=activation,
-            residual=residual,
-            preferred_element_type=preferred_element_type,
-            backend=backend_of(implementation, chip, tiles),
-            refused={
-                "out_scale": out_scale,
-                "transpose_lhs": transpose_lhs,
-                "transpose_rhs": transpose_rhs,
-                "lhs_fn": lhs_fn,
-                "rhs_fn": rhs_fn,
-                "precision": precision,
-            },
+            quantised_call(
+                lhs,
+                rhs,
+                bias=bias,
+                activation=activation,
+                residual=residual,
+                preferred_element_type=preferred_element_type,
+                backend=backend_of(implementation, chip, tiles),
+                refused=refused,
+            )
         )
     call = canonical(
         Given(name="lhs", value=lhs, transposed=transpose_lhs, fn=lhs_fn, args=lhs_args),
