@@ -9,7 +9,6 @@ from jax import Array
 
 from systolic.ops.quantised.arguments import Call
 from systolic.ops.quantised.compute import multiply
-from systolic.ops.quantised.product import Operands
 
 
 def quantised_matmul(call: Call) -> Array:
@@ -17,6 +16,6 @@ def quantised_matmul(call: Call) -> Array:
     operands = call.operands
     fn = functools.partial(multiply, call.product)
     if operands.values.ndim > 2:
-        fn = jax.vmap(fn, (Operands(0, 0, 0, None, None if operands.residual is None else 0),))
+        fn = jax.vmap(fn, (jax.tree.map(lambda _: 0, operands)._replace(bias=None),))
     with jax.named_scope("systolic"):
         return fn(operands).reshape(call.shape).astype(call.dtype)

@@ -41,6 +41,7 @@ class QuantizedPrograms:
             ((spec.blocks, spec.n), spec.dtype_scale),
             *([((spec.n,), "float32")] if spec.bias else []),
             *([((spec.m, spec.n), spec.dtype_out)] if spec.residual else []),
+            *([((spec.m, spec.lhs_blocks), "float32")] if spec.lhs_blocks else []),
         ]
         return tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes)
 
@@ -93,14 +94,22 @@ def by_xla_in_form(form: str, spec: QuantizedSpec, *arrays: Array) -> Array:
 def _static(spec: QuantizedSpec, backend: Backend | None) -> QuantizedProduct:
     name, function = activation_of(spec.activation or None)
     backend = backend or Backend(implementation="xla", chip=None, tiles=None)
-    return QuantizedProduct(backend=backend, dtype_out=spec.dtype_out, activation=name, function=function)
+    return QuantizedProduct(
+        backend=backend,
+        dtype_out=spec.dtype_out,
+        activation=name,
+        function=function,
+        quantize_lhs=spec.quantize_lhs,
+    )
 
 
 def _operands(spec: QuantizedSpec, arrays: tuple[Array, ...]) -> Operands:
     lhs, values, scales, *beside = arrays
     rest = iter(beside)
-    bias, residual = (next(rest) if there else None for there in (spec.bias, spec.residual))
-    return Operands(lhs, values, scales, bias, residual)
+    bias, residual, lhs_scales = (
+        next(rest) if there else None for there in (spec.bias, spec.residual, spec.lhs_blocks)
+    )
+    return Operands(lhs, values, scales, bias, residual, lhs_scales)
 
 
 def _product(spec: QuantizedSpec, chip: Chip, config: KernelConfig, *arrays: Array) -> Array:
@@ -111,11 +120,12 @@ def _product(spec: QuantizedSpec, chip: Chip, config: KernelConfig, *arrays: Arr
 def _called(spec: QuantizedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
     its = _operands(spec, arrays)
     return matmul(
-        its.lhs,
+        its.lhs if its.lhs_scales is None else Quantized(its.lhs, its.lhs_scales),
         Quantized(its.values, its.scales),
         bias=its.bias,
         activation=spec.activation or None,
         residual=its.residual,
+        quantize_lhs=spec.quantize_lhs,
         preferred_element_type=spec.dtype_out,
         implementation=implementation,
         chip=chip,
