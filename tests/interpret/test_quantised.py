@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quantised_operands import exact, quantised, rows, scales_of
 
 import systolic
 from systolic.compat import interpret_params, races_found
@@ -25,21 +25,7 @@ CHIPS = ("v5e", "v6e", "v7x")
 
 
 def weight(random: np.random.Generator, k: int, n: int, name: str, **keywords: Any) -> systolic.Quantized:
-    # One program: each operation by itself is compiled anew for each shape, which takes longer than the product.
-    quantize = jax.jit(functools.partial(systolic.quantize, dtype=name, **keywords))
-    return quantize(random.standard_normal((k, n)).astype(np.float32))
-
-
-def rows(random: np.random.Generator, *shape: int, dtype: str = "bfloat16") -> jax.Array:
-    return jnp.asarray(random.standard_normal(shape), dtype)
-
-
-def exact(q: systolic.Quantized) -> np.ndarray:
-    """Values times scales, in float64."""
-    scales = np.asarray(q.scales).astype(np.float64)
-    for axis, block in enumerate(q.blocks):
-        scales = scales.repeat(block, axis)
-    return np.asarray(q.values).astype(np.float64) * scales
+    return quantised(random, (k, n), name, **keywords)
 
 
 def bound(lhs: np.ndarray, q: systolic.Quantized, route: Route) -> np.ndarray:
@@ -48,12 +34,7 @@ def bound(lhs: np.ndarray, q: systolic.Quantized, route: Route) -> np.ndarray:
     weights = np.abs(exact(q))
     # bfloat16 has eight bits: the scale is rounded to them, and its product with the value.
     rounding = 2 * 2.0**-8 * weights if route.scaled == "weights" else 0.0
-    added = weights + route.offset * np.abs(exact(q) / np.where(q.values == 0, 1, q.values).astype(np.float64))
-    if route.offset:  # the scale of each value, where it is zero too
-        scales = np.asarray(q.scales).astype(np.float64)
-        for axis, block in enumerate(q.blocks):
-            scales = scales.repeat(block, axis)
-        added = weights + route.offset * scales
+    added = weights + route.offset * scales_of(q)
     return np.abs(lhs).astype(np.float64) @ (rounding + (k + 4) * 2.0**-23 * added)
 
 

@@ -37,6 +37,7 @@ class QuantizedSchedule:
       tile_k, tile_n: of the weight.
       subtile_n: columns that are multiplied at a time.
       tile_blocks: rows of scales of a tile.
+      makes_rows: whether rows are multiplied in another form than they come in.
       slots: tiles of the weight in VMEM.
       out_slots: tiles of the result.
       buffers: all that it asks of VMEM.
@@ -53,6 +54,7 @@ class QuantizedSchedule:
     grid_m: int
     grid_k: int
     grid_n: int
+    makes_rows: bool
     slots: int
     out_slots: int
     buffers: tuple[VmemBuffer, ...]
@@ -75,7 +77,7 @@ class QuantizedSchedule:
             VmemBuffer(name="lhs", shape=(tiles.tile_m, padded(spec.k, LANES)), dtype=spec.dtype_lhs, copies=2),
             VmemBuffer(name="out", shape=out, dtype=spec.dtype_out, copies=_OUT_SLOTS),
         ]
-        if spec.dtype_lhs != route.rows:
+        if _makes_rows(spec, route):
             fixed.append(VmemBuffer(name="rows", shape=fixed[0].shape, dtype=route.rows, copies=1))
         of_rows = (padded(tiles.tile_m, _SUBLANES), LANES)  # one number for each row, in every lane
         if route.offset:
@@ -122,6 +124,7 @@ class QuantizedSchedule:
             grid_m=-(-spec.m // tiles.tile_m),
             grid_k=spec.k // tiles.tile_k,
             grid_n=spec.n // tiles.tile_n,
+            makes_rows=_makes_rows(spec, route),
             slots=slots,
             out_slots=_OUT_SLOTS,
             buffers=buffers,
@@ -159,6 +162,10 @@ def rows_multiple(spec: QuantizedSpec) -> int:
     """Rows of whole registers, of the result and of quantised lhs: where a block or a subtile of rows may begin."""
     of_result = _SUBLANES * 4 // max(dtype_bytes(spec.dtype_out), 1)
     return max(of_result, {None: 0, "int4": 2 * BLOCK_ROWS}.get(spec.row_format, BLOCK_ROWS))
+
+
+def _makes_rows(spec: QuantizedSpec, route: Route) -> bool:
+    return spec.quantize_lhs is not None or spec.dtype_lhs != route.rows
 
 
 def _keeps(route: Route, subtile_m: int, tile_m: int) -> bool:

@@ -91,7 +91,9 @@ def _name(spec: QuantizedSpec) -> str:
 def _as_interpreted(schedule: QuantizedSchedule) -> QuantizedSchedule:
     """On a CPU XLA does not compile products of int4: int8 holds the same numbers."""
     route = schedule.route
-    return replace(schedule, route=replace(route, rows="int8", pushed="int8", made="cast")) if route.rows == "int4" else schedule
+    if route.rows != "int4":
+        return schedule
+    return replace(schedule, route=replace(route, rows="int8", pushed="int8", made="cast"), makes_rows=True)
 
 
 def _as_loaded(values: Array) -> Array:
@@ -107,7 +109,7 @@ def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, stored: Any) -> Buffer
         values=pltpu.VMEM((its.slots, its.tile_k, its.tile_n), stored),
         scales=pltpu.VMEM((its.slots, its.tile_blocks, its.tile_n), jnp.dtype(spec.dtype_scale)),
         out=pltpu.VMEM((its.out_slots, its.tile_m, its.tile_n), jnp.dtype(spec.dtype_out)),
-        rows=pltpu.VMEM((its.tile_m, spec.k), jnp.dtype(its.route.rows)) if spec.dtype_lhs != its.route.rows else None,
+        rows=pltpu.VMEM((its.tile_m, spec.k), jnp.dtype(its.route.rows)) if its.makes_rows else None,
         row_scales=pltpu.VMEM((max(spec.lhs_blocks, 1), its.tile_m, LANES), float32) if spec.scales_rows else None,
         row_sums=pltpu.VMEM((spec.blocks, its.tile_m, LANES), float32) if its.route.offset else None,
         acc=pltpu.VMEM((its.tile_m, its.tile_n), acc) if its.grid_k > 1 else None,

@@ -118,7 +118,7 @@ def _rows_of_floats(lhs: Any) -> _Rows:
     stored, left = given_dtype(lhs, "lhs"), operand(lhs, "lhs")
     if left.dtype.name not in ("float32", "bfloat16"):
         raise SpecError(
-            f"lhs is {left.dtype.name}; beside a quantised rhs it has to be bfloat16, float32 or a Quantized with scales"
+            f"lhs is {left.dtype.name}; beside a quantised rhs it has to be bfloat16, float32 or a Quantized"
         )
     is_vector = left.ndim == 1
     return _Rows(array=left[None] if is_vector else left, scales=None, is_vector=is_vector, dtype=stored)
