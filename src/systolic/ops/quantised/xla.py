@@ -51,11 +51,18 @@ def quantised_rows(product: QuantizedProduct, operands: Operands) -> ScaledRows 
     return ScaledRows(made.values, made.scales)
 
 
-def product_of_values(rows: ScaledRows, values: Array, scales: Array) -> Array:
-    """The product in float32: of values for each block, whose sums are scaled and added."""
+def product_of_values(rows: ScaledRows, values: Array, scales: Array, *, as_stored: bool = False) -> Array:
+    """The product in float32: of values for each block, whose sums are scaled and added.
+
+    Args:
+      as_stored: floats are multiplied in the dtype of rows, which XLA converts if the chip's units do not take it; else
+        in bfloat16.
+    """
     (m, k), n, blocks = rows.values.shape, values.shape[1], scales.shape[0]
     integers = all(jnp.issubdtype(one.dtype, jnp.integer) for one in (rows.values, values))
     multiplied, summed = (jnp.int8, jnp.int32) if integers else (jnp.bfloat16, jnp.float32)
+    if as_stored and not integers:
+        multiplied = rows.values.dtype  # weights of other formats become that, which may round: it is for races
     each = lax.dot_general(
         rows.values.astype(multiplied).reshape(m, blocks, k // blocks),
         values.astype(multiplied).reshape(blocks, k // blocks, n),
