@@ -100,7 +100,7 @@ def test_any_rows_are_planned() -> None:
 
 
 def test_rows_that_vmem_has_no_room_for() -> None:
-    """All of k of a block of rows has to fit: else there is an error, or XLA multiplies where no kernel was asked for."""
+    """All of k of a block of rows has to fit: else there is an error, or XLA multiplies if no kernel was asked for."""
     wanted = spec(m=64, k=2**21, n=128, block=2**21, dtype_rhs="int8", quantize_lhs="int8")
     with pytest.raises(IllegalTilesError, match="VMEM"):
         systolic.plan(wanted, "v7x")
