@@ -43,7 +43,7 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     ends = estimate.fill_cycles + estimate.drain_cycles_per_row * its.subtile_m
     held = _COPIES * (machine.dma_issue_cycles + machine.dma_wait_cycles)
     step = stretches * (stretch_cycles(spec, config, its.route, chip) + ends) + _STEP_CYCLES + held
-    if its.subtile_m < its.tile_m:  # the weights that are made are stored in VMEM, a register a cycle
+    if its.keeps_weights:  # the weights that are made are stored in VMEM, a register a cycle
         step += its.tile_k * its.tile_n * dtype_bytes(its.route.pushed) / _REGISTER_BYTES
     quantised = its.tile_m * spec.k * dtype_bytes("float32") / _REGISTER_BYTES if spec.quantize_lhs else 0
     compute_us = (its.steps * step + its.grid_m * quantised * _QUANTISE_CYCLES) * us
