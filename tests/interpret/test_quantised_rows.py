@@ -47,8 +47,8 @@ def check(lhs: systolic.Quantized, q: systolic.Quantized, chip: str) -> None:
 )
 def test_sums_of_integers_are_exact_also_past_what_float32_holds(chip: str, row_format: str, name: str) -> None:
     random, k = np.random.default_rng(0), 2560
-    values = random.integers(LARGEST[row_format] // 2, LARGEST[row_format], (16, k), endpoint=True)
-    weights = random.integers(-LARGEST[name] - 1, -LARGEST[name] // 2, (k, 128), endpoint=True)
+    values = random.integers(int(LARGEST[row_format]) // 2, int(LARGEST[row_format]), (16, k), endpoint=True)
+    weights = random.integers(-int(LARGEST[name]) - 1, -int(LARGEST[name]) // 2, (k, 128), endpoint=True)
     lhs = systolic.Quantized(jnp.asarray(values, row_format), jnp.ones((16, 1)))
     q = systolic.Quantized(jnp.asarray(weights).astype(name), jnp.ones((1, 128)))
     expected = (values.astype(np.int64) @ weights.astype(np.int64)).astype(np.float32)

@@ -85,9 +85,9 @@ def _batched(product: QuantizedProduct, operands: Operands) -> Array:
         if not (its.values or its.scales or its.bias):
             of_rows = {}
             for name in ("lhs", "residual", "lhs_scales"):
-                if (one := getattr(operands, name)) is not None:
-                    every = one if getattr(its, name) else jnp.broadcast_to(one, (size, *one.shape))
-                    of_rows[name] = every.reshape(-1, one.shape[-1])
+                if (array := getattr(operands, name)) is not None:
+                    every = array if getattr(its, name) else jnp.broadcast_to(array, (size, *array.shape))
+                    of_rows[name] = every.reshape(-1, array.shape[-1])
             out = _batched(product, operands._replace(**of_rows))
             return out.reshape(size, -1, out.shape[-1]), True
         leaves, structure = jax.tree.flatten(operands)
