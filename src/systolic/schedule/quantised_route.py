@@ -122,9 +122,9 @@ def route_of(spec: QuantizedSpec, rows: int, chip: Chip) -> Route:
     """
     found = routes(spec, chip)
     if not found:
-        raise UnsupportedDtypeError(
-            f"{chip.name} neither multiplies {spec.dtype_rhs} nor converts it; use int8, or dequantize the weight"
-        )
+        formats = spec.dtype_rhs if spec.row_format is None else f"{spec.row_format} × {spec.dtype_rhs}"
+        fix = "int8, or dequantize the weight" if spec.row_format is None else "rows of bfloat16"
+        raise UnsupportedDtypeError(f"{chip.name} neither multiplies {formats} nor converts it; use {fix}")
     return min(found, key=lambda route: route_cycles(route, spec, rows, spec.k, spec.n, chip))
 
 
@@ -133,6 +133,8 @@ def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
     beside_floats = _beside_bfloat16(spec, chip)
     if spec.row_format is None:
         return beside_floats
+    if ("int8" if spec.row_format == "int4" else spec.row_format) not in chip.dtypes:
+        return []
     exact = [_exact(route, spec) for route in beside_floats if route.scaled == "sums"]
     return [
         *(

@@ -151,6 +151,9 @@ def test_formats_that_a_chip_does_not_take() -> None:
     for chip, name in (("v4", "float8_e4m3fn"), ("v4", "float4_e2m1fn"), ("v7x", "float8_e4m3b11fnuz")):
         with pytest.raises(UnsupportedDtypeError, match=name):
             systolic.plan(spec(dtype_rhs=name), chip)
+    for rows, name in (("int8", "int8"), ("int4", "int8"), ("float8_e4m3fn", "int8")):
+        with pytest.raises(UnsupportedDtypeError, match="v4"):
+            systolic.plan(spec(dtype_rhs=name, quantize_lhs=rows), "v4")
 
 
 @pytest.mark.parametrize(
