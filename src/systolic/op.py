@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -84,12 +84,14 @@ class RacedPrograms:
       arguments: a `jax.ShapeDtypeStruct` for each operand, as users have them; an array where values decide.
       ours: what a user calls, with the planner's configuration.
       xla: what somebody would write in plain JAX who does not know it.
+      xla_forms: other ways to write it, by their names. The fastest of all counts.
     """
 
     spec: Any
     arguments: tuple[Any, ...]
     ours: Callable[..., Any]
     xla: Callable[..., Any]
+    xla_forms: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
 
 
 class Kept(Protocol):

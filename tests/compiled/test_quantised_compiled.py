@@ -49,6 +49,33 @@ def test_only_packed_weights_are_read(chip: str, name: str, block: int | None, b
     assert values <= kernel.hbm_read_bytes <= values + 2 * m * k + 4 * max(8, k // (block or k)) * n
 
 
+@pytest.mark.parametrize(
+    ("chip", "m", "rows", "name", "block", "bits"),
+    [
+        ("v6e", 24, "int8", "int8", None, 8),
+        ("v5e", 2, "int8", "int4", 128, 4),
+        ("v6e", 100, "int4", "int4", None, 4),
+        ("v7x", 40, "float8_e4m3fn", "float8_e4m3fn", None, 8),
+        ("v7x", 24, "int8", "int8", None, 8),
+    ],
+)
+def test_rows_are_read_once_and_quantised_in_the_kernel(
+    chip: str, m: int, rows: str, name: str, block: int | None, bits: int
+) -> None:
+    k, n = 1024, 512
+    q = jax.eval_shape(
+        functools.partial(systolic.quantize, dtype=name, block=block), jax.ShapeDtypeStruct((k, n), jnp.float32)
+    )
+    fn = functools.partial(systolic.matmul, quantize_lhs=rows, implementation="pallas", chip=chip)
+    run = systolic.simulate(fn, jax.ShapeDtypeStruct((m, k), jnp.bfloat16), q, chip=chip)
+    ops = [one for core in run.cores for one in core.ops]
+    kernel = max(ops, key=lambda one: one.hbm_read_bytes)
+    values, scales = k * n * bits // 8, 4 * max(8, k // (block or k)) * n
+    assert values <= kernel.hbm_read_bytes <= values + 2 * m * k + scales
+    others = sum(one.hbm_read_bytes + one.hbm_written_bytes for one in ops if one is not kernel)
+    assert others <= 2 * m * k + scales  # XLA may have copied the small arrays to VMEM ahead of the call
+
+
 @pytest.mark.parametrize(("chip", "m", "k", "n", "block"), [("v6e", 100, 416, 300, 32), ("v5e", 3, 130, 60, None)])
 def test_odd_sizes(chip: str, m: int, k: int, n: int, block: int | None) -> None:
     q = jax.eval_shape(

@@ -15,6 +15,14 @@ _LONGEST_COMPILE_S = 20.0
 _DECODE_SHARE = 1 / 1.03
 # Of quantised weights, by format: what XLA's time has to be of ours.
 _QUANTISED_RATIOS = {"int4/128 decode": 2.5, "int8/128 decode": 2.5, "int4 decode": 1.2, "e4m3 decode": 1.1}
+# Of rows quantised in the call, by group: the format of rows, and the least share of the model's limit. Chips whose
+# units take no rows of the format have no bar.
+_QUANTISED_SHARES = {
+    "w8a8 decode": ("int8", 1 / 1.12),
+    "w8a8 prefill": ("int8", 0.85),
+    "fp8 decode": ("float8_e4m3fn", 1 / 1.12),
+    "fp8 prefill": ("float8_e4m3fn", 0.92),
+}
 # A pass over an operand outside the kernel, as a share of the time, above which it counts as a copy of a large one.
 _OTHER_OPS_SHARE = 0.02
 
@@ -143,6 +151,8 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
         yield from _worst_bar(by_hbm, "of the model's HBM limit", lambda row: row.share_of_model, least=_DECODE_SHARE)
     elif group in _QUANTISED_RATIOS:
         yield from _mean_bar(rows, _QUANTISED_RATIOS[group])
+    elif group in _QUANTISED_SHARES:
+        yield from _quantised_rows_bars(rows, chip)
     elif group == "fused":
         yield from _mean_bar(rows, 1.03 if bfloat16 else 1.00)
         yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.96)
@@ -158,6 +168,12 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     one_kernel = [row for row in rows if row.op != "layers"]
     yield from _worst_bar(one_kernel, "bundles of code", lambda row: row.bundles, most=_MOST_BUNDLES)
     yield from _worst_bar(one_kernel, "s to compile", lambda row: row.compile_s, most=_LONGEST_COMPILE_S)
+
+
+def _quantised_rows_bars(rows: Sequence[BenchRow], chip: str) -> Iterator[Cleared]:
+    row_format, share = _QUANTISED_SHARES[rows[0].group]
+    if (known := known_chip(chip)) is not None and row_format not in known.emulated_dtypes:
+        yield from _mean_of(rows, "of the model's limit", share, [row.share_of_model for row in rows])
 
 
 def _moe_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from systolic.bench import layer_programs, moe_programs
@@ -21,7 +21,7 @@ from systolic.ops import plan
 from systolic.schedule import TilesError
 from systolic.spec import Spec, SpecError
 
-Who = str  # "ours", "xla", "flagged xla", or the name of a public kernel
+Who = str  # "ours", "xla", "flagged xla", "xla: " and one of its forms, or the name of a public kernel
 Against = Literal["all", "xla", "nothing"]
 
 _NOT_RUN = Outcome(label="")
@@ -45,6 +45,7 @@ def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, agains
             if against != "nothing":
                 asked.append(("xla", case.spec))
                 asked.append(("flagged xla", case.spec))
+                asked += [(_form(name), case.spec) for name in _forms(case.spec, chip)]
             if against == "all":
                 asked += [(peer.name, case.spec) for peer in _peers(case.spec)]
             if case.even is not None:
@@ -54,8 +55,9 @@ def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, agains
                 if key not in wanted and (experiment := _experiment(case.name, chip, who, spec)) is not None:
                     wanted[key] = experiment
     outcomes = dict(zip(wanted, runner.run(wanted.values()), strict=True))
-    return [
-        _with_better_xla(
+
+    def raced(chip: Chip, case: Case) -> BenchRow:
+        row = _with_better_xla(
             _row(
                 case,
                 chip,
@@ -68,10 +70,14 @@ def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, agains
                 ),
             ),
             _certain(outcomes.get((chip.name, "flagged xla", case.spec), _NOT_RUN)),
+            flags=COMMON_FLAGS,
         )
-        for chip in chips
-        for case in cases
-    ]
+        for name in _forms(case.spec, chip) if against != "nothing" else ():
+            outcome = _certain(outcomes.get((chip.name, _form(name), case.spec), _NOT_RUN))
+            row = _with_better_xla(row, outcome, form=name)
+        return row
+
+    return [raced(chip, case) for chip in chips for case in cases]
 
 
 def _experiment(name: str, chip: Chip, who: Who, spec: Spec) -> Experiment | None:
@@ -89,8 +95,21 @@ def _experiment(name: str, chip: Chip, who: Who, spec: Spec) -> Experiment | Non
 
 
 def _program(raced: RacedPrograms, who: Who, spec: Any) -> Callable[..., Any] | None:
-    known = {"ours": raced.ours, "xla": raced.xla, "flagged xla": raced.xla}
+    forms = {_form(name): fn for name, fn in raced.xla_forms.items()}
+    known = {"ours": raced.ours, "xla": raced.xla, "flagged xla": raced.xla, **forms}
     return known[who] if who in known else next(peer.program for peer in _peers(spec) if peer.name == who)
+
+
+def _form(name: str) -> Who:
+    return f"xla: {name}"
+
+
+def _forms(spec: Any, chip: Chip) -> Sequence[str]:
+    """Other ways to write the product in plain JAX."""
+    try:
+        return tuple(_raced(spec, chip).xla_forms)
+    except _UNPLANNED:
+        return ()
 
 
 def _peers(spec: Any) -> Sequence[Peer]:
@@ -160,18 +179,21 @@ def _row(
     )
 
 
-def _with_better_xla(row: BenchRow, flagged: Outcome) -> BenchRow:
-    """The row with XLA's time under common flags, where that is the better one."""
-    if flagged.time_us is None or flagged.run is None:
+def _with_better_xla(
+    row: BenchRow, another: Outcome, *, flags: Mapping[str, str] | None = None, form: str = ""
+) -> BenchRow:
+    """The row with XLA's time under common flags, or written in another form, where that is the better one."""
+    if another.time_us is None or another.run is None:
         return row
     other = dataclasses.replace(
         row,
-        xla_us=flagged.time_us,
-        xla_prefetch_us=flagged.run.prefetch_us,
+        xla_us=another.time_us,
+        xla_prefetch_us=another.run.prefetch_us,
         xla_reason="",
-        xla_error=flagged.run.error,
-        xla_flags=COMMON_FLAGS,
-        xla_without_flags_us=row.xla_repeated_us,
+        xla_error=another.run.error,
+        xla_flags=flags or {},
+        xla_without_flags_us=row.xla_repeated_us if flags else None,
+        xla_form=form,
     )
     before, after = row.xla_repeated_us, other.xla_repeated_us
     return other if after is not None and (before is None or after < before) else row

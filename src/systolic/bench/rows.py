@@ -58,6 +58,7 @@ class BenchRow:
     ours_error: TimeError | None = None  # how far the time may be off
     xla_error: TimeError | None = None
     xla_flags: Mapping[str, str] = dataclasses.field(default_factory=dict)  # beside `flags`, where it is faster so
+    xla_form: str = ""  # how XLA's program is written, where that is not the usual way
     xla_without_flags_us: float | None = None  # XLA's time in repeated calls without them
     peers: tuple[PeerTime, ...] = ()
     even_us: float | None = None  # our time at the next larger sizes that tiles divide

@@ -184,19 +184,40 @@ _QUANTISED_FORMATS: tuple[tuple[str, str, int | None], ...] = (
     ("e4m3", "float8_e4m3fn", None),
     ("fp4", "float4_e2m1fn", None),
 )
+# Beside rows that are quantised in the call, each with a scale: names, and formats of rows and weights.
+_QUANTISED_ROWS_FORMATS: tuple[tuple[str, str, str], ...] = (
+    ("w8a8", "int8", "int8"),
+    ("w4a8", "int8", "int4"),
+    ("w4a4", "int4", "int4"),
+    ("fp8", "float8_e4m3fn", "float8_e4m3fn"),
+)
 
 
 def _quantised(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
-    """Rows in bfloat16 times weights of a few bits; their names begin with the format, and its block."""
+    """Rows in bfloat16 times weights of a few bits; their names begin with the format, and its block.
+
+    Behind them the same rows, quantised in the call.
+    """
     if dtype != "bfloat16":
         return
+    formats: list[tuple[str, str, int | None, str | None]] = [
+        *((label, name, block, None) for label, name, block in _QUANTISED_FORMATS),
+        *((label, name, None, row_format) for label, row_format, name in _QUANTISED_ROWS_FORMATS),
+    ]
     weights = [one for one in WEIGHTS if one[0] in _QUANTISED_WEIGHTS]
-    for (group, rows), (label, name, block), (weight, k, n) in itertools.product(
-        _QUANTISED_ROWS, _QUANTISED_FORMATS, weights
+    for (label, name, block, row_format), (group, rows), (weight, k, n) in itertools.product(
+        formats, _QUANTISED_ROWS, weights
     ):
         for m in rows:
             spec = QuantizedSpec(
-                m=m, k=k, n=n, dtype_lhs=dtype, dtype_rhs=name, dtype_out=dtype, block=k if block is None else block
+                m=m,
+                k=k,
+                n=n,
+                dtype_lhs=dtype,
+                dtype_rhs=name,
+                dtype_out=dtype,
+                block=k if block is None else block,
+                quantize_lhs=row_format,
             )
             yield Case(suite="quantised", group=f"{label} {group}", name=f"{label} {weight} {m}", spec=spec)
 

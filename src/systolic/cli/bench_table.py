@@ -24,7 +24,7 @@ _COLUMNS: tuple[Column[BenchRow], ...] = (
     error_column(lambda row: row.ours_error),
     numeric("XLA µs", lambda row: row.xla_repeated_us, ",.1f"),
     error_column(lambda row: row.xla_error, "± XLA", droppable=True),
-    textual("with", lambda row: "more VMEM" if row.xla_flags else "", optional=True),
+    textual("with", lambda row: "more VMEM" if row.xla_flags else row.xla_form, optional=True),
     numeric("× XLA", lambda row: row.ratio, ".2f"),
     numeric("alone", lambda row: row.ratio_alone, ".2f", droppable=True),
     numeric("+ copy", lambda row: row.ratio_with_prefetch, ".2f", droppable=True),

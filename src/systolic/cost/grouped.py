@@ -14,9 +14,9 @@ import numpy as np
 
 from systolic.chips import Chip
 from systolic.cost.pipeline import ModelledTime
-from systolic.cost.ranking import TimedConfig
+from systolic.cost.ranking import TimedConfig, legal_configs
 from systolic.cost.roofline import mxu_rows_per_cycle
-from systolic.schedule import LANES, IllegalTilesError, KernelConfig, Tiles
+from systolic.schedule import LANES, KernelConfig, Tiles
 from systolic.schedule.grouped import (
     GradientSchedule,
     GroupedSchedule,
@@ -155,14 +155,7 @@ def timed(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, chip: C
 
 
 def _timed(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, configs: Iterator[KernelConfig]) -> list[TimedConfig]:
-    found, refused = list[TimedConfig](), None
-    for config in dict.fromkeys(configs):
-        try:
-            found.append(timed(spec, config, chip))
-        except IllegalTilesError as error:
-            refused = error
-    if not found and refused is not None:
-        raise refused
+    found = legal_configs(configs, lambda config: timed(spec, config, chip))
     # Of two that are about as fast, the one with the shorter blocks: larger ones are more code.
     return sorted(found, key=lambda one: one.modelled.time_us * (1 + one.config.subtile_m / _ROWS_FOR_ALL_OF_IT))
 

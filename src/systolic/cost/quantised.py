@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from systolic.chips import Chip
 from systolic.cost.pipeline import ModelledTime
-from systolic.cost.ranking import TimedConfig
-from systolic.schedule import LANES, IllegalTilesError, KernelConfig, Tiles
+from systolic.cost.ranking import TimedConfig, legal_configs
+from systolic.schedule import LANES, KernelConfig, Tiles
 from systolic.schedule.grouped import largest_divisor, padded
-from systolic.schedule.quantised import QuantizedSchedule, stretch_cycles
+from systolic.schedule.quantised import QuantizedSchedule, rows_multiple, stretch_cycles
 from systolic.schedule.quantised_route import route_of
 from systolic.spec import QuantizedSpec, dtype_bytes, format_bytes
 
@@ -18,6 +18,12 @@ _STEP_CYCLES = 200  # scalar code of one step, as simulated on v6e
 _REGISTER_BYTES = 4096
 _COPIES = 3  # that a step starts and waits for: values, scales, result
 _MOST_ROWS = (512, 256, 128, 64, 16)  # of a block, where not all of m is one
+# Products of narrow rows take half of the time, so that a weight that is read once for 512 rows would be waited for.
+_MOST_NARROW_ROWS = (2048, 1024, *_MOST_ROWS)
+# Integers of a subtile's sums, at most, or 256 columns: 2048 × 512 takes a tenth longer than twice 2048 × 256 on v6e.
+_MOST_SUMS = 2**18
+# Of a float32 register of rows that is quantised, in listings for v6e: eight operations for four slots.
+_QUANTISE_CYCLES = 2.0
 _COLUMNS = (512, 1024, 1792, 2048, 3584)  # of a tile, at most
 _SUBTILES = (256, 512, 1024)
 _DEPTHS = (8192, 4096, 2048)
@@ -37,9 +43,10 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     ends = estimate.fill_cycles + estimate.drain_cycles_per_row * its.subtile_m
     held = _COPIES * (machine.dma_issue_cycles + machine.dma_wait_cycles)
     step = stretches * (stretch_cycles(spec, config, its.route, chip) + ends) + _STEP_CYCLES + held
-    if its.subtile_m < its.tile_m:  # the weights that are made are stored in VMEM, a register a cycle
+    if its.keeps_weights:  # the weights that are made are stored in VMEM, a register a cycle
         step += its.tile_k * its.tile_n * dtype_bytes(its.route.pushed) / _REGISTER_BYTES
-    compute_us = its.steps * step * us
+    quantised = its.tile_m * spec.k * dtype_bytes("float32") / _REGISTER_BYTES if spec.quantize_lhs else 0
+    compute_us = (its.steps * step + its.grid_m * quantised * _QUANTISE_CYCLES) * us
     rows_us = _copy_us(its.tile_m * spec.k * dtype_bytes(spec.dtype_lhs), 1, chip)
     values_bytes = format_bytes(spec.dtype_rhs, its.tile_k * its.tile_n)
     # A register of 32 bits holds eight rows of them.
@@ -68,20 +75,11 @@ def product_configs(spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
 
 @functools.lru_cache(maxsize=64)  # the planner asks for several configurations of a product
 def _product_configs(spec: QuantizedSpec, chip: Chip) -> tuple[TimedConfig, ...]:
-    found, refused = list[TimedConfig](), None
-    for config in dict.fromkeys(_space(spec)):
-        try:
-            found.append(timed(spec, config, chip))
-        except IllegalTilesError as error:
-            refused = error
-    if not found and refused is not None:
-        raise refused
-
     def with_code(one: TimedConfig) -> float:
         route = route_of(spec, one.config.subtile_m, chip)
         return one.modelled.time_us * (1 + stretch_cycles(spec, one.config, route, chip) / _BUNDLES_FOR_ALL_OF_IT)
 
-    return tuple(sorted(found, key=with_code))
+    return tuple(sorted(legal_configs(_space(spec), lambda config: timed(spec, config, chip)), key=with_code))
 
 
 def timed(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
@@ -94,9 +92,9 @@ def timed(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
 
 
 def _space(spec: QuantizedSpec) -> Iterator[KernelConfig]:
-    rows = 32 // dtype_bytes(spec.dtype_out)
-    heights = [spec.m] if spec.m <= _MOST_ROWS[0] else []
-    heights += [padded(-(-spec.m // -(-spec.m // most)), rows) for most in _MOST_ROWS if most < spec.m]
+    rows, most_rows = rows_multiple(spec), _MOST_NARROW_ROWS if spec.row_format else _MOST_ROWS
+    heights = [spec.m] if spec.m <= most_rows[0] else []
+    heights += [padded(-(-spec.m // -(-spec.m // most)), rows) for most in most_rows if most < spec.m]
     widths = dict.fromkeys(largest_divisor(spec.n, LANES, most) for most in _COLUMNS)
     depths = dict.fromkeys([spec.k, *(largest_divisor(spec.k, LANES, most) for most in _DEPTHS if most < spec.k)])
     for tile_m in dict.fromkeys(heights):
@@ -106,6 +104,8 @@ def _space(spec: QuantizedSpec) -> Iterator[KernelConfig]:
                 tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
                 for columns in dict.fromkeys(largest_divisor(tile_n, LANES, most) for most in _SUBTILES):
                     for subtile_m in parts:
+                        if spec.sums_integers and subtile_m * columns > max(_MOST_SUMS, _SUBTILES[0] * subtile_m):
+                            continue
                         yield KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=columns, pipeline="manual")
 
 

@@ -5,7 +5,7 @@ Configurations are asked in the order of their bounds, and no more once no bound
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from systolic.cost.profile import StepCost
 from systolic.cost.search_space import search_space
 from systolic.cost.step_cost import CostProvenance, step_cost
 from systolic.schedule.config import KernelConfig
-from systolic.schedule.legality import require_legal
+from systolic.schedule.legality import IllegalTilesError, require_legal
 from systolic.schedule.tiles import Tiles
 from systolic.spec import MatmulSpec
 
@@ -36,6 +36,26 @@ class TimedConfig:
     def modelled_us(self) -> float:
         """The time."""
         return self.modelled.time_us
+
+
+def legal_configs(configs: Iterable[KernelConfig], timed: Callable[[KernelConfig], TimedConfig]) -> list[TimedConfig]:
+    """The legal ones of some configurations, with their times, in the order given.
+
+    Args:
+      timed: times a configuration, and raises IllegalTilesError for an illegal one.
+
+    Raises:
+      IllegalTilesError: none is legal; the message has the rules that the last one breaks.
+    """
+    found, refused = list[TimedConfig](), None
+    for config in dict.fromkeys(configs):
+        try:
+            found.append(timed(config))
+        except IllegalTilesError as error:
+            refused = error
+    if not found and refused is not None:
+        raise refused
+    return found
 
 
 class Bounded(NamedTuple):

@@ -33,10 +33,11 @@ class QuantizedSchedule:
     Attributes:
       route: how weights get into the matrix units.
       tile_m: rows of lhs in VMEM, with all of k.
-      subtile_m: rows that are multiplied at a time; below `tile_m` the weights of a subtile are kept for all of them.
+      subtile_m: rows that are multiplied at a time; below `tile_m` weights that a subtile makes are kept for all rows.
       tile_k, tile_n: of the weight.
       subtile_n: columns that are multiplied at a time.
       tile_blocks: rows of scales of a tile.
+      makes_rows: whether rows are multiplied in another form than they come in.
       slots: tiles of the weight in VMEM.
       out_slots: tiles of the result.
       buffers: all that it asks of VMEM.
@@ -53,6 +54,7 @@ class QuantizedSchedule:
     grid_m: int
     grid_k: int
     grid_n: int
+    makes_rows: bool
     slots: int
     out_slots: int
     buffers: tuple[VmemBuffer, ...]
@@ -75,14 +77,20 @@ class QuantizedSchedule:
             VmemBuffer(name="lhs", shape=(tiles.tile_m, padded(spec.k, LANES)), dtype=spec.dtype_lhs, copies=2),
             VmemBuffer(name="out", shape=out, dtype=spec.dtype_out, copies=_OUT_SLOTS),
         ]
-        if spec.dtype_lhs != "bfloat16":
-            fixed.append(VmemBuffer(name="rows", shape=fixed[0].shape, dtype="bfloat16", copies=1))
+        if _makes_rows(spec, route):
+            fixed.append(VmemBuffer(name="rows", shape=fixed[0].shape, dtype=route.rows, copies=1))
+        of_rows = (padded(tiles.tile_m, _SUBLANES), LANES)  # one number for each row, in every lane
         if route.offset:
-            sums = (spec.blocks, padded(tiles.tile_m, _SUBLANES), LANES)
-            fixed.append(VmemBuffer(name="row sums", shape=sums, dtype="float32", copies=1))
+            fixed.append(VmemBuffer(name="row sums", shape=(spec.blocks, *of_rows), dtype="float32", copies=1))
+        if spec.scales_rows:
+            shape = (max(spec.lhs_blocks, 1), *of_rows)
+            fixed.append(VmemBuffer(name="row scales", shape=shape, dtype="float32", copies=1))
+        if spec.lhs_blocks:
+            shape = (of_rows[0], padded(spec.lhs_blocks, LANES))
+            fixed.append(VmemBuffer(name="lhs scales", shape=shape, dtype="float32", copies=2))
         if tiles.tile_k < spec.k:
             fixed.append(VmemBuffer(name="acc", shape=out, dtype="float32", copies=1))
-        if config.subtile_m < tiles.tile_m:
+        if _keeps(route, config.subtile_m, tiles.tile_m):
             made = (tiles.tile_k, config.subtile_n)
             fixed.append(VmemBuffer(name="weights", shape=made, dtype=route.pushed, copies=1))
         if spec.residual:
@@ -116,6 +124,7 @@ class QuantizedSchedule:
             grid_m=-(-spec.m // tiles.tile_m),
             grid_k=spec.k // tiles.tile_k,
             grid_n=spec.n // tiles.tile_n,
+            makes_rows=_makes_rows(spec, route),
             slots=slots,
             out_slots=_OUT_SLOTS,
             buffers=buffers,
@@ -123,8 +132,13 @@ class QuantizedSchedule:
         )
 
     @property
+    def keeps_weights(self) -> bool:
+        """Whether the weights of a subtile are kept for all of its rows."""
+        return _keeps(self.route, self.subtile_m, self.tile_m)
+
+    @property
     def steps(self) -> int:
-        """Of the grid."""
+        """The number of the grid's steps."""
         return self.grid_m * self.grid_n * self.grid_k
 
 
@@ -144,11 +158,25 @@ def stretch_cycles(spec: QuantizedSpec, config: KernelConfig, route: Route, chip
     return route_cycles(route, spec, config.subtile_m, config.tiles.tile_k, config.subtile_n, chip)
 
 
+def rows_multiple(spec: QuantizedSpec) -> int:
+    """Rows of whole registers, of the result and of quantised lhs: where a block or a subtile of rows may begin."""
+    of_result = _SUBLANES * 4 // max(dtype_bytes(spec.dtype_out), 1)
+    return max(of_result, {None: 0, "int4": 2 * BLOCK_ROWS}.get(spec.row_format, BLOCK_ROWS))
+
+
+def _makes_rows(spec: QuantizedSpec, route: Route) -> bool:
+    return spec.quantize_lhs is not None or spec.dtype_lhs != route.rows
+
+
+def _keeps(route: Route, subtile_m: int, tile_m: int) -> bool:
+    return subtile_m < tile_m and not (route.made == "stored" and route.rows != "bfloat16")
+
+
 def _made_bytes(config: KernelConfig, route: Route) -> int:
     """What a subtile keeps in VMEM of the weights that it makes and of its sums, at the most."""
     # As seen: what is loaded, and what each operation makes of it, together four times what is pushed.
     made = 4 * config.tiles.tile_k * config.subtile_n * dtype_bytes(route.pushed)
-    made += config.subtile_m * config.tiles.tile_k * dtype_bytes("bfloat16")
+    made += config.subtile_m * config.tiles.tile_k * dtype_bytes(route.rows)
     return made + 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")
 
 
@@ -173,7 +201,7 @@ def _require(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip
         fix = f"use tile_k={spec.k}, or a multiple of {_SUBLANES} blocks"
         limit = f"scales of a tile fill registers of {_SUBLANES} rows"
         found.append(Violation(rule="tile-of-scales", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
-    rows = _SUBLANES * 4 // max(dtype_bytes(spec.dtype_out), 1)
+    rows = rows_multiple(spec)
     if tiles.tile_m < spec.m and (tiles.tile_m % rows or config.subtile_m % rows):
         found.append(misaligned("m", tiles.tile_m, rows, f"blocks of {spec.dtype_out}", padded(tiles.tile_m, rows)))
     if not found and (cycles := stretch_cycles(spec, config, route, chip)) > MOST_CYCLES:

@@ -1,7 +1,10 @@
 """How a quantised weight gets into the matrix units: the cheapest way that is exact, of those that a chip has.
 
-Rows of lhs are bfloat16. Beside them the units of most chips take weights in eight bits, which are loaded in half the
-time. What is stored in four bits becomes such weights by a few operations on bits, eight bits a weight:
+Rows of lhs are bfloat16, which holds every number of every format, or in a narrower dtype where rows are quantised and
+the units take it at a higher rate: int8, int4, or a float8 beside weights of the same kind.
+
+Beside bfloat16 rows the units of most chips take weights in eight bits, which are loaded in half the time. What is
+stored in four bits becomes such weights by a few operations on bits, eight bits a weight:
 
 - int4: the sixteen smallest numbers of e4m3, codes 0 to 15, are equally far apart, also where they are subnormal. So
   the code w + 8 stands for (w + 8) · unit, and what the 8 adds is the sum of a row of lhs times a constant, which the
@@ -10,23 +13,29 @@ time. What is stored in four bits becomes such weights by a few operations on bi
   2^14 is the number.
 
 A scale belongs to a block of k. Either the sums of each block are multiplied by it: that rounds least, but a unit loads
-no more than a block at a time. Or the weights are, in bfloat16, which rounds each of them once more.
+no more than a block at a time. Or the weights are, in bfloat16, which rounds each of them once more: not where rows are
+quantised, whose products are to be exact.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from systolic.chips import Chip, UnsupportedDtypeError
-from systolic.spec import QuantizedSpec, dtype_bytes
+from systolic.chips import Chip, MachineModel, UnsupportedDtypeError
+from systolic.spec import QuantizedSpec, dtype_bytes, format_bytes
 
 Made = Literal["stored", "cast", "codes", "cast codes"]
 Scaled = Literal["sums", "weights"]
 
 # Names of operand types in the listings of the compiler, whose rates the machine models know.
-_ROWS_TYPE = "bf16"
+_ROWS_TYPES = {"bfloat16": "bf16", "int8": "s8", "int4": "s4", "float8_e4m3fn": "f8", "float8_e5m2": "f8"}
+# What float32 sums hold exactly, as units use it; of products of int8 by int8, by int4, and by a code of four bits.
+_FLOAT32_INTEGERS = 2**24
+_LARGEST_PRODUCTS = {"int8": 128 * 128, "int4": 128 * 8}
+_LARGEST_CODED = 128 * 15
 _REGISTER_BYTES = 4096
 _LEAST_ROWS = 16  # of bfloat16, that go through a unit at once
 _LANES = 128
@@ -69,6 +78,8 @@ class Route:
       made: as they are stored, by a cast, as codes of four bits, or by a cast of such codes.
       codes: of four bits; None where there are none.
       depth: rows of the weight that one dot sums over: of one block where sums are scaled.
+      rows: dtype in which rows of lhs go through the units.
+      sums: int32 where products are summed as integers, by the units or, of exact parts, behind them; else float32.
     """
 
     pushed: str
@@ -76,6 +87,8 @@ class Route:
     codes: Codes | None
     scaled: Scaled
     depth: int
+    rows: str = "bfloat16"
+    sums: Literal["float32", "int32"] = "float32"
 
     @property
     def unit(self) -> float:
@@ -94,7 +107,8 @@ class Route:
             "codes": f"pushed as codes of {self.pushed}",
             "cast codes": f"cast to {self.pushed} in VMEM by way of {self.codes.dtype if self.codes else ''}",
         }
-        return f"weights are {how[self.made]}, scales multiply {self.scaled}"
+        rows = "" if self.rows == "bfloat16" else f"rows are multiplied as {self.rows}, "
+        return f"{rows}weights are {how[self.made]}, scales multiply {self.scaled}"
 
 
 def route_of(spec: QuantizedSpec, rows: int, chip: Chip) -> Route:
@@ -108,14 +122,77 @@ def route_of(spec: QuantizedSpec, rows: int, chip: Chip) -> Route:
     """
     found = routes(spec, chip)
     if not found:
-        raise UnsupportedDtypeError(
-            f"{chip.name} neither multiplies {spec.dtype_rhs} nor converts it; use int8, or dequantize the weight"
-        )
+        formats = spec.dtype_rhs if spec.row_format is None else f"{spec.row_format} × {spec.dtype_rhs}"
+        fix = "int8, or dequantize the weight" if spec.row_format is None else "rows of bfloat16"
+        raise UnsupportedDtypeError(f"{chip.name} neither multiplies {formats} nor converts it; use {fix}")
     return min(found, key=lambda route: route_cycles(route, spec, rows, spec.k, spec.n, chip))
 
 
 def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
     """Every route that the chip has, those that round least first."""
+    beside_floats = _beside_bfloat16(spec, chip)
+    if spec.row_format is None:
+        return beside_floats
+    if ("int8" if spec.row_format == "int4" else spec.row_format) not in chip.dtypes:
+        return []
+    exact = [_exact(route, spec) for route in beside_floats if route.scaled == "sums"]
+    return [
+        *(
+            Route(
+                pushed=rows,
+                made=made,
+                codes=None,
+                scaled="sums",
+                depth=_depth(spec.block, _unit(rows, chip.machine)[0]),
+                rows=rows,
+                sums="int32",
+            )
+            for rows, made in _integer_ways(spec, chip)
+        ),
+        *(
+            replace(route, rows=route.pushed)
+            for route in exact
+            if _takes_float8(spec.row_format, route.pushed) and _is_native(route.pushed, chip)
+        ),
+        *(route for route in exact if not (route.offset and _largest_coded(spec) > _FLOAT32_INTEGERS)),
+    ]
+
+
+def _integer_ways(spec: QuantizedSpec, chip: Chip) -> Iterator[tuple[str, Made]]:
+    """What units take of two sides of integers: both in the same dtype, the wider one of the two if need be."""
+    formats = (spec.row_format, spec.dtype_rhs)
+    for dtype in ("int4", "int8"):
+        fits = spec.sums_integers and (dtype == "int8" or formats == ("int4", "int4"))
+        if fits and dtype in chip.dot_operands.integer_pairs and _ROWS_TYPES[dtype] in chip.machine.mxu_rows_per_cycle:
+            yield dtype, "stored" if spec.dtype_rhs == dtype else "cast"
+
+
+def _takes_float8(row_format: str, pushed: str) -> bool:
+    """Whether rows of a format are exact in the float8 of the weights: e4m3 holds int4 as well."""
+    return pushed.startswith("float8") and (row_format == pushed or (row_format, pushed) == ("int4", "float8_e4m3fn"))
+
+
+def _is_native(dtype: str, chip: Chip) -> bool:
+    """Whether rows in this dtype go through the units faster than those in bfloat16."""
+    rates = chip.machine.mxu_rows_per_cycle
+    return dtype not in chip.emulated_dtypes and rates.get(_ROWS_TYPES.get(dtype, ""), 0) > rates["bf16"]
+
+
+def _exact(route: Route, spec: QuantizedSpec) -> Route:
+    """A route of which sums of integers past what float32 holds are cut into parts that it does."""
+    if route.made != "cast" or not spec.sums_integers:
+        return route
+    return replace(
+        route, sums="int32" if _LARGEST_PRODUCTS[spec.dtype_rhs] * spec.block > _FLOAT32_INTEGERS else "float32"
+    )
+
+
+def _largest_coded(spec: QuantizedSpec) -> int:
+    """The largest sum of a block of integers by codes with an offset, which stay float32; 0 if they are none."""
+    return _LARGEST_CODED * spec.block if spec.row_format == "int8" else 0
+
+
+def _beside_bfloat16(spec: QuantizedSpec, chip: Chip) -> list[Route]:
     taken, dtype = chip.dot_operands.floats, spec.dtype_rhs
     ways: list[tuple[Made, str, Codes | None]] = []
     codes = next((one for one in _CODES.get(dtype, ()) if one.dtype in taken), None)
@@ -143,10 +220,11 @@ def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
 def route_cycles(route: Route, spec: QuantizedSpec, rows: int, k: int, n: int, chip: Chip) -> float:
     """Cycles of a core for this many rows, k and n of a product, where neither copies nor code around them matter."""
     machine = chip.machine
-    deep = min(route.depth, machine.mxu_rows)
-    tiles = k / deep * -(-n // machine.mxu_columns) / machine.mxu_count
-    registers = deep * machine.mxu_columns * dtype_bytes(route.pushed) / _REGISTER_BYTES
-    taken = max(rows, _LEAST_ROWS) / machine.mxu_rows_per_cycle[_ROWS_TYPE]
+    unit_rows, unit_columns = _unit(route.pushed, machine)
+    deep = min(route.depth, unit_rows)
+    tiles = k / deep * -(-n // unit_columns) / machine.mxu_count
+    registers = format_bytes(route.pushed, deep * unit_columns) / _REGISTER_BYTES
+    taken = max(rows, _LEAST_ROWS) / rows_per_cycle(route, chip)
     units = tiles * max(taken + registers * machine.weight_push_cycles, registers * _PUSH_BUNDLES)
     if route.scaled == "weights":
         each = _MADE_CYCLES if chip.vector_bfloat16 else _MADE_IN_FLOAT32_CYCLES
@@ -156,6 +234,23 @@ def route_cycles(route: Route, spec: QuantizedSpec, rows: int, k: int, n: int, c
     else:
         vector = 0.0
     return max(units, vector) + _NOT_BESIDE * min(units, vector)
+
+
+def rows_per_cycle(route: Route, chip: Chip) -> float:
+    """Rows that one unit takes a cycle."""
+    return chip.machine.mxu_rows_per_cycle[_ROWS_TYPES[route.rows]]
+
+
+def _unit(pushed: str, machine: MachineModel) -> tuple[int, int]:
+    """Rows and columns of the weights that a unit holds. Of int4 it takes twice as many rows of half as many columns.
+
+    So listings of libtpu 0.0.42.1 show it: 64 rows of int4 times 512 × 128 weights on v6e, 256 × 64 on v5e.
+    """
+    return (
+        (2 * machine.mxu_rows, machine.mxu_columns // 2)
+        if pushed == "int4"
+        else (machine.mxu_rows, machine.mxu_columns)
+    )
 
 
 def _depth(block: int, mxu_rows: int) -> int:

@@ -7,13 +7,14 @@ from systolic.spec.gated import GatedSpec
 from systolic.spec.grouped import GroupedGradientSpec, GroupedSpec
 from systolic.spec.matmul import LARGEST_SIZE, PASSES, MatmulSpec, NoKernelWarning, Pairing, PrecisionName
 from systolic.spec.protocol import Spec
-from systolic.spec.quantised import QuantizedSpec
+from systolic.spec.quantised import ROW_FORMATS, QuantizedSpec
 
 __all__ = [
     "LARGEST",
     "LARGEST_SIZE",
     "PASSES",
     "PLAIN",
+    "ROW_FORMATS",
     "Epilogue",
     "FusedOperand",
     "GatedSpec",

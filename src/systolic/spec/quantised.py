@@ -1,4 +1,4 @@
-"""A product with a quantised right-hand side."""
+"""A product with a quantised right-hand side, and perhaps a quantised left-hand side."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from systolic.spec.formats import LARGEST, QuantizationError, format_bytes
 from systolic.spec.matmul import LARGEST_SIZE
 
 _SCALES = ("float32", "bfloat16")
+_FLOATS = ("float32", "bfloat16")
+# Formats of rows that the kernel takes. Rows in others are cast ahead of it, which is exact.
+ROW_FORMATS = ("int8", "int4", "float8_e4m3fn", "float8_e5m2")
+_INTEGERS = ("int8", "int4")
+# Four bits that some of eight hold as they are; see `schedule.quantised_route`.
+_CODED_AS = {"int4": "float8_e4m3fn", "float4_e2m1fn": "float8_e5m2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +22,10 @@ class QuantizedSpec:
     """`activation(lhs[m, k] @ (values[k, n] · scales) + bias) + residual`, with a scale for `block` rows of a column.
 
     Attributes:
-      dtype_lhs: bfloat16, or float32, which is multiplied as bfloat16.
+      dtype_lhs: bfloat16, or float32, which is multiplied as bfloat16; or one of `ROW_FORMATS`, of values with scales.
+      lhs_block: columns of a row of lhs that share a scale, of a lhs that has scales: k, or as many as `block`.
+      quantize_lhs: one of `ROW_FORMATS`, to which the kernel quantises each row of lhs with a scale of its own; None:
+        it does not.
       dtype_rhs: of the values.
       block: rows of a column of the right-hand side that share a scale, a divisor of k; k: one scale a column.
       dtype_scale: float32 or bfloat16.
@@ -39,14 +48,17 @@ class QuantizedSpec:
     bias: bool = False
     activation: str = ""
     residual: bool = False
+    lhs_block: int | None = None
+    quantize_lhs: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("m", "k", "n", "block"):
             size = getattr(self, name)
             if not 1 <= size <= LARGEST_SIZE:
                 raise SpecError(f"{name}={size}: it has to be a number from 1 to {LARGEST_SIZE}")
-        if self.dtype_lhs not in ("float32", "bfloat16"):
-            raise SpecError(f"dtype_lhs={self.dtype_lhs!r}; use float32 or bfloat16")
+        if self.dtype_lhs not in (*_FLOATS, *ROW_FORMATS):
+            raise SpecError(f"dtype_lhs={self.dtype_lhs!r}; use {', '.join((*_FLOATS, *ROW_FORMATS))}")
+        self._check_rows()
         dtype_bytes(self.dtype_out)
         if self.dtype_rhs not in LARGEST:
             raise QuantizationError(f"dtype_rhs={self.dtype_rhs!r} is no format; use one of {', '.join(LARGEST)}")
@@ -55,15 +67,50 @@ class QuantizedSpec:
         if self.k % self.block:
             raise QuantizationError(f"block={self.block} does not divide k={self.k}; use a divisor")
 
+    def _check_rows(self) -> None:
+        in_hbm = self.lhs_block is not None
+        if self.dtype_lhs in ROW_FORMATS and not in_hbm:
+            raise SpecError(f"dtype_lhs={self.dtype_lhs!r} without scales; say lhs_block, such as k={self.k}")
+        if self.lhs_block not in (None, self.k, self.block):
+            raise QuantizationError(f"lhs_block={self.lhs_block}; use k={self.k} or block={self.block}")
+        if self.quantize_lhs is not None and (in_hbm or self.quantize_lhs not in ROW_FORMATS):
+            raise QuantizationError(
+                f"quantize_lhs={self.quantize_lhs!r} of dtype_lhs={self.dtype_lhs!r}; floats are quantised to "
+                f"{', '.join(ROW_FORMATS)}"
+            )
+
     @property
     def blocks(self) -> int:
         """Scales of a column."""
         return self.k // self.block
 
     @property
+    def lhs_blocks(self) -> int:
+        """Scales of a row that are read from HBM."""
+        return 0 if self.lhs_block is None else self.k // self.lhs_block
+
+    @property
+    def row_format(self) -> str | None:
+        """The format of the rows of lhs, wherever they are quantised; None: they come as floats of 16 bits or more."""
+        return self.quantize_lhs or (self.dtype_lhs if self.dtype_lhs in ROW_FORMATS else None)
+
+    @property
+    def scales_rows(self) -> bool:
+        """Whether rows of lhs have scales."""
+        return self.lhs_block is not None or self.quantize_lhs is not None
+
+    @property
+    def sums_integers(self) -> bool:
+        """Whether values of both sides are integers, so that the sum of their products is one."""
+        return self.row_format in _INTEGERS and self.dtype_rhs in _INTEGERS
+
+    @property
     def dtype_multiplied(self) -> str:
-        """The dtype in which the matrix unit takes the rows of lhs, and at whose rate."""
-        return "bfloat16"
+        """The narrowest dtype in which a matrix unit takes both sides as they are, and at whose rate."""
+        if self.sums_integers:
+            return "int8"
+        alike = {self.dtype_rhs, _CODED_AS.get(self.dtype_rhs, self.dtype_rhs)}
+        return self.row_format if self.row_format in alike and self.row_format else "bfloat16"
 
     @property
     def passes(self) -> int:
@@ -76,6 +123,11 @@ class QuantizedSpec:
         return 2 * self.m * self.k * self.n
 
     @property
+    def lhs_bytes(self) -> int:
+        """Bytes of the rows, and of their scales."""
+        return format_bytes(self.dtype_lhs, self.m * self.k) + self.m * self.lhs_blocks * dtype_bytes("float32")
+
+    @property
     def rhs_bytes(self) -> int:
         """Bytes of values and scales."""
         return format_bytes(self.dtype_rhs, self.k * self.n) + self.blocks * self.n * dtype_bytes(self.dtype_scale)
@@ -84,4 +136,4 @@ class QuantizedSpec:
     def least_hbm_bytes(self) -> int:
         """Everything read once, the result written once."""
         beside = self.m * self.n * dtype_bytes(self.dtype_out) * (2 if self.residual else 1) + 4 * self.n * self.bias
-        return self.m * self.k * dtype_bytes(self.dtype_lhs) + self.rhs_bytes + beside
+        return self.lhs_bytes + self.rhs_bytes + beside

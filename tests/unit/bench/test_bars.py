@@ -40,6 +40,12 @@ def row(case: str, **changes: Any) -> BenchRow:
         ({"group": "edges", "even_us": 1 / 1.14, "xla_us": 0.5}, set()),
         ({"group": "edges", "even_us": 1 / 1.16}, {"× the next even size, at most"}),
         ({"group": "edges", "other_ops_us": 0.03}, {"of the time outside the kernel, at most"}),
+        ({"suite": "quantised", "group": "w8a8 decode", "model_hbm_us": 0.9}, set()),
+        (
+            {"suite": "quantised", "group": "w8a8 prefill", "model_mxu_us": 0.84},
+            {"of the model's limit, geometric mean, at least"},
+        ),
+        ({"suite": "quantised", "group": "fp8 prefill", "model_mxu_us": 0.84}, set()),  # not as such on v6e
         ({"bundles": 16_001}, {"bundles of code, at most"}),
         ({"compile_s": 21.0}, {"s to compile, at most"}),
     ],

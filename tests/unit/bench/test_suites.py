@@ -38,7 +38,9 @@ def test_no_case_comes_twice(name: str, dtype: str) -> None:
     assert len({case.name for case in cases}) == len(cases)
     assert len({(case.spec, case.even) for case in cases}) == len(cases)
     assert {case.suite for case in cases} == {name}
-    assert {case.spec.dtype_multiplied for case in cases} == {dtype}
+    # What is multiplied of quantised rows is what they are quantised to.
+    kept = "dtype_lhs" if name == "quantised" else "dtype_multiplied"
+    assert {getattr(case.spec, kept) for case in cases} == {dtype}
 
 
 @pytest.mark.parametrize(("group", "rows"), [("prefill", PREFILL), ("decode", DECODE)])
@@ -86,12 +88,14 @@ def test_layers() -> None:
 
 def test_quantised_has_every_format_with_every_number_of_rows() -> None:
     cases = suite("quantised")
-    combinations = {(case.spec.dtype_rhs, case.spec.block < case.spec.k, case.spec.m, case.spec.k) for case in cases}
-    assert len(combinations) == len(cases) == 5 * 7 * 3
-    raced = op_of(cases[0].spec).raced(cases[0].spec, chip("v6e"))
-    outs = [jax.eval_shape(fn, *raced.arguments) for fn in (raced.ours, raced.xla)]
-    assert outs[0] == outs[1]
-    assert outs[0].shape == (1, 14336)
+    specs = [case.spec for case in cases]
+    combinations = {(one.row_format, one.dtype_rhs, one.block < one.k, one.m, one.k) for one in specs}
+    assert len(combinations) == len(cases) == (5 + 4) * 7 * 3
+    for spec in (specs[0], next(one for one in specs if one.quantize_lhs == "float8_e4m3fn")):
+        raced = op_of(spec).raced(spec, chip("v6e"))
+        outs = [jax.eval_shape(fn, *raced.arguments) for fn in (raced.ours, raced.xla, *raced.xla_forms.values())]
+        assert set(outs) == {jax.ShapeDtypeStruct((1, 14336), "bfloat16")}
+        assert "dequantized" in raced.xla_forms
 
 
 def test_an_unknown_suite_is_named() -> None:

@@ -15,7 +15,7 @@ from systolic.op import op_of, read_spec, record_of
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
 from systolic.schedule.quantised import QuantizedSchedule, aligned_sizes
 from systolic.schedule.quantised_route import route_of, routes
-from systolic.spec import LARGEST, QuantizationError, QuantizedSpec, SpecError
+from systolic.spec import LARGEST, ROW_FORMATS, QuantizationError, QuantizedSpec, SpecError
 
 
 def spec(**changes: Any) -> QuantizedSpec:
@@ -45,6 +45,65 @@ def test_the_route_of_a_weight(chip: str, changes: dict[str, Any], expected: tup
     found = route_of(wanted, wanted.m, systolic.chip(chip))
     assert (found.pushed, found.made, found.scaled) == expected
     assert str(found) in systolic.plan(wanted, chip).reason
+
+
+@pytest.mark.parametrize(
+    ("chip", "rows", "changes", "expected"),
+    [
+        ("v6e", "int8", {"dtype_rhs": "int8"}, ("int8", "int8", "stored", "int32")),
+        ("v5e", "int8", {}, ("int8", "int8", "cast", "int32")),
+        ("v5p", "int4", {}, ("int4", "int4", "stored", "int32")),
+        ("v6e", "int4", {"dtype_rhs": "int8"}, ("int8", "int8", "stored", "int32")),
+        ("v6e", "int8", {"dtype_rhs": "float8_e4m3fn"}, ("bfloat16", "float8_e4m3fn", "stored", "float32")),
+        ("v6e", "float8_e4m3fn", {"dtype_rhs": "float8_e4m3fn"}, ("bfloat16", "float8_e4m3fn", "stored", "float32")),
+        (
+            "v7x",
+            "float8_e4m3fn",
+            {"dtype_rhs": "float8_e4m3fn"},
+            ("float8_e4m3fn", "float8_e4m3fn", "stored", "float32"),
+        ),
+        ("v7x", "float8_e4m3fn", {}, ("float8_e4m3fn", "float8_e4m3fn", "codes", "float32")),
+        ("v7x", "int4", {}, ("float8_e4m3fn", "float8_e4m3fn", "codes", "float32")),
+        ("v7x", "int8", {"dtype_rhs": "int8"}, ("bfloat16", "bfloat16", "cast", "int32")),
+        ("v7x", "int8", {"dtype_rhs": "int8", "block": 1024}, ("bfloat16", "bfloat16", "cast", "float32")),
+        (
+            "v7x",
+            "int8",
+            {"k": 16384, "block": 16384},
+            ("bfloat16", "bfloat16", "cast", "float32"),
+        ),  # codes are not exact
+    ],
+)
+def test_the_route_of_quantised_rows(
+    chip: str, rows: str, changes: dict[str, Any], expected: tuple[str, str, str, str]
+) -> None:
+    wanted = spec(quantize_lhs=rows, **changes)
+    route = route_of(wanted, 128, systolic.chip(chip))
+    assert (route.rows, route.pushed, route.made, route.sums) == expected
+    assert route.scaled == "sums"
+    assert str(route) in systolic.plan(wanted, chip).reason
+
+
+def test_any_rows_are_planned() -> None:
+    for chip in ("v5e", "v5p", "v6e", "v7x"):
+        its = systolic.chip(chip)
+        for rows in ROW_FORMATS:
+            for name in ("int8", "int4", "float8_e5m2", "float4_e2m1fn"):
+                for m, block in ((1, 4096), (300, 128), (8192, 4096)):
+                    wanted = spec(m=m, n=1024, block=block, dtype_rhs=name, quantize_lhs=rows)
+                    plan = systolic.plan(wanted, chip)
+                    schedule = QuantizedSchedule.of(wanted, plan.config, its)
+                    assert plan.vmem_bytes < plan.vmem_limit_bytes <= its.usable_vmem_bytes_per_core
+                    assert schedule.grid_m * schedule.tile_m >= m
+                    given = spec(m=m, n=1024, block=block, dtype_rhs=name, dtype_lhs=rows, lhs_block=block)
+                    assert systolic.plan(given, chip).hbm_bytes < plan.hbm_bytes
+
+
+def test_rows_that_vmem_has_no_room_for() -> None:
+    """All of k of a block of rows has to fit: else there is an error, or XLA multiplies if no kernel was asked for."""
+    wanted = spec(m=64, k=2**21, n=128, block=2**21, dtype_rhs="int8", quantize_lhs="int8")
+    with pytest.raises(IllegalTilesError, match="VMEM"):
+        systolic.plan(wanted, "v7x")
 
 
 @pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "v7x"])
@@ -82,12 +141,19 @@ def test_specs_are_kept_and_read() -> None:
     assert record["op"] == "quantised"
     assert read_spec(record["op"], record["spec"]) == wanted
     assert all(op_of(wanted).words(wanted))
+    for rows in ({"quantize_lhs": "int8"}, {"dtype_lhs": "float8_e4m3fn", "lhs_block": 4096}):
+        wanted = spec(**rows)
+        assert read_spec("quantised", record_of(wanted)["spec"]) == wanted
+        assert next(iter(rows.values())) in op_of(wanted).words(wanted)[1]
 
 
 def test_formats_that_a_chip_does_not_take() -> None:
     for chip, name in (("v4", "float8_e4m3fn"), ("v4", "float4_e2m1fn"), ("v7x", "float8_e4m3b11fnuz")):
         with pytest.raises(UnsupportedDtypeError, match=name):
             systolic.plan(spec(dtype_rhs=name), chip)
+    for rows, name in (("int8", "int8"), ("int4", "int8"), ("float8_e4m3fn", "int8")):
+        with pytest.raises(UnsupportedDtypeError, match="v4"):
+            systolic.plan(spec(dtype_rhs=name, quantize_lhs=rows), "v4")
 
 
 @pytest.mark.parametrize(
@@ -98,6 +164,9 @@ def test_formats_that_a_chip_does_not_take() -> None:
         ({"dtype_scale": "float16"}, QuantizationError),
         ({"dtype_lhs": "int8"}, SpecError),
         ({"m": 0}, SpecError),
+        ({"dtype_lhs": "int8", "lhs_block": 128}, QuantizationError),
+        ({"quantize_lhs": "float4_e2m1fn"}, QuantizationError),
+        ({"dtype_lhs": "int8", "lhs_block": 4096, "quantize_lhs": "int8"}, QuantizationError),
     ],
 )
 def test_specs_that_cannot_be(changes: dict[str, Any], error: type[Exception]) -> None:
@@ -154,7 +223,23 @@ def test_operands_that_do_not_go_with_it() -> None:
         (lhs, systolic.quantize(np.ones(8, np.float32), axis=0), "matrix"),
     ):
         with pytest.raises(SpecError, match=said):
-            systolic.matmul(left, right)  # pyright: ignore[reportArgumentType]
+            systolic.matmul(left, right)
+    for left, right, name, error, said in (
+        (lhs, lhs.T, "int8", SpecError, "quantize_lhs='int8'"),
+        (systolic.quantize(lhs, axis=-1), q, "int8", SpecError, "lhs is quantised"),
+        (lhs, q, "fp4", QuantizationError, "quantize_lhs='fp4'"),
+        (lhs, q, "float16", QuantizationError, "float16"),
+    ):
+        with pytest.raises(error, match=said):
+            systolic.matmul(left, right, quantize_lhs=name)
+
+
+def test_no_rows_and_no_columns() -> None:
+    q, none = systolic.quantize(np.ones((8, 4), np.float32)), systolic.quantize(np.ones((8, 0), np.float32))
+    rows = systolic.quantize(np.ones((2, 8), np.float32), axis=-1)
+    assert systolic.matmul(np.ones((0, 8), np.float32), q, quantize_lhs="int8").shape == (0, 4)
+    assert systolic.matmul(rows, none).shape == (2, 0)
+    np.testing.assert_array_equal(np.asarray(systolic.matmul(rows, q)), np.full((2, 4), 8, np.float32))
 
 
 def test_a_block_that_no_kernel_takes_is_left_to_xla() -> None:

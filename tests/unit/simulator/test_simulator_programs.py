@@ -136,6 +136,8 @@ def test_a_result_is_there_a_latency_after_its_work_began() -> None:
         ("v5e", "bf16.gmra", 16, 2),
         ("v5e", "f32.gmra", 8, 1),
         ("v5e", "s8.gmra", 16, 4),
+        ("v5e", "s4.gmra", 16, 4),  # of 64 rows and half as many columns
+        ("v6e", "mubr.s4.gmra", 8, 8),
         ("v6e", "mubr.bf16.gmra", 8, 4),
         ("v6e", "mubr.s8.gmra", 8, 8),
         ("v6e", "mubr.f32.gmra", 4, 2),

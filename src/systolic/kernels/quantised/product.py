@@ -1,19 +1,23 @@
 """A product with a quantised weight: `out[i, j] = activation(lhs[i] @ (values · scales)[:, j] + bias) + residual`.
 
+Rows of lhs are floats, or quantised: in HBM, with scales of rows or of blocks of k, or here, when a block of rows is
+new, with a scale for each row. Scales of rows and of columns are applied to sums, each by itself.
+
 Grid: (i, j, kk), kk innermost. Rows of lhs stay in VMEM with all of k while the weight passes, tile by tile, as it is
 stored: nothing but its few bits crosses HBM. Each tile is brought into the form of its route (`schedule.
 quantised_route`), a subtile at a time beside the products; where several subtiles of rows meet the same weights, they
 are made once and kept. Scales multiply the sums of their blocks, or the weights.
 
-In VMEM: two blocks of rows, a ring of tiles of the weight and its scales, a ring of tiles of the result, where k takes
-several steps one sum in float32, and where weights are pushed with an offset the sums of the rows of lhs, which the
-matrix units make.
+In VMEM: two blocks of rows, and one more as they are multiplied if they are stored in another dtype, with their scales;
+a ring of tiles of the weight and its scales, a ring of tiles of the result, where k takes several steps one sum, and
+where weights are pushed with an offset the sums of the rows of lhs, which the matrix units make.
 
 With a weight that is not quantised, or one whose scale is one number, `kernels.auto_pipeline` is as fast.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,6 +50,7 @@ def quantised_product(
       operands: lhs, and the residual, have `schedule.grid_m · schedule.tile_m` rows; k and n are multiples of 128.
       activation: the function that `spec.activation` names.
     """
+    schedule = _as_interpreted(schedule) if interpret else schedule
     its, m = schedule, schedule.grid_m * schedule.tile_m
     out_tile = (its.tile_m, its.tile_n)
     arrays = operands._replace(values=_as_loaded(operands.values) if interpret else from_hbm(operands.values))
@@ -56,6 +61,7 @@ def quantised_product(
         scales=hbm,
         bias=pl.BlockSpec((1, spec.n), lambda i, j, kk: (0, 0)) if spec.bias else None,
         residual=pl.BlockSpec(out_tile, lambda i, j, kk: (i, j)) if spec.residual else None,
+        lhs_scales=pl.BlockSpec((its.tile_m, spec.lhs_blocks), lambda i, j, kk: (i, 0)) if spec.lhs_blocks else None,
     )
 
     given = [one for one in arrays if one is not None]
@@ -73,8 +79,21 @@ def quantised_product(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=vmem_limit_bytes),
         cost_estimate=pl.CostEstimate(flops=spec.flops, transcendentals=0, bytes_accessed=spec.least_hbm_bytes),
         interpret=interpret,
-        name=f"systolic_quantised_{spec.dtype_rhs}_{spec.block}_{spec.m}_{spec.k}_{spec.n}",
+        name=_name(spec),
     )(arrays)
+
+
+def _name(spec: QuantizedSpec) -> str:
+    formats = spec.dtype_rhs if spec.row_format is None else f"{spec.row_format}_{spec.dtype_rhs}"
+    return f"systolic_quantised_{formats}_{spec.block}_{spec.m}_{spec.k}_{spec.n}"
+
+
+def _as_interpreted(schedule: QuantizedSchedule) -> QuantizedSchedule:
+    """On a CPU XLA does not compile products of int4: int8 holds the same numbers."""
+    route = schedule.route
+    if route.rows != "int4":
+        return schedule
+    return replace(schedule, route=replace(route, rows="int8", pushed="int8", made="cast"), makes_rows=True)
 
 
 def _as_loaded(values: Array) -> Array:
@@ -84,16 +103,17 @@ def _as_loaded(values: Array) -> Array:
 
 def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, stored: Any) -> Buffers:
     float32 = jnp.float32
+    # Of one scale a column the sums themselves are kept, of several what they are when they are scaled.
+    acc = jnp.int32 if its.route.sums == "int32" and spec.blocks == 1 else float32
     return Buffers(
         values=pltpu.VMEM((its.slots, its.tile_k, its.tile_n), stored),
         scales=pltpu.VMEM((its.slots, its.tile_blocks, its.tile_n), jnp.dtype(spec.dtype_scale)),
         out=pltpu.VMEM((its.out_slots, its.tile_m, its.tile_n), jnp.dtype(spec.dtype_out)),
-        rows=pltpu.VMEM((its.tile_m, spec.k), jnp.bfloat16) if spec.dtype_lhs != "bfloat16" else None,
+        rows=pltpu.VMEM((its.tile_m, spec.k), jnp.dtype(its.route.rows)) if its.makes_rows else None,
+        row_scales=pltpu.VMEM((max(spec.lhs_blocks, 1), its.tile_m, LANES), float32) if spec.scales_rows else None,
         row_sums=pltpu.VMEM((spec.blocks, its.tile_m, LANES), float32) if its.route.offset else None,
-        acc=pltpu.VMEM((its.tile_m, its.tile_n), float32) if its.grid_k > 1 else None,
-        weights=pltpu.VMEM((its.tile_k, its.subtile_n), jnp.dtype(its.route.pushed))
-        if its.subtile_m < its.tile_m
-        else None,
+        acc=pltpu.VMEM((its.tile_m, its.tile_n), acc) if its.grid_k > 1 else None,
+        weights=pltpu.VMEM((its.tile_k, its.subtile_n), jnp.dtype(its.route.pushed)) if its.keeps_weights else None,
         values_sem=pltpu.SemaphoreType.DMA((its.slots,)),
         scales_sem=pltpu.SemaphoreType.DMA((its.slots,)),
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),

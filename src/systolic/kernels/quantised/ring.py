@@ -22,6 +22,7 @@ class QuantizedOperands(NamedTuple):
     scales: Any  # [blocks, n]
     bias: Any = None  # [1, n]
     residual: Any = None  # [m, n]; in the kernel [tile_m, tile_n]
+    lhs_scales: Any = None  # [m, lhs_blocks] float32, of a lhs that is quantised in HBM; in the kernel [tile_m, …]
 
 
 class Buffers(NamedTuple):
@@ -30,9 +31,10 @@ class Buffers(NamedTuple):
     values: Any  # [slots, tile_k, tile_n]
     scales: Any  # [slots, tile_blocks, tile_n]
     out: Any  # [out slots, tile_m, tile_n]
-    rows: Any  # [tile_m, k] bfloat16, of a lhs in float32
+    rows: Any  # [tile_m, k] as they are multiplied, of a lhs in another dtype
+    row_scales: Any  # [lhs_blocks or 1, tile_m, 128] float32: each lane has the scale of a row, of a quantised lhs
     row_sums: Any  # [blocks, tile_m, 128] float32: each lane has the sum of a row's block, times unit and offset
-    acc: Any  # [tile_m, tile_n] float32
+    acc: Any  # [tile_m, tile_n] float32, or int32: the sums over k so far
     weights: Any  # [tile_k, subtile_n] as they are pushed
     values_sem: Any  # (slots,)
     scales_sem: Any

@@ -43,7 +43,7 @@ def _made(stored: Array, route: Route) -> Array:
     if route.made == "stored":
         return stored
     if route.made == "cast":
-        return _cast(stored)
+        return stored.astype(jnp.dtype(route.pushed))
     codes: Any = pltpu.bitcast(stored.astype(jnp.int8), jnp.int32)
     if route.codes is not None and route.codes.offset:
         codes = (codes & _LOW_BITS) ^ _INT4_SIGNS  # the number of four bits plus 8
@@ -52,7 +52,3 @@ def _made(stored: Array, route: Route) -> Array:
     assert route.codes is not None
     found = pltpu.bitcast(codes, jnp.dtype(route.codes.dtype))
     return found.astype(jnp.bfloat16) if route.made == "cast codes" else found
-
-
-def _cast(stored: Array) -> Array:
-    return stored.astype(jnp.bfloat16)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def matmul(
-    lhs: Shaped[Array | np.ndarray, "*batch m k"],
+    lhs: Shaped[Array | np.ndarray, "*batch m k"] | Quantized,
     rhs: Shaped[Array | np.ndarray, "*batch k n"] | Quantized,
     *,
     bias: Shaped[Array, " n"] | ArrayLike | None = None,
@@ -32,6 +32,7 @@ def matmul(
     lhs_args: Sequence[ArrayLike] = (),
     rhs_fn: Callable[..., Array] | None = None,
     rhs_args: Sequence[ArrayLike] = (),
+    quantize_lhs: DTypeLike | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     implementation: Implementation = None,
@@ -52,7 +53,8 @@ def matmul(
         float8_e5m2. float16 is multiplied as float32.
       rhs: [..., k, n], or [..., n, k] with `transpose_rhs`, or [k]. Dtypes may differ: a bfloat16 lhs
         with an int8 weight is multiplied in bfloat16. Or a `systolic.Quantized` of such shapes, also with a batch, or a
-        `qwix.QArray`: see the page on quantised products; bias, activation and residual go with it.
+        `qwix.QArray`: see the page on quantised products; bias, activation and residual go with it, and then lhs may
+        be one too.
       bias: [n], or one element.
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       residual: broadcasts to the output.
@@ -61,6 +63,8 @@ def matmul(
         scale, a mask. Its result's dtype is multiplied.
       lhs_args: arrays that broadcast to lhs.
       rhs_fn, rhs_args: the same for rhs.
+      quantize_lhs: "int8", "int4", "e4m3" or "e5m2": beside a quantised rhs each row of lhs is quantised to it in the
+        kernel, with a scale of its own.
       precision: of float32 operands. DEFAULT is one bfloat16 pass: 8 bits of each operand; HIGH is three, 16 bits;
         HIGHEST is six, nearly all 24. None: `jax.default_matmul_precision`.
       preferred_element_type: of the result. Default: that of the operands, int32 for int8. The sum is taken in float32
@@ -84,25 +88,30 @@ def matmul(
     from systolic.ops.matmul.arguments import Given, backend_of, canonical
     from systolic.ops.matmul.jvp import multiply
     from systolic.ops.quantised.api import quantised_matmul
+    from systolic.ops.quantised.arguments import canonical as quantised_call
     from systolic.ops.quantised.arguments import is_quantised
 
-    if is_quantised(lhs) or is_quantised(rhs):
+    if is_quantised(lhs) or is_quantised(rhs) or quantize_lhs is not None:
+        refused = {
+            "out_scale": out_scale,
+            "transpose_lhs": transpose_lhs,
+            "transpose_rhs": transpose_rhs,
+            "lhs_fn": lhs_fn,
+            "rhs_fn": rhs_fn,
+            "precision": precision,
+        }
         return quantised_matmul(
-            lhs,
-            rhs,
-            bias=bias,
-            activation=activation,
-            residual=residual,
-            preferred_element_type=preferred_element_type,
-            backend=backend_of(implementation, chip, tiles),
-            refused={
-                "out_scale": out_scale,
-                "transpose_lhs": transpose_lhs,
-                "transpose_rhs": transpose_rhs,
-                "lhs_fn": lhs_fn,
-                "rhs_fn": rhs_fn,
-                "precision": precision,
-            },
+            quantised_call(
+                lhs,
+                rhs,
+                bias=bias,
+                activation=activation,
+                residual=residual,
+                quantize_lhs=quantize_lhs,
+                preferred_element_type=preferred_element_type,
+                backend=backend_of(implementation, chip, tiles),
+                refused=refused,
+            )
         )
     call = canonical(
         Given(name="lhs", value=lhs, transposed=transpose_lhs, fn=lhs_fn, args=lhs_args),

@@ -56,7 +56,7 @@ class Quantized:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the values."""
+        """The shape is that of the values."""
         return tuple(self.values.shape)
 
     @property
@@ -66,7 +66,7 @@ class Quantized:
 
     @property
     def dtype(self) -> Any:
-        """That of the values."""
+        """The dtype is that of the values."""
         return self.values.dtype
 
     @property

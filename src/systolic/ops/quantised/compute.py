@@ -15,7 +15,7 @@ from systolic.ops.quantised.array import Quantized
 from systolic.ops.quantised.pallas import by_pallas
 from systolic.ops.quantised.product import Operands, QuantizedProduct
 from systolic.ops.quantised.quantize import dequantize
-from systolic.ops.quantised.xla import by_xla, finished
+from systolic.ops.quantised.xla import by_xla, finished, quantised_rows
 from systolic.ops.target import without_kernel
 from systolic.schedule import IllegalTilesError
 
@@ -27,7 +27,10 @@ _NO_CHIP = (
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def multiply(product: QuantizedProduct, operands: Operands) -> Array:
-    """The product, differentiable in reverse mode with regard to all but the values."""
+    """The product, differentiable in reverse mode with regard to all but the values.
+
+    The derivative goes straight through the rounding of rows that the kernel quantises.
+    """
     return _batched(product, operands)
 
 
@@ -37,26 +40,33 @@ def _forward(product: QuantizedProduct, operands: Operands) -> tuple[Array, Call
     # The derivative of the activation needs the sum, so that is stored, and XLA does the rest.
     plain = product.plain
 
-    def in_two(lhs: Array, scales: Array, bias: Any, residual: Any) -> Array:
-        of_product = operands._replace(lhs=lhs, scales=scales, bias=None, residual=None)
+    def in_two(lhs: Array, scales: Array, bias: Any, residual: Any, lhs_scales: Any) -> Array:
+        of_product = operands._replace(lhs=lhs, scales=scales, bias=None, residual=None, lhs_scales=lhs_scales)
         total: Any = multiply(plain, of_product)
         return finished(product, total, operands._replace(bias=bias, residual=residual))
 
-    return jax.vjp(in_two, operands.lhs, operands.scales, operands.bias, operands.residual)
+    its = operands
+    return jax.vjp(in_two, its.lhs, its.scales, its.bias, its.residual, its.lhs_scales)
 
 
-def _backward(_product: QuantizedProduct, kept: Callable[..., Any] | Operands, cotangent: Array) -> tuple[Operands]:
+def _backward(product: QuantizedProduct, kept: Callable[..., Any] | Operands, cotangent: Array) -> tuple[Operands]:
     if not isinstance(kept, Operands):
-        lhs, scales, bias, residual = kept(cotangent)
-        return (Operands(lhs, None, scales, bias, residual),)
-    values, scales, dtype = kept.values, kept.scales, kept.lhs.dtype
+        lhs, scales, bias, residual, lhs_scales = kept(cotangent)
+        return (Operands(lhs, None, scales, bias, residual, lhs_scales),)
+    values, scales, rows = kept.values, kept.scales, quantised_rows(product, kept)
+    dtype = kept.lhs.dtype if kept.lhs_scales is None else jnp.dtype("float32")
     given = cotangent.astype(dtype)
     weight = dequantize(Quantized(values, scales), dtype)
-    to_lhs = jnp.matmul(given, weight.mT, preferred_element_type=jnp.float32).astype(dtype)
-    # XLA leaves this out where nobody asks for the derivative of the scales.
-    to_weight = jnp.matmul(kept.lhs.mT, given, preferred_element_type=jnp.float32)
+    to_rows = jnp.matmul(given, weight.mT, preferred_element_type=jnp.float32)
+    # XLA leaves these out where nobody asks for derivatives of scales.
+    left = kept.lhs if rows is None else rows.numbers.astype(dtype)
+    to_weight = jnp.matmul(left.mT, given, preferred_element_type=jnp.float32)
     each = (to_weight * values.astype(jnp.float32)).reshape(scales.shape[0], -1, scales.shape[1])
-    return (Operands(to_lhs, None, each.sum(1).astype(scales.dtype)),)
+    to_scales = each.sum(1).astype(scales.dtype)
+    if kept.lhs_scales is None:
+        return (Operands(to_rows.astype(dtype), None, to_scales),)
+    of_rows = (to_rows * kept.lhs.astype(jnp.float32)).reshape(*kept.lhs_scales.shape, -1)
+    return (Operands(None, None, to_scales, lhs_scales=of_rows.sum(-1)),)
 
 
 multiply.defvjp(_forward, _backward)
@@ -73,12 +83,12 @@ def _batched(product: QuantizedProduct, operands: Operands) -> Array:
     def _(size: int, mapped: Sequence[Operands], operands: Operands) -> tuple[Array, bool]:
         its = mapped[0]
         if not (its.values or its.scales or its.bias):
-            flat = [
-                None if one is None else (one if there else jnp.broadcast_to(one, (size, *one.shape)))
-                for one, there in ((operands.lhs, its.lhs), (operands.residual, its.residual))
-            ]
-            lhs, residual = (None if one is None else one.reshape(-1, one.shape[-1]) for one in flat)
-            out = _batched(product, operands._replace(lhs=lhs, residual=residual))
+            of_rows = {}
+            for name in ("lhs", "residual", "lhs_scales"):
+                if (array := getattr(operands, name)) is not None:
+                    every = array if getattr(its, name) else jnp.broadcast_to(array, (size, *array.shape))
+                    of_rows[name] = every.reshape(-1, array.shape[-1])
+            out = _batched(product, operands._replace(**of_rows))
             return out.reshape(size, -1, out.shape[-1]), True
         leaves, structure = jax.tree.flatten(operands)
         is_mapped = jax.tree.leaves(its)

@@ -36,7 +36,7 @@ def _by_pallas(product: QuantizedProduct, plans: Plans, operands: Operands) -> A
     chosen = plans(spec, chip, product.backend.tiles)
     schedule = QuantizedSchedule.of(spec, chosen.config, chip)
     rows = schedule.grid_m * schedule.tile_m - m
-    residual, bias = operands.residual, operands.bias
+    residual, bias, lhs_scales = operands.residual, operands.bias, operands.lhs_scales
     # A TPU's scalar unit has 32 bits, and so has every number in a kernel.
     with jax.enable_x64(False), tracing_for(chip):
         out = quantised_product(
@@ -46,6 +46,7 @@ def _by_pallas(product: QuantizedProduct, plans: Plans, operands: Operands) -> A
                 scales=operands.scales,
                 bias=None if bias is None else bias.astype(jnp.float32)[None],
                 residual=None if residual is None else _padded(residual, rows, 0),
+                lhs_scales=None if lhs_scales is None else _padded(lhs_scales, rows, 0),
             ),
             spec=spec,
             schedule=schedule,
@@ -64,13 +65,16 @@ def _aligned(operands: Operands) -> Operands:
     more_k, more_n = k_aligned - k, n_aligned - n
     if not more_k and not more_n:
         return operands
-    bias, residual = operands.bias, operands.residual
+    bias, residual, lhs_scales = operands.bias, operands.residual, operands.lhs_scales
+    if lhs_scales is not None and lhs_scales.shape[1] > 1:
+        lhs_scales = _padded(lhs_scales, 0, more_k // block)
     return Operands(
         lhs=_padded(operands.lhs, 0, more_k),
         values=_padded(operands.values, more_k, more_n),
         scales=_padded(operands.scales, more_k // block if blocks > 1 else 0, more_n),
         bias=None if bias is None else jnp.pad(bias, [(0, more_n)]),
         residual=None if residual is None else _padded(residual, 0, more_n),
+        lhs_scales=lhs_scales,
     )
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from systolic.chips import Chip
 from systolic.cost import TimedConfig, machine_roofline
 from systolic.cost.quantised import product_configs, timed
+from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.op import Candidates, Layout, RacedPrograms
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, Violation, total_bytes
 from systolic.schedule.quantised import QuantizedSchedule
-from systolic.schedule.quantised_route import route_of
+from systolic.schedule.quantised_route import route_of, rows_per_cycle
 from systolic.spec import QuantizedSpec
 
 if TYPE_CHECKING:
@@ -26,10 +27,15 @@ class QuantizedOp:
     def words(self, spec: QuantizedSpec) -> tuple[str, str, str]:
         """Sizes, dtypes and what is fused."""
         block = "a scale a column" if spec.blocks == 1 else f"a scale for {spec.block} of k"
+        rows = spec.dtype_lhs
+        if spec.quantize_lhs:
+            rows = f"{rows} (quantised to {spec.quantize_lhs} by rows)"
+        elif spec.lhs_blocks:
+            rows = f"{rows} ({'a scale a row' if spec.lhs_blocks == 1 else f'a scale for {spec.lhs_block} of k'})"
         fused = ("bias" if spec.bias else "", spec.activation, "residual" if spec.residual else "")
         return (
             f"{spec.m} × {spec.k} × {spec.n} (m k n)",
-            f"{spec.dtype_lhs} × {spec.dtype_rhs} ({block}) → {spec.dtype_out}",
+            f"{rows} × {spec.dtype_rhs} ({block}) → {spec.dtype_out}",
             ", ".join(filter(None, fused)),
         )
 
@@ -63,8 +69,10 @@ class QuantizedOp:
         return timed(computed, config, chip)
 
     def least_time_us(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> float:
-        """Products or copies alone, at the clock and bandwidth of the chip's model."""
-        return machine_roofline(computed, chip).least_us / chip.cores_per_device
+        """Products, at the rate of the rows that the route multiplies, or copies alone, by the chip's model."""
+        least, route = machine_roofline(computed, chip), route_of(computed, config.subtile_m, chip)
+        faster = rows_per_cycle(route, chip) / mxu_rows_per_cycle(computed.dtype_multiplied, chip)
+        return max(least.hbm_us, least.mxu_us / max(faster, 1.0)) / chip.cores_per_device
 
     def layout(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> Layout:
         """Blocks of rows, and tiles of the weight."""

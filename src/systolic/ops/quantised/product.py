@@ -13,11 +13,12 @@ from systolic.spec import QuantizedSpec
 class Operands(NamedTuple):
     """Arrays of a product."""
 
-    lhs: Any  # [m, k]
+    lhs: Any  # [m, k], floats or values
     values: Any  # [k, n]
     scales: Any  # [blocks, n]
     bias: Any = None  # [n]
     residual: Any = None  # [m, n]
+    lhs_scales: Any = None  # [m, 1 or blocks] float32, of values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class QuantizedProduct:
     dtype_out: str
     activation: str = ""  # its name
     function: Callable[..., Any] | None = None  # and what it stands for
+    quantize_lhs: str | None = None  # the format to which the kernel quantises rows of floats
 
     @property
     def plain(self) -> QuantizedProduct:
@@ -37,6 +39,7 @@ class QuantizedProduct:
     def spec(self, operands: Operands) -> QuantizedSpec:
         """Sizes and dtypes, as the planner takes them."""
         (m, k), n = operands.lhs.shape, operands.values.shape[1]
+        lhs_scales = operands.lhs_scales
         return QuantizedSpec(
             m=m,
             k=k,
@@ -49,4 +52,6 @@ class QuantizedProduct:
             bias=operands.bias is not None,
             activation=self.activation,
             residual=operands.residual is not None,
+            lhs_block=None if lhs_scales is None else k // lhs_scales.shape[1],
+            quantize_lhs=self.quantize_lhs,
         )

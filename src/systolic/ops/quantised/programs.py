@@ -19,7 +19,8 @@ from systolic.ops.matmul.product import Backend, Implementation
 from systolic.ops.quantised.array import Quantized
 from systolic.ops.quantised.pallas import by_pallas
 from systolic.ops.quantised.product import Operands, QuantizedProduct
-from systolic.ops.quantised.xla import by_xla, finished
+from systolic.ops.quantised.quantize import dequantize
+from systolic.ops.quantised.xla import finished, product_of_values, quantised_rows
 from systolic.schedule import KernelConfig
 from systolic.spec import QuantizedSpec
 
@@ -41,6 +42,7 @@ class QuantizedPrograms:
             ((spec.blocks, spec.n), spec.dtype_scale),
             *([((spec.n,), "float32")] if spec.bias else []),
             *([((spec.m, spec.n), spec.dtype_out)] if spec.residual else []),
+            *([((spec.m, spec.lhs_blocks), "float32")] if spec.lhs_blocks else []),
         ]
         return tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes)
 
@@ -50,7 +52,7 @@ class QuantizedPrograms:
 
     def xla(self) -> Callable[..., Any]:
         """The same by XLA, in the form that is its fastest on TPUs."""
-        return functools.partial(by_xla_in_form, "mixed" if self.computed.blocks == 1 else "batched", self.computed)
+        return functools.partial(by_xla_in_form, _forms(self.computed)[0], self.computed)
 
 
 def raced(spec: QuantizedSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
@@ -61,7 +63,15 @@ def raced(spec: QuantizedSpec, chip: Chip, implementation: Implementation = "pal
         arguments=programs.arguments,
         ours=functools.partial(_called, spec, chip, implementation),
         xla=programs.xla(),
+        xla_forms={name: functools.partial(by_xla_in_form, name, spec) for name in _forms(spec)[1:]},
     )
+
+
+def _forms(spec: QuantizedSpec) -> tuple[str, ...]:
+    """Ways to write a product in plain JAX, the usual one first."""
+    if spec.scales_rows:
+        return ("values", "dequantized") if spec.sums_integers else ("values", "values in bfloat16", "dequantized")
+    return ("mixed", "dequantized") if spec.blocks == 1 else ("batched", "dequantized")
 
 
 def by_xla_in_form(form: str, spec: QuantizedSpec, *arrays: Array) -> Array:
@@ -69,11 +79,18 @@ def by_xla_in_form(form: str, spec: QuantizedSpec, *arrays: Array) -> Array:
 
     Args:
       form: "dequantized", the weight first; "mixed", values cast in the product and the sum scaled, of one scale a
-        column; "batched", a product for each block, whose sums are scaled and added.
+        column; "batched", a product for each block, whose sums are scaled and added. Of quantised rows "values" or
+        "values in bfloat16", a product of values, or one for each block, whose sums are scaled by both sides.
     """
     operands, product = _operands(spec, arrays), _static(spec, None)
+    rows = quantised_rows(product, operands)
     if form == "dequantized":
-        return by_xla(product, operands)
+        left = operands.lhs if rows is None else rows.numbers.astype(jnp.bfloat16)
+        weight = dequantize(Quantized(operands.values, operands.scales), left.dtype)
+        return finished(product, jnp.matmul(left, weight, preferred_element_type=jnp.float32), operands)
+    if rows is not None:
+        total = product_of_values(rows, operands.values, operands.scales, as_stored=form == "values")
+        return finished(product, total, operands)
     lhs, scales = operands.lhs, operands.scales.astype(jnp.float32)
     values = operands.values.astype(lhs.dtype)
     if form == "mixed":
@@ -93,14 +110,22 @@ def by_xla_in_form(form: str, spec: QuantizedSpec, *arrays: Array) -> Array:
 def _static(spec: QuantizedSpec, backend: Backend | None) -> QuantizedProduct:
     name, function = activation_of(spec.activation or None)
     backend = backend or Backend(implementation="xla", chip=None, tiles=None)
-    return QuantizedProduct(backend=backend, dtype_out=spec.dtype_out, activation=name, function=function)
+    return QuantizedProduct(
+        backend=backend,
+        dtype_out=spec.dtype_out,
+        activation=name,
+        function=function,
+        quantize_lhs=spec.quantize_lhs,
+    )
 
 
 def _operands(spec: QuantizedSpec, arrays: tuple[Array, ...]) -> Operands:
     lhs, values, scales, *beside = arrays
     rest = iter(beside)
-    bias, residual = (next(rest) if there else None for there in (spec.bias, spec.residual))
-    return Operands(lhs, values, scales, bias, residual)
+    bias, residual, lhs_scales = (
+        next(rest) if there else None for there in (spec.bias, spec.residual, spec.lhs_blocks)
+    )
+    return Operands(lhs, values, scales, bias, residual, lhs_scales)
 
 
 def _product(spec: QuantizedSpec, chip: Chip, config: KernelConfig, *arrays: Array) -> Array:
@@ -111,11 +136,12 @@ def _product(spec: QuantizedSpec, chip: Chip, config: KernelConfig, *arrays: Arr
 def _called(spec: QuantizedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
     its = _operands(spec, arrays)
     return matmul(
-        its.lhs,
+        its.lhs if its.lhs_scales is None else Quantized(its.lhs, its.lhs_scales),
         Quantized(its.values, its.scales),
         bias=its.bias,
         activation=spec.activation or None,
         residual=its.residual,
+        quantize_lhs=spec.quantize_lhs,
         preferred_element_type=spec.dtype_out,
         implementation=implementation,
         chip=chip,

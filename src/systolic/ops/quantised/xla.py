@@ -2,20 +2,74 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from systolic.kernels.functions import as_dtype
 from systolic.ops.quantised.array import Quantized
 from systolic.ops.quantised.product import Operands, QuantizedProduct
-from systolic.ops.quantised.quantize import dequantize
+from systolic.ops.quantised.quantize import dequantize, quantize
+
+
+class ScaledRows(NamedTuple):
+    """Rows of lhs as they are multiplied: what they stand for is `values · scales`."""
+
+    values: Array  # [m, k]
+    scales: Array  # [m, blocks] float32
+
+    @property
+    def numbers(self) -> Array:
+        """What they stand for, in float32."""
+        return self.values.astype(jnp.float32) * jnp.repeat(
+            self.scales, self.values.shape[1] // max(self.scales.shape[1], 1), axis=1
+        )
 
 
 def by_xla(product: QuantizedProduct, operands: Operands) -> Array:
-    """The product with the weight dequantised first, rounded to the dtype of lhs."""
-    weight = dequantize(Quantized(operands.values, operands.scales), operands.lhs.dtype)
-    total = jnp.matmul(operands.lhs, weight, preferred_element_type=jnp.float32)
+    """The product. Beside rows of floats the weight is dequantised first, rounded to their dtype.
+
+    Beside quantised rows values are multiplied, whose sums are exact where both are integers, and the sums scaled.
+    """
+    rows = quantised_rows(product, operands)
+    if rows is None:
+        weight = dequantize(Quantized(operands.values, operands.scales), operands.lhs.dtype)
+        total = jnp.matmul(operands.lhs, weight, preferred_element_type=jnp.float32)
+    else:
+        total = product_of_values(rows, operands.values, operands.scales)
     return finished(product, total, operands)
+
+
+def quantised_rows(product: QuantizedProduct, operands: Operands) -> ScaledRows | None:
+    """The rows as values and scales; None where they are floats."""
+    if operands.lhs_scales is not None:
+        return ScaledRows(operands.lhs, operands.lhs_scales)
+    if product.quantize_lhs is None:
+        return None
+    made = quantize(operands.lhs, product.quantize_lhs, axis=-1)
+    return ScaledRows(made.values, made.scales)
+
+
+def product_of_values(rows: ScaledRows, values: Array, scales: Array, *, as_stored: bool = False) -> Array:
+    """The product in float32: of values for each block, whose sums are scaled and added.
+
+    Args:
+      as_stored: floats are multiplied in the dtype of rows, which XLA converts if the chip's units do not take it; else
+        in bfloat16.
+    """
+    (m, k), n, blocks = rows.values.shape, values.shape[1], scales.shape[0]
+    integers = all(jnp.issubdtype(one.dtype, jnp.integer) for one in (rows.values, values))
+    multiplied, summed = (jnp.int8, jnp.int32) if integers else (jnp.bfloat16, jnp.float32)
+    if as_stored and not integers:
+        multiplied = rows.values.dtype  # weights of other formats become that, which may round: it is for races
+    each = lax.dot_general(
+        rows.values.astype(multiplied).reshape(m, blocks, k // blocks),
+        values.astype(multiplied).reshape(blocks, k // blocks, n),
+        (((2,), (1,)), ((1,), (0,))),
+        preferred_element_type=summed,
+    ).astype(jnp.float32)
+    return (each * scales.astype(jnp.float32)[:, None, :] * rows.scales.T[:, :, None]).sum(0)
 
 
 def finished(product: QuantizedProduct, total: Array, operands: Operands) -> Array:

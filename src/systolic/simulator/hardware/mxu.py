@@ -94,9 +94,14 @@ def _matmul(instruction: Instruction, offset: int, machine: MachineModel, condit
         operand_type=kind,
         rows=rows,
         place=int(place.group(1)) if place else None,
-        results=max(1, rows * machine.mxu_columns // _REGISTER_ELEMENTS),
+        results=max(1, rows * _columns(kind, machine) // _REGISTER_ELEMENTS),
         condition=condition,
     )
+
+
+def _columns(kind: str, machine: MachineModel) -> int:
+    """Columns of a unit. Beside int4 it is twice as deep and half as wide: so many results its listings pop."""
+    return machine.mxu_columns // 2 if kind in ("s4", "u4") else machine.mxu_columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,142 @@
+"""Rows of lhs as the matrix units take them, made once for a block of rows, with their scales and their sums."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.kernels.grouped.registers import Parts, parts_of
+from systolic.kernels.quantised.ring import Buffers, QuantizedOperands
+from systolic.schedule import LANES
+from systolic.schedule.grouped import largest_divisor
+from systolic.schedule.quantised import QuantizedSchedule
+from systolic.spec import LARGEST, QuantizedSpec
+
+_DOTS_TOGETHER = 8
+_MAGNITUDE_BITS = 0x7FFFFFFF
+_INFINITY_BITS = 0x7F800000
+# So much is quantised at a time: enough rows to hide how long a maximum over lanes takes, in some 1300 bundles of code.
+_ELEMENTS_AT_ONCE = 2**19
+_MOST_ROWS_AT_ONCE = 128
+_LEAST_ROWS_AT_ONCE = 64  # of int4 in a register
+_COLUMNS_AT_ONCE = 512
+
+
+def prepare_rows(refs: QuantizedOperands, its: Buffers, spec: QuantizedSpec, schedule: QuantizedSchedule) -> None:
+    """Fills the buffers that depend on the block of rows alone: rows, their scales and their sums."""
+    if spec.quantize_lhs is not None:
+        _quantise(refs.lhs, its, spec)
+    elif its.rows is not None:
+        its.rows[...] = refs.lhs[...].astype(its.rows.dtype)
+    for block in range(spec.lhs_blocks):
+        scales = refs.lhs_scales[:, block : block + 1]
+        its.row_scales[block] = jnp.broadcast_to(scales, its.row_scales.shape[1:])
+    if its.row_sums is not None:
+        _sum_rows(refs.lhs if its.rows is None else its.rows, its.row_sums, spec, schedule)
+
+
+def dot(left: Array, right: Array) -> Array:
+    """A product with a sum in int32 of integers, else in float32."""
+    total = jnp.int32 if jnp.issubdtype(left.dtype, jnp.integer) else jnp.float32
+    return lax.dot_general(left, right, (((1,), (0,)), ((), ())), preferred_element_type=total)
+
+
+def _quantise(lhs_vmem: Any, its: Buffers, spec: QuantizedSpec) -> None:
+    """Each row with a scale of its own, as `systolic.quantize` makes it, but by a product with the scale's inverse."""
+    rows = min(_ELEMENTS_AT_ONCE // spec.k, _MOST_ROWS_AT_ONCE)
+    rows = max(rows // _LEAST_ROWS_AT_ONCE, 1) * _LEAST_ROWS_AT_ONCE
+
+    def chunk(at: Any) -> None:
+        scales = _scales(lhs_vmem, at, spec)
+        its.row_scales[0, at, :] = jnp.broadcast_to(scales, (scales.shape[0], LANES))
+        inverse = 1.0 / scales
+        for columns in _column_parts(spec.k):
+            numbers = lhs_vmem[at, columns].astype(jnp.float32) * inverse
+            its.rows[at, columns] = _as_format(numbers, spec.quantize_lhs, its.rows.dtype)
+
+    def numbered(chunks: Parts, number: Any, carry: None) -> None:
+        chunk(chunks.at(number))
+        return carry
+
+    for chunks in parts_of(lhs_vmem.shape[0], rows):
+        if chunks.how_many == 1:
+            chunk(chunks.at(0))
+        elif chunks.how_many:
+            lax.fori_loop(0, chunks.how_many, functools.partial(numbered, chunks), None)
+
+
+def _scales(lhs_vmem: Any, at: Any, spec: QuantizedSpec) -> Array:
+    """The largest magnitude of each row over the format's largest number; NaN where a number is not finite.
+
+    Magnitudes of floats are ordered as their bits are, where infinity comes behind the numbers, and NaN behind it: so
+    one maximum of integers finds all of them.
+    """
+    parts = []
+    for columns in _column_parts(spec.k):
+        numbers = lhs_vmem[at, columns].astype(jnp.float32)
+        bits: Any = pltpu.bitcast(numbers, jnp.int32) & _MAGNITUDE_BITS
+        parts += [bits[:, first : first + LANES] for first in range(0, bits.shape[1], LANES)]
+    most = functools.reduce(jnp.maximum, parts)
+    reach = jnp.where(most >= _INFINITY_BITS, jnp.inf, pltpu.bitcast(most, jnp.float32))
+    reach = jnp.max(reach, axis=1, keepdims=True)
+    assert spec.quantize_lhs is not None  # else nobody asks
+    scales = reach / LARGEST[spec.quantize_lhs]
+    scales = jnp.where(scales >= jnp.finfo(jnp.float32).tiny, scales, 1.0)
+    return jnp.where(reach == jnp.inf, jnp.nan, scales)
+
+
+def _as_format(numbers: Array, name: str | None, dtype: Any) -> Array:
+    """Numbers rounded to those of a format, in the dtype in which they are multiplied."""
+    if name not in ("int8", "int4"):
+        return numbers.astype(jnp.dtype(name)).astype(dtype)
+    whole = jnp.round(numbers)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return whole.astype(dtype)
+    integers = whole.astype(jnp.int32).astype(jnp.int8)
+    return integers.astype(dtype)
+
+
+def _column_parts(k: int) -> list[slice]:
+    return [slice(first, min(first + _COLUMNS_AT_ONCE, k)) for first in range(0, k, _COLUMNS_AT_ONCE)]
+
+
+def _sum_rows(rows_vmem: Any, sums_vmem: Any, spec: QuantizedSpec, schedule: QuantizedSchedule) -> None:
+    """The matrix units add up each block of a row: what an offset of the weights adds to its products.
+
+    Several dots follow each other in straight code, so that one need not wait for another; not all of them, because
+    the compiler keeps what each reads.
+    """
+    route = schedule.route
+    width = min(route.depth, spec.block)
+    ones = jnp.full((width, LANES), route.offset * route.unit, jnp.dtype(route.rows))
+    parts = spec.block // width
+    together = largest_divisor(parts, 1, _DOTS_TOGETHER)
+    aligned = spec.block % LANES == 0 and width % LANES == 0
+
+    def one_block(block: Any) -> None:
+        def several(number: Any, total: Array) -> Array:
+            for part_of_it in range(together):
+                first = block * spec.block + (number * together + part_of_it) * width
+                at = pl.multiple_of(first, LANES) if aligned and not isinstance(first, int) else first
+                total = total + dot(rows_vmem[:, pl.ds(at, width)], ones)
+            return total
+
+        sums_vmem[block] = lax.fori_loop(0, parts // together, several, jnp.zeros(sums_vmem.shape[1:]))
+
+    if not aligned:
+        for block in range(spec.blocks):
+            one_block(block)
+        return
+    at_once = largest_divisor(spec.blocks, 1, max(_DOTS_TOGETHER // parts, 1))
+
+    def some_blocks(number: Any, carry: None) -> None:
+        for block in range(at_once):
+            one_block(number * at_once + block)
+        return carry
+
+    lax.fori_loop(0, spec.blocks // at_once, some_blocks, None)
