@@ -16,7 +16,7 @@ from systolic.ops.quantised.pallas import by_pallas
 from systolic.ops.quantised.product import Operands, QuantizedProduct
 from systolic.ops.quantised.quantize import dequantize
 from systolic.ops.quantised.xla import by_xla, finished, quantised_rows
-from systolic.ops.target import without_kernel
+from systolic.ops.target import kernel_or_xla, without_kernel
 from systolic.schedule import IllegalTilesError
 
 _NO_CHIP = (
@@ -117,7 +117,4 @@ def _dispatched(product: QuantizedProduct, operands: Operands) -> Array:
             jax.eval_shape(functools.partial(by_pallas, product), operands)
         except IllegalTilesError as error:
             return by_xla(product, operands._replace(lhs=without_kernel(operands.lhs, f"no tiles fit: {error}")))
-    # Decided when the program is lowered: the same traced function may run on a CPU.
-    return lax.platform_dependent(
-        operands, tpu=functools.partial(by_pallas, product), default=functools.partial(by_xla, product)
-    )
+    return kernel_or_xla(functools.partial(by_pallas, product), functools.partial(by_xla, product), operands)
