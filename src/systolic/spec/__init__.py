@@ -8,12 +8,14 @@ from systolic.spec.grouped import GroupedGradientSpec, GroupedSpec
 from systolic.spec.matmul import LARGEST_SIZE, PASSES, MatmulSpec, NoKernelWarning, Pairing, PrecisionName
 from systolic.spec.protocol import Spec
 from systolic.spec.quantised import QuantizedSpec
+from systolic.spec.sparse import BlockSparseError, SparseKind, SparseSpec
 
 __all__ = [
     "LARGEST",
     "LARGEST_SIZE",
     "PASSES",
     "PLAIN",
+    "BlockSparseError",
     "Epilogue",
     "FusedOperand",
     "GatedSpec",
@@ -28,6 +30,8 @@ __all__ = [
     "QuantizationError",
     "QuantizedSpec",
     "Side",
+    "SparseKind",
+    "SparseSpec",
     "Spec",
     "SpecError",
     "accumulator_dtype",

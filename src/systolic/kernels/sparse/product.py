@@ -1,0 +1,340 @@
+"""A block-sparse matrix times a dense one, or a dense one times it: `out[line] = Σ block · panel[place of the block]`.
+
+Lines, rows of blocks of a sparse lhs or columns of blocks of a sparse rhs, go through VMEM in chunks: as many as have
+their blocks there at once. For each chunk the panels of the dense operand pass one after another, and each is multiplied
+by all blocks of the chunk. So blocks are read once, and the dense operand once for each chunk. While the last panel of
+a chunk is used, each line leaves its room to blocks of the next chunk.
+
+Neighbours in a line are joined to one stretch of straight code, in which the sum over k goes through several blocks: a
+matrix unit's columns are filled also by small blocks, and sums are loaded and stored less often. A line without a block
+costs a store of zeros.
+
+In VMEM: a ring of blocks, two panels, the sums of a line, a ring of lines of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Shaped
+
+from systolic.compat import shape_with_mesh_axes
+from systolic.kernels.functions import as_dtype
+from systolic.kernels.grouped.dots import dot
+from systolic.kernels.grouped.registers import part
+from systolic.kernels.launch import from_hbm
+from systolic.kernels.sparse.lists import (
+    BlockList,
+    Item,
+    ListBuffers,
+    Panels,
+    Places,
+    joined,
+    list_buffers,
+    listed,
+    over_items,
+    with_code_for,
+)
+from systolic.schedule.sparse import ProductSchedule
+from systolic.spec import SparseSpec
+
+
+class ProductOperands(NamedTuple):
+    """Arrays of a product, or their refs."""
+
+    places: Places
+    blocks: Any  # [most blocks, *stored block]
+    dense: Any  # rhs [k, n] of dsd, lhs [m, k] of dds
+    bias: Any = None  # float32 [1, n]
+
+
+class _Buffers(NamedTuple):
+    """What the kernel allocates."""
+
+    list: ListBuffers
+    blocks: Any  # [slots, *stored block]
+    panel: Any  # [panel slots, k, tile], of dds [panel slots, tile, k]
+    acc: Any  # [line, tile], of dds [tile, line]
+    out: Any  # [out slots, as acc]
+    blocks_sem: Any
+    panel_sem: Any
+    out_sem: Any
+
+
+class _State(NamedTuple):
+    """What is under way."""
+
+    started: Any  # copies of blocks, each of `fetched` of them
+    arrived: Any
+    stored: Any  # lines of the result
+    panels: Any  # that have passed
+
+
+def sparse_product(
+    operands: ProductOperands,
+    *,
+    spec: SparseSpec,
+    schedule: ProductSchedule,
+    cores: int,
+    activation: Callable[[Array], Array] | None,
+    vmem_limit_bytes: int,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Shaped[Array, "m n"]:
+    """The product; lines without a block are zero, or what bias and activation make of it.
+
+    Args:
+      cores: that share the work, each with some of the panels.
+      activation: the function that `spec.activation` names.
+    """
+    its, dtype, turned = schedule, jnp.dtype(spec.dtype), spec.kind == "dds"
+    panel = (its.tile, spec.k) if turned else (spec.k, its.tile)
+    line = (its.tile, spec.line_size) if turned else (spec.line_size, its.tile)
+    buffers = _Buffers(
+        list=list_buffers(spec),
+        blocks=pltpu.VMEM((its.slots, *spec.stored_block), dtype),
+        panel=pltpu.VMEM((its.panel_slots, *panel), dtype),
+        acc=pltpu.VMEM(line, jnp.dtype(spec.dtype_accumulator)),
+        out=pltpu.VMEM((its.out_slots, *line), jnp.dtype(spec.dtype_out)),
+        blocks_sem=pltpu.SemaphoreType.DMA((its.slots // its.fetched,)),
+        panel_sem=pltpu.SemaphoreType.DMA((its.panel_slots,)),
+        out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
+    )
+
+    def kernel(refs: ProductOperands, out_hbm: Any, its: _Buffers) -> None:
+        _Kernel(
+            refs=refs,
+            out_hbm=out_hbm,
+            its=its,
+            list=listed(refs.places, its.list, spec),
+            spec=spec,
+            schedule=schedule,
+            cores=cores,
+            activation=activation,
+        ).run()
+
+    arrays = operands
+    if not interpret:
+        arrays = operands._replace(blocks=from_hbm(operands.blocks), dense=from_hbm(operands.dense))
+    scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
+    bias = None if arrays.bias is None else pl.BlockSpec(memory_space=pltpu.VMEM)
+    return pl.pallas_call(
+        kernel,
+        grid=(cores,),
+        in_specs=(ProductOperands(Places(scalars, scalars), hbm, hbm, bias),),
+        out_specs=hbm,
+        out_shape=shape_with_mesh_axes(
+            (spec.m, spec.n), jnp.dtype(spec.dtype_out), [operands.blocks, operands.dense, operands.places.rows]
+        ),
+        scratch_shapes=(buffers,),
+        compiler_params=pltpu.CompilerParams(
+            vmem_limit_bytes=vmem_limit_bytes, dimension_semantics=("parallel" if cores > 1 else "arbitrary",)
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
+        ),
+        interpret=interpret,
+        name=f"systolic_{spec.kind}_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
+    )(arrays)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Kernel:
+    """All chunks of a product, with their copies."""
+
+    refs: ProductOperands
+    out_hbm: Any
+    its: _Buffers
+    list: BlockList
+    spec: SparseSpec
+    schedule: ProductSchedule
+    cores: int
+    activation: Callable[[Array], Array] | None
+
+    @property
+    def _turned(self) -> bool:
+        return self.spec.kind == "dds"
+
+    @property
+    def _panels(self) -> Panels:
+        its = self.schedule
+        return Panels(
+            source=self.refs.dense,
+            target=self.its.panel,
+            sem=self.its.panel_sem,
+            axis=0 if self._turned else 1,
+            size=its.tile,
+            grid=its.grid,
+            parts=its.parts,
+        )
+
+    def run(self) -> None:
+        """Goes through all chunks, and waits for the last lines."""
+        its = self.schedule
+        each = -(-its.grid // self.cores)
+        first = pl.program_id(0) * each if self.cores > 1 else jnp.int32(0)
+        end = jnp.minimum(first + each, its.grid)
+        zero = jnp.int32(0)
+
+        @pl.when(first < end)
+        def _work() -> None:
+            self._panels.start(0, its.parts, first, 0)
+            state = self._fetch(zero, _State(zero, zero, zero, zero))
+
+            def chunk(at: tuple[Any, _State]) -> tuple[Any, _State]:
+                line, state = at
+                behind = self._chunk_end(line)
+                state = lax.fori_loop(
+                    first, end, lambda panel, state: self._panel(line, behind, (first, panel, end), state), state
+                )
+                return behind, state
+
+            _, state = lax.while_loop(lambda at: at[0] < self.spec.lines, chunk, (zero, state))
+
+            def wait(slot: Any, carry: None) -> None:
+                self._out_copy(zero, zero, slot).wait()
+                return carry
+
+            lax.fori_loop(0, jnp.minimum(state.stored, its.out_slots), wait, None)
+
+    def _chunk_end(self, line: Any) -> Any:
+        """The line behind the last one whose blocks there is room for."""
+        begins = self.list.begins
+        most = begins[line] + self.schedule.capacity
+
+        def fits(line: Any) -> Any:
+            return (line < self.spec.lines) & (begins[jnp.minimum(line + 1, self.spec.lines)] <= most)
+
+        return lax.while_loop(fits, lambda line: line + 1, line)
+
+    def _panel(self, line: Any, behind: Any, panels: tuple[Any, Any, Any], state: _State) -> _State:
+        """Multiplies one panel by all lines of a chunk, while the next one arrives."""
+        its, (first, panel, end) = self.schedule, panels
+        is_last, is_one = panel == end - 1, end - first == 1  # one panel stays
+        slot = jnp.where(is_one, 0, lax.rem(state.panels, jnp.int32(its.panel_slots)))
+        pl.when((state.panels == 0) | jnp.logical_not(is_one))(lambda: self._panels.wait(slot))
+        has_next = jnp.logical_not(is_one) & (jnp.logical_not(is_last) | (behind < self.spec.lines))
+        after, next_slot = jnp.where(is_last, first, panel + 1), lax.rem(slot + 1, jnp.int32(its.panel_slots))
+
+        def one_line(number: Any, state: _State) -> _State:
+            state = self._line(number, panel, slot, state)
+
+            @pl.when(has_next)
+            def _arrives() -> None:
+                parts = [lax.div(its.parts * (number - line + one), behind - line) for one in (0, 1)]
+                self._panels.start(*parts, after, next_slot)
+
+            used = self.list.begins[jnp.where(is_last, number + 1, line)]
+            return self._fetch(used, state)
+
+        state = lax.fori_loop(line, behind, one_line, state)
+        return state._replace(panels=state.panels + 1)
+
+    def _fetch(self, used: Any, state: _State) -> _State:
+        """Starts copies of blocks for which there is room where those before `used` were."""
+        its = self.schedule
+        number = self.list.begins[self.spec.lines]
+        end = jnp.minimum(lax.div(number + (its.fetched - 1), its.fetched), lax.div(used + its.slots, its.fetched))
+
+        def start(copy: Any, carry: None) -> None:
+            self._block_copy(copy).start()
+            return carry
+
+        lax.fori_loop(state.started, end, start, None)
+        return state._replace(started=jnp.maximum(state.started, end))
+
+    def _block_copy(self, copy: Any) -> Any:
+        its = self.schedule
+        slot = lax.rem(copy, jnp.int32(its.slots // its.fetched))
+        order = self.list.order
+        source = self.refs.blocks.at[pl.ds(copy * its.fetched if order is None else order[copy], its.fetched)]
+        target = self.its.blocks.at[pl.ds(slot * its.fetched, its.fetched)]
+        return pltpu.make_async_copy(source, target, self.its.blocks_sem.at[slot])
+
+    def _out_copy(self, line: Any, panel: Any, slot: Any) -> Any:
+        its, spec = self.schedule, self.spec
+        along, across = part(line, spec.line_size, spec.lines), part(panel, its.tile, its.grid)
+        target = self.out_hbm.at[(across, along) if self._turned else (along, across)]
+        return pltpu.make_async_copy(self.its.out.at[slot], target, self.its.out_sem.at[slot])
+
+    def _line(self, line: Any, panel: Any, slot: Any, state: _State) -> _State:
+        begins, its = self.list.begins, self.schedule
+        out_slot = lax.rem(state.stored, jnp.int32(its.out_slots))
+        end = begins[line + 1]
+
+        def arrive(copy: Any, carry: None) -> None:
+            self._block_copy(copy).wait()
+            return carry
+
+        arrived = jnp.maximum(state.arrived, lax.div(end + (its.fetched - 1), its.fetched))
+        lax.fori_loop(state.arrived, arrived, arrive, None)
+        pl.when(state.stored >= its.out_slots)(lambda: self._out_copy(line, panel, out_slot).wait())
+
+        def item(item: Item, carry: None) -> None:
+            pl.when(item.count == 0)(lambda: self._empty(out_slot))
+            with_code_for(item.count, its.joined, lambda number: self._multiply(item, number, slot, out_slot))
+            return carry
+
+        over_items(begins[line], end, its.joined, item, None)
+        if self.spec.bias or self.activation is not None:
+            self._finish(line, panel, out_slot)
+        self._out_copy(line, panel, out_slot).start()
+        return state._replace(arrived=arrived, stored=state.stored + 1)
+
+    def _empty(self, out_slot: Any) -> None:
+        self.its.acc[...] = jnp.zeros_like(self.its.acc)
+        self.its.out[out_slot] = jnp.zeros_like(self.its.out[out_slot])
+
+    def _subtile(self, number: Any) -> tuple[Any, Any]:
+        its = part(number, self.schedule.subtile, self.schedule.tile // self.schedule.subtile)
+        return (its, slice(None)) if self._turned else (slice(None), its)
+
+    def _multiply(self, item: Item, number: int, slot: Any, out_slot: Any) -> None:
+        """Adds the products of so many blocks to the sums, and stores them as the result too.
+
+        Only what the last item of a line stores is kept; the vector unit has time for it, and code without a branch is
+        faster.
+        """
+        its, spec = self.its, self.spec
+        rings = [lax.rem(item.block + at, jnp.int32(self.schedule.slots)) for at in range(number)]
+        places = [self.list.places[item.block + at] for at in range(number)]
+        along = [part(place, spec.place_size, spec.places) for place in places]
+
+        @pl.loop(0, self.schedule.tile // self.schedule.subtile)
+        def _(subtile: Any) -> None:
+            where = self._subtile(subtile)
+            blocks = [its.blocks[ring] for ring in rings]
+            # A stored block is summed over along its columns as a lhs, along its rows as a rhs; transposed vice versa.
+            summed = 1 if self._turned == spec.transpose_sparse else 0
+            if self._turned:
+                left, right = joined([its.panel[slot, where[0], place] for place in along], 1), joined(blocks, summed)
+                contracted = (1, summed)
+            else:
+                left, right = joined(blocks, summed), joined([its.panel[slot, place, where[1]] for place in along], 0)
+                contracted = (summed, 0)
+            before = its.acc[where]
+            total = dot(left, right, contracted, spec) + jnp.where(item.is_first, jnp.zeros_like(before), before)
+            its.acc[where] = total
+            if not spec.bias and self.activation is None:
+                its.out[(out_slot, *where)] = as_dtype(total, spec.dtype_out)
+
+    def _finish(self, line: Any, panel: Any, out_slot: Any) -> None:
+        its, spec, schedule = self.its, self.spec, self.schedule
+
+        @pl.loop(0, schedule.tile // schedule.subtile)
+        def _(subtile: Any) -> None:
+            where = self._subtile(subtile)
+            total = its.acc[where].astype(jnp.float32)
+            if spec.bias:
+                size, number, count = schedule.subtile, panel * (schedule.tile // schedule.subtile) + subtile, spec.n
+                if self._turned:
+                    size, number = spec.line_size, line
+                total = total + self.refs.bias[:, part(number, size, count // size)]
+            if self.activation is not None:
+                total = self.activation(total)
+            its.out[(out_slot, *where)] = as_dtype(total, spec.dtype_out)
