@@ -18,9 +18,11 @@ from systolic.schedule.grouped import largest_divisor
 from systolic.schedule.sparse import MOST_BUNDLES, ProductSchedule, SampledSchedule, most_joined
 from systolic.spec import SparseSpec, dtype_bytes
 
-_STRETCH_CYCLES = 100  # scalar code around a stretch of straight code, as simulated on v6e
-_LINE_CYCLES = 250  # and of a line
-_COPIES = 2  # that a line starts and waits for
+# Scalar code around a stretch of straight code, and of a line: brought near to five simulated products on v6e, with
+# blocks of 512 and of 128.
+_MORE_CODE = 0.002  # of the time, that code for one more block has to promise
+_STRETCH_CYCLES = 50
+_LINE_CYCLES = 50
 _REGISTER_BYTES = 4096
 _TILES = (256, 512, 1024, 2048)
 _SUBTILES = (256, 512, 1024, 2048)
@@ -63,7 +65,8 @@ def _configs(spec: SparseSpec, chip: Chip) -> tuple[TimedConfig, ...]:
             refused = error
     if not found and refused is not None:
         raise refused
-    return tuple(sorted(found, key=lambda one: one.modelled.time_us))
+    # Of configurations that are about as fast, the one with less code.
+    return tuple(sorted(found, key=lambda one: one.modelled.time_us * (1 + _joined(spec, one.config) * _MORE_CODE)))
 
 
 def timed(spec: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
@@ -90,7 +93,7 @@ def chunks_of(spec: SparseSpec, capacity: int) -> int:
 def _product_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
     its = ProductSchedule.of(spec, config, chip)
     each = spec.blocks / spec.lines
-    items = max(-(-each // its.joined), 1.0)
+    items = _items(each, its.joined)
     stretch = stretch_cycles(spec, product_stretch(spec, its.subtile, max(each / items, 1)), chip)
     if each < items:
         stretch *= each
@@ -105,11 +108,16 @@ def _product_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> Modelle
     return _time(spec, chip, stretches * stretch, stretches, lines, moved, panel)
 
 
+def _items(each: float, joined: int) -> float:
+    """Stretches of a line that has about so many blocks: some have one more than is full."""
+    return max((each - 1) / joined + 0.5, 1.0)
+
+
 def _sampled_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
     its = SampledSchedule.of(spec, config, chip)
     lines = min(spec.lines, max(spec.blocks, 1))
     each = spec.blocks / lines
-    items = max(-(-each // its.joined), 1.0)
+    items = _items(each, its.joined)
     joined = max(each / items, 1)
     stretch = stretch_cycles(spec, Stretch(its.subtile, its.tile_k, int(joined * spec.block_columns)), chip)
     chunks = -(-chunks_of(spec, its.slots) // chip.cores_per_device)
@@ -128,7 +136,7 @@ def _time(
 ) -> ModelledTime:
     """Products and copies overlap; the first panel does not."""
     machine, us = chip.machine, 1e6 / chip.machine.clock_hz
-    held = _LINE_CYCLES + _COPIES * (machine.dma_issue_cycles + machine.dma_wait_cycles)
+    held = _LINE_CYCLES + machine.dma_issue_cycles + machine.dma_wait_cycles  # one copy of a line
     around = stretches * (chip.step_estimate.fill_cycles + _STRETCH_CYCLES) + lines * held
     compute_us = (mxu_cycles + around) * us
     bytes_per_us = machine.hbm_bytes_per_s / 1e6
@@ -146,13 +154,22 @@ def _product_space(spec: SparseSpec, chip: Chip) -> Iterator[KernelConfig]:
             cycles = stretch_cycles(spec, product_stretch(spec, subtile, 1), chip)
             if cycles > MOST_BUNDLES and subtile > _SUBTILES[0]:
                 continue
-            joined = most_joined(spec, cycles)
-            if turned:
-                tiles = Tiles(tile_m=tile, tile_k=joined * spec.place_size, tile_n=spec.line_size)
-                yield KernelConfig(tiles=tiles, subtile_m=subtile, subtile_n=spec.line_size, pipeline="manual")
-            else:
-                tiles = Tiles(tile_m=spec.line_size, tile_k=joined * spec.place_size, tile_n=tile)
-                yield KernelConfig(tiles=tiles, subtile_m=spec.line_size, subtile_n=subtile, pipeline="manual")
+            most = _filling(spec, most_joined(spec, cycles), chip)
+            for joined in dict.fromkeys((most, _filling(spec, (most + 1) // 2, chip))):
+                line, k = spec.line_size, joined * spec.place_size
+                tiles = Tiles(tile_m=tile if turned else line, tile_k=k, tile_n=line if turned else tile)
+                subtiles = (subtile, line) if turned else (line, subtile)
+                yield KernelConfig(tiles=tiles, subtile_m=subtiles[0], subtile_n=subtiles[1], pipeline="manual")
+
+
+def _joined(spec: SparseSpec, config: KernelConfig) -> int:
+    return (config.tiles.tile_n if spec.kind == "sdd" else config.tiles.tile_k) // spec.place_size
+
+
+def _filling(spec: SparseSpec, joined: int, chip: Chip) -> int:
+    """At most so many blocks, such that all of them fill the matrix units' rows."""
+    multiple = max(chip.machine.mxu_rows // spec.place_size, 1)
+    return max(joined // multiple * multiple, 1)
 
 
 def _sampled_space(spec: SparseSpec, chip: Chip) -> Iterator[KernelConfig]:

@@ -21,7 +21,8 @@ from systolic.spec import SparseSpec, dtype_bytes
 _OUT_SLOTS = 4
 _MOST_FETCHED = 8  # blocks that one copy brings: a copy costs the core two minutes of a small block's product
 _FETCHED_BYTES = 2**19
-_MOST_PARTS = 32  # in which a panel arrives, so that blocks need not wait behind all of it
+_MOST_UNDER_WAY = 256  # of 512 words that semaphores have, as a refusal of v6e's compiler says
+_MOST_PARTS = 8  # in which a panel arrives, so that blocks need not wait behind all of it
 _ROW_SLOTS = 3
 _STAGES = 4
 _ZERO_BYTES = 2**20
@@ -66,6 +67,11 @@ class ProductSchedule:
     def panel_slots(self) -> int:
         """Panels in VMEM."""
         return min(self.grid, 2)
+
+    @property
+    def under_way(self) -> int:
+        """Copies of blocks that may be under way: each has a semaphore of its own."""
+        return min(self.slots // self.fetched, _MOST_UNDER_WAY)
 
     @classmethod
     def of(cls, spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSchedule:
@@ -266,11 +272,15 @@ def most_joined(spec: SparseSpec, cycles: float) -> int:
     Args:
       cycles: that the matrix units take for one.
     """
-    joined, bundles = 1, cycles
-    while joined < spec.places and bundles + (joined + 1) * cycles <= MOST_BUNDLES:
+    joined = 1
+    while joined < spec.places and cycles * _stretches(spec, joined + 1) <= MOST_BUNDLES:
         joined += 1
-        bundles += joined * cycles
     return joined
+
+
+def _stretches(spec: SparseSpec, joined: int) -> int:
+    """Blocks in all stretches of code: of one, of two, and so on; of dsd and dds one more that only adds up."""
+    return joined * (joined + 1) // 2 + (joined if spec.kind != "sdd" else 0)
 
 
 def limit_of(buffers: Sequence[VmemBuffer], chip: Chip) -> int:

@@ -79,8 +79,8 @@ class SparseSpec:
         places = self.grid_rows * self.grid_columns
         if not 0 <= self.blocks <= self.most_blocks or self.blocks > places:
             raise BlockSparseError(
-                f"blocks={self.blocks} of most_blocks={self.most_blocks} in a matrix with {places} places; use a number "
-                "up to both"
+                f"blocks={self.blocks} of most_blocks={self.most_blocks} in a matrix with {places} places; use a "
+                "number up to both"
             )
 
     @property

@@ -143,6 +143,11 @@ class Panels(NamedTuple):
         target = (slice(None), its) if self.axis == 0 else (its, slice(None))
         return pltpu.make_async_copy(self.source.at[source], self.target.at[(slot, *target)], self.sem.at[slot])
 
+    def due(self, line: Any, lines: Any) -> tuple[Any, Any]:
+        """The parts whose copies start with a line: all of them in the first half, so that the last one is in time."""
+        begin, end = (jnp.minimum(lax.div(2 * self.parts * (line + one), lines), self.parts) for one in (0, 1))
+        return begin, jnp.where(line == lines - 1, self.parts, end)
+
     def start(self, begin: Any, end: Any, panel: Any, slot: Any) -> None:
         """Starts copies of parts."""
 

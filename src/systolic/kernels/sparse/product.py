@@ -1,9 +1,9 @@
 """A block-sparse matrix times a dense one, or a dense one times it: `out[line] = Σ block · panel[place of the block]`.
 
 Lines, rows of blocks of a sparse lhs or columns of blocks of a sparse rhs, go through VMEM in chunks: as many as have
-their blocks there at once. For each chunk the panels of the dense operand pass one after another, and each is multiplied
-by all blocks of the chunk. So blocks are read once, and the dense operand once for each chunk. While the last panel of
-a chunk is used, each line leaves its room to blocks of the next chunk.
+their blocks there at once. For each chunk the panels of the dense operand pass one after another, and each is
+multiplied by all blocks of the chunk. So blocks are read once, and the dense operand once for each chunk. While the
+last panel of a chunk is used, each line leaves its room to blocks of the next chunk.
 
 Neighbours in a line are joined to one stretch of straight code, in which the sum over k goes through several blocks: a
 matrix unit's columns are filled also by small blocks, and sums are loaded and stored less often. A line without a block
@@ -31,14 +31,12 @@ from systolic.kernels.grouped.registers import part
 from systolic.kernels.launch import from_hbm
 from systolic.kernels.sparse.lists import (
     BlockList,
-    Item,
     ListBuffers,
     Panels,
     Places,
     joined,
     list_buffers,
     listed,
-    over_items,
     with_code_for,
 )
 from systolic.schedule.sparse import ProductSchedule
@@ -101,7 +99,7 @@ def sparse_product(
         panel=pltpu.VMEM((its.panel_slots, *panel), dtype),
         acc=pltpu.VMEM(line, jnp.dtype(spec.dtype_accumulator)),
         out=pltpu.VMEM((its.out_slots, *line), jnp.dtype(spec.dtype_out)),
-        blocks_sem=pltpu.SemaphoreType.DMA((its.slots // its.fetched,)),
+        blocks_sem=pltpu.SemaphoreType.DMA((its.under_way,)),
         panel_sem=pltpu.SemaphoreType.DMA((its.panel_slots,)),
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
     )
@@ -203,12 +201,16 @@ class _Kernel:
             lax.fori_loop(0, jnp.minimum(state.stored, its.out_slots), wait, None)
 
     def _chunk_end(self, line: Any) -> Any:
-        """The line behind the last one whose blocks there is room for."""
-        begins = self.list.begins
-        most = begins[line] + self.schedule.capacity
+        """The line behind the last one of a chunk, such that chunks have about equally many blocks."""
+        begins, capacity, lines = self.list.begins, self.schedule.capacity, self.spec.lines
+        begin = begins[line]
+        left = begins[lines] - begin
+        share = lax.div(left, jnp.maximum(lax.div(left + (capacity - 1), jnp.int32(capacity)), 1))
 
         def fits(line: Any) -> Any:
-            return (line < self.spec.lines) & (begins[jnp.minimum(line + 1, self.spec.lines)] <= most)
+            after = begins[jnp.minimum(line + 1, lines)]
+            is_empty = after == begins[jnp.minimum(line, lines)]
+            return (line < lines) & (after - begin <= capacity) & (is_empty | (begins[line] - begin < share))
 
         return lax.while_loop(fits, lambda line: line + 1, line)
 
@@ -222,15 +224,14 @@ class _Kernel:
         after, next_slot = jnp.where(is_last, first, panel + 1), lax.rem(slot + 1, jnp.int32(its.panel_slots))
 
         def one_line(number: Any, state: _State) -> _State:
-            state = self._line(number, panel, slot, state)
+            used = self.list.begins[jnp.where(is_last, number, line)]
+            state = self._line(number, panel, slot, used, state)
 
             @pl.when(has_next)
             def _arrives() -> None:
-                parts = [lax.div(its.parts * (number - line + one), behind - line) for one in (0, 1)]
-                self._panels.start(*parts, after, next_slot)
+                self._panels.start(*self._panels.due(number - line, behind - line), after, next_slot)
 
-            used = self.list.begins[jnp.where(is_last, number + 1, line)]
-            return self._fetch(used, state)
+            return self._fetch(self.list.begins[jnp.where(is_last, number + 1, line)], state)
 
         state = lax.fori_loop(line, behind, one_line, state)
         return state._replace(panels=state.panels + 1)
@@ -239,7 +240,8 @@ class _Kernel:
         """Starts copies of blocks for which there is room where those before `used` were."""
         its = self.schedule
         number = self.list.begins[self.spec.lines]
-        end = jnp.minimum(lax.div(number + (its.fetched - 1), its.fetched), lax.div(used + its.slots, its.fetched))
+        there, room = (lax.div(one, jnp.int32(its.fetched)) for one in (number + its.fetched - 1, used + its.slots))
+        end = jnp.minimum(jnp.minimum(there, room), state.arrived + its.under_way)
 
         def start(copy: Any, carry: None) -> None:
             self._block_copy(copy).start()
@@ -254,7 +256,8 @@ class _Kernel:
         order = self.list.order
         source = self.refs.blocks.at[pl.ds(copy * its.fetched if order is None else order[copy], its.fetched)]
         target = self.its.blocks.at[pl.ds(slot * its.fetched, its.fetched)]
-        return pltpu.make_async_copy(source, target, self.its.blocks_sem.at[slot])
+        sem = self.its.blocks_sem.at[lax.rem(copy, jnp.int32(its.under_way))]
+        return pltpu.make_async_copy(source, target, sem)
 
     def _out_copy(self, line: Any, panel: Any, slot: Any) -> Any:
         its, spec = self.schedule, self.spec
@@ -262,47 +265,58 @@ class _Kernel:
         target = self.out_hbm.at[(across, along) if self._turned else (along, across)]
         return pltpu.make_async_copy(self.its.out.at[slot], target, self.its.out_sem.at[slot])
 
-    def _line(self, line: Any, panel: Any, slot: Any, state: _State) -> _State:
+    def _line(self, line: Any, panel: Any, slot: Any, used: Any, state: _State) -> _State:
         begins, its = self.list.begins, self.schedule
+        begin, end = begins[line], begins[line + 1]
         out_slot = lax.rem(state.stored, jnp.int32(its.out_slots))
-        end = begins[line + 1]
 
-        def arrive(copy: Any, carry: None) -> None:
+        def arrive(copy: Any, state: _State) -> _State:
             self._block_copy(copy).wait()
-            return carry
+            return self._fetch(used, state._replace(arrived=copy + 1))
 
-        arrived = jnp.maximum(state.arrived, lax.div(end + (its.fetched - 1), its.fetched))
-        lax.fori_loop(state.arrived, arrived, arrive, None)
+        state = lax.fori_loop(state.arrived, lax.div(end + (its.fetched - 1), jnp.int32(its.fetched)), arrive, state)
         pl.when(state.stored >= its.out_slots)(lambda: self._out_copy(line, panel, out_slot).wait())
+        before = lax.div(jnp.maximum(end - begin - 1, 0), jnp.int32(its.joined))  # stretches that only add up
 
-        def item(item: Item, carry: None) -> None:
-            pl.when(item.count == 0)(lambda: self._empty(out_slot))
-            with_code_for(item.count, its.joined, lambda number: self._multiply(item, number, slot, out_slot))
+        def add(number: Any, carry: None) -> None:
+            self._multiply(begin + number * its.joined, its.joined, slot, number > 0, None)
             return carry
 
-        over_items(begins[line], end, its.joined, item, None)
-        if self.spec.bias or self.activation is not None:
+        lax.fori_loop(0, before, add, None)
+        block = begin + before * its.joined
+        pl.when(begin == end)(lambda: self._empty(out_slot))
+        with_code_for(end - block, its.joined, lambda number: self._multiply(block, number, slot, before > 0, out_slot))
+        if self._has_end:
             self._finish(line, panel, out_slot)
         self._out_copy(line, panel, out_slot).start()
-        return state._replace(arrived=arrived, stored=state.stored + 1)
+        return state._replace(stored=state.stored + 1)
+
+    @property
+    def _has_end(self) -> bool:
+        return self.spec.bias or self.activation is not None
 
     def _empty(self, out_slot: Any) -> None:
-        self.its.acc[...] = jnp.zeros_like(self.its.acc)
-        self.its.out[out_slot] = jnp.zeros_like(self.its.out[out_slot])
+        target = self.its.acc if self._has_end else self.its.out.at[out_slot]
+        target[...] = jnp.zeros_like(target)
 
     def _subtile(self, number: Any) -> tuple[Any, Any]:
         its = part(number, self.schedule.subtile, self.schedule.tile // self.schedule.subtile)
         return (its, slice(None)) if self._turned else (slice(None), its)
 
-    def _multiply(self, item: Item, number: int, slot: Any, out_slot: Any) -> None:
-        """Adds the products of so many blocks to the sums, and stores them as the result too.
+    def _multiply(self, block: Any, number: int, slot: Any, has_sums: Any, out_slot: Any) -> None:
+        """Adds the products of so many blocks to the sums, or stores their sum as the result.
 
-        Only what the last item of a line stores is kept; the vector unit has time for it, and code without a branch is
-        faster.
+        Stores are what it has fewest of: sums that are complete are not stored but as the result.
+
+        Args:
+          has_sums: whether there are sums of blocks before these.
+          out_slot: for the result; None: there are more blocks to come.
         """
         its, spec = self.its, self.spec
-        rings = [lax.rem(item.block + at, jnp.int32(self.schedule.slots)) for at in range(number)]
-        places = [self.list.places[item.block + at] for at in range(number)]
+        first, slots = lax.rem(block, jnp.int32(self.schedule.slots)), self.schedule.slots
+        # A remainder takes long on the scalar unit.
+        rings = [first, *(jnp.where(first + at >= slots, first + (at - slots), first + at) for at in range(1, number))]
+        places = [self.list.places[block + at] for at in range(number)]
         along = [part(place, spec.place_size, spec.places) for place in places]
 
         @pl.loop(0, self.schedule.tile // self.schedule.subtile)
@@ -318,9 +332,10 @@ class _Kernel:
                 left, right = joined(blocks, summed), joined([its.panel[slot, place, where[1]] for place in along], 0)
                 contracted = (summed, 0)
             before = its.acc[where]
-            total = dot(left, right, contracted, spec) + jnp.where(item.is_first, jnp.zeros_like(before), before)
-            its.acc[where] = total
-            if not spec.bias and self.activation is None:
+            total = dot(left, right, contracted, spec) + jnp.where(has_sums, before, jnp.zeros_like(before))
+            if out_slot is None or self._has_end:
+                its.acc[where] = total
+            else:
                 its.out[(out_slot, *where)] = as_dtype(total, spec.dtype_out)
 
     def _finish(self, line: Any, panel: Any, out_slot: Any) -> None:

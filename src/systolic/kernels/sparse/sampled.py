@@ -272,8 +272,7 @@ class _Kernel:
 
             @pl.when(has_next)
             def _arrives() -> None:
-                parts = [lax.div(its.parts * (at + one), chunk.lines) for one in (0, 1)]
-                self._panels.start(*parts, after, next_slot)
+                self._panels.start(*self._panels.due(at, chunk.lines), after, next_slot)
 
             begin, end = self._span(chunk, chunk.line + at)
             row_slot = lax.rem(visit, jnp.int32(its.row_slots))

@@ -70,8 +70,8 @@ def canonical(
     inner, n = (n, inner) if native or (turned and kind == "dds") else (inner, n)
     if k != inner:
         raise SpecError(
-            f"lhs{list(left.shape)} has k={k}, rhs{list(right.shape)} has k={inner}: they have to agree; check transpose_lhs "
-            "and transpose_rhs"
+            f"lhs{list(left.shape)} has k={k}, rhs{list(right.shape)} has k={inner}: they have to agree; check "
+            "transpose_lhs and transpose_rhs"
         )
     if kind == "sdd" and sparse.shape != (m, n):
         raise BlockSparseError(f"the mask is of a matrix of shape {list(sparse.shape)}, the product's is {[m, n]}")
