@@ -290,6 +290,17 @@ def test_how_many_blocks_may_change_under_jit() -> None:
     assert product._cache_size() == 1
 
 
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_nothing_at_all(implementation: Any) -> None:
+    matrix = BlockSparse.from_dense(np.zeros((256, 128), "float32"), (128, 128))
+    x, y = np.ones((128, 128), "float32"), np.ones((128, 256), "float32")
+    assert matrix.most_blocks == 0
+    assert not np.asarray(systolic.sparse_matmul(matrix, x, implementation=implementation)).any()
+    assert not np.asarray(systolic.sparse_matmul(y, matrix, implementation=implementation)).any()
+    out = systolic.sparse_matmul(y.T, x, mask=matrix, dense_out=True, implementation=implementation)
+    np.testing.assert_array_equal(out, np.zeros((256, 128)))
+
+
 def test_what_is_refused() -> None:
     matrix, _ = padded(MASK, (8, 16), "float32")
     dense = np.ones((24, 64), "float32")

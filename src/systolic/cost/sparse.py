@@ -24,7 +24,7 @@ _MORE_CODE = 0.002  # of the time, that code for one more block has to promise
 _STRETCH_CYCLES = 50
 _LINE_CYCLES = 50
 _REGISTER_BYTES = 4096
-_TILES = (256, 512, 1024, 2048)
+_TILES = (128, 256, 512, 1024, 2048)
 _SUBTILES = (256, 512, 1024, 2048)
 _ROW_SUBTILES = (128, 256, 512, 1024)
 
@@ -174,7 +174,7 @@ def _filling(spec: SparseSpec, joined: int, chip: Chip) -> int:
 
 def _sampled_space(spec: SparseSpec, chip: Chip) -> Iterator[KernelConfig]:
     rows = 32 // min(dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out))
-    for tile_k in dict.fromkeys(largest_divisor(spec.k, LANES, most) for most in (128, *_TILES)):
+    for tile_k in dict.fromkeys(largest_divisor(spec.k, LANES, most) for most in _TILES):
         for subtile in dict.fromkeys(largest_divisor(spec.block_rows, rows, most) for most in _ROW_SUBTILES):
             cycles = stretch_cycles(spec, Stretch(subtile, tile_k, spec.block_columns), chip)
             if cycles > MOST_BUNDLES and subtile > _ROW_SUBTILES[0]:

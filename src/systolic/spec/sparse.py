@@ -60,7 +60,7 @@ class SparseSpec:
     activation: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("m", "k", "n", "block_rows", "block_columns", "most_blocks"):
+        for name in ("m", "k", "n", "block_rows", "block_columns", "blocks", "most_blocks"):
             size = getattr(self, name)
             if not 1 <= size <= LARGEST_SIZE:
                 raise SpecError(f"{name}={size}: it has to be a number from 1 to {LARGEST_SIZE}")
@@ -77,7 +77,7 @@ class SparseSpec:
                 "size that divides it, or pad it"
             )
         places = self.grid_rows * self.grid_columns
-        if not 0 <= self.blocks <= self.most_blocks or self.blocks > places:
+        if self.blocks > min(self.most_blocks, places):
             raise BlockSparseError(
                 f"blocks={self.blocks} of most_blocks={self.most_blocks} in a matrix with {places} places; use a "
                 "number up to both"
@@ -161,11 +161,13 @@ class SparseSpec:
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Each block and each dense matrix once."""
+        """Each block once, what it meets of the dense matrices, and all of the result."""
         read, out = dtype_bytes(self.dtype), dtype_bytes(self.dtype_out)
         sparse = self.blocks * self.block_rows * self.block_columns
+        rows, columns = self.blocks * self.block_rows, self.blocks * self.block_columns  # at the most
         if self.kind == "dsd":
-            return (sparse + self.k * self.n) * read + self.m * self.n * out
+            return (sparse + min(self.k, columns) * self.n) * read + self.m * self.n * out
         if self.kind == "dds":
-            return (sparse + self.m * self.k) * read + self.m * self.n * out
-        return (self.m + self.n) * self.k * read + (self.m * self.n if self.dense_out else sparse) * out
+            return (sparse + self.m * min(self.k, rows)) * read + self.m * self.n * out
+        dense = (min(self.m, rows) + min(self.n, columns)) * self.k
+        return dense * read + (self.m * self.n if self.dense_out else sparse) * out

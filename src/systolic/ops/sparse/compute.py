@@ -136,7 +136,7 @@ def _run(product: SparseProduct, pallas: Callable[..., Array], xla: Callable[...
 
 def _dispatched(backend: Backend, pallas: Callable[..., Array], xla: Callable[..., Array], *given: Any) -> Array:
     first, second, *rest = given
-    if backend.implementation == "xla" or 0 in (*first.shape, *second.shape):
+    if backend.implementation == "xla" or 0 in (*first.shape, *second.shape, *rest[-1].rows.shape):
         return xla(*given)
     if backend.chip is None:
         return xla(without_kernel(first, _NO_CHIP), second, *rest)

@@ -72,7 +72,7 @@ class SparseProduct:
             **sizes[self.kind],
             block_rows=block[0],
             block_columns=block[1],
-            blocks=min(self.expected, most_blocks, self.grid[0] * self.grid[1]),
+            blocks=max(min(self.expected, most_blocks, self.grid[0] * self.grid[1]), 1),
             most_blocks=most_blocks,
             dtype=dtype,
             dtype_out=self.dtype_out,
