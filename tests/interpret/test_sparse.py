@@ -281,7 +281,7 @@ def test_batches(implementation: Any) -> None:
 
 
 def test_how_many_blocks_may_change_under_jit() -> None:
-    product = jax.jit(lambda matrix, x: systolic.sparse_matmul(matrix, x, implementation="interpret"))
+    product: Any = jax.jit(lambda matrix, x: systolic.sparse_matmul(matrix, x, implementation="interpret"))
     x = integers((256, 128))
     for mask in ([[1, 0], [0, 1]], [[0, 0], [0, 0]], [[1, 1], [1, 1]]):
         its = np.array(mask, bool)

@@ -126,8 +126,14 @@ class SparseSpec:
     @property
     def stored_block(self) -> tuple[int, int]:
         """Rows and columns of a block in HBM."""
-        block = (self.block_rows, self.block_columns)
-        return block[::-1] if self.transpose_sparse else block
+        rows, columns = self.block_rows, self.block_columns
+        return (columns, rows) if self.transpose_sparse else (rows, columns)
+
+    @property
+    def stored_shape(self) -> tuple[int, int]:
+        """Rows and columns of the sparse matrix in HBM."""
+        rows, columns = self.sparse_shape
+        return (columns, rows) if self.transpose_sparse else (rows, columns)
 
     @property
     def is_by_columns(self) -> bool:

@@ -74,7 +74,7 @@ def test_it_is_a_pytree_that_can_be_pickled() -> None:
 
 def test_traced_places_are_sorted_too() -> None:
     blocks, rows, columns = np.ones((3, *BLOCK)), np.array([2, 1, 0]), np.array([0, 0, 1])
-    found = jax.jit(lambda *arrays: BlockSparse(*arrays, (4, 6)))(blocks, rows, columns)
+    found = jax.jit(lambda blocks, rows, columns: BlockSparse(blocks, rows, columns, (4, 6)))(blocks, rows, columns)
     assert np.asarray(found.rows).tolist() == [0, 1, 2]
     assert np.asarray(found.columns).tolist() == [1, 0, 0]
 

@@ -35,7 +35,7 @@ def sparse_matmul(
     implementation: Implementation = None,
     chip: str | Chip | None = None,
     tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
-) -> Shaped[Array, "*batch m n"] | BlockSparse:
+) -> Any:  # Shaped[Array, "*batch m n"], or with a mask and without dense_out a BlockSparse
     """`activation(lhs @ rhs + bias)` where one matrix is block-sparse: lhs (dsd), rhs (dds), or the result (sdd).
 
     Only blocks that there are, or that are wanted, are read and multiplied: a NaN elsewhere does no harm. It is

@@ -14,8 +14,9 @@ from systolic.ops.epilogue import activation_of
 from systolic.ops.matmul.arguments import precision_named
 from systolic.ops.matmul.product import Backend
 from systolic.ops.shapes import broadcast_shapes
-from systolic.ops.sparse.array import BlockSparse, is_known
+from systolic.ops.sparse.array import BlockSparse
 from systolic.ops.sparse.mask import BlockMask
+from systolic.ops.sparse.places import is_known
 from systolic.ops.sparse.product import Places, SparseProduct
 from systolic.spec import BlockSparseError, MatmulSpec, SparseKind, SpecError
 

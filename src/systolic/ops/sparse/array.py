@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from systolic.ops.sparse.places import (
+    is_known,
+    places_by_columns,
+    sorted_by_jax,
+    sorted_by_numpy,
+    tiled,
+    wanted_places,
+)
 from systolic.spec import BlockSparseError
 
 if TYPE_CHECKING:
@@ -54,7 +62,7 @@ class BlockSparse:
             if not np.issubdtype(array.dtype, np.integer):
                 raise BlockSparseError(f"{name} are {array.dtype}; use int32")
         grid = tiled(tuple(shape), tuple(blocks.shape[1:]))
-        found = _sorted_by_numpy if is_known(rows) and is_known(columns) else _sorted_by_jax
+        found = sorted_by_numpy if is_known(rows) and is_known(columns) else sorted_by_jax
         order, rows, columns = found(rows, columns, grid)
         self._set(blocks if order is None else blocks[order], rows, columns, tuple(shape))
 
@@ -106,7 +114,7 @@ class BlockSparse:
         at_row, at_column = wanted_places(mask, most_blocks)
         blocks = cut[jnp.minimum(at_row, grid_m - 1), at_column]
         blocks = jnp.where((at_row < grid_m)[:, None, None], blocks, jnp.zeros_like(blocks))
-        return cls.of_sorted(blocks, at_row, at_column, tuple(array.shape))
+        return cls.of_sorted(blocks, at_row, at_column, (grid_m * rows, grid_n * columns))
 
     @classmethod
     def from_bcoo(cls, matrix: Any) -> BlockSparse:
@@ -168,7 +176,7 @@ class BlockSparse:
     def T(self) -> BlockSparse:  # noqa: N802  as jax.Array has it
         """The transpose: the same blocks turned, in another order."""
         order, rows, columns = places_by_columns(self.rows, self.columns, self.grid)
-        return self.of_sorted(self.blocks[order].swapaxes(1, 2), rows, columns, self.shape[::-1])
+        return self.of_sorted(self.blocks[order].swapaxes(1, 2), rows, columns, (self.shape[1], self.shape[0]))
 
     def with_blocks(self, blocks: Any) -> BlockSparse:
         """Other blocks at the same places, such as those that a derivative is taken in.
@@ -216,95 +224,6 @@ class BlockSparse:
         return bsr_array((np.asarray(self.blocks)[:number], np.asarray(self.columns)[:number], begins), self.shape)
 
 
-def places_by_columns(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, Any, Any]:
-    """The order of blocks by columns, and columns and rows in this order; padding is behind them."""
-    if is_known(rows) and is_known(columns):
-        rows, columns, xp = np.asarray(rows), np.asarray(columns), np
-    else:
-        import jax.numpy as jnp
-
-        xp = jnp
-    columns = xp.where(rows < grid[0], columns, grid[1])
-    order = xp.lexsort((rows, columns)).astype(np.int32)
-    at_column, at_row = columns[order], rows[order]
-    return order, at_column.astype(np.int32), xp.where(at_column < grid[1], at_row, 0).astype(np.int32)
-
-
-def wanted_places(mask: Any, most_blocks: int | None) -> tuple[Any, Any]:
-    """Rows and columns of the true elements of a mask, in order, padded to a length with the number of rows.
-
-    Raises:
-      BlockSparseError: the mask is traced and no length is given, or it is known and has more.
-    """
-    if is_known(mask):
-        rows, columns = (each.astype(np.int32) for each in np.nonzero(np.asarray(mask)))
-        more = 0 if most_blocks is None else most_blocks - len(rows)
-        if more < 0:
-            raise BlockSparseError(f"the mask wants {len(rows)} blocks, above most_blocks={most_blocks}")
-        return np.pad(rows, (0, more), constant_values=mask.shape[0]), np.pad(columns, (0, more))
-    if most_blocks is None:
-        raise BlockSparseError("the mask is traced: give most_blocks, the room in the list")
-    import jax.numpy as jnp
-
-    rows, columns = jnp.nonzero(mask, size=most_blocks, fill_value=(mask.shape[0], 0))
-    return rows.astype(jnp.int32), columns.astype(jnp.int32)
-
-
-def tiled(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of blocks.
-
-    Raises:
-      BlockSparseError: blocks do not tile the shape.
-    """
-    if len(shape) != 2 or 0 in block or shape[0] % block[0] or shape[1] % block[1]:
-        raise BlockSparseError(
-            f"blocks of {' × '.join(map(str, block))} do not tile a matrix of shape {list(shape)}; use a size that "
-            "divides it, or pad the matrix"
-        )
-    return shape[0] // block[0], shape[1] // block[1]
-
-
-def is_known(array: Any) -> bool:
-    """Whether its values are there while a program is traced."""
-    from jax.core import Tracer
-
-    return not isinstance(array, Tracer)
-
-
-def _sorted_by_numpy(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, Any, Any]:
-    """Checks all places; the order is None where they are sorted."""
-    rows, columns = np.asarray(rows, np.int64), np.asarray(columns, np.int64)
-    is_block = rows != grid[0]
-    outside = is_block & ((rows < 0) | (rows > grid[0]) | (columns < 0) | (columns >= grid[1]))
-    if outside.any():
-        at = int(np.argmax(outside))
-        raise BlockSparseError(
-            f"block {at} is at row {rows[at]} and column {columns[at]} of a matrix of {grid[0]} × {grid[1]} blocks"
-        )
-    columns = np.where(is_block, columns, 0)
-    number = rows * grid[1] + columns
-    order = None
-    if np.any(np.diff(number) < 0):
-        order = np.argsort(number, kind="stable")
-        rows, columns, number = rows[order], columns[order], number[order]
-    twice = (np.diff(number) == 0) & (rows[1:] < grid[0])
-    if twice.any():
-        at = int(np.argmax(twice))
-        raise BlockSparseError(f"two blocks are at row {rows[at]} and column {columns[at]}; add them up first")
-    return order, rows.astype(np.int32), columns.astype(np.int32)
-
-
-def _sorted_by_jax(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, Any, Any]:
-    """Nothing can be checked; what is no place counts as padding."""
-    import jax.numpy as jnp
-
-    rows, columns = jnp.asarray(rows, jnp.int32), jnp.asarray(columns, jnp.int32)
-    is_block = (rows >= 0) & (rows < grid[0]) & (columns >= 0) & (columns < grid[1])
-    rows, columns = jnp.where(is_block, rows, grid[0]), jnp.where(is_block, columns, 0)
-    order = jnp.lexsort((columns, rows))
-    return order, rows[order], columns[order]
-
-
 @functools.cache
 def _register() -> None:
     """JAX learns of the class with its first instance, so that `import systolic` need not import JAX."""
@@ -313,7 +232,8 @@ def _register() -> None:
     names = ("blocks", "rows", "columns")
 
     def unflatten(shape: tuple[int, int], children: Iterable[Any]) -> BlockSparse:
-        return BlockSparse.of_sorted(*children, shape)  # JAX puts anything there, also what has no shape
+        blocks, rows, columns = children
+        return BlockSparse.of_sorted(blocks, rows, columns, shape)  # JAX puts anything there, also what has no shape
 
     def flat(one: BlockSparse) -> tuple[tuple[Any, ...], tuple[int, int]]:
         return (one.blocks, one.rows, one.columns), one.shape

@@ -42,12 +42,13 @@ def _multiply_backward(
     blocks, dense, places = residuals
     given = cotangent.astype(blocks.dtype)
     to_dense = product.anew(transpose_sparse=not product.transpose_sparse, dtype_out=dense.dtype.name)
-    back = multiply(to_dense, blocks, given, places)
+    back: Any = multiply(to_dense, blocks, given, places)
     # Of blocks that are stored transposed, the derivative is that of the transposed product.
     left, right = (given, dense) if product.kind == "dsd" else (dense.mT, given.mT)
     left, right = (right, left) if product.transpose_sparse else (left, right)
     to_blocks = product.anew(kind="sdd", dtype_out=blocks.dtype.name, transpose_rhs=True)
-    return sample(to_blocks, left, right, places), back, None
+    found: Any = sample(to_blocks, left, right, places)
+    return found, back, None
 
 
 multiply.defvjp(_multiply_forward, _multiply_backward)
@@ -72,10 +73,10 @@ def _sample_backward(
     given = cotangent.astype(lhs.dtype)
     blocks = blocks_of(product, given, places) if product.dense_out else given
     dense = rhs if product.transpose_rhs else rhs.mT
-    to_lhs = multiply(product.anew(kind="dsd", dtype_out=lhs.dtype.name), blocks, dense, places)
+    to_lhs: Any = multiply(product.anew(kind="dsd", dtype_out=lhs.dtype.name), blocks, dense, places)
     # lhsᵀ · sparse, from sparseᵀ · lhs: that reads lhs as it is stored.
     to_rhs = product.anew(kind="dsd", transpose_sparse=True, dtype_out=rhs.dtype.name)
-    back = multiply(to_rhs, blocks, lhs, places)
+    back: Any = multiply(to_rhs, blocks, lhs, places)
     return to_lhs, back if product.transpose_rhs else back.mT, None
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from systolic.ops.sparse.array import BlockSparse, tiled, wanted_places
+from systolic.ops.sparse.array import BlockSparse
+from systolic.ops.sparse.places import tiled, wanted_places
 
 if TYPE_CHECKING:
     from jax import Array

@@ -11,9 +11,11 @@ from jax import Array
 
 from systolic.compat import interpret_mode_is_forced
 from systolic.kernels.interpreted import tracing_for
+from systolic.kernels.sparse.lines import ProductOperands
 from systolic.kernels.sparse.lists import Places as KernelPlaces
-from systolic.kernels.sparse.product import ProductOperands, sparse_product
-from systolic.kernels.sparse.sampled import SampledOperands, sparse_sampled
+from systolic.kernels.sparse.product import sparse_product
+from systolic.kernels.sparse.sampled import sparse_sampled
+from systolic.kernels.sparse.samples import SampledOperands
 from systolic.ops.planner import Plans, planner_in_use
 from systolic.ops.sparse.product import Places, SparseProduct
 from systolic.ops.target import for_a_tpu

@@ -66,12 +66,13 @@ def arguments_of(spec: SparseSpec, rows: np.ndarray, columns: np.ndarray) -> tup
     """
     dtype = jnp.dtype(spec.dtype)
     lhs, rhs = (spec.m, spec.k), (spec.n, spec.k) if spec.transpose_rhs else (spec.k, spec.n)
-    stored = spec.sparse_shape[::-1] if spec.transpose_sparse else spec.sparse_shape
     blocks = (spec.most_blocks, *spec.stored_block)
-    shapes = {"dsd": (blocks, rhs, stored), "dds": (blocks, lhs, stored), "sdd": (lhs, rhs)}[spec.kind]
-    first, second, *whole = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    shapes = {"dsd": (blocks, rhs, spec.stored_shape), "dds": (blocks, lhs, spec.stored_shape), "sdd": (lhs, rhs)}[
+        spec.kind
+    ]
+    first, second, *rest = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
     bias = [jax.ShapeDtypeStruct((spec.n,), jnp.float32)] if spec.bias else []
-    return first, second, rows, columns, *whole, *bias
+    return first, second, rows, columns, *rest, *bias
 
 
 def random_places(spec: SparseSpec) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +90,6 @@ def random_places(spec: SparseSpec) -> tuple[np.ndarray, np.ndarray]:
 def called(spec: SparseSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Any:
     """`systolic.sparse_matmul`, as a user calls it."""
     first, second, rows, columns, *rest = arrays
-    stored = spec.sparse_shape[::-1] if spec.transpose_sparse else spec.sparse_shape
     options = {
         "activation": spec.activation or None,
         "bias": rest[-1] if spec.bias else None,
@@ -99,12 +99,12 @@ def called(spec: SparseSpec, chip: Chip, implementation: Implementation, *arrays
         "chip": chip,
     }
     if spec.kind == "sdd":
-        mask = BlockMask(rows, columns, stored, (spec.block_rows, spec.block_columns))
+        mask = BlockMask(rows, columns, spec.stored_shape, spec.stored_block)
         out = sparse_matmul(
             first, second, mask=mask, dense_out=spec.dense_out, transpose_rhs=spec.transpose_rhs, **options
         )
         return out.blocks if isinstance(out, BlockSparse) else out
-    matrix = BlockSparse.of_sorted(first, rows, columns, stored)
+    matrix = BlockSparse.of_sorted(first, rows, columns, spec.stored_shape)
     if spec.kind == "dsd":
         return sparse_matmul(matrix, second, transpose_lhs=spec.transpose_sparse, **options)
     return sparse_matmul(second, matrix, transpose_rhs=spec.transpose_sparse, **options)
@@ -137,12 +137,11 @@ def _dot(spec: SparseSpec, lhs: Array, rhs: Array) -> Array:
 
 def _static(spec: SparseSpec, backend: Backend | None) -> SparseProduct:
     name, function = activation_of(spec.activation or None)
-    shape, block = spec.sparse_shape, (spec.block_rows, spec.block_columns)
     return SparseProduct(
         backend=backend or Backend(implementation="xla", chip=None, tiles=None),
         kind=spec.kind,
-        shape=shape[::-1] if spec.transpose_sparse else shape,
-        block=block[::-1] if spec.transpose_sparse else block,
+        shape=spec.stored_shape,
+        block=spec.stored_block,
         expected=spec.blocks,
         precision=spec.precision,
         dtype_out=spec.dtype_out,
