@@ -14,16 +14,19 @@ if TYPE_CHECKING:
     from systolic.ops.grouped import grouped_matmul
     from systolic.ops.matmul import dot_general, einsum, matmul
     from systolic.ops.quantised import Quantized, dequantize, fake_quantize, from_qwix, quantize, to_qwix
+    from systolic.ops.sparse import BlockMask, BlockSparse, sparse_matmul
     from systolic.schedule import Tiles
     from systolic.simulator import SimulatedRun
     from systolic.simulator.slice.records import SliceRun
-    from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec, QuantizedSpec
+    from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec, QuantizedSpec, SparseSpec
     from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
     from systolic.tuning import FunctionTuning, TuningResult, tune
 
 __version__ = "0.3.0"
 
 __all__ = [
+    "BlockMask",
+    "BlockSparse",
     "CheckReport",
     "Chip",
     "Explanation",
@@ -41,6 +44,7 @@ __all__ = [
     "SimulatedRun",
     "SliceProgram",
     "SliceRun",
+    "SparseSpec",
     "Tiles",
     "TuningResult",
     "__version__",
@@ -63,6 +67,7 @@ __all__ = [
     "simulate_many",
     "slice_devices",
     "slice_mesh",
+    "sparse_matmul",
     "to_qwix",
     "tune",
     "use",
@@ -80,10 +85,11 @@ _DOORS = {
     "systolic.ops.grouped": ("grouped_matmul",),
     "systolic.ops.matmul": ("dot_general", "einsum", "matmul"),
     "systolic.ops.quantised": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),
+    "systolic.ops.sparse": ("BlockMask", "BlockSparse", "sparse_matmul"),
     "systolic.schedule": ("Tiles",),
     "systolic.simulator": ("SimulatedRun",),
     "systolic.simulator.slice.records": ("SliceRun",),
-    "systolic.spec": ("GatedSpec", "GroupedGradientSpec", "GroupedSpec", "MatmulSpec", "QuantizedSpec"),
+    "systolic.spec": ("GatedSpec", "GroupedGradientSpec", "GroupedSpec", "MatmulSpec", "QuantizedSpec", "SparseSpec"),
     "systolic.timing": ("Program", "SliceProgram", "load_program", "prepare", "simulate"),
     "systolic.tuning": ("FunctionTuning", "TuningResult", "tune"),
 }

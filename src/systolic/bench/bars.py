@@ -23,6 +23,11 @@ _QUANTISED_SHARES = {
     "fp8 decode": ("float8_e4m3fn", 1 / 1.12),
     "fp8 prefill": ("float8_e4m3fn", 0.92),
 }
+# Of block-sparse products, by group: which share of our time the blocks' own products have to be at the published peak,
+# and what the docs' kernel has to take of it.
+_SPARSE_SHARES = {"512²": 0.85, "256²": 0.75, "128²": 0.5}
+_SPARSE_SHARE_OF = {("128²", "v5e"): 0.65}
+_SPARSE_RATIO = 1.5
 # A pass over an operand outside the kernel, as a share of the time, above which it counts as a copy of a large one.
 _OTHER_OPS_SHARE = 0.02
 
@@ -153,6 +158,11 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
         yield from _mean_bar(rows, _QUANTISED_RATIOS[group])
     elif group in _QUANTISED_SHARES:
         yield from _quantised_rows_bars(rows, chip)
+    elif rows[0].suite == "sparse" and group in _SPARSE_SHARES:
+        least = _SPARSE_SHARE_OF.get((group, chip), _SPARSE_SHARES[group])
+        what = "of the time for the blocks' own products"
+        yield from _worst_bar(rows, what, lambda row: _part(row.mxu_us, row.ours_us), least=least)
+        yield from _worst_bar(rows, "× the docs' kernel", _docs_ratio, least=_SPARSE_RATIO)
     elif group == "fused":
         yield from _mean_bar(rows, 1.03 if bfloat16 else 1.00)
         yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.96)
@@ -195,6 +205,14 @@ def _moe_suite_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     if known is not None and (least := known.bars.least_moe_xla_ratio) is not None:
         every = [replace(row, group="moe") for row in rows if row.dtype == "bfloat16"]
         yield from _mean_bar(every, least)
+
+
+def _part(time_us: float | None, of_us: float | None) -> float | None:
+    return time_us / of_us if time_us is not None and of_us else None
+
+
+def _docs_ratio(row: BenchRow) -> float | None:
+    return next((_part(one.time_us, row.ours_us) for one in row.peers if one.name == "jax docs"), None)
 
 
 def _other_share(row: BenchRow) -> float | None:

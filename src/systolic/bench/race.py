@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from systolic.bench import layer_programs, moe_programs
+from systolic.bench import layer_programs, moe_programs, sparse_programs
 from systolic.bench.cases import Case
 from systolic.bench.layers import LayersSpec
 from systolic.bench.moe import MoeSpec
 from systolic.bench.moe_peers import Peer, peers
 from systolic.bench.rows import BenchRow, PeerTime
+from systolic.bench.sparse import PatternSpec
 from systolic.bench.xla_flags import COMMON_FLAGS, with_common_flags
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.cost import machine_roofline, roofline
@@ -113,6 +114,8 @@ def _forms(spec: Any, chip: Chip) -> Sequence[str]:
 
 
 def _peers(spec: Any) -> Sequence[Peer]:
+    if isinstance(spec, PatternSpec):
+        return tuple(sparse_programs.peers(spec))
     return tuple(peers(spec)) if isinstance(spec, MoeSpec) else ()
 
 
@@ -130,13 +133,20 @@ def _peer_time(peer: Peer, outcome: Outcome) -> PeerTime:
 def _raced(spec: Any, chip: Chip) -> RacedPrograms:
     if isinstance(spec, LayersSpec):
         return layer_programs.raced(spec, chip)
+    if isinstance(spec, PatternSpec):
+        return sparse_programs.raced(spec, chip)
     return moe_programs.raced(spec, chip) if isinstance(spec, MoeSpec) else op_of(spec).raced(spec, chip)
+
+
+def _planned(spec: Any) -> Any:
+    """What the planner chooses tiles for, which knows less."""
+    return spec.planned if isinstance(spec, (MoeSpec, PatternSpec)) else spec
 
 
 def _op_name(spec: Any) -> str:
     if isinstance(spec, LayersSpec):
         return "layers"
-    return op_of(spec.planned if isinstance(spec, MoeSpec) else spec).name
+    return op_of(_planned(spec)).name
 
 
 def _row(
@@ -227,7 +237,7 @@ def _expected(spec: Spec, chip: Chip) -> dict[str, Any]:
     }
     if isinstance(spec, LayersSpec):
         return limits  # many kernels, each with a plan of its own
-    made = plan(spec.planned if isinstance(spec, MoeSpec) else spec, chip)
+    made = plan(_planned(spec), chip)
     return {
         **limits,
         "kernel": made.config.kernel,

@@ -1,4 +1,4 @@
-"""Suites of products: squares, weights of language models, fusions, sizes that no tile divides, layers, experts."""
+"""Suites: squares, weights of language models, fusions, sizes that no tile divides, layers, experts, sparse ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from systolic.bench.cases import Case, even_spec, fused_spec, sizes
 from systolic.bench.layers import LayersSpec
 from systolic.bench.moe import moe
+from systolic.bench.sparse import sparse
 from systolic.spec import MatmulSpec, PrecisionName, QuantizedSpec
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
@@ -103,7 +104,7 @@ def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "defaul
     """All cases of a suite.
 
     Args:
-      name: square, llm, fused, edges, layers, moe or quantised.
+      name: square, llm, fused, edges, layers, moe, quantised or sparse.
       dtype: what is multiplied.
       precision: of float32.
 
@@ -230,4 +231,5 @@ SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
     "layers": _layers,
     "moe": lambda dtype, _precision: moe(dtype),
     "quantised": _quantised,
+    "sparse": lambda dtype, _precision: sparse(dtype),
 }

@@ -94,9 +94,10 @@ def bench(
     happens around a product. edges: sizes that no tile divides, beside the next that tiles do. layers: two MLPs of
     Llama 3 in a row, and a gated product, with and without gradients. moe: layers of experts of six models, forward,
     both gradients and gated, with even and uneven sizes of groups, also beside public kernels. quantised: weights of
-    eight and four bits, beside rows of bfloat16 and rows quantised in the call. Operands are shapes, for no time
-    depends on what they hold, but for sizes of groups, which are
-    fixed. Exit code 1: a product has no time; with --strict also a missed bar.
+    eight and four bits, beside rows of bfloat16 and rows quantised in the call. sparse: blocks at random, in a band or
+    by a power law, masks, gradients, also beside the kernel of JAX's documentation. Operands are shapes, for no time
+    depends on what they hold, but for sizes of groups and places of blocks, which are fixed. Exit code 1: a product has
+    no time; with --strict also a missed bar.
 
     \b
     Examples:

@@ -14,6 +14,7 @@ import click
 from systolic.bench.cases import Case, fused_spec, sizes
 from systolic.bench.layers import LayersSpec
 from systolic.bench.moe import MoeSpec
+from systolic.bench.sparse import PatternSpec
 from systolic.bench.suites import SUITES, UnknownSuiteError, suite
 from systolic.cli.options import whole_number
 from systolic.op import read_spec
@@ -203,7 +204,7 @@ def spec_of(case: Case, batch: int = 1) -> Spec:
       SpecError: no such activation.
       click.UsageError: the case is many products.
     """
-    if isinstance(case.spec, MoeSpec):
+    if isinstance(case.spec, (MoeSpec, PatternSpec)):
         return case.spec.planned
     if isinstance(case.spec, LayersSpec):
         raise click.UsageError(f"{case.name} is many products, each with tiles of its own: give one of them")

@@ -6,6 +6,7 @@ from systolic.ops.grouped import GroupedGradientOp, GroupedOp
 from systolic.ops.matmul import MatmulOp
 from systolic.ops.planner import Plan, Planner, plan, planner_in_use, use
 from systolic.ops.quantised.plan import QuantizedOp
+from systolic.ops.sparse.plan import SparseOp
 
 # A line for each op.
 register(MatmulOp())
@@ -13,5 +14,6 @@ register(GatedOp())
 register(GroupedOp())
 register(GroupedGradientOp())
 register(QuantizedOp())
+register(SparseOp())
 
 __all__ = ["Plan", "Planner", "plan", "planner_in_use", "use"]

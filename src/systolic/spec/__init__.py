@@ -8,6 +8,7 @@ from systolic.spec.grouped import GroupedGradientSpec, GroupedSpec
 from systolic.spec.matmul import LARGEST_SIZE, PASSES, MatmulSpec, NoKernelWarning, Pairing, PrecisionName
 from systolic.spec.protocol import Spec
 from systolic.spec.quantised import ROW_FORMATS, QuantizedSpec
+from systolic.spec.sparse import BlockSparseError, SparseKind, SparseSpec
 
 __all__ = [
     "LARGEST",
@@ -15,6 +16,7 @@ __all__ = [
     "PASSES",
     "PLAIN",
     "ROW_FORMATS",
+    "BlockSparseError",
     "Epilogue",
     "FusedOperand",
     "GatedSpec",
@@ -29,6 +31,8 @@ __all__ = [
     "QuantizationError",
     "QuantizedSpec",
     "Side",
+    "SparseKind",
+    "SparseSpec",
     "Spec",
     "SpecError",
     "accumulator_dtype",

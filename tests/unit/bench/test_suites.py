@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import jax
+import numpy as np
 import pytest
 
 from systolic.bench import layer_programs
@@ -32,7 +33,7 @@ def test_no_case_comes_twice(name: str, dtype: str) -> None:
     if name in ("layers", "moe") and dtype not in ("bfloat16", "float32"):
         assert not cases, "what has no gradient is in no such layer"
         return
-    if name == "quantised" and dtype != "bfloat16":
+    if name in ("quantised", "sparse") and dtype != "bfloat16":
         assert not cases, "rows of lhs are bfloat16"
         return
     assert len({case.name for case in cases}) == len(cases)
@@ -134,3 +135,21 @@ def test_the_spec_of_a_case_is_what_matmul_plans(name: str, dtype: str, monkeypa
         with use(store=None), pytest.raises(PlannedError) as planned:
             jax.eval_shape(raced.ours, *raced.arguments)
         assert planned.value.spec == raced.spec, case.name
+
+
+def test_sparse_has_every_pattern_with_as_many_blocks_as_planned() -> None:
+    cases = suite("sparse")
+    assert {(case.spec.pattern, case.spec.planned.kind) for case in cases} == {
+        *((pattern, "dsd") for pattern in ("random", "banded", "power law")),
+        ("random", "dds"),
+        *((pattern, "sdd") for pattern in ("random", "banded", "causal")),
+    }
+    for case in cases:
+        its = case.spec.planned
+        rows, columns = case.spec.places
+        is_block = rows < its.grid_rows
+        assert is_block.sum() == its.blocks
+        assert len(set(zip(rows[is_block], columns[is_block], strict=True))) == its.blocks
+        assert (np.diff(rows * its.grid_columns + columns)[: its.blocks - 1] > 0).all()
+        if case.spec.pattern == "causal":
+            assert (rows >= columns).all()

@@ -1,4 +1,4 @@
-"""The product of two blocks in the precision that a grouped product has."""
+"""The product of two blocks in the precision that a grouped or a block-sparse product has."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.kernels.operands import of_halves, split
-from systolic.spec import GroupedGradientSpec, GroupedSpec
+from systolic.spec import GroupedGradientSpec, GroupedSpec, SparseSpec
 
 
-def dot(lhs: Array, rhs: Array, contracted: tuple[int, int], spec: GroupedSpec | GroupedGradientSpec) -> Array:
+def dot(
+    lhs: Array, rhs: Array, contracted: tuple[int, int], spec: GroupedSpec | GroupedGradientSpec | SparseSpec
+) -> Array:
     """Sums over these dimensions of both blocks, in the accumulator's dtype."""
     is_float32 = spec.dtype == "float32"
     exact = is_float32 and spec.precision == "highest"

@@ -1,0 +1,122 @@
+"""`systolic.sparse_matmul`. JAX is imported by its first call, so that `import systolic` stays quick."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from systolic.chips import Chip
+from systolic.schedule import KernelConfig, Tiles
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jax import Array
+    from jax.typing import ArrayLike, DTypeLike
+    from jaxtyping import Shaped
+
+    from systolic.ops.matmul.product import Implementation
+    from systolic.ops.sparse.array import BlockSparse
+    from systolic.ops.sparse.mask import BlockMask
+
+
+def sparse_matmul(
+    lhs: Shaped[Array | np.ndarray, "*batch m k"] | BlockSparse,
+    rhs: Shaped[Array | np.ndarray, "*batch k n"] | BlockSparse,
+    *,
+    mask: BlockMask | BlockSparse | None = None,
+    dense_out: bool = False,
+    transpose_lhs: bool = False,
+    transpose_rhs: bool = False,
+    bias: Shaped[Array, " n"] | ArrayLike | None = None,
+    activation: str | Callable[[Array], Array] | None = None,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    implementation: Implementation = None,
+    chip: str | Chip | None = None,
+    tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
+) -> Any:  # Shaped[Array, "*batch m n"], or with a mask and without dense_out a BlockSparse
+    """`activation(lhs @ rhs + bias)` where one matrix is block-sparse: lhs (dsd), rhs (dds), or the result (sdd).
+
+    Only blocks that there are, or that are wanted, are read and multiplied: a NaN elsewhere does no harm. It is
+    differentiable in reverse mode to any order, and works under `jit`, `vmap` (one after another), `checkpoint` and
+    `scan`. To differentiate in a sparse matrix, do so in its blocks: `matrix.with_blocks(blocks)`.
+
+    On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses for a `SparseSpec`; elsewhere XLA computes the
+    same. The kernel takes blocks of multiples of 128; with other blocks XLA computes it on a TPU too, with a warning.
+
+    Args:
+      lhs: [m, k], with a batch if rhs is sparse or the result is a masked matrix; dtypes as in `systolic.matmul`.
+      rhs: [k, n], likewise.
+      mask: the blocks of the result that are wanted, where neither operand is sparse. The result is a `BlockSparse`.
+      dense_out: with a mask, the result is a whole matrix, zero where no block is wanted and outside of the mask's
+        diagonals.
+      transpose_lhs, transpose_rhs: that operand is given as [k, m] or [n, k]. A dense one is transposed ahead of the
+        kernel, except rhs beside a mask.
+      bias: [n]; not with a mask.
+      activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32;
+        not with a mask.
+      precision: of float32 operands, as in `systolic.matmul`.
+      preferred_element_type: of the result. Default: that of the operands, int32 for int8.
+      implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
+        TPU interpret mode, with a `pltpu.InterpretParams` of your own if you like.
+      chip: whose tiles to use. None: that of the program being traced.
+      tiles: (m, k, n) of one stretch of work in place of the planner's, a block along lines; or a whole configuration.
+
+    Raises:
+      SpecError: shapes or dtypes that do not go together; both operands are sparse, or none and there is no mask.
+      BlockSparseError: the mask is of another size than the result.
+      UnsupportedDtypeError: the chip does not multiply this dtype.
+      IllegalTilesError: `tiles` break rules; the message has each of them.
+    """
+    import jax
+
+    from systolic.ops.matmul.arguments import backend_of
+    from systolic.ops.sparse.arguments import canonical
+    from systolic.ops.sparse.array import BlockSparse
+    from systolic.ops.sparse.compute import multiply, multiply_fused, sample
+
+    call = canonical(
+        lhs,
+        rhs,
+        mask=mask,
+        dense_out=dense_out,
+        transpose_lhs=transpose_lhs,
+        transpose_rhs=transpose_rhs,
+        bias=bias,
+        activation=activation,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        backend=backend_of(implementation, chip, tiles),
+    )
+    product, places = call.product, call.places
+    first, second = call.operands
+    with jax.named_scope("systolic"):
+        if product.kind == "sdd":
+            out: Any = _over_batch(call.batch, functools.partial(sample, product), first, second, places)
+            if not product.dense_out:
+                return BlockSparse.of_sorted(out.astype(call.dtype), places.rows, places.columns, product.shape)
+            return out.astype(call.dtype)
+        if product.kind == "dds":
+            second = second.reshape(-1, second.shape[-1])  # rows of a batch are rows
+
+        def one(dense: Array) -> Any:
+            if call.bias is None and product.function is None:
+                return multiply(product, first, dense, places)
+            return multiply_fused(product, first, dense, call.bias, places)
+
+        batch = call.batch if product.kind == "dsd" else ()
+        for _ in batch:
+            one = jax.vmap(one)
+        return one(second).reshape(call.shape).astype(call.dtype)
+
+
+def _over_batch(batch: tuple[int, ...], fn: Callable[..., Any], lhs: Array, rhs: Array, places: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    for _ in batch:
+        fn = jax.vmap(fn, (0, 0, None))
+    if batch:
+        lhs, rhs = (jnp.broadcast_to(one, (*batch, *one.shape[-2:])) for one in (lhs, rhs))
+    return fn(lhs, rhs, places)

@@ -1,0 +1,169 @@
+"""What `sparse_matmul` was given: checked, and brought into the one form that the rest works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from systolic.ops.dtypes import fused_array, given_dtype, operand, result_dtype
+from systolic.ops.epilogue import activation_of
+from systolic.ops.matmul.arguments import precision_named
+from systolic.ops.matmul.product import Backend
+from systolic.ops.shapes import broadcast_shapes
+from systolic.ops.sparse.array import BlockSparse
+from systolic.ops.sparse.mask import BlockMask
+from systolic.ops.sparse.places import is_known
+from systolic.ops.sparse.product import Places, SparseProduct
+from systolic.spec import BlockSparseError, MatmulSpec, SparseKind, SpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Call:
+    """A call in canonical form.
+
+    Attributes:
+      operands: blocks and the dense matrix of dsd and dds, lhs and rhs of sdd; a dense one may have a batch.
+      shape: of a dense result.
+      dtype: that the caller expects.
+    """
+
+    product: SparseProduct
+    operands: tuple[Array, Array]
+    bias: Array | None
+    places: Places
+    batch: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def canonical(
+    lhs: Any,
+    rhs: Any,
+    *,
+    mask: Any,
+    dense_out: bool,
+    transpose_lhs: bool,
+    transpose_rhs: bool,
+    bias: Any,
+    activation: Any,
+    precision: Any,
+    preferred_element_type: Any,
+    backend: Backend,
+) -> Call:
+    """Checks everything.
+
+    Raises:
+      SpecError: shapes or dtypes that do not go together, no operand is sparse and there is no mask, or both are.
+      BlockSparseError: the sparse matrix or the mask is of another size than the product.
+    """
+    kind, sparse = _kind(lhs, rhs, mask, dense_out)
+    lhs_is_sparse, rhs_is_sparse = kind == "dsd", kind == "dds"
+    left, lhs_given = _operand(lhs, "lhs", sparse=lhs_is_sparse, transposed=transpose_lhs)
+    native = kind == "sdd" and transpose_rhs  # its kernel reads rhs as it is stored
+    right, rhs_given = _operand(rhs, "rhs", sparse=rhs_is_sparse, transposed=transpose_rhs and not native)
+    turned = transpose_lhs if kind == "dsd" else transpose_rhs and kind == "dds"
+    (m, k), (inner, n) = left.shape[-2:], right.shape[-2:]
+    m, k = (k, m) if turned and kind == "dsd" else (m, k)
+    inner, n = (n, inner) if native or (turned and kind == "dds") else (inner, n)
+    if k != inner:
+        raise SpecError(
+            f"lhs{list(left.shape)} has k={k}, rhs{list(right.shape)} has k={inner}: they have to agree; check "
+            "transpose_lhs and transpose_rhs"
+        )
+    if kind == "sdd" and sparse.shape != (m, n):
+        raise BlockSparseError(f"the mask is of a matrix of shape {list(sparse.shape)}, the product's is {[m, n]}")
+    if kind == "sdd" and (bias is not None or activation is not None):
+        raise SpecError("bias and activation do not go with a mask; apply them to the result")
+    one = MatmulSpec(m=1, k=1, n=1, dtype_lhs=left.dtype.name, dtype_rhs=right.dtype.name, dtype_out="float32")
+    dtype = one.dtype_multiplied
+    dtype_out = result_dtype((dtype, dtype), (lhs_given, rhs_given), preferred_element_type)
+    name, function = activation_of(activation, in_kernel=backend.implementation != "xla" and bool(backend.chip))
+    matrix = {"dsd": left, "dds": right, "sdd": sparse}[kind]
+    rows = matrix.rows
+    expected = int(np.sum(np.asarray(rows) < matrix.grid[0])) if is_known(rows) else rows.shape[0]
+    product = SparseProduct(
+        backend=backend,
+        kind=kind,
+        shape=matrix.shape,
+        block=matrix.block,
+        expected=expected,
+        precision=precision_named(precision),
+        dtype_out="float32" if dtype_out == "float16" else dtype_out,  # which a kernel cannot store
+        transpose_sparse=turned,
+        transpose_rhs=native,
+        dense_out=dense_out,
+        lower=getattr(sparse, "lower", None),
+        upper=getattr(sparse, "upper", None),
+        activation=name,
+        function=function,
+    )
+    dense = [one for one in (left, right) if not isinstance(one, BlockSparse)]
+    batch = _batch([one.shape[:-2] for one in dense])
+    if batch and kind == "sdd" and not dense_out:
+        raise SpecError(f"a batch of {list(batch)} with a sparse result; use jax.vmap, or dense_out=True")
+    first, second = _arrays(kind, left, right)
+    return Call(
+        product=product,
+        operands=(first.astype(dtype), second.astype(dtype)),
+        bias=None if bias is None else _bias(bias, n),
+        places=Places(rows, matrix.columns),
+        batch=batch,
+        shape=(*batch, m, n),
+        dtype=dtype_out,
+    )
+
+
+def _kind(lhs: Any, rhs: Any, mask: Any, dense_out: bool) -> tuple[SparseKind, Any]:
+    sides = [name for name, one in (("lhs", lhs), ("rhs", rhs)) if isinstance(one, BlockSparse)]
+    if len(sides) == 2:
+        raise SpecError("lhs and rhs are both sparse; make one dense with .to_dense()")
+    if sides and mask is not None:
+        raise SpecError(f"{sides[0]} is sparse, and there is a mask; make {sides[0]} dense with .to_dense()")
+    if sides:
+        if dense_out:
+            raise SpecError(f"{sides[0]} is sparse, so the result is dense anyway; leave out dense_out")
+        return ("dsd", lhs) if sides == ["lhs"] else ("dds", rhs)
+    if isinstance(mask, BlockSparse):
+        mask = BlockMask.of(mask)
+    if not isinstance(mask, BlockMask):
+        given = "no mask" if mask is None else f"mask is a {type(mask).__name__}"
+        raise SpecError(
+            f"neither lhs nor rhs is a BlockSparse, and {given}; use systolic.BlockMask, or systolic.matmul"
+        )
+    if not dense_out and (mask.lower is not None or mask.upper is not None):
+        raise SpecError("diagonals of a mask are zeroed in a dense result; use dense_out=True, or BlockMask.from_mask")
+    return "sdd", mask
+
+
+def _operand(value: Any, name: str, *, sparse: bool, transposed: bool) -> tuple[Any, str]:
+    if sparse:
+        dtype = given_dtype(value.blocks, f"{name}.blocks")
+        return value.with_blocks(operand(value.blocks, f"{name}.blocks")), dtype
+    dtype, array = given_dtype(value, name), operand(value, name)
+    if array.ndim < 2:
+        raise SpecError(f"{name} of shape {list(array.shape)} has to be a matrix")
+    return (array.mT if transposed else array), dtype
+
+
+def _batch(batches: list[tuple[int, ...]]) -> tuple[int, ...]:
+    try:
+        return broadcast_shapes(*batches)
+    except ValueError as error:
+        raise SpecError(f"batch dimensions {' and '.join(map(str, batches))} do not broadcast") from error
+
+
+def _arrays(kind: SparseKind, left: Any, right: Any) -> tuple[Array, Array]:
+    if kind == "dsd":
+        return left.blocks, right
+    return (right.blocks, left) if kind == "dds" else (left, right)
+
+
+def _bias(value: Any, n: int) -> Array:
+    array = fused_array(value, "bias")
+    if array.shape not in ((n,), ()):
+        raise SpecError(f"bias of shape {list(array.shape)}; it has to be [{n}]")
+    return jnp.broadcast_to(array, (n,))

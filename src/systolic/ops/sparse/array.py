@@ -1,0 +1,246 @@
+"""`systolic.BlockSparse`: a matrix as the list of its blocks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from systolic.ops.sparse.places import (
+    is_known,
+    places_by_columns,
+    sorted_by_jax,
+    sorted_by_numpy,
+    tiled,
+    wanted_places,
+)
+from systolic.spec import BlockSparseError
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jax.typing import ArrayLike
+    from jaxtyping import Shaped
+
+
+@dataclass(frozen=True, slots=True, eq=False, init=False)
+class BlockSparse:
+    """A matrix that is zero but for some blocks of one size, each at a row and a column of blocks.
+
+    It is a pytree of three arrays, so it goes through `jit`, `vmap` and `scan`. How many blocks there are may change
+    from run to run, up to the length of the arrays: the rest is padding, whose row is the number of rows of blocks.
+    Blocks are sorted by rows, then columns; those that are given in another order are sorted once, here.
+
+    Attributes:
+      blocks: [most blocks, block rows, block columns], of any dtype.
+      rows, columns: int32 [most blocks]: where each block is, counted in blocks.
+      shape: of the matrix; blocks have to tile it.
+
+    Raises:
+      BlockSparseError: blocks do not tile the shape, or, where rows and columns are known when this is called: one is
+        below zero or past the end, or two blocks have one place.
+    """
+
+    blocks: Any
+    rows: Any
+    columns: Any
+    shape: tuple[int, int]
+
+    def __init__(self, blocks: Any, rows: Any, columns: Any, shape: tuple[int, int]) -> None:
+        _register()
+        for name, array, rank in (("blocks", blocks, 3), ("rows", rows, 1), ("columns", columns, 1)):
+            if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+                raise BlockSparseError(f"{name} is a {type(array).__name__}, not an array; use np.asarray")
+            if len(array.shape) != rank:
+                raise BlockSparseError(f"{name} of shape {list(array.shape)}: it has to have {rank} dimensions")
+        if not blocks.shape[0] == rows.shape[0] == columns.shape[0]:
+            lengths = f"{blocks.shape[0]} blocks, {rows.shape[0]} rows, {columns.shape[0]} columns"
+            raise BlockSparseError(f"{lengths}: each block needs a row and a column")
+        for name, array in (("rows", rows), ("columns", columns)):
+            if not np.issubdtype(array.dtype, np.integer):
+                raise BlockSparseError(f"{name} are {array.dtype}; use int32")
+        grid = tiled(tuple(shape), tuple(blocks.shape[1:]))
+        found = sorted_by_numpy if is_known(rows) and is_known(columns) else sorted_by_jax
+        order, rows, columns = found(rows, columns, grid)
+        self._set(blocks if order is None else blocks[order], rows, columns, tuple(shape))
+
+    def _set(self, *values: Any) -> BlockSparse:
+        for name, value in zip(("blocks", "rows", "columns", "shape"), values, strict=True):
+            object.__setattr__(self, name, value)
+        return self
+
+    @classmethod
+    def of_sorted(cls, blocks: Any, rows: Any, columns: Any, shape: tuple[int, int]) -> BlockSparse:
+        """Blocks that are sorted and right, which is not looked at."""
+        _register()
+        return object.__new__(cls)._set(blocks, rows, columns, shape)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return type(self).of_sorted, (self.blocks, self.rows, self.columns, self.shape)
+
+    @classmethod
+    def from_dense(
+        cls,
+        dense: Shaped[Array, "m n"] | ArrayLike,
+        block: tuple[int, int],
+        mask: Any = None,
+        *,
+        most_blocks: int | None = None,
+    ) -> BlockSparse:
+        """The blocks of a matrix that a mask wants.
+
+        Args:
+          dense: [m, n].
+          block: rows and columns of a block.
+          mask: bool [m / rows, n / columns]. None: blocks with an element that is not zero.
+          most_blocks: room in the list. None: as many as the mask wants, which has to be known then.
+
+        Raises:
+          BlockSparseError: blocks do not tile the matrix, the mask is of another shape, or it is traced and
+            `most_blocks` is not given, or it is known and wants more.
+        """
+        import jax.numpy as jnp
+
+        array: Any = jnp.asarray(dense)
+        if array.ndim != 2:
+            raise BlockSparseError(f"an array of shape {list(array.shape)} is no matrix")
+        (grid_m, grid_n), (rows, columns) = tiled(tuple(array.shape), block), block
+        cut = array.reshape(grid_m, rows, grid_n, columns).swapaxes(1, 2)
+        mask = (cut != 0).any((2, 3)) if mask is None else mask
+        if mask.shape != (grid_m, grid_n):
+            raise BlockSparseError(f"mask of shape {list(mask.shape)}; the matrix has {grid_m} × {grid_n} blocks")
+        at_row, at_column = wanted_places(mask, most_blocks)
+        blocks = cut[jnp.minimum(at_row, grid_m - 1), at_column]
+        blocks = jnp.where((at_row < grid_m)[:, None, None], blocks, jnp.zeros_like(blocks))
+        return cls.of_sorted(blocks, at_row, at_column, (grid_m * rows, grid_n * columns))
+
+    @classmethod
+    def from_bcoo(cls, matrix: Any) -> BlockSparse:
+        """A `jax.experimental.sparse.BCOO` whose data are blocks: n_dense = 2, n_sparse = 2, no batch.
+
+        Its shape has four dimensions: rows and columns of blocks, and of one block.
+
+        Raises:
+          BlockSparseError: it is of another form, or as the constructor.
+        """
+        if matrix.n_batch or matrix.n_dense != 2 or len(matrix.shape) != 4:
+            form = f"n_batch={matrix.n_batch}, n_dense={matrix.n_dense}, shape={list(matrix.shape)}"
+            raise BlockSparseError(
+                f"a BCOO of {form}; use one of [rows, columns, block rows, block columns], n_dense=2"
+            )
+        grid_m, grid_n, rows, columns = matrix.shape
+        indices = matrix.indices
+        indices = np.asarray(indices) if is_known(indices) else indices
+        return cls(matrix.data, indices[:, 0], indices[:, 1], (grid_m * rows, grid_n * columns))
+
+    @classmethod
+    def from_bsr(cls, matrix: Any) -> BlockSparse:
+        """A `scipy.sparse.bsr_array` or `bsr_matrix`.
+
+        Raises:
+          BlockSparseError: it is none, or as the constructor: scipy allows duplicates.
+        """
+        if getattr(matrix, "format", None) != "bsr":
+            raise BlockSparseError(f"a {type(matrix).__name__} is no BSR matrix; use its .tobsr(blocksize=…)")
+        rows = np.repeat(np.arange(len(matrix.indptr) - 1, dtype=np.int32), np.diff(matrix.indptr))
+        return cls(matrix.data, rows, matrix.indices.astype(np.int32), matrix.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """That of the blocks."""
+        return self.blocks.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Two."""
+        return 2
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of a block."""
+        return tuple(self.blocks.shape[-2:])
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of blocks."""
+        return self.shape[0] // self.block[0], self.shape[1] // self.block[1]
+
+    @property
+    def most_blocks(self) -> int:
+        """Length of the list, padding included."""
+        return self.blocks.shape[-3]
+
+    @property
+    def T(self) -> BlockSparse:  # noqa: N802  as jax.Array has it
+        """The transpose: the same blocks turned, in another order."""
+        order, rows, columns = places_by_columns(self.rows, self.columns, self.grid)
+        return self.of_sorted(self.blocks[order].swapaxes(1, 2), rows, columns, (self.shape[1], self.shape[0]))
+
+    def with_blocks(self, blocks: Any) -> BlockSparse:
+        """Other blocks at the same places, such as those that a derivative is taken in.
+
+        Raises:
+          BlockSparseError: they are of another shape.
+        """
+        if tuple(blocks.shape) != tuple(self.blocks.shape):
+            raise BlockSparseError(f"blocks of shape {list(blocks.shape)}; they have to be {list(self.blocks.shape)}")
+        return self.of_sorted(blocks, self.rows, self.columns, self.shape)
+
+    def to_dense(self) -> Shaped[Array, "m n"]:
+        """The whole matrix."""
+        import jax.numpy as jnp
+
+        grid, blocks = self.grid, jnp.asarray(self.blocks)
+        cut = jnp.zeros((*grid, *self.block), blocks.dtype).at[self.rows, self.columns].set(blocks, mode="drop")
+        return cut.swapaxes(1, 2).reshape(self.shape)
+
+    def to_bcoo(self) -> Any:
+        """A `jax.experimental.sparse.BCOO` of [rows, columns, block rows, block columns] with n_dense = 2."""
+        import jax.numpy as jnp
+        from jax.experimental.sparse import BCOO
+
+        rows = jnp.asarray(self.rows)
+        columns = jnp.where(rows < self.grid[0], self.columns, self.grid[1])  # of padding both are past the end
+        indices = jnp.stack([rows, columns], 1)
+        return BCOO(
+            (jnp.asarray(self.blocks), indices),
+            shape=(*self.grid, *self.block),
+            indices_sorted=True,
+            unique_indices=not self._has_padding(),
+        )
+
+    def _has_padding(self) -> bool:
+        return not is_known(self.rows) or bool(np.any(np.asarray(self.rows) >= self.grid[0]))
+
+    def to_bsr(self) -> Any:
+        """A `scipy.sparse.bsr_array`, without padding; scipy has to be installed, and the values known."""
+        from scipy.sparse import bsr_array
+
+        rows = np.asarray(self.rows)
+        number = int(np.sum(rows < self.grid[0]))
+        begins = np.searchsorted(rows[:number], np.arange(self.grid[0] + 1)).astype(np.int32)
+        return bsr_array((np.asarray(self.blocks)[:number], np.asarray(self.columns)[:number], begins), self.shape)
+
+
+@functools.cache
+def _register() -> None:
+    """JAX learns of the class with its first instance, so that `import systolic` need not import JAX."""
+    import jax
+
+    names = ("blocks", "rows", "columns")
+
+    def unflatten(shape: tuple[int, int], children: Iterable[Any]) -> BlockSparse:
+        blocks, rows, columns = children
+        return BlockSparse.of_sorted(blocks, rows, columns, shape)  # JAX puts anything there, also what has no shape
+
+    def flat(one: BlockSparse) -> tuple[tuple[Any, ...], tuple[int, int]]:
+        return (one.blocks, one.rows, one.columns), one.shape
+
+    def flat_with_keys(one: BlockSparse) -> tuple[tuple[Any, ...], tuple[int, int]]:
+        children, shape = flat(one)
+        keys = map(jax.tree_util.GetAttrKey, names)
+        return tuple(zip(keys, children, strict=True)), shape
+
+    jax.tree_util.register_pytree_with_keys(BlockSparse, flat_with_keys, unflatten, flat)

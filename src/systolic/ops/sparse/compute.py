@@ -1,0 +1,152 @@
+"""Computes block-sparse products and their derivatives, by Pallas or by XLA; they are each other's derivatives."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.custom_batching import custom_vmap
+
+from systolic.ops.matmul.product import Backend
+from systolic.ops.sparse.pallas import product_by_pallas, sampled_by_pallas
+from systolic.ops.sparse.product import Places, SparseProduct
+from systolic.ops.sparse.xla import blocks_of, finished, product_by_xla, sampled_by_xla
+from systolic.ops.target import without_kernel
+from systolic.schedule import IllegalTilesError
+
+_NO_CHIP = (
+    "it was traced where no TPU that systolic knows is in sight; say whose tiles are wanted, as with "
+    'chip="v6e", or implementation="xla" where XLA is'
+)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def multiply(product: SparseProduct, blocks: Array, dense: Array, places: Places) -> Array:
+    """The sparse matrix times a dense one, or a dense one times it; differentiable in reverse mode to any order."""
+    return _run(product, product_by_pallas, product_by_xla, blocks, dense, None, places)
+
+
+def _multiply_forward(
+    product: SparseProduct, blocks: Array, dense: Array, places: Places
+) -> tuple[Array, tuple[Array, Array, Places]]:
+    return multiply(product, blocks, dense, places), (blocks, dense, places)
+
+
+def _multiply_backward(
+    product: SparseProduct, residuals: tuple[Array, Array, Places], cotangent: Array
+) -> tuple[Array, Array, None]:
+    blocks, dense, places = residuals
+    given = cotangent.astype(blocks.dtype)
+    to_dense = product.anew(transpose_sparse=not product.transpose_sparse, dtype_out=dense.dtype.name)
+    back: Any = multiply(to_dense, blocks, given, places)
+    # Of blocks that are stored transposed, the derivative is that of the transposed product.
+    left, right = (given, dense) if product.kind == "dsd" else (dense.mT, given.mT)
+    left, right = (right, left) if product.transpose_sparse else (left, right)
+    to_blocks = product.anew(kind="sdd", dtype_out=blocks.dtype.name, transpose_rhs=True)
+    found: Any = sample(to_blocks, left, right, places)
+    return found, back, None
+
+
+multiply.defvjp(_multiply_forward, _multiply_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def sample(product: SparseProduct, lhs: Array, rhs: Array, places: Places) -> Array:
+    """Blocks of the product of dense matrices, or a matrix with them; differentiable likewise."""
+    return _run(product, sampled_by_pallas, sampled_by_xla, lhs, rhs, places)
+
+
+def _sample_forward(
+    product: SparseProduct, lhs: Array, rhs: Array, places: Places
+) -> tuple[Array, tuple[Array, Array, Places]]:
+    return sample(product, lhs, rhs, places), (lhs, rhs, places)
+
+
+def _sample_backward(
+    product: SparseProduct, residuals: tuple[Array, Array, Places], cotangent: Array
+) -> tuple[Array, Array, None]:
+    lhs, rhs, places = residuals
+    given = cotangent.astype(lhs.dtype)
+    blocks = blocks_of(product, given, places) if product.dense_out else given
+    dense = rhs if product.transpose_rhs else rhs.mT
+    to_lhs: Any = multiply(product.anew(kind="dsd", dtype_out=lhs.dtype.name), blocks, dense, places)
+    # lhsᵀ · sparse, from sparseᵀ · lhs: that reads lhs as it is stored.
+    to_rhs = product.anew(kind="dsd", transpose_sparse=True, dtype_out=rhs.dtype.name)
+    back: Any = multiply(to_rhs, blocks, lhs, places)
+    return to_lhs, back if product.transpose_rhs else back.mT, None
+
+
+sample.defvjp(_sample_forward, _sample_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def multiply_fused(product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places) -> Array:
+    """`activation(lhs @ rhs + bias)`, in one kernel where nothing is differentiated."""
+    return _run(product, product_by_pallas, product_by_xla, blocks, dense, bias, places)
+
+
+def _fused_forward(
+    product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places
+) -> tuple[Array, Callable[..., Any]]:
+    """The derivative of the activation needs the sum, so that is stored, and XLA does the rest."""
+    kept = product.anew(dtype_out="float32" if blocks.dtype == jnp.float32 else "bfloat16")
+
+    def in_two(blocks: Array, dense: Array, bias: Any) -> Array:
+        total: Any = multiply(kept, blocks, dense, places)
+        return finished(product, total, bias)
+
+    return jax.vjp(in_two, blocks, dense, bias)
+
+
+def _fused_backward(
+    _product: SparseProduct, back: Callable[..., Any], cotangent: Array
+) -> tuple[Array, Array, Any, None]:
+    return (*back(cotangent), None)
+
+
+multiply_fused.defvjp(_fused_forward, _fused_backward)
+
+
+def _run(product: SparseProduct, pallas: Callable[..., Array], xla: Callable[..., Array], *given: Any) -> Array:
+    """One kernel after another for a batch: each has as much in VMEM as there is room for."""
+
+    @custom_vmap
+    def call(*given: Any) -> Array:
+        by_pallas, by_xla = functools.partial(pallas, product), functools.partial(xla, product)
+        return _dispatched(product.backend, by_pallas, by_xla, *given)
+
+    @call.def_vmap
+    def _(size: int, mapped: Sequence[Any], *given: Any) -> tuple[Array, bool]:
+        leaves, structure = jax.tree.flatten(given)
+        is_mapped = jax.tree.leaves(mapped)
+        batched = [one for one, there in zip(leaves, is_mapped, strict=True) if there]
+
+        def one(some: list[Any]) -> Array:
+            own = iter(some)
+            every = [next(own) if there else one for one, there in zip(leaves, is_mapped, strict=True)]
+            return _run(product, pallas, xla, *structure.unflatten(every))
+
+        return (lax.map(one, batched) if size else jax.vmap(one)(batched)), True
+
+    return call(*given)
+
+
+def _dispatched(backend: Backend, pallas: Callable[..., Array], xla: Callable[..., Array], *given: Any) -> Array:
+    first, second, *rest = given
+    if backend.implementation == "xla" or 0 in (*first.shape, *second.shape, *rest[-1].rows.shape):
+        return xla(*given)
+    if backend.chip is None:
+        return xla(without_kernel(first, _NO_CHIP), second, *rest)
+    if backend.implementation is not None:
+        return pallas(*given)
+    if backend.tiles is None:
+        try:
+            jax.eval_shape(pallas, *given)
+        except IllegalTilesError as error:
+            return xla(without_kernel(first, f"no tiles fit: {error}"), second, *rest)
+    # Decided when the program is lowered: the same traced function may run on a CPU.
+    return lax.platform_dependent(*given, tpu=pallas, default=xla)

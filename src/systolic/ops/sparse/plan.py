@@ -1,0 +1,105 @@
+"""What planner, store and tuner know of block-sparse products; none of it needs JAX."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from systolic.chips import Chip
+from systolic.cost import TimedConfig, machine_roofline
+from systolic.cost.sparse import chunks_of, configs, timed
+from systolic.op import Candidates, Layout, RacedPrograms
+from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, Violation, total_bytes
+from systolic.schedule.grouped import vmem_limit
+from systolic.schedule.sparse import ProductSchedule, SampledSchedule, schedule_of
+from systolic.spec import SparseSpec, dtype_bytes
+
+if TYPE_CHECKING:
+    from systolic.ops.sparse.programs import SparsePrograms
+
+
+class SparseOp:
+    """`systolic.sparse_matmul`; see `systolic.op.Op`."""
+
+    name = "sparse"
+    spec_type = SparseSpec
+
+    def words(self, spec: SparseSpec) -> tuple[str, str, str]:
+        """Sizes, dtypes and what is fused."""
+        which = {"dsd": "lhs", "dds": "rhs", "sdd": "result"}[spec.kind]
+        blocks = f"{spec.blocks} blocks of {spec.block_rows} × {spec.block_columns} ({spec.density:.0%}) of {which}"
+        fused = (
+            "bias" if spec.bias else "",
+            spec.activation,
+            "transpose_rhs" if spec.transpose_rhs else "",
+            "dense result" if spec.dense_out else "",
+            "within diagonals" if spec.diagonals else "",
+        )
+        return (
+            f"{spec.m} × {spec.k} × {spec.n} (m k n), {blocks}",
+            f"{spec.dtype} → {spec.dtype_out}",
+            ", ".join(filter(None, fused)),
+        )
+
+    def described(self, spec: SparseSpec) -> SparseSpec:
+        """All of it."""
+        return spec
+
+    def computed(self, spec: SparseSpec) -> SparseSpec:
+        """What is asked for."""
+        return spec
+
+    def plan(self, spec: SparseSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
+        """The fastest by arithmetic; of these tiles only, if they are given."""
+        if isinstance(tiles, KernelConfig):
+            return Candidates(configs=[timed(spec, tiles, chip)], considered=1)
+        found = configs(spec, chip)
+        chosen = [one for one in found if tiles is None or one.config.tiles == tiles]
+        if not chosen:
+            known = ", ".join(sorted({str(one.config.tiles) for one in found})[:8])
+            value, limit = f"tiles {tiles}", "are none of those that are tried"
+            violation = Violation(rule="tiles", value=value, limit=limit, fix=f"use one of {known}, …")
+            raise IllegalTilesError(f"tiles {tiles}", [violation])
+        return Candidates(configs=chosen, considered=len(found))
+
+    def search(self, computed: SparseSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
+        """All that are legal."""
+        return [], configs(computed, chip)
+
+    def judge(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+        """A configuration with the model's time."""
+        return timed(computed, config, chip)
+
+    def least_time_us(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> float:
+        """Products or copies alone, at the clock and bandwidth of the chip's model."""
+        return machine_roofline(computed, chip).least_us
+
+    def layout(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> Layout:
+        """Chunks of blocks, and panels of the dense operand."""
+        its = schedule_of(computed, config, chip)
+        chunks = chunks_of(computed, its.slots if isinstance(its, SampledSchedule) else its.capacity)
+        grid = its.grid if isinstance(its, ProductSchedule) else its.grid_k
+        again = (chunks - 1 if grid > 1 else 0) * dtype_bytes(computed.dtype)
+        panels = computed.m * computed.k if computed.kind == "dds" else computed.k * computed.n
+        return Layout(
+            axes=("chunks", "panels"),
+            grid=(chunks, grid),
+            hbm_bytes=computed.least_hbm_bytes + again * panels,
+            vmem_bytes=total_bytes(its.buffers),
+            vmem_limit_bytes=vmem_limit(its.buffers, chip),
+        )
+
+    def remarks(self, spec: SparseSpec, chip: Chip) -> list[str]:
+        """For which blocks the tiles are."""
+        return [f"for {spec.blocks} blocks, about as many in every line"]
+
+    def programs(self, spec: SparseSpec, chip: Chip) -> SparsePrograms:
+        """Built from the description."""
+        from systolic.ops.sparse.programs import SparsePrograms  # needs JAX
+
+        return SparsePrograms(computed=spec, chip=chip)
+
+    def raced(self, spec: SparseSpec, chip: Chip) -> RacedPrograms:
+        """`systolic.sparse_matmul` itself, beside XLA's product of the whole matrix."""
+        from systolic.ops.sparse.programs import raced  # likewise
+
+        return raced(spec, chip)

@@ -1,0 +1,86 @@
+"""What is static about a block-sparse product, where its blocks are, and its spec for some operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from systolic.ops.matmul.product import Backend
+from systolic.spec import PrecisionName, SparseKind, SparseSpec
+
+
+class Places(NamedTuple):
+    """Where blocks are stored, sorted by rows; int32 [most blocks] each, padding at the end."""
+
+    rows: Any
+    columns: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseProduct:
+    """All that is static about a product but the shapes of its dense operands; it can be hashed.
+
+    Attributes:
+      shape: of the sparse matrix as it is stored.
+      block: rows and columns of a block, likewise.
+      expected: blocks that there are, as far as is known; the planner chooses tiles for it.
+      lower, upper: of a dense result, diagonals outside of which elements are zero: column − row.
+    """
+
+    backend: Backend
+    kind: SparseKind
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    expected: int
+    precision: PrecisionName
+    dtype_out: str
+    transpose_sparse: bool = False
+    transpose_rhs: bool = False
+    dense_out: bool = False
+    lower: int | None = None
+    upper: int | None = None
+    activation: str = ""  # its name
+    function: Callable[..., Any] | None = None  # and what it stands for
+
+    def anew(self, **changes: Any) -> SparseProduct:
+        """Another product by the same backend, without what this one alone has: tiles, and what is done to the sum."""
+        own = {"transpose_sparse": False, "transpose_rhs": False, "dense_out": False, "lower": None, "upper": None}
+        plain = {"activation": "", "function": None, "backend": replace(self.backend, tiles=None)}
+        return replace(self, **{**own, **plain, **changes})
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of blocks."""
+        return self.shape[0] // self.block[0], self.shape[1] // self.block[1]
+
+    def spec(self, sweep: int, dtype: str, most_blocks: int, *, bias: bool = False) -> SparseSpec:
+        """Sizes and dtypes, as the planner takes them.
+
+        Args:
+          sweep: the size that the sparse matrix has not.
+        """
+        shape, block = ((one[::-1] if self.transpose_sparse else one) for one in (self.shape, self.block))
+        rows, columns = shape
+        sizes = {
+            "dsd": {"m": rows, "k": columns, "n": sweep},
+            "dds": {"m": sweep, "k": rows, "n": columns},
+            "sdd": {"m": rows, "k": sweep, "n": columns},
+        }
+        return SparseSpec(
+            kind=self.kind,
+            **sizes[self.kind],
+            block_rows=block[0],
+            block_columns=block[1],
+            blocks=max(min(self.expected, most_blocks, self.grid[0] * self.grid[1]), 1),
+            most_blocks=most_blocks,
+            dtype=dtype,
+            dtype_out=self.dtype_out,
+            precision=self.precision,
+            transpose_sparse=self.transpose_sparse,
+            transpose_rhs=self.transpose_rhs,
+            dense_out=self.dense_out,
+            diagonals=self.lower is not None or self.upper is not None,
+            bias=bias,
+            activation=self.activation,
+        )

@@ -1,0 +1,162 @@
+"""The programs of block-sparse products that are built from their specs, with blocks at random places."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from systolic.chips import Chip
+from systolic.op import RacedPrograms
+from systolic.ops.epilogue import activation_of
+from systolic.ops.matmul.product import Backend, Implementation
+from systolic.ops.sparse.api import sparse_matmul
+from systolic.ops.sparse.array import BlockSparse
+from systolic.ops.sparse.mask import BlockMask
+from systolic.ops.sparse.pallas import product_by_pallas, sampled_by_pallas
+from systolic.ops.sparse.product import Places, SparseProduct
+from systolic.ops.sparse.xla import finished
+from systolic.schedule import KernelConfig
+from systolic.spec import SparseSpec, accumulator_dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparsePrograms:
+    """What to compile for a product on a chip."""
+
+    computed: SparseSpec
+    chip: Chip
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """As `arguments_of`, with blocks at random places."""
+        return arguments_of(self.computed, *random_places(self.computed))
+
+    def kernel(self, config: KernelConfig) -> Callable[..., Any]:
+        """The Pallas kernel with this configuration."""
+        return functools.partial(_product, self.computed, self.chip, config)
+
+    def xla(self) -> Callable[..., Any]:
+        """XLA's product of the whole matrix, which is there already."""
+        return functools.partial(dense_by_xla, self.computed)
+
+
+def raced(spec: SparseSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
+    """What `bench` compares."""
+    programs = SparsePrograms(computed=spec, chip=chip)
+    return RacedPrograms(
+        spec=spec,
+        arguments=programs.arguments,
+        ours=functools.partial(called, spec, chip, implementation),
+        xla=programs.xla(),
+    )
+
+
+def arguments_of(spec: SparseSpec, rows: np.ndarray, columns: np.ndarray) -> tuple[Any, ...]:
+    """Blocks or lhs, the other operand, rows and columns of blocks, the sparse matrix as a whole, and a bias.
+
+    Values of rows and columns are what a simulation has to know. Our programs do not read the whole matrix, nor XLA's
+    the blocks, and JAX passes no argument that is not read. Of sdd there is none.
+    """
+    dtype = jnp.dtype(spec.dtype)
+    lhs, rhs = (spec.m, spec.k), (spec.n, spec.k) if spec.transpose_rhs else (spec.k, spec.n)
+    blocks = (spec.most_blocks, *spec.stored_block)
+    shapes = {"dsd": (blocks, rhs, spec.stored_shape), "dds": (blocks, lhs, spec.stored_shape), "sdd": (lhs, rhs)}[
+        spec.kind
+    ]
+    first, second, *rest = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    bias = [jax.ShapeDtypeStruct((spec.n,), jnp.float32)] if spec.bias else []
+    return first, second, rows, columns, *rest, *bias
+
+
+def random_places(spec: SparseSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of as many blocks as are expected, as they are stored."""
+    grid = (spec.grid_rows, spec.grid_columns)
+    grid = grid[::-1] if spec.transpose_sparse else grid
+    chosen = np.random.default_rng(0).choice(grid[0] * grid[1], spec.blocks, replace=False)
+    rows, columns = np.divmod(np.sort(chosen), grid[1])
+    more = spec.most_blocks - spec.blocks
+    return np.pad(rows, (0, more), constant_values=grid[0]).astype(np.int32), np.pad(columns, (0, more)).astype(
+        np.int32
+    )
+
+
+def called(spec: SparseSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Any:
+    """`systolic.sparse_matmul`, as a user calls it."""
+    first, second, rows, columns, *rest = arrays
+    options = {
+        "activation": spec.activation or None,
+        "bias": rest[-1] if spec.bias else None,
+        "precision": spec.precision,
+        "preferred_element_type": spec.dtype_out,
+        "implementation": implementation,
+        "chip": chip,
+    }
+    if spec.kind == "sdd":
+        mask = BlockMask(rows, columns, spec.stored_shape, spec.stored_block)
+        out = sparse_matmul(
+            first, second, mask=mask, dense_out=spec.dense_out, transpose_rhs=spec.transpose_rhs, **options
+        )
+        return out.blocks if isinstance(out, BlockSparse) else out
+    matrix = BlockSparse.of_sorted(first, rows, columns, spec.stored_shape)
+    if spec.kind == "dsd":
+        return sparse_matmul(matrix, second, transpose_lhs=spec.transpose_sparse, **options)
+    return sparse_matmul(second, matrix, transpose_rhs=spec.transpose_sparse, **options)
+
+
+def dense_by_xla(spec: SparseSpec, *arrays: Array) -> Any:
+    """The product of whole matrices, of which the zeros are stored; of sdd, all blocks of the result."""
+    first, second, rows, columns, *rest = arrays
+    if spec.kind == "sdd":
+        total = _dot(spec, first, second.mT if spec.transpose_rhs else second)
+        if spec.dense_out:
+            return total.astype(spec.dtype_out)
+        cut = total.reshape(spec.grid_rows, spec.block_rows, spec.grid_columns, spec.block_columns).swapaxes(1, 2)
+        return cut[jnp.minimum(rows, spec.grid_rows - 1), columns].astype(spec.dtype_out)
+    whole = rest[0].mT if spec.transpose_sparse else rest[0]
+    total = _dot(spec, *((whole, second) if spec.kind == "dsd" else (second, whole)))
+    return finished(_static(spec, None), total, rest[-1] if spec.bias else None)
+
+
+def _dot(spec: SparseSpec, lhs: Array, rhs: Array) -> Array:
+    plain = not (spec.bias or spec.activation)
+    return lax.dot_general(
+        lhs,
+        rhs,
+        (((1,), (0,)), ((), ())),
+        precision=lax.Precision[spec.precision.upper()],
+        preferred_element_type=jnp.dtype(spec.dtype_out if plain else accumulator_dtype(spec.dtype)),
+    )
+
+
+def _static(spec: SparseSpec, backend: Backend | None) -> SparseProduct:
+    name, function = activation_of(spec.activation or None)
+    return SparseProduct(
+        backend=backend or Backend(implementation="xla", chip=None, tiles=None),
+        kind=spec.kind,
+        shape=spec.stored_shape,
+        block=spec.stored_block,
+        expected=spec.blocks,
+        precision=spec.precision,
+        dtype_out=spec.dtype_out,
+        transpose_sparse=spec.transpose_sparse,
+        transpose_rhs=spec.transpose_rhs,
+        dense_out=spec.dense_out,
+        activation=name,
+        function=function,
+    )
+
+
+def _product(spec: SparseSpec, chip: Chip, config: KernelConfig, *arrays: Array) -> Array:
+    product = _static(spec, Backend(implementation="pallas", chip=chip, tiles=config))
+    first, second, rows, columns, *rest = arrays
+    places = Places(rows, columns)
+    if spec.kind == "sdd":
+        return sampled_by_pallas(product, first, second, places)
+    return product_by_pallas(product, first, second, rest[-1] if spec.bias else None, places)

@@ -1,0 +1,93 @@
+"""Block-sparse products by XLA: operands gathered for each block, a batch of products, and sums over lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from systolic.kernels.functions import as_dtype
+from systolic.ops.sparse.product import Places, SparseProduct
+from systolic.spec import accumulator_dtype
+
+
+def product_by_xla(product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places) -> Array:
+    """The sparse matrix times a dense one, or a dense one times it; and what is done to the sum."""
+    grid, block, lines, its_places = product.grid, product.block, places.rows, places.columns
+    if product.transpose_sparse:
+        is_padding = places.rows >= product.grid[0]
+        lines, its_places = jnp.where(is_padding, product.grid[1], its_places), jnp.where(is_padding, 0, lines)
+        grid, block, blocks = grid[::-1], block[::-1], blocks.mT
+    (grid_rows, grid_columns), (rows, columns) = grid, block
+    # A sum for a line past the end, which is that of padding, is dropped.
+    if product.kind == "dsd":
+        cut = dense.reshape(grid_columns, columns, dense.shape[1])
+        total = jax.ops.segment_sum(_dots(product, blocks, cut[its_places]), lines, grid_rows)
+        return finished(product, total.reshape(grid_rows * rows, dense.shape[1]), bias)
+    cut = dense.reshape(dense.shape[0], grid_rows, rows).swapaxes(0, 1)
+    at_row, at_column = jnp.minimum(lines, grid_rows - 1), jnp.where(lines < grid_rows, its_places, grid_columns)
+    total = jax.ops.segment_sum(_dots(product, cut[at_row], blocks), at_column, grid_columns)
+    return finished(product, total.swapaxes(0, 1).reshape(dense.shape[0], grid_columns * columns), bias)
+
+
+def finished(product: SparseProduct, total: Array, bias: Any) -> Array:
+    """What becomes of the sums: `activation(total + bias)`."""
+    if bias is not None:
+        total = total.astype(jnp.float32) + bias.astype(jnp.float32)
+    if product.function is not None:
+        total = product.function(total.astype(jnp.float32))
+    return as_dtype(total, product.dtype_out)
+
+
+def sampled_by_xla(product: SparseProduct, lhs: Array, rhs: Array, places: Places) -> Array:
+    """Blocks of `lhs @ rhs`, those of padding zero; or a whole matrix of them."""
+    (grid_rows, grid_columns), (rows, columns) = product.grid, product.block
+    cut_lhs = lhs.reshape(grid_rows, rows, lhs.shape[1])
+    if product.transpose_rhs:
+        cut_rhs = rhs.reshape(grid_columns, columns, rhs.shape[1]).swapaxes(1, 2)
+    else:
+        cut_rhs = rhs.reshape(rhs.shape[0], grid_columns, columns).swapaxes(0, 1)
+    at_row = jnp.minimum(places.rows, grid_rows - 1)
+    each = as_dtype(_dots(product, cut_lhs[at_row], cut_rhs[places.columns]), product.dtype_out)
+    if product.dense_out:
+        return dense_of(product, each, places)
+    return jnp.where((places.rows < grid_rows)[:, None, None], each, jnp.zeros_like(each))
+
+
+def dense_of(product: SparseProduct, blocks: Array, places: Places) -> Array:
+    """A matrix of blocks, zero elsewhere and outside the band."""
+    grid, block = product.grid, product.block
+    cut = jnp.zeros((*grid, *block), blocks.dtype).at[places.rows, places.columns].set(blocks, mode="drop")
+    dense = cut.swapaxes(1, 2).reshape(product.shape)
+    return jnp.where(in_band(product), dense, jnp.zeros_like(dense))
+
+
+def blocks_of(product: SparseProduct, dense: Array, places: Places) -> Array:
+    """The inverse of `dense_of`."""
+    dense = jnp.where(in_band(product), dense, jnp.zeros_like(dense))
+    (grid_rows, grid_columns), (rows, columns) = product.grid, product.block
+    cut = dense.reshape(grid_rows, rows, grid_columns, columns).swapaxes(1, 2)
+    return cut[jnp.minimum(places.rows, grid_rows - 1), places.columns]
+
+
+def in_band(product: SparseProduct) -> Array:
+    """Which elements of the result are between the diagonals, or that all are."""
+    if product.lower is None and product.upper is None:
+        return jnp.array(True)
+    rows, columns = (lax.broadcasted_iota(jnp.int32, product.shape, axis) for axis in (0, 1))
+    within = jnp.array(True)
+    if product.lower is not None:
+        within &= columns - rows >= product.lower
+    return within if product.upper is None else within & (columns - rows <= product.upper)
+
+
+def _dots(product: SparseProduct, lhs: Array, rhs: Array) -> Array:
+    return lax.dot_general(
+        lhs,
+        rhs,
+        (((2,), (1,)), ((0,), (0,))),
+        precision=lax.Precision[product.precision.upper()],
+        preferred_element_type=jnp.dtype(accumulator_dtype(lhs.dtype.name)),
+    )
