@@ -28,6 +28,11 @@ def target_chip() -> Chip | None:
     return next((chip for chip in CHIPS.values() if chip.device_kind == kind), None)
 
 
+NO_CHIP = (
+    "it was traced where no TPU that systolic knows is in sight; say whose tiles are wanted, as with "
+    'chip="v6e", or implementation="xla" where XLA is'
+)
+
 _for_a_tpu = Primitive("for_a_tpu")
 _for_a_tpu.def_abstract_eval(lambda array: array)
 _for_a_tpu.def_impl(lambda array: array)

@@ -8,20 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
-from jax.custom_batching import custom_vmap
+from jax import Array
 
+from systolic.ops.dispatch import Run, dispatched, one_at_a_time
 from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.grouped.xla import finished, gradient_by_xla, product_by_xla, rows_of
-from systolic.ops.matmul.product import Backend
-from systolic.ops.target import kernel_or_xla, without_kernel
-from systolic.schedule import IllegalTilesError
-
-_NO_CHIP = (
-    "it was traced where no TPU that systolic knows is in sight; say whose tiles are wanted, as with "
-    'chip="v6e", or implementation="xla" where XLA is'
-)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -109,41 +101,6 @@ def _kept_dtype(lhs: Array) -> str:
     return "float32" if lhs.dtype == jnp.float32 else "bfloat16"
 
 
-def _run(
-    product: GroupedProduct, pallas: Callable[..., Array], xla: Callable[..., Array], static: Sequence[Any], *given: Any
-) -> Array:
-    """One kernel after another for a batch: each has as many rows in flight as VMEM holds."""
-
-    @custom_vmap
-    def call(*given: Any) -> Array:
-        return _dispatched(product.backend, functools.partial(pallas, *static), functools.partial(xla, *static), *given)
-
-    @call.def_vmap
-    def _(size: int, mapped: Sequence[Any], *given: Any) -> tuple[Array, bool]:
-        leaves, structure = jax.tree.flatten(given)
-        is_mapped = jax.tree.leaves(mapped)
-        batched = [one for one, there in zip(leaves, is_mapped, strict=True) if there]
-
-        def one(some: list[Any]) -> Array:
-            own = iter(some)
-            every = [next(own) if there else one for one, there in zip(leaves, is_mapped, strict=True)]
-            return _run(product, pallas, xla, static, *structure.unflatten(every))
-
-        return (lax.map(one, batched) if size else jax.vmap(one)(batched)), True
-
-    return call(*given)
-
-
-def _dispatched(backend: Backend, pallas: Callable[..., Array], xla: Callable[..., Array], *given: Any) -> Array:
-    lhs, other, *rest = given
-    if backend.implementation == "xla" or 0 in (*lhs.shape, *other.shape):
-        return xla(*given)
-    if backend.chip is None:
-        return xla(without_kernel(lhs, _NO_CHIP), other, *rest)
-    if backend.implementation is not None or backend.tiles is not None:
-        return pallas(*given) if backend.implementation else kernel_or_xla(pallas, xla, *given)
-    try:
-        jax.eval_shape(pallas, *given)
-    except IllegalTilesError as error:
-        return xla(without_kernel(lhs, f"no tiles fit: {error}"), other, *rest)
-    return kernel_or_xla(pallas, xla, *given)
+def _run(product: GroupedProduct, pallas: Run, xla: Run, static: Sequence[Any], *given: Any) -> Array:
+    by_pallas, by_xla = functools.partial(pallas, *static), functools.partial(xla, *static)
+    return one_at_a_time(functools.partial(dispatched, product.backend, by_pallas, by_xla), *given)

@@ -17,15 +17,10 @@ from systolic.ops.matmul.product import Backend, Product
 from systolic.ops.matmul.sharded import explicit_mesh, sharded
 from systolic.ops.matmul.xla import by_xla
 from systolic.ops.shapes import is_symbolic
-from systolic.ops.target import kernel_or_xla, without_kernel
+from systolic.ops.target import NO_CHIP, kernel_or_xla, without_kernel
 from systolic.spec import Operands, SpecError
 
 Fn = Callable[..., Any]
-
-_NO_CHIP = (
-    "it was traced where no TPU that systolic knows is in sight; say whose tiles are wanted, as with "
-    'chip="v6e", or implementation="xla" where XLA is'
-)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -103,7 +98,7 @@ def _dispatched(product: Product, operands: Operands) -> tuple[Array, ...]:
     if is_symbolic(operands):
         return by_xla(product, operands._replace(lhs=_unplanned(backend, operands)))
     if backend.chip is None:
-        return by_xla(product, operands._replace(lhs=without_kernel(operands.lhs, _NO_CHIP)))
+        return by_xla(product, operands._replace(lhs=without_kernel(operands.lhs, NO_CHIP)))
     if backend.implementation is None:
         return kernel_or_xla(functools.partial(by_pallas, product), functools.partial(by_xla, product), operands)
     return by_pallas(product, operands)

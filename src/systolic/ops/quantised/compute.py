@@ -8,21 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.custom_batching import custom_vmap
 
+from systolic.ops.dispatch import dispatched, each_of_batch
 from systolic.ops.quantised.array import Quantized
 from systolic.ops.quantised.pallas import by_pallas
 from systolic.ops.quantised.product import Operands, QuantizedProduct
 from systolic.ops.quantised.quantize import dequantize
 from systolic.ops.quantised.xla import by_xla, finished, quantised_rows
-from systolic.ops.target import kernel_or_xla, without_kernel
-from systolic.schedule import IllegalTilesError
-
-_NO_CHIP = (
-    "it was traced where no TPU that systolic knows is in sight; say whose tiles are wanted, as with "
-    'chip="v6e", or implementation="xla" where XLA is'
-)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -77,7 +71,8 @@ def _batched(product: QuantizedProduct, operands: Operands) -> Array:
 
     @custom_vmap
     def call(operands: Operands) -> Array:
-        return _dispatched(product, operands)
+        by = (functools.partial(run, product) for run in (by_pallas, by_xla))
+        return dispatched(product.backend, *by, operands)
 
     @call.def_vmap
     def _(size: int, mapped: Sequence[Operands], operands: Operands) -> tuple[Array, bool]:
@@ -90,31 +85,6 @@ def _batched(product: QuantizedProduct, operands: Operands) -> Array:
                     of_rows[name] = every.reshape(-1, array.shape[-1])
             out = _batched(product, operands._replace(**of_rows))
             return out.reshape(size, -1, out.shape[-1]), True
-        leaves, structure = jax.tree.flatten(operands)
-        is_mapped = jax.tree.leaves(its)
-        batched = [one for one, there in zip(leaves, is_mapped, strict=True) if there]
-
-        def one(some: list[Any]) -> Array:
-            own = iter(some)
-            every = [next(own) if there else one for one, there in zip(leaves, is_mapped, strict=True)]
-            return _batched(product, structure.unflatten(every))
-
-        return (lax.map(one, batched) if size else jax.vmap(one)(batched)), True
+        return each_of_batch(functools.partial(_batched, product), size, (its,), (operands,)), True
 
     return call(operands)
-
-
-def _dispatched(product: QuantizedProduct, operands: Operands) -> Array:
-    backend = product.backend
-    if backend.implementation == "xla" or 0 in (*operands.lhs.shape, *operands.values.shape):
-        return by_xla(product, operands)
-    if backend.chip is None:
-        return by_xla(product, operands._replace(lhs=without_kernel(operands.lhs, _NO_CHIP)))
-    if backend.implementation is not None:
-        return by_pallas(product, operands)
-    if backend.tiles is None:
-        try:
-            jax.eval_shape(functools.partial(by_pallas, product), operands)
-        except IllegalTilesError as error:
-            return by_xla(product, operands._replace(lhs=without_kernel(operands.lhs, f"no tiles fit: {error}")))
-    return kernel_or_xla(functools.partial(by_pallas, product), functools.partial(by_xla, product), operands)

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
-from jax.custom_batching import custom_vmap
+from jax import Array
 
-from systolic.ops.matmul.product import Backend
+from systolic.ops.dispatch import Run, dispatched, one_at_a_time
 from systolic.ops.sparse.pallas import product_by_pallas, sampled_by_pallas
 from systolic.ops.sparse.product import Places, SparseProduct
 from systolic.ops.sparse.xla import blocks_of, finished, product_by_xla, sampled_by_xla
-from systolic.ops.target import without_kernel
-from systolic.schedule import IllegalTilesError
-
-_NO_CHIP = (
-    "it was traced where no TPU that systolic knows is in sight; say whose tiles are wanted, as with "
-    'chip="v6e", or implementation="xla" where XLA is'
-)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -111,42 +103,6 @@ def _fused_backward(
 multiply_fused.defvjp(_fused_forward, _fused_backward)
 
 
-def _run(product: SparseProduct, pallas: Callable[..., Array], xla: Callable[..., Array], *given: Any) -> Array:
-    """One kernel after another for a batch: each has as much in VMEM as there is room for."""
-
-    @custom_vmap
-    def call(*given: Any) -> Array:
-        by_pallas, by_xla = functools.partial(pallas, product), functools.partial(xla, product)
-        return _dispatched(product.backend, by_pallas, by_xla, *given)
-
-    @call.def_vmap
-    def _(size: int, mapped: Sequence[Any], *given: Any) -> tuple[Array, bool]:
-        leaves, structure = jax.tree.flatten(given)
-        is_mapped = jax.tree.leaves(mapped)
-        batched = [one for one, there in zip(leaves, is_mapped, strict=True) if there]
-
-        def one(some: list[Any]) -> Array:
-            own = iter(some)
-            every = [next(own) if there else one for one, there in zip(leaves, is_mapped, strict=True)]
-            return _run(product, pallas, xla, *structure.unflatten(every))
-
-        return (lax.map(one, batched) if size else jax.vmap(one)(batched)), True
-
-    return call(*given)
-
-
-def _dispatched(backend: Backend, pallas: Callable[..., Array], xla: Callable[..., Array], *given: Any) -> Array:
-    first, second, *rest = given
-    if backend.implementation == "xla" or 0 in (*first.shape, *second.shape, *rest[-1].rows.shape):
-        return xla(*given)
-    if backend.chip is None:
-        return xla(without_kernel(first, _NO_CHIP), second, *rest)
-    if backend.implementation is not None:
-        return pallas(*given)
-    if backend.tiles is None:
-        try:
-            jax.eval_shape(pallas, *given)
-        except IllegalTilesError as error:
-            return xla(without_kernel(first, f"no tiles fit: {error}"), second, *rest)
-    # Decided when the program is lowered: the same traced function may run on a CPU.
-    return lax.platform_dependent(*given, tpu=pallas, default=xla)
+def _run(product: SparseProduct, pallas: Run, xla: Run, *given: Any) -> Array:
+    by_pallas, by_xla = functools.partial(pallas, product), functools.partial(xla, product)
+    return one_at_a_time(functools.partial(dispatched, product.backend, by_pallas, by_xla), *given)
