@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from systolic.simulator import SimulatedRun
     from systolic.simulator.slice.records import SliceRun
     from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec, QuantizedSpec
+    from systolic.steps import Step
     from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
     from systolic.tuning import FunctionTuning, TuningResult, tune
 
@@ -41,6 +42,7 @@ __all__ = [
     "SimulatedRun",
     "SliceProgram",
     "SliceRun",
+    "Step",
     "Tiles",
     "TuningResult",
     "__version__",
@@ -84,6 +86,7 @@ _DOORS = {
     "systolic.simulator": ("SimulatedRun",),
     "systolic.simulator.slice.records": ("SliceRun",),
     "systolic.spec": ("GatedSpec", "GroupedGradientSpec", "GroupedSpec", "MatmulSpec", "QuantizedSpec"),
+    "systolic.steps": ("Step",),
     "systolic.timing": ("Program", "SliceProgram", "load_program", "prepare", "simulate"),
     "systolic.tuning": ("FunctionTuning", "TuningResult", "tune"),
 }
