@@ -18,7 +18,7 @@ from .sharding import Sharding
 # What the backward pass of a layer finds in memory; "none" means that all of it is there.
 REMAT = {
     "full": (),
-    "minimal": ("query", "key", "value", "context", "out", "gate", "up", "down"),
+    "minimal": ("query", "key", "value", "out", "gate", "up", "down"),
 }
 
 
@@ -69,10 +69,10 @@ def layer(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> tup
         query, key, value = projections(normed, weights, jnp.arange(x.shape[1]), config)
         context = checkpoint_name(attend(query, key, value, config, sharding), "context")
         x += checkpoint_name(project(context, weights["out"], "bshf,hfd->bsd"), "out")
-        x = sharding.constrain(x, "batch", "sequence", None)
+        x = sharding.constrain(x, "batch", "sequence", "residual")
     with jax.named_scope("mlp"):
         x += mlp(rms_norm(x, weights["mlp_norm"], config.norm_epsilon), weights, config, sharding)
-        return sharding.constrain(x, "batch", "sequence", None), (key, value)
+        return sharding.constrain(x, "batch", "sequence", "residual"), (key, value)
 
 
 def embed(tokens: jax.Array, table: jax.Array, config: Config) -> jax.Array:
@@ -100,7 +100,7 @@ def forward(
         kept = jax.checkpoint_policies.save_only_these_names(*names)
         # The loop itself keeps the compiler from sharing what is computed twice.
         body = jax.checkpoint(body, policy=kept, prevent_cse=False)
-    x = sharding.constrain(embed(tokens, parameters["embedding"], config), "batch", "sequence", None)
+    x = sharding.constrain(embed(tokens, parameters["embedding"], config), "batch", "sequence", "residual")
     x, cache = jax.lax.scan(body, x, parameters["layers"])
     with jax.named_scope("loss"):
         return rms_norm(x, parameters["norm"], config.norm_epsilon), cache

@@ -56,7 +56,7 @@ def prefill(
 ) -> Step:
     """The forward pass of `batch` prompts a device, each of `seq` tokens, for `systolic step`; see `step.train`."""
     known, sharding = configured(config, remat="none", **changes), Sharding(mesh)
-    sequences = batch * sharding.parts("batch")
+    sequences = batch * sharding.devices
     tokens = jax.ShapeDtypeStruct((sequences, seq), jnp.int32, sharding=sharding.of("batch", "sequence"))
     return Step(
         fn=jax.jit(functools.partial(prefill_step, config=known, sharding=sharding)),
@@ -73,7 +73,7 @@ def decode(
 ) -> Step:
     """One token more for each of `batch` sequences a device, with a cache for `seq` tokens, for `systolic step`."""
     known, sharding = configured(config, remat="none", **changes), Sharding(mesh)
-    sequences = batch * sharding.parts("batch")
+    sequences = batch * sharding.devices
     half = jax.ShapeDtypeStruct(
         (known.layers, sequences, seq, known.kv_heads, known.head_dim), jnp.bfloat16, sharding=sharding.of(*_CACHE)
     )

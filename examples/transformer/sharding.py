@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
     "sequence": (),
     "width": ("fsdp",),
+    "residual": ("tensor",),  # the width of what goes from layer to layer
     "heads": ("tensor",),
     "mlp": ("tensor",),
     "vocabulary": ("tensor",),
@@ -64,10 +64,10 @@ class Sharding:
         # What a kernel does to its operands is not seen by the check of what varies over the mesh.
         return jax.shard_map(fn, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
-    def parts(self, name: str) -> int:
-        """Into how many parts a dimension of this name is cut."""
-        sizes = {} if self.mesh is None else dict(self.mesh.shape)
-        return math.prod(sizes.get(axis, 1) for axis in RULES[name])
+    @property
+    def devices(self) -> int:
+        """Devices of the mesh."""
+        return 1 if self.mesh is None else self.mesh.size
 
     def of_weights(self, tree: Any) -> Any:
         """The same tree with a sharding in place of each weight, by the weight's name."""

@@ -137,13 +137,13 @@ def train(
     Args:
       mesh: with any of the axes `data`, `fsdp` and `tensor`; None: one device.
       config: a name of `config.CONFIGS`, or a configuration.
-      batch: sequences a device along the axes that cut the batch.
+      batch: sequences a device; all of them together are cut along the axes `data` and `fsdp`.
       seq: tokens of a sequence.
       changes: fields of the configuration that are to be otherwise, such as `layers=2` or `remat="minimal"`.
     """
     known = configured(config, **changes)
     sharding = Sharding(mesh)
-    sequences = batch * sharding.parts("batch")
+    sequences = batch * sharding.devices
     state = jax.eval_shape(functools.partial(begin, config=known), jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((sequences, seq), jnp.int32, sharding=sharding.of("batch", "sequence"))
     count = sequences * seq

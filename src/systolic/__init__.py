@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from systolic.simulator import SimulatedRun
     from systolic.simulator.slice.records import SliceRun
     from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec, QuantizedSpec
-    from systolic.steps import Step
+    from systolic.steps import Step, StepRun, step
     from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
     from systolic.tuning import FunctionTuning, TuningResult, tune
 
@@ -43,6 +43,7 @@ __all__ = [
     "SliceProgram",
     "SliceRun",
     "Step",
+    "StepRun",
     "Tiles",
     "TuningResult",
     "__version__",
@@ -65,6 +66,7 @@ __all__ = [
     "simulate_many",
     "slice_devices",
     "slice_mesh",
+    "step",
     "to_qwix",
     "tune",
     "use",
@@ -86,7 +88,7 @@ _DOORS = {
     "systolic.simulator": ("SimulatedRun",),
     "systolic.simulator.slice.records": ("SliceRun",),
     "systolic.spec": ("GatedSpec", "GroupedGradientSpec", "GroupedSpec", "MatmulSpec", "QuantizedSpec"),
-    "systolic.steps": ("Step",),
+    "systolic.steps": ("Step", "StepRun", "step"),
     "systolic.timing": ("Program", "SliceProgram", "load_program", "prepare", "simulate"),
     "systolic.tuning": ("FunctionTuning", "TuningResult", "tune"),
 }
