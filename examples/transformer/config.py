@@ -17,7 +17,8 @@ class Config:
       attention: "splash", JAX's own Pallas kernel for TPUs, or "plain", which runs anywhere.
       blocks: sizes of the blocks of splash attention, as its `BlockSizes` has them.
       remat: what the backward pass finds and does not compute again, see `layers.REMAT`: "none", "full" (the input of
-        each layer alone), "minimal" (all projections), or names of projections, such as "query+key+value".
+        each layer alone), "minimal" (all projections), or names of projections, such as "query+key+value"; behind
+        "offload:" they are kept in the host's memory.
       one_hot: whether tokens are looked up by a product with one-hot vectors; else by a gather.
       loss_chunks: into how many parts the sequence is cut for the loss, so that not all logits are in memory at once.
     """

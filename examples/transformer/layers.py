@@ -5,6 +5,7 @@ Every part has a name (`jax.named_scope`), which the compiler keeps with each op
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ REMAT = {
     "full": (),
     "minimal": ("query", "key", "value", "out", "gate", "up", "down"),
 }
+OFFLOAD = "offload:"  # before names of what is kept in the host's memory
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
@@ -83,6 +85,20 @@ def embed(tokens: jax.Array, table: jax.Array, config: Config) -> jax.Array:
         return table.astype(jnp.bfloat16)[tokens]
 
 
+def remat_policy(text: str) -> Callable[..., Any]:
+    """What the backward pass finds, as `Config.remat` says it."""
+    host = text.startswith(OFFLOAD)
+    names = REMAT.get(text, tuple(text.removeprefix(OFFLOAD).split("+")))
+    if not host:
+        return jax.checkpoint_policies.save_only_these_names(*names)
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=list(names),
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+
 def forward(
     parameters: Any, tokens: jax.Array, config: Config, sharding: Sharding, *, keep_cache: bool = False
 ) -> tuple[jax.Array, Any]:
@@ -96,10 +112,8 @@ def forward(
         return x, cache if keep_cache else None
 
     if config.remat != "none":
-        names = REMAT.get(config.remat, tuple(config.remat.split("+")))
-        kept = jax.checkpoint_policies.save_only_these_names(*names)
         # The loop itself keeps the compiler from sharing what is computed twice.
-        body = jax.checkpoint(body, policy=kept, prevent_cse=False)
+        body = jax.checkpoint(body, policy=remat_policy(config.remat), prevent_cse=False)
     x = sharding.constrain(embed(tokens, parameters["embedding"], config), "batch", "sequence", "residual")
     x, cache = jax.lax.scan(body, x, parameters["layers"])
     with jax.named_scope("loss"):

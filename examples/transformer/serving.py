@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from systolic import Step
@@ -71,14 +72,14 @@ def prefill(
 def decode(
     mesh: Mesh | None = None, *, config: str | Config = "llama3.1-8b", batch: int = 1, seq: int = 2048, **changes: Any
 ) -> Step:
-    """One token more for each of `batch` sequences a device, with a cache for `seq` tokens, for `systolic step`."""
+    """The last token of `batch` sequences a device, whose cache has room for `seq` tokens, for `systolic step`."""
     known, sharding = configured(config, remat="none", **changes), Sharding(mesh)
     sequences = batch * sharding.devices
     half = jax.ShapeDtypeStruct(
         (known.layers, sequences, seq, known.kv_heads, known.head_dim), jnp.bfloat16, sharding=sharding.of(*_CACHE)
     )
     tokens = jax.ShapeDtypeStruct((sequences, 1), jnp.int32, sharding=sharding.of("batch", None))
-    position = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.of())
+    position = np.int32(seq - 1)  # where the cache is written decides how: its value has to be known
     flops = _flops(known, sequences, sequences, seq, causal=False)
     return Step(
         fn=jax.jit(functools.partial(decode_step, config=known, sharding=sharding), donate_argnums=1),

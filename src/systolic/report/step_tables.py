@@ -115,5 +115,5 @@ def memory_text(run: StepRun) -> str:
     named = ", ".join(f"{name} {size / GIB:,.2f}" for name, size in parts.items() if size)
     return (
         f"HBM of a device, by the compiler's account: {memory.needed_bytes / GIB:,.2f} of "
-        f"{memory.capacity_bytes / GIB:,.2f} GiB ({named})"
+        f"{memory.capacity_bytes / GIB:,.2f} GiB at its most; not all at once: {named}"
     )

@@ -86,4 +86,5 @@ def step_memory(program: CompiledProgram, hlo: TopLevelHlo, chip: Chip) -> StepM
         temporary_bytes=program.temp_bytes,
         code_bytes=program.generated_code_bytes,
         capacity_bytes=chip.hbm_bytes_per_chip // chip.devices_per_chip,
+        peak_bytes=program.peak_bytes,
     )

@@ -27,6 +27,7 @@ class StepMemory:
       temporary_bytes: everything between, at its most.
       code_bytes: the program.
       capacity_bytes: HBM that a device has. The runtime keeps some of it for itself.
+      peak_bytes: the most of all this that is in use at once, without the code; None: the compiler did not say.
     """
 
     argument_bytes: int
@@ -35,10 +36,13 @@ class StepMemory:
     temporary_bytes: int
     code_bytes: int
     capacity_bytes: int
+    peak_bytes: int | None = None
 
     @property
     def needed_bytes(self) -> int:
         """All that has to be there at once."""
+        if self.peak_bytes:
+            return self.peak_bytes + self.code_bytes
         results = max(0, self.result_bytes - self.donated_bytes)
         return self.argument_bytes + results + self.temporary_bytes + self.code_bytes
 

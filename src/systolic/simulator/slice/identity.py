@@ -23,10 +23,12 @@ _UNNAMED: tuple[Word, ...] = ("partition", "replica", "assignment")
 _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
 
-# Where a program's constants lie in HBM, behind the allocation that names one: further than all that it writes.
+# Where a program's constants lie in HBM, behind the allocation that names one: further than all that it writes, even
+# where its temporaries fill HBM. They begin behind the first few allocations.
 _CONSTANTS_FROM_BYTES = 1 << 35
+_FIRST_ALLOCATIONS_BYTES = 1 << 31
 # And the table of the assignment: above all that a program writes, whose results would take its place.
-ASSIGNMENT_AT = (1 << 28) - (1 << 16)
+_ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +40,14 @@ class Identity:
       partition: its place in the mesh.
       first_core: number of its first core on the chip.
       constants: where the program's constants begin.
+      assignment: where the table of the assignment lies.
     """
 
     chip: int
     partition: int
     first_core: int
     constants: int
+    assignment: int
 
     def value(self, word: Word, core: int) -> int:
         """What a word holds on one of the device's cores."""
@@ -52,14 +56,19 @@ class Identity:
             "core": self.first_core + core,
             "partition": self.partition,
             "replica": 0,
-            "assignment": ASSIGNMENT_AT,
+            "assignment": self.assignment,
             "constants": self.constants,
         }[word]
 
 
-def constants_from(pointer_bytes: int) -> int:
-    """Where a program's constants begin, on a chip whose addresses in HBM count so many bytes."""
-    return _CONSTANTS_FROM_BYTES // pointer_bytes
+def constants_from(pointer_bytes: int, hbm_bytes: int) -> int:
+    """Where a program's constants begin, on a device with so much HBM, whose addresses there count so many bytes."""
+    return max(_CONSTANTS_FROM_BYTES, hbm_bytes + _FIRST_ALLOCATIONS_BYTES) // pointer_bytes
+
+
+def assignment_at(pointer_bytes: int) -> int:
+    """Where the table of the assignment lies, where addresses in HBM count so many bytes."""
+    return _ASSIGNMENT_AT_BYTES // pointer_bytes
 
 
 def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[str, Word]:
