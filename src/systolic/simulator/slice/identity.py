@@ -24,9 +24,10 @@ _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
 
 # Where a program's constants lie in HBM, behind the allocation that names one: further than all that it writes, even
-# where its temporaries fill HBM. They begin behind the first few allocations.
-_CONSTANTS_FROM_BYTES = 1 << 35
-_FIRST_ALLOCATIONS_BYTES = 1 << 31
+# where its temporaries fill HBM. Chips whose addresses count 512 bytes have 32 GiB at most, others up to 96 GiB.
+_BEHIND_32_GIB = 34 << 30
+_BEHIND_96_GIB = 102 << 30
+_WIDE_ADDRESSES = 512
 # And the table of the assignment: above all that a program writes, whose results would take its place.
 _ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
 
@@ -61,13 +62,13 @@ class Identity:
         }[word]
 
 
-def constants_from(pointer_bytes: int, hbm_bytes: int) -> int:
-    """Where a program's constants begin, on a device with so much HBM, whose addresses there count so many bytes."""
-    return max(_CONSTANTS_FROM_BYTES, hbm_bytes + _FIRST_ALLOCATIONS_BYTES) // pointer_bytes
+def constants_from(pointer_bytes: int) -> int:
+    """Where a program's constants begin, on a chip whose addresses in HBM count so many bytes."""
+    return (_BEHIND_32_GIB if pointer_bytes >= _WIDE_ADDRESSES else _BEHIND_96_GIB) // pointer_bytes
 
 
 def assignment_at(pointer_bytes: int) -> int:
-    """Where the table of the assignment lies, where addresses in HBM count so many bytes."""
+    """Where the table of the assignment lies, likewise."""
     return _ASSIGNMENT_AT_BYTES // pointer_bytes
 
 

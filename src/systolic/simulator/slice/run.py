@@ -63,8 +63,7 @@ class SliceSetup:
     @property
     def constants_from(self) -> int:
         """Where the program's constants begin in HBM."""
-        chip = self.shape.chip
-        return constants_from(chip.machine.hbm_pointer_bytes, chip.hbm_bytes_per_chip // chip.devices_per_chip)
+        return constants_from(self.shape.chip.machine.hbm_pointer_bytes)
 
     @property
     def assignment_at(self) -> int:
