@@ -77,8 +77,10 @@ def test_another_mesh_is_simulated_on_request(predicted: list[StepRun]) -> None:
 @pytest.mark.parametrize("maker", ["prefill", "decode"])
 def test_serving_is_all_forward(maker: str, tmp_path: Path) -> None:
     file = tmp_path / "served.json"
-    command = ["step", f"{EXAMPLE}:{maker}", "--chip", "v5e", "-q", *SMALL, "--param", "attention=plain"]
-    assert main([*command, "--json", str(file)]) == 0
+    trace = tmp_path / "trace.json"
+    command = ["step", f"{EXAMPLE}:{maker}", "--chip", "v5e", "-q", *SMALL]
+    assert main([*command, "--json", str(file), "--trace", str(trace)]) == 0
+    assert json.loads(trace.read_text())["traceEvents"]
     (row,) = json.loads(file.read_text())["rows"]
     run = StepRun.from_json(json.dumps(row["run"]))
     assert run.tokens == (2 * 64 if maker == "prefill" else 2)

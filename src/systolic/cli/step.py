@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import cattrs
@@ -14,7 +16,7 @@ from rich.markup import escape
 from systolic.chips import Chip, SliceError, SliceShape, flags_text
 from systolic.cli.function import StaticParameter, function_options, named
 from systolic.cli.options import FiniteFloat, Workers, chip_option, flag_option, output_options, worker_options
-from systolic.cli.output import SIMULATED, check_target, give, heading
+from systolic.cli.output import SIMULATED, check_target, give, heading, note, write_text
 from systolic.cli.progress import progress_bar
 from systolic.cli.slice_options import AskedSlice, slice_options
 from systolic.cli.tables import console, show_section
@@ -27,6 +29,7 @@ from systolic.report.written import percent
 from systolic.steps import TIME_LIMIT_S, Step, StepMaker, StepRun, submit_step
 
 _MESH = "mesh"
+_SPANS_OF_A_TRACE = 20_000  # of each kind, from the beginning and from the end: what a picture can show
 _SHORT = ("config", "batch", "seq", "remat")  # parameters that have options of their own
 
 
@@ -81,6 +84,12 @@ class _Trial(StaticParameter):
     metavar="NAME=VALUE",
     help="Simulate the step with another parameter too, remat=minimal, or mesh=fsdp=4,tensor=2. May be given again.",
 )
+@click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the step's timeline as a Chrome trace, which Perfetto opens. Several chips: the chip's name is added.",
+)
 @worker_options("one step", time_limit_s=TIME_LIMIT_S)
 @output_options
 def step(
@@ -97,6 +106,7 @@ def step(
     flops: float,
     parts: str,
     trials: tuple[tuple[str, Any], ...],
+    trace_file: Path | None,
     workers: Workers,
     json_file: str | None,
     quiet: bool,
@@ -116,6 +126,7 @@ def step(
       systolic step step.py:step --chip v6e --topology 2x4 --mesh data=8 --arg "bf16[8192,4096]@data" --tokens 8192
     """
     check_target(json_file)
+    check_target(trace_file)
     given = {"config": config, "batch": batch, "seq": seq, "remat": remat}
     parameters += tuple((name, given[name]) for name in _SHORT if given[name] is not None)
     if trials and arguments:
@@ -133,10 +144,12 @@ def step(
             asked.append(_Asked(label=function, chip=chip, topology=asked_slice.topology, source=source))
             continue
         asked += [_made(maker, chip, asked_slice, trial) for trial in (None, *trials)]
-    answers = _answers(asked, workers, quiet=quiet)
+    answers = _answers(asked, workers, 0 if trace_file is None else _SPANS_OF_A_TRACE, quiet=quiet)
     for each in answers:
         if each.outcome is not None and isinstance(each.outcome.error, NamedFunctionError | SliceError):
             raise each.outcome.error  # the call was wrong
+    if trace_file is not None:
+        _write_traces(answers, trace_file, several=len(chips) > 1, quiet=quiet)
     summary = {"provenance": "simulated", "mfu": "flops / (time × devices × published bfloat16 peak of a device)"}
     give(json_file, "step", map(_record, answers), summary, lambda: _show(answers))
     return 1 if any(each.run is None for each in answers) else 0
@@ -158,13 +171,13 @@ def _made(maker: NamedFunction, chip: Chip, asked_slice: AskedSlice, trial: tupl
     return _Asked(label=label, chip=chip, topology=topology, source=source)
 
 
-def _answers(asked: list[_Asked], workers: Workers, *, quiet: bool) -> list[_Answer]:
+def _answers(asked: list[_Asked], workers: Workers, spans: int, *, quiet: bool) -> list[_Answer]:
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         bar.planned(len(asked))
         jobs = []
         for each in asked:
             name = f"{each.label} for {each.chip.name}"
-            job = submit_step(pool, each.source, each.chip, name=name, topology=each.topology)
+            job = submit_step(pool, each.source, each.chip, name=name, topology=each.topology, spans=spans)
             job.add_done_callback(lambda _, name=name: bar.done(name))
             jobs.append(job)
         found = []
@@ -199,6 +212,18 @@ def _record(answer: _Answer) -> dict[str, Any]:
         "hbm_left_bytes": run.memory.left_bytes,
         "run": cattrs.unstructure(run),
     }
+
+
+def _write_traces(answers: list[_Answer], path: Path, *, several: bool, quiet: bool) -> None:
+    from systolic.report import chrome_trace
+
+    for chip, answer in {each.asked.chip.name: each for each in reversed(answers)}.items():
+        if answer.run is None:
+            continue
+        target = path.with_stem(f"{path.stem}_{chip}") if several else path
+        trace = chrome_trace(answer.run.slice_run or answer.run.run, title=answer.asked.label)
+        write_text(target, json.dumps(trace, allow_nan=False))
+        note(f"trace {target}", quiet=quiet)
 
 
 def _show(answers: list[_Answer]) -> None:

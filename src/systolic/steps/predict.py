@@ -40,9 +40,19 @@ TIME_LIMIT_S = 3600.0
 
 
 def predict_in_worker(
-    source: Step | StepMaker, name: str, chip: Chip, shape: SliceShape | None, cached: bool, settings: Mapping[str, Any]
+    source: Step | StepMaker,
+    name: str,
+    chip: Chip,
+    shape: SliceShape | None,
+    cached: bool,
+    settings: Mapping[str, Any],
+    spans: int,
 ) -> StepRun:
     """Compiles and simulates a step. Only for a worker.
+
+    Args:
+      settings: of JAX, to trace under; see `compiler.tracing_settings`.
+      spans: of the timeline to keep; see `PreparedProgram.run`.
 
     Raises:
       DoesNotFitError: it needs more HBM than there is.
@@ -63,7 +73,7 @@ def predict_in_worker(
             raise
         raise shortage from refusal
     began = time.perf_counter()
-    found = simulate_compiled(program, fn, args, values, chip, settings, 0, shape)
+    found = simulate_compiled(program, fn, args, values, chip, settings, spans, shape)
     assert found.run is not None
     hlo = parse_hlo(program.top_level_hlo)
     memory = step_memory(program, hlo, chip)
@@ -97,6 +107,7 @@ def submit_step(
     name: str,
     topology: str | None = None,
     cached: bool = True,
+    spans: int = 0,
 ) -> Future[StepRun]:
     """Has a worker predict a step.
 
@@ -105,6 +116,7 @@ def submit_step(
       name: what it is called.
       topology: of the slice; None: one device.
       cached: use programs compiled before, and keep this one.
+      spans: of the timeline to keep, of each kind, from its beginning and from its end.
 
     Raises:
       SliceError: no such slice, or the step is sharded over other devices than the slice's.
@@ -115,7 +127,7 @@ def submit_step(
         options = with_jit_options if shape is None else with_slice_options
         source = replace(source, fn=options(source.fn))
     where = chip if shape is None else shape.chip
-    return pool.submit(predict_in_worker, source, name, where, shape, cached, tracing_settings(), label=name)
+    return pool.submit(predict_in_worker, source, name, where, shape, cached, tracing_settings(), spans, label=name)
 
 
 @reports_bugs
@@ -129,6 +141,7 @@ def step(
     flops: float = 0.0,
     flops_causal: float = 0.0,
     parts: tuple[str, ...] = (),
+    spans: int = 0,
     cached: bool = True,
     time_limit_s: float = TIME_LIMIT_S,
     memory_limit_bytes: int | None = None,
@@ -145,6 +158,7 @@ def step(
       topology: chips of the slice along each axis, "2x4" on v5e and v6e, "2x2x1" on the others; None: one device.
       flags: compiler flags by name.
       tokens, flops, flops_causal, parts: see `Step`.
+      spans: of the timeline to keep, of each kind, from its beginning and from its end.
       cached: use programs compiled before, and keep this one.
       time_limit_s: seconds of CPU time that compiling and simulating may take.
       memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
@@ -160,4 +174,5 @@ def step(
     known = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
     name = function_name(source.fn)
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
-        return submit_step(pool, source, known, name=name, topology=topology, cached=cached).result()
+        job = submit_step(pool, source, known, name=name, topology=topology, cached=cached, spans=spans)
+        return job.result()
