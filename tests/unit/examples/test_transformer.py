@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ def batch_of(config: Config, sequences: int = 4, length: int = 32) -> dict[str, 
 
 def test_the_loss_falls() -> None:
     step = train_function(TINY, ALONE, AdamW(learning_rate=1e-2))
-    state, batch = begin(jax.random.key(0), TINY), batch_of(TINY)
+    state, batch = jax.jit(functools.partial(begin, config=TINY))(jax.random.key(0)), batch_of(TINY)
     losses = []
     for _ in range(16):
         state, value = step(state, batch)
@@ -38,39 +39,45 @@ def test_the_loss_falls() -> None:
     assert int(state["count"]) == 16
 
 
+@functools.cache
+def parameters_of(config_changes: tuple[tuple[str, Any], ...] = ()) -> Any:
+    config = configured("tiny", **dict(config_changes))
+    return jax.jit(functools.partial(init, config=config))(jax.random.key(0))
+
+
+@functools.cache
+def gradients(**changes: Any) -> list[jax.Array]:
+    function = functools.partial(loss, config=configured("tiny", **changes), sharding=ALONE)
+    return jax.tree.leaves(jax.jit(jax.grad(function))(parameters_of(), batch_of(TINY)))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"remat": "none"},
-        {"remat": "minimal"},
-        {"remat": "query+key"},
-        {"loss_chunks": 4},
-        {"one_hot": False},
+        {"remat": "none", "loss_chunks": 4, "one_hot": False},
+        pytest.param({"remat": "query+key"}, marks=pytest.mark.slow),
+        pytest.param({"remat": "minimal"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_ways_to_compute_it_give_the_same_gradients(changes: dict[str, object]) -> None:
-    parameters, batch = init(jax.random.key(0), TINY), batch_of(TINY)
-
-    def gradients(config: Config) -> list[jax.Array]:
-        function = functools.partial(loss, config=config, sharding=ALONE)
-        return jax.tree.leaves(jax.jit(jax.grad(function))(parameters, batch))
-
-    for mine, other in zip(gradients(configured("tiny", **changes)), gradients(TINY), strict=True):
+    for mine, other in zip(gradients(**changes), gradients(), strict=True):
         scale = float(jnp.max(jnp.abs(other)))
         np.testing.assert_allclose(mine, other, atol=2**-5 * scale)  # products are rounded to bfloat16
 
 
-@pytest.mark.parametrize("changes", [{}, {"window": 5}, {"gated": False}], ids=str)
+@pytest.mark.parametrize("changes", [pytest.param({}, marks=pytest.mark.slow), {"window": 5, "gated": False}], ids=str)
 def test_decoding_continues_what_a_longer_prompt_would_give(changes: dict[str, object]) -> None:
     config = configured("tiny", **changes)
-    parameters, tokens = init(jax.random.key(0), config), batch_of(config, length=11)["tokens"]
-    first, cache = prefill_step(parameters, tokens, config=config, sharding=ALONE)
+    parameters, tokens = parameters_of(tuple(changes.items())), batch_of(config, length=11)["tokens"]
+    prefill = jax.jit(functools.partial(prefill_step, config=config, sharding=ALONE))
+    decode = jax.jit(functools.partial(decode_step, config=config, sharding=ALONE))
+    first, cache = prefill(parameters, tokens)
     longer = jnp.concatenate([tokens, first], axis=1)
-    wanted, wanted_cache = prefill_step(parameters, longer, config=config, sharding=ALONE)
+    wanted, wanted_cache = prefill(parameters, longer)
     room = jax.tree.map(lambda each: jnp.pad(each, ((0, 0), (0, 0), (0, 5), (0, 0), (0, 0))), cache)
     position = jnp.int32(tokens.shape[1])
-    found, after = decode_step(parameters, room, first, position, config=config, sharding=ALONE)
+    found, after = decode(parameters, room, first, position)
     np.testing.assert_array_equal(found, wanted)
     for mine, other in zip(after, wanted_cache, strict=True):
         np.testing.assert_allclose(
@@ -79,9 +86,10 @@ def test_decoding_continues_what_a_longer_prompt_would_give(changes: dict[str, o
 
 
 def test_tokens_do_not_see_later_ones() -> None:
-    parameters, tokens = init(jax.random.key(0), TINY), batch_of(TINY)["tokens"]
+    parameters, tokens = parameters_of(), batch_of(TINY)["tokens"]
     changed = tokens.at[:, 20:].set(0)
-    before, after = (forward(parameters, each, TINY, ALONE)[0] for each in (tokens, changed))
+    layers = jax.jit(lambda each: forward(parameters, each, TINY, ALONE)[0])
+    before, after = layers(tokens), layers(changed)
     np.testing.assert_array_equal(before[:, :20], after[:, :20])
     assert not np.array_equal(before[:, 20:], after[:, 20:])
 
