@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, config: Config, s
     if config.attention == "plain":
         return plain_attention(query, key, value, jnp.arange(query.shape[1]), config.window)
     cut = sharding.spec("batch", None, "heads", None)
-    local = sharding.on_parts(lambda *parts: splash_attention(*parts, config), (cut, cut, cut), cut)
+    local = sharding.on_parts(lambda q, k, v: splash_attention(q, k, v, config), (cut, cut, cut), cut)
     return local(query, key, value)
 
 
@@ -39,7 +40,7 @@ def splash_attention(query: jax.Array, key: jax.Array, value: jax.Array, config:
             q_seq_shards=1,
         )
     by_head = ((query / math.sqrt(config.head_dim)).astype(query.dtype), key, value)
-    context = jax.vmap(kernel)(*(each.swapaxes(1, 2) for each in by_head))
+    context: Any = jax.vmap(kernel)(*(each.swapaxes(1, 2) for each in by_head))
     return context.swapaxes(1, 2)
 
 

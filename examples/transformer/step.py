@@ -67,7 +67,12 @@ def loss(parameters: Any, batch: Any, config: Config, sharding: Sharding) -> jax
         if config.loss_chunks == 1:
             return jnp.mean(cross_entropy(x, batch["targets"], parameters["logits"], config, sharding))
         chunks = (_cut(x, config.loss_chunks), _cut(batch["targets"], config.loss_chunks))
-        chunk = jax.checkpoint(lambda its: cross_entropy(*its, parameters["logits"], config, sharding))
+
+        @jax.checkpoint
+        def chunk(its: tuple[jax.Array, jax.Array]) -> jax.Array:
+            part, targets = its
+            return cross_entropy(part, targets, parameters["logits"], config, sharding)
+
         return jnp.mean(jax.lax.map(chunk, chunks))
 
 

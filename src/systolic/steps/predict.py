@@ -168,8 +168,9 @@ def step(
       HostMemoryError: it moves arrays to the host's memory, which is not simulated.
       Exception: what `simulate` raises.
     """
-    source = fn
-    if not isinstance(source, Step):
+    if isinstance(fn, Step):
+        source = fn
+    else:
         source = Step(fn=fn, args=args, tokens=tokens, flops=flops, flops_causal=flops_causal, parts=parts)
     known = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
     name = function_name(source.fn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ SCOPES = {
 }
 
 
-def op(name: str, cycles: int, **more: int) -> OpRun:
+def op(name: str, cycles: int, **more: Any) -> OpRun:
     return OpRun(name=name, scope=SCOPES[name], calls=1, begin_cycles=0, end_cycles=cycles, cycles=cycles, **more)
 
 
