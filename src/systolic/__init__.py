@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from systolic.simulator import SimulatedRun
     from systolic.simulator.slice.records import SliceRun
     from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec, QuantizedSpec, SparseSpec
+    from systolic.steps import Step, StepRun, step
     from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
     from systolic.tuning import FunctionTuning, TuningResult, tune
 
@@ -45,6 +46,8 @@ __all__ = [
     "SliceProgram",
     "SliceRun",
     "SparseSpec",
+    "Step",
+    "StepRun",
     "Tiles",
     "TuningResult",
     "__version__",
@@ -68,6 +71,7 @@ __all__ = [
     "slice_devices",
     "slice_mesh",
     "sparse_matmul",
+    "step",
     "to_qwix",
     "tune",
     "use",
@@ -90,6 +94,7 @@ _DOORS = {
     "systolic.simulator": ("SimulatedRun",),
     "systolic.simulator.slice.records": ("SliceRun",),
     "systolic.spec": ("GatedSpec", "GroupedGradientSpec", "GroupedSpec", "MatmulSpec", "QuantizedSpec", "SparseSpec"),
+    "systolic.steps": ("Step", "StepRun", "step"),
     "systolic.timing": ("Program", "SliceProgram", "load_program", "prepare", "simulate"),
     "systolic.tuning": ("FunctionTuning", "TuningResult", "tune"),
 }

@@ -37,6 +37,7 @@ QUICK = (
     "systolic ladder v3",
     "systolic plan",
     "systolic simulate",
+    "systolic step examples/transformer:train --config tiny",
     "systolic table",
     "systolic validate",
 )
@@ -71,6 +72,8 @@ NOT_RUN = {
     "systolic tune --suite square --chip v5e,v6e --scheduler": "needs a cluster; test_tune_command.py starts one",
     "systolic table profile": "three hundred tiles: an hour",
     "systolic tpu": "rents a TPU: it needs a project at Google, and costs money",
+    "systolic step": "models of billions of weights: minutes of compiling each",
+    "python benchmarks/training_steps.py": "whole steps on up to 256 chips: hours",
     "dask": "runs until it is stopped; test_tune_command.py starts both",
     "python benchmarks/step_estimate.py": "hundreds of kernels on three chips: an hour",
     "python benchmarks/check_kernels.py": "a hundred and fifty kernels: test_checked_kernels.py runs some of them",

@@ -36,6 +36,7 @@ ROOMS = [
     "analysis",
     "checking",
     "experiments",
+    "steps",
     "explaining",
     "tuning",
     "bench",

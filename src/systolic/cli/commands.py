@@ -20,6 +20,8 @@ TASKS = {
         "run on the CPU.",
         "simulate": "Compile a JAX function for a TPU, execute the compiled program on a model of the chip, "
         "and say where time goes.",
+        "step": "Predict a whole step of a sharded model: its time, tokens a second, MFU, HBM, and where the time "
+        "goes.",
         "explain": "Say what a function's time on a TPU goes into, and what would save some, by simulating "
         "each change.",
         "compare": "Compare what `systolic explain --json` wrote of a function before and after a change.",

@@ -31,6 +31,7 @@ _CONSTANTS = "constants"
 # The types of a field, by its annotation. True is no number here, as it is one to Python.
 _TYPES = {
     "int": (int,),
+    "int | None": (int, NoneType),
     "str": (str,),
     "float": (float, int),
     "float | None": (float, int, NoneType),

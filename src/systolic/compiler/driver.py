@@ -27,7 +27,7 @@ from systolic.compiler.worker import DUMP_VARIABLE
 # jax is imported inside the functions: this module's names are needed in processes that never compile.
 
 # Part of every key: a change to what an entry holds, or to how a program is obtained, needs a new number.
-_FORMAT_VERSION = 6
+_FORMAT_VERSION = 7
 
 # XLA hands gathers, scatters and sorts to the SparseCores where it can. What they do with a scatter depends on which of
 # its indices are equal, which nothing here knows, so that scatters stay on the TensorCore.
@@ -227,6 +227,7 @@ def _program(
         from_cache=False,
         assignment=assignment,
         constants=_constants(compiled, assignment),
+        peak_bytes=getattr(memory, "peak_memory_in_bytes", None),
     )
 
 

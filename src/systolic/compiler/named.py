@@ -22,6 +22,7 @@ from systolic.compiler.names import UnknownNamesError, names_in, source_of_modul
 from systolic.compiler.stage import at_stage
 from systolic.spec import LARGEST_SIZE
 
+_PACKAGE = "__init__.py"
 _MOST_NAMES = 12  # in a message
 _MOST_VALUES = 2**28
 
@@ -73,9 +74,11 @@ def check_function_name(text: str) -> None:
     """
     place, _, name = text.rpartition(":")
     if not place or not all(part.isidentifier() for part in name.split(".")):
-        raise NamedFunctionError(f"{text!r} names no function: write FILE.py:FUNCTION or package.module:FUNCTION")
+        raise NamedFunctionError(
+            f"{text!r} names no function: write FILE.py:FUNCTION, FOLDER:FUNCTION or package.module:FUNCTION"
+        )
     try:
-        known = names_in(Path(place) if place.endswith(".py") else source_of_module(place))
+        known = names_in(_source(place))
     except FileNotFoundError as error:
         raise NamedFunctionError(f"there is no file {place}") from error
     except ModuleNotFoundError as error:
@@ -91,7 +94,7 @@ def check_function_name(text: str) -> None:
 
 
 def named_function(text: str) -> Callable[..., Any]:
-    """The function that `FILE.py:FUNCTION` or `package.module:FUNCTION` names. Imports the user's code: for a worker.
+    """The function that a text such as `FILE.py:FUNCTION` names. Imports the user's code: for a worker.
 
     Raises:
         NamedFunctionError: there is none of that name.
@@ -116,10 +119,21 @@ def _no_function(place: str, name: str, known: Sequence[str], listed: Sequence[s
     return f"{place} has no function {name!r}; {meant}it has {', '.join(shown[:_MOST_NAMES]) or 'none'}{rest}"
 
 
+def _source(place: str) -> Path:
+    """The file of a module: it is named itself, or the folder that is a package, or the module."""
+    if place.endswith(".py"):
+        return Path(place)
+    return Path(place) / _PACKAGE if _is_folder(place) else source_of_module(place)
+
+
+def _is_folder(place: str) -> bool:
+    return (Path(place) / _PACKAGE).is_file()
+
+
 @functools.cache
 @runs_user_code
 def _module(place: str) -> Any:
-    if not place.endswith(".py"):
+    if not place.endswith(".py") and not _is_folder(place):
         try:
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
@@ -127,7 +141,11 @@ def _module(place: str) -> Any:
     path = Path(place).resolve()
     # As `python FILE.py` would: its neighbours can be imported.
     sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(f"_systolic_named_{path.stem}", path)
+    inside = [str(path)] if path.is_dir() else None
+    source = path if inside is None else path / _PACKAGE
+    spec = importlib.util.spec_from_file_location(
+        f"_systolic_named_{path.stem}", source, submodule_search_locations=inside
+    )
     if spec is None or spec.loader is None:
         raise NamedFunctionError(f"{place} is no Python file")
     module = importlib.util.module_from_spec(spec)

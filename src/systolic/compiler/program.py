@@ -73,6 +73,7 @@ class CompiledProgram:
         assignment: ids of the slice's devices, in the order of the program's partitions; none: it is of one device.
         constants: the segment of HBM that the runtime fills with the program's constants; empty where the program is of
             one device, or where the segment was not found in the binary.
+        peak_bytes: the most HBM that is in use at once, arguments and results included; None: the compiler did not say.
     """
 
     listings: Mapping[str, str]
@@ -94,3 +95,4 @@ class CompiledProgram:
     from_cache: bool
     assignment: tuple[int, ...] = ()
     constants: bytes = b""
+    peak_bytes: int | None = None

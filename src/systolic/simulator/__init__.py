@@ -1,7 +1,7 @@
 """Reads a compiled TPU program, executes its control flow, and counts cycles, stalls and bytes on a chip's model."""
 
 from systolic.simulator.errors import DeadlockError, SimulationError, UnknownTimeError, UnknownValueError
-from systolic.simulator.hardware.layout import words_of
+from systolic.simulator.hardware.layout import array_bytes, words_of
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.hardware.values import Unknown
@@ -47,6 +47,7 @@ __all__ = [
     "UnknownValueError",
     "VmemBuffer",
     "Words",
+    "array_bytes",
     "kernel_name",
     "parse_hlo",
     "prepare_listings",

@@ -220,8 +220,10 @@ class Core:
         brought = self._memory.word(operand.space or "", address)
         if isinstance(brought, Unknown):
             return
-        said = contents()
-        if not isinstance(said, Unknown) and said and not isinstance(said[0], Unknown) and said[0] != brought:
+        said, mask = contents(), operand.first_word_mask
+        if isinstance(said, Unknown) or not said or isinstance(said[0], Unknown):
+            return
+        if said[0] & mask != brought & mask:
             raise SimulationError(
                 f"operand {operand.index} of {name} begins with {said[0]} by the function's own account, with "
                 f"{brought} by the program's copies: a call was taken for another"

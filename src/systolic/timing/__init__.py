@@ -5,7 +5,7 @@ from systolic.timing.measured import NoDeviceError, device_of, measure
 from systolic.timing.measurement import Measurement, Provenance
 from systolic.timing.program import Program, load_program, prepare, submit_preparation
 from systolic.timing.program_file import ProgramFileError
-from systolic.timing.simulated import simulate, simulate_in_worker, submit_simulation
+from systolic.timing.simulated import simulate, simulate_compiled, simulate_in_worker, submit_simulation
 from systolic.timing.slice_program import SliceProgram
 from systolic.timing.sliced import SparseCoreCollectiveError, slice_of
 
@@ -23,6 +23,7 @@ __all__ = [
     "prepare",
     "prepare_program",
     "simulate",
+    "simulate_compiled",
     "simulate_in_worker",
     "slice_of",
     "submit_preparation",

@@ -36,7 +36,7 @@ from systolic.timing.contents import OperandKey, ProgramContents
 from systolic.untrusted import UntrustedError, read_json, structured
 from systolic.whole_file import whole_file
 
-FORMAT = 3  # another layout, or another meaning of a part, gets another number
+FORMAT = 4  # another layout, or another meaning of a part, gets another number
 
 _FIRST_LINE = re.compile(rb"systolic program, format (\d{1,9})\n")
 _DIGEST_BYTES = hashlib.sha256().digest_size

@@ -13,6 +13,7 @@ from systolic.bugs import reports_bugs
 from systolic.chips import Chip, FlagValue, SliceShape, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
+    CompiledProgram,
     NamedFunction,
     ProgramCache,
     WorkerPool,
@@ -60,6 +61,20 @@ def simulate_in_worker(
     """
     cache = ProgramCache() if cached else None
     program = compile_function(fn, args, target_of(chip, shape), cache=cache, settings=settings)
+    return simulate_compiled(program, fn, args, values, chip, settings, spans, shape)
+
+
+def simulate_compiled(
+    program: CompiledProgram,
+    fn: Callable[..., Any] | NamedFunction,
+    args: Sequence[Any],
+    values: Sequence[np.ndarray | None],
+    chip: Chip,
+    settings: Mapping[str, Any],
+    spans: int,
+    shape: SliceShape | None = None,
+) -> Measurement:
+    """Simulates what `compile_function` has made of `fn(*args)`; takes and raises what `simulate_in_worker` does."""
     with at_stage("simulating"):
         if shape is not None:
             check_offloading(program)

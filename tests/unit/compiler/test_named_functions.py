@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from systolic.cli import main
-from systolic.compiler import NamedFunctionError, check_function_name
+from systolic.compiler import NamedFunction, NamedFunctionError, check_function_name
 
 KERNELS = """
 import os
@@ -128,3 +128,16 @@ def test_no_job_begins_for_a_function_that_is_not_there(
     assert out == ""
     assert "has no function 'nosuch'" in err
     assert "jobs" not in err
+
+
+def test_a_folder_that_is_a_package_holds_functions_too(tmp_path: Path) -> None:
+    package = tmp_path / "model"
+    package.mkdir()
+    (package / "sizes.py").write_text("WIDTH = 7\n")
+    (package / "__init__.py").write_text("from .sizes import WIDTH\n\ndef make():\n    return WIDTH\n")
+    check_function_name(f"{package}:make")
+    assert NamedFunction(f"{package}:make").load()() == 7
+    with pytest.raises(NamedFunctionError, match="make"):
+        check_function_name(f"{package}:male")
+    with pytest.raises(NamedFunctionError):
+        check_function_name(f"{tmp_path}:make")  # no package

@@ -94,3 +94,17 @@ def test_hlo() -> None:
     assert found.scopes["fusion"] == "jit(f)/add"
     assert "tuple.5" not in found.shapes
     assert found.operands["tuple.5"] == ("mine.2", "fusion")
+
+
+def test_an_instruction_that_takes_several_lines_keeps_its_scope() -> None:
+    kernel = """ENTRY %main.1 (x.1: s32[4], y.1: s32[4]) -> s32[4] {
+  %x.1 = s32[4]{0} parameter(0)
+  %mine.2 = s32[4]{0} custom-call(%x.1), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{}"
+}}, metadata={op_name="jit(f)/attention/pallas_call"}
+  %y.1 = s32[4]{0} parameter(1), metadata={op_name="y"}
+}
+"""
+    found = parse_hlo(kernel)
+    assert found.scopes["mine.2"] == "jit(f)/attention/pallas_call"
+    assert [found.parameters[number].name for number in (0, 1)] == ["x.1", "y"]

@@ -61,3 +61,20 @@ def _tiled(array: np.ndarray, tile: list[int]) -> np.ndarray:
     counts = [outer + 2 * i for i in range(len(tile))]
     inner = [outer + 2 * i + 1 for i in range(len(tile))]
     return padded.reshape(split).transpose([*range(outer), *counts, *inner])
+
+
+def array_bytes(shape: HloShape) -> int:
+    """Bytes of an array in memory, with what pads its first tiles.
+
+    Raises:
+      ValueError: an element type whose size is not in its name.
+    """
+    bits = 8 if shape.dtype == "pred" else int(re.sub(r"\D.*", "", shape.dtype.lstrip("bfscu")))
+    found = _LAYOUT.fullmatch(shape.layout)
+    sizes = list(shape.sizes)
+    if found is not None and found.group(1) and found.group(2):
+        order = [int(dimension) for dimension in found.group(1).split(",")]
+        tile = [int(size) for size in _TILE.findall(found.group(2))[0].split(",")]
+        for dimension, step in zip(order, reversed(tile), strict=False):
+            sizes[dimension] = -(-sizes[dimension] // step) * step
+    return math.prod(sizes) * bits // 8

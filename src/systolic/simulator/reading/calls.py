@@ -12,6 +12,7 @@ _ELEMENT_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f
 # An array in memory is padded to whole tiles: the last dimension to 128, the one before to 8 at most, or to 32 rows of
 # one byte.
 _LANES = 128
+_WORD_BYTES = 4
 _ROWS_BYTES = 32
 
 
@@ -38,7 +39,14 @@ class CallOperand:
         words = size
         for length in sizes:
             words *= length
-        return -(-words // 4)
+        return -(-words // _WORD_BYTES)
+
+    @property
+    def first_word_mask(self) -> int:
+        """Bits of its first word that hold elements, of several rows where they are narrow; others are padding."""
+        size = _ELEMENT_BYTES.get(self.dtype, _WORD_BYTES)
+        elements = min(_WORD_BYTES // size, *self.shape[-2:]) if self.shape else 1
+        return (1 << 8 * size * elements) - 1
 
 
 def call_operands(program: Program) -> tuple[CallOperand, ...]:

@@ -81,13 +81,17 @@ def parse_hlo(text: str) -> TopLevelHlo:
     results = None
     launches: list[str] = []
     in_entry = False
+    name = ""
     for line in text.splitlines():
-        if line.startswith("ENTRY "):
-            in_entry = True
-        elif line.startswith("}"):
-            in_entry = False
         found = _INSTRUCTION.match(line)
         if found is None:
+            if line.startswith("ENTRY "):
+                in_entry = True
+            elif line[:2].strip() == "}":
+                in_entry, name = False, ""
+            elif name and (scope := _OP_NAME.search(line)) is not None:
+                # What a kernel says of itself takes several lines, behind which the instruction goes on.
+                scopes.setdefault(name, scope.group(1))
             continue
         name, shape_text, opcode, rest = found.groups()
         if in_entry and line.lstrip().startswith("ROOT ") and shape_text.startswith("("):

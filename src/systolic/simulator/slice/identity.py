@@ -23,10 +23,13 @@ _UNNAMED: tuple[Word, ...] = ("partition", "replica", "assignment")
 _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
 
-# Where a program's constants lie in HBM, behind the allocation that names one: further than all that it writes.
-_CONSTANTS_FROM_BYTES = 1 << 35
+# Where a program's constants lie in HBM, behind the allocation that names one: further than all that it writes, even
+# where its temporaries fill HBM. Chips whose addresses count 512 bytes have 32 GiB at most, others up to 96 GiB.
+_BEHIND_32_GIB = 34 << 30
+_BEHIND_96_GIB = 102 << 30
+_WIDE_ADDRESSES = 512
 # And the table of the assignment: above all that a program writes, whose results would take its place.
-ASSIGNMENT_AT = (1 << 28) - (1 << 16)
+_ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +41,14 @@ class Identity:
       partition: its place in the mesh.
       first_core: number of its first core on the chip.
       constants: where the program's constants begin.
+      assignment: where the table of the assignment lies.
     """
 
     chip: int
     partition: int
     first_core: int
     constants: int
+    assignment: int
 
     def value(self, word: Word, core: int) -> int:
         """What a word holds on one of the device's cores."""
@@ -52,14 +57,19 @@ class Identity:
             "core": self.first_core + core,
             "partition": self.partition,
             "replica": 0,
-            "assignment": ASSIGNMENT_AT,
+            "assignment": self.assignment,
             "constants": self.constants,
         }[word]
 
 
 def constants_from(pointer_bytes: int) -> int:
     """Where a program's constants begin, on a chip whose addresses in HBM count so many bytes."""
-    return _CONSTANTS_FROM_BYTES // pointer_bytes
+    return (_BEHIND_32_GIB if pointer_bytes >= _WIDE_ADDRESSES else _BEHIND_96_GIB) // pointer_bytes
+
+
+def assignment_at(pointer_bytes: int) -> int:
+    """Where the table of the assignment lies, likewise."""
+    return _ASSIGNMENT_AT_BYTES // pointer_bytes
 
 
 def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[str, Word]:

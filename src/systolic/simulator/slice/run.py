@@ -17,7 +17,7 @@ from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.communication import Communications
 from systolic.simulator.slice.device import Device
 from systolic.simulator.slice.facts import SliceFacts
-from systolic.simulator.slice.identity import ASSIGNMENT_AT, Identity, constants_from
+from systolic.simulator.slice.identity import Identity, assignment_at, constants_from
 from systolic.simulator.slice.network import Network
 from systolic.simulator.slice.one_for_all import OneForAll, PatternNetwork
 from systolic.simulator.slice.records import LinkRun, Way
@@ -65,6 +65,11 @@ class SliceSetup:
         """Where the program's constants begin in HBM."""
         return constants_from(self.shape.chip.machine.hbm_pointer_bytes)
 
+    @property
+    def assignment_at(self) -> int:
+        """Where the table of the assignment lies in HBM."""
+        return assignment_at(self.shape.chip.machine.hbm_pointer_bytes)
+
     def identities(self, facts: SliceFacts) -> list[list[dict[int, int]]]:
         """Words by which each device knows which it is, by address, for each of its cores."""
         partitions = {device: partition for partition, device in enumerate(self.assignment)}
@@ -76,6 +81,7 @@ class SliceSetup:
                 partition=partitions[device.id],
                 first_core=device.core * cores,
                 constants=self.constants_from,
+                assignment=self.assignment_at,
             )
             found.append(
                 [{address: known.value(word, core) for address, word in facts.words.items()} for core in range(cores)]
@@ -248,6 +254,5 @@ def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, s
 
 def with_tables(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts) -> DeviceSetup:
     """Lets HBM hold the program's constants, and the table of the assignment."""
-    return replace(
-        setup, tables={**facts.constants.in_hbm(where.constants_from), ASSIGNMENT_AT: list(where.assignment)}
-    )
+    constants = facts.constants.in_hbm(where.constants_from)
+    return replace(setup, tables={**constants, where.assignment_at: list(where.assignment)})

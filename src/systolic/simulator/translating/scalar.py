@@ -23,11 +23,12 @@ _SPILL = re.compile(r"\[smem:\[#(\w+_spill)(?: \+ \$(0x[0-9a-f]+))?\]\]", re.ASC
 
 # Instructions without effect on control flow, copies or time. `shalt.err` stops a program whose address is out of
 # bounds; `cld` and `cst` move vectors from and to v4's CMEM; `vsetptstate` asks for a clock state; `vsyncset.done`
-# writes a bit beside a flag's count, for which no program seen waits; `vtrace` marks a place in the trace.
+# writes a bit beside a flag's count, for which no program seen waits; `vtrace` marks a place in the trace; `sdelay`
+# (seen without an amount) keeps a load of scalar memory behind the store before it.
 IGNORED = frozenset(
     {
         *("sfence", "cfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "cld", "cst", "vsetptstate"),
-        *("vsyncset.done", "vtrace"),
+        *("vsyncset.done", "vtrace", "sdelay"),
     }
 )
 

@@ -1,0 +1,179 @@
+"""How the published steps of `data/published_steps.csv` are called here: model, mesh, flags, and what differs.
+
+Parameters are those of the recipes that each row names; what a row does not say is MaxText's base.yml of that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Groups of flags, as AI-Hypercomputer/maxtext benchmarks/xla_flags_library.py names them.
+VMEM_LIMIT = {"xla_tpu_scoped_vmem_limit_kib": "98304"}
+ALL_GATHER_FUSION = {
+    "xla_tpu_enable_async_collective_fusion": "true",
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": "true",
+    "xla_tpu_overlap_compute_collective_tc": "true",
+    "xla_enable_async_all_gather": "true",
+}
+DATA_PARALLEL_OVERLAP = {
+    "xla_tpu_enable_data_parallel_all_reduce_opt": "true",
+    "xla_tpu_data_parallel_opt_different_sized_ops": "true",
+}
+NO_BUNDLE_COSTS = {"xla_tpu_use_bundle_aware_cost_model_for_fusions": "false"}
+
+_FUSED_2048 = {
+    **dict.fromkeys(("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv"), 2048),
+    "block_kv_dkv_compute": 2048,
+    "use_fused_bwd_kernel": True,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One published step.
+
+    Attributes:
+      chip, op: by which its row is found; of several with both, `topology_note` begins the row's topology.
+      topology: chips of the slice along each axis.
+      mesh: axes with their sizes.
+      parameters: of `examples/transformer:train`.
+      flags: of the compiler.
+      rate_tflops: a chip's, where the row has no time: the model's operations, attention in full, over the time.
+      differs: from what was measured, as far as it is known.
+      unsupported: why it is not predicted; "" if it is tried.
+    """
+
+    chip: str
+    op: str
+    topology_note: str = ""
+    topology: str = ""
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+    rate_tflops: float | None = None
+    differs: str = ""
+    unsupported: str = ""
+
+
+_OFFLOADED = "offload:query+key+value"
+
+RECIPES = (
+    Recipe(
+        chip="v6e",
+        op="gpt3-175b train step",
+        topology="16x16",
+        mesh={"fsdp": 256},
+        parameters={"config": "gpt3-175b", "batch": 3, "seq": 2048, "remat": "full"},
+        flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP, **NO_BUNDLE_COSTS},
+        differs="older compiler (jax 0.5.2); RMS norms and rotated positions in place of GPT-3's",
+    ),
+    Recipe(
+        chip="v6e",
+        op="gemma3-12b train step",
+        unsupported="the example has no layers in turn with and without a window, and no norms of queries and keys",
+    ),
+    Recipe(
+        chip="v6e",
+        op="llama3.1-70b train step",
+        topology="8x8",
+        mesh={"fsdp": 64},
+        parameters={"config": "llama3.1-70b", "batch": 2, "seq": 8192, "remat": _OFFLOADED, "blocks": _FUSED_2048},
+        flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP},
+        differs="older compiler (jax 0.6.1)",
+    ),
+    Recipe(
+        chip="v6e",
+        op="llama3.1-8b train step",
+        topology_note="v6e-64",
+        topology="8x8",
+        mesh={"fsdp": 64},
+        parameters={"config": "llama3.1-8b", "batch": 5, "seq": 8192, "remat": _OFFLOADED, "blocks": _FUSED_2048},
+        flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP},
+        differs="older compiler (jax 0.6.1)",
+    ),
+    Recipe(
+        chip="v6e",
+        op="llama3.1-8b train step",
+        topology_note="v6e-8",
+        topology="2x4",
+        mesh={"fsdp": 8},
+        parameters={"config": "llama3.1-8b", "batch": 3, "seq": 8192, "remat": _OFFLOADED, "blocks": _FUSED_2048},
+        flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP},
+        differs="older compiler (jax 0.6.1)",
+    ),
+    Recipe(
+        chip="v7x",
+        op="gemma4-4b bf16 train step",
+        unsupported="the example has no layers in turn with and without a window, nor embeddings of each layer",
+    ),
+    Recipe(
+        chip="v7x",
+        op="llama3.1-405b bf16 train step",
+        topology="4x8x8",
+        mesh={"fsdp": 512},
+        parameters={"config": "llama3.1-405b", "batch": 3, "seq": 8192, "remat": "offload:down", "loss_chunks": 4},
+        differs="keys and values stay on the device in the recipe; moments of 16 bits",
+    ),
+    Recipe(
+        chip="v7x",
+        op="llama3.1-70b bf16 train step",
+        topology="4x4x4",
+        mesh={"fsdp": 128},
+        parameters={
+            "config": "llama3.1-70b",
+            "batch": 2,
+            "seq": 8192,
+            "remat": "query+key+value+context",
+            "blocks": _FUSED_2048,
+        },
+        flags={"xla_tpu_scoped_vmem_limit_kib": "61440"},
+        differs="older compiler (jax 0.8.2); collectives on SparseCores and first moments of 16 bits in the recipe",
+    ),
+    Recipe(
+        chip="v7x",
+        op="qwen3-235b-a22b bf16 train step",
+        unsupported="a mixture of experts, which the example has not; it offloads to the host too",
+    ),
+    Recipe(
+        chip="v5p",
+        op="deepseek2-16b train step",
+        unsupported="a mixture of experts and latent attention, which the example has not",
+    ),
+    Recipe(
+        chip="v5e",
+        op="maxtext scale 16b",
+        topology="16x16",
+        mesh={"fsdp": 256},
+        parameters={"config": "maxtext-16b", "batch": 6, "seq": 2048, "remat": "full"},
+        flags={**ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP},
+        rate_tflops=120.0,
+        differs="older compiler",
+    ),
+    Recipe(
+        chip="v5p",
+        op="maxtext scale 32b",
+        topology="4x4x4",
+        mesh={"fsdp": 16, "tensor": 4},
+        parameters={"config": "maxtext-32b", "batch": 6, "seq": 2048, "remat": "minimal"},
+        rate_tflops=328.0,
+        differs="older compiler, whose flags are not known",
+    ),
+    Recipe(
+        chip="v4",
+        op="22B emb6144 heads24 mlp24576 layers48",
+        topology="4x4x4",
+        mesh={"fsdp": 64},
+        parameters={"config": "maxtext-22b", "batch": 13, "seq": 2048, "remat": "full"},
+        rate_tflops=156.0,
+        differs="older compiler, whose flags are not known; that heads have 256 features follows from its 22 billion",
+    ),
+)
+
+
+def recipe_of(row: Mapping[str, str]) -> Recipe | None:
+    """How a row of the file is called here; None: it is not listed."""
+    found = [each for each in RECIPES if (each.chip, each.op) == (row["chip"], row["op"])]
+    return next((each for each in found if row["topology"].split(" ")[0].startswith(each.topology_note)), None)

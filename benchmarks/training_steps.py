@@ -1,0 +1,157 @@
+"""Predicted and published times of whole training steps, row by row of `data/published_steps.csv`.
+
+    python benchmarks/training_steps.py --only "32b" --json build/training_steps.json
+
+Each row is either predicted, by the model of `examples/transformer` with the row's sizes, mesh and flags, or there is a
+reason why not. Nothing here, and no constant of any chip, was fitted to a step. Where a row publishes a rate only, its
+time is the model's operations (attention in full, as MaxText counted) over that rate.
+
+A row takes the compiler minutes, with the flags of some recipes half an hour; programs are kept, so a run that was
+stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import statistics
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import click
+from step_recipes import Recipe, recipe_of
+
+from systolic.chips import chip as chip_named
+from systolic.chips import with_flags
+from systolic.cli.options import Workers, output_options, worker_options
+from systolic.cli.output import check_target, versions, write_json
+from systolic.cli.progress import progress_bar
+from systolic.cli.tables import console, show_table
+from systolic.compiler import NamedFunction
+from systolic.experiments import Outcome
+from systolic.report.columns import Column, numeric, textual
+from systolic.steps import TIME_LIMIT_S, StepMaker, StepRun, submit_step
+
+PUBLISHED = Path(__file__).parent / "data" / "published_steps.csv"
+MODEL = Path(__file__).parents[1] / "examples" / "transformer"
+
+
+def rows_of(file: Path, only: str | None) -> list[dict[str, str]]:
+    """Rows of the published file whose chip, topology or name contains a text."""
+    with file.open(newline="") as lines:
+        every = list(csv.DictReader(lines))
+    return [row for row in every if not only or only in f"{row['chip']} {row['topology']} {row['op']}"]
+
+
+def published_us(row: dict[str, str], recipe: Recipe, run: StepRun) -> float | None:
+    """The published time; where there is a rate only, the model's operations over it."""
+    if row["time_us"]:
+        return float(row["time_us"])
+    chips = run.devices / chip_named(run.chip).devices_per_chip
+    return None if recipe.rate_tflops is None else run.flops / (recipe.rate_tflops * 1e12 * chips) * 1e6
+
+
+def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reason: str) -> dict[str, Any]:
+    """One row of the result."""
+    found: dict[str, Any] = {
+        "chip": row["chip"],
+        "topology": row["topology"],
+        "step": row["op"],
+        "provenance": "simulated",
+        "published_s": float(row["time_us"]) / 1e6 if row["time_us"] else None,
+        "predicted_s": None,
+        "error_percent": None,
+        "differs": recipe.differs if recipe is not None else "",
+        "reason": reason,
+    }
+    if run is None or recipe is None:
+        return found
+    published = published_us(row, recipe, run)
+    found |= {
+        "published_s": None if published is None else published / 1e6,
+        "predicted_s": run.time_us / 1e6,
+        "error_percent": None if published is None else 100 * (run.time_us / published - 1),
+        "mfu": run.mfu,
+        "hbm_needed_bytes": run.memory.needed_bytes,
+        "compile_s": run.compile_s,
+        "simulate_s": run.simulate_s,
+        "parts": {f"{each.part} {each.in_pass}": run.us(each.cycles) / 1e6 for each in run.parts},
+    }
+    return found
+
+
+def summary_of(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Errors over all rows that are predicted."""
+    errors = [abs(row["error_percent"]) for row in rows if row["error_percent"] is not None]
+    return {
+        "predicted": len(errors),
+        "median_error_percent": statistics.median(errors) if errors else None,
+        "worst_error_percent": max(errors, default=None),
+    }
+
+
+_COLUMNS: tuple[Column[dict[str, Any]], ...] = (
+    textual("chip", lambda row: f"{row['chip']} {row['topology']}"),
+    textual("step", lambda row: row["step"]),
+    numeric("published s", lambda row: row["published_s"], ",.3f"),
+    numeric("predicted s", lambda row: row["predicted_s"], ",.3f"),
+    numeric("error %", lambda row: row["error_percent"], "+.1f"),
+    numeric("MFU", lambda row: row.get("mfu"), ".1%"),
+    textual("why not, or what differs", lambda row: row["reason"] or row["differs"]),
+)
+
+
+@click.command()
+@click.option("--only", help='Rows whose chip, topology or name contains this, such as --only "v5p" or --only "32b".')
+@worker_options("one step", time_limit_s=TIME_LIMIT_S)
+@output_options
+def main(only: str | None, workers: Workers, json_file: str | None, quiet: bool) -> None:
+    """Predict every published step that the example can express. Exit code 1: no row has that name.
+
+    Example: python benchmarks/training_steps.py --only 32b --workers 1 --json build/training_steps.json
+    """
+    check_target(json_file)
+    published = rows_of(PUBLISHED, only)
+    found: list[dict[str, Any]] = []
+    with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
+        bar.planned(len(published))
+        jobs = []
+        for row in published:
+            recipe = recipe_of(row)
+            if recipe is None or recipe.unsupported:
+                jobs.append(None)
+                bar.done(row["op"])
+                continue
+            function = NamedFunction(f"{MODEL}:train", dict(recipe.parameters))
+            source = StepMaker(function=function, topology=recipe.topology, axes=dict(recipe.mesh))
+            chip = with_flags(chip_named(recipe.chip), recipe.flags)
+            job = submit_step(pool, source, chip, name=f"{row['op']} on {row['chip']}", topology=recipe.topology)
+            job.add_done_callback(lambda _, name=row["op"]: bar.done(name))
+            jobs.append(job)
+        for row, job in zip(published, jobs, strict=True):
+            recipe = recipe_of(row)
+            if job is None:
+                reason = recipe.unsupported if recipe is not None else "not listed in step_recipes.py"
+                found.append(record(row, recipe, None, reason))
+                continue
+            try:
+                found.append(record(row, recipe, job.result(), ""))
+            except Exception as error:  # noqa: BLE001 -- why it is not predicted
+                outcome = Outcome.failed(row["op"], error)
+                found.append(record(row, recipe, None, f"{outcome.status}: {outcome.located_reason}"))
+    if json_file is not None:
+        write_json(json_file, "training_steps", found, summary_of(found))
+    if json_file != "-":
+        out = console()
+        out.print(", ".join(f"{name} {version}" for name, version in versions().items() if version), markup=False)
+        show_table(out, _COLUMNS, found)
+        out.print(", ".join(f"{name} {value}" for name, value in summary_of(found).items()), markup=False)
+    sys.exit(0 if found else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Causal attention: by JAX's own splash attention kernel, or in plain JAX where that does not run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+from .config import Config
+from .sharding import Sharding
+
+_BLOCK = 512  # of splash attention, where the config says nothing
+
+
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, config: Config, sharding: Sharding) -> jax.Array:
+    """What each token gathers from itself and those before: (batch, sequence, heads, head_dim)."""
+    if config.attention == "plain":
+        return plain_attention(query, key, value, jnp.arange(query.shape[1]), config.window)
+    cut = sharding.spec("batch", None, "heads", None)
+    local = sharding.on_parts(lambda q, k, v: splash_attention(q, k, v, config), (cut, cut, cut), cut)
+    return local(query, key, value)
+
+
+def splash_attention(query: jax.Array, key: jax.Array, value: jax.Array, config: Config) -> jax.Array:
+    """The kernel, which takes one sequence with its heads first, and does not scale."""
+    length, heads = query.shape[1], query.shape[2]
+    mask = splash.CausalMask((length, length))
+    if config.window is not None:
+        mask = splash.LocalMask((length, length), window_size=(config.window, 0), offset=0)
+    # The mask's blocks are computed here and now, also where the layers are traced as a loop.
+    with jax.ensure_compile_time_eval():
+        kernel = splash.make_splash_mha(
+            mask=splash.MultiHeadMask([mask] * heads),
+            block_sizes=_blocks(length, config),
+            head_shards=1,
+            q_seq_shards=1,
+        )
+    by_head = ((query / math.sqrt(config.head_dim)).astype(query.dtype), key, value)
+    context: Any = jax.vmap(kernel)(*(each.swapaxes(1, 2) for each in by_head))
+    return context.swapaxes(1, 2)
+
+
+def plain_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, positions: jax.Array, window: int | None
+) -> jax.Array:
+    """Queries at `positions` on keys from the beginning on; each key serves a group of queries."""
+    grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
+    scores = jnp.einsum("bskgf,btkf->bkgst", grouped, key, preferred_element_type=jnp.float32)
+    at = jnp.arange(key.shape[1])
+    seen = at <= positions[:, None]
+    if window is not None:
+        seen &= at > positions[:, None] - window
+    scores = jnp.where(seen, scores / math.sqrt(query.shape[3]), np.finfo(np.float32).min)
+    shares = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    return jnp.einsum("bkgst,btkf->bskgf", shares, value).reshape(query.shape)
+
+
+def _blocks(length: int, config: Config) -> splash.BlockSizes:
+    sizes: dict[str, int | bool] = dict(config.blocks)
+    fused = bool(sizes.get("use_fused_bwd_kernel", False))
+    for name in ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"):
+        if not (fused and name.endswith("_dq")):
+            sizes[name] = min(length, int(sizes.get(name, _BLOCK)))
+    return splash.BlockSizes(**sizes)  # type: ignore[arg-type]

@@ -1,0 +1,120 @@
+"""The layers of the decoder. Arrays are (batch, sequence, …); weights are float32 and multiplied as bfloat16.
+
+Every part has a name (`jax.named_scope`), which the compiler keeps with each operation that it makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from .attention import attend
+from .config import Config
+from .sharding import Sharding
+
+# What the backward pass of a layer finds in memory; "none" means that all of it is there.
+REMAT = {
+    "full": (),
+    "minimal": ("query", "key", "value", "out", "gate", "up", "down"),
+}
+OFFLOAD = "offload:"  # before names of what is kept in the host's memory
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """x over its root mean square, times 1 + scale, so that weights begin at 0."""
+    wide = x.astype(jnp.float32)
+    wide *= jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
+    return (wide * (1 + scale)).astype(x.dtype)
+
+
+def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
+    """Turns pairs of features (i, i + half) of each head by angles that grow with the token's position (RoPE)."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None, None] / theta ** (jnp.arange(half, dtype=jnp.float32) / half)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = first * jnp.cos(angles) - second * jnp.sin(angles), second * jnp.cos(angles) + first * jnp.sin(angles)
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def project(x: jax.Array, weight: jax.Array, equation: str) -> jax.Array:
+    """A product with weights, in the precision of x."""
+    return jnp.einsum(equation, x, weight.astype(x.dtype))
+
+
+def projections(x: jax.Array, weights: Any, positions: jax.Array, config: Config) -> tuple[jax.Array, ...]:
+    """Queries, keys and values, the first two rotated: (batch, sequence, heads, head_dim)."""
+    query, key, value = (project(x, weights[name], "bsd,dhf->bshf") for name in ("query", "key", "value"))
+    query, key = (rotate(each, positions, config.rope_theta) for each in (query, key))
+    return checkpoint_name(query, "query"), checkpoint_name(key, "key"), checkpoint_name(value, "value")
+
+
+def mlp(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> jax.Array:
+    """The gated MLP, or the one without a gate."""
+    up = checkpoint_name(project(x, weights["up"], "bsd,df->bsf"), "up")
+    if config.gated:
+        gate = checkpoint_name(project(x, weights["gate"], "bsd,df->bsf"), "gate")
+        hidden = jax.nn.silu(gate) * up
+    else:
+        hidden = jax.nn.gelu(up)
+    hidden = sharding.constrain(hidden, "batch", "sequence", "mlp")
+    return checkpoint_name(project(hidden, weights["down"], "bsf,fd->bsd"), "down")
+
+
+def layer(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """One layer, and its keys and values."""
+    with jax.named_scope("attention"):
+        normed = rms_norm(x, weights["attention_norm"], config.norm_epsilon)
+        query, key, value = projections(normed, weights, jnp.arange(x.shape[1]), config)
+        context = checkpoint_name(attend(query, key, value, config, sharding), "context")
+        x += checkpoint_name(project(context, weights["out"], "bshf,hfd->bsd"), "out")
+        x = sharding.constrain(x, "batch", "sequence", "residual")
+    with jax.named_scope("mlp"):
+        x += mlp(rms_norm(x, weights["mlp_norm"], config.norm_epsilon), weights, config, sharding)
+        return sharding.constrain(x, "batch", "sequence", "residual"), (key, value)
+
+
+def embed(tokens: jax.Array, table: jax.Array, config: Config) -> jax.Array:
+    """The tokens' rows of the table."""
+    with jax.named_scope("embedding"):
+        if config.one_hot:
+            return project(jax.nn.one_hot(tokens, config.vocabulary, dtype=jnp.bfloat16), table, "bsv,vd->bsd")
+        return table.astype(jnp.bfloat16)[tokens]
+
+
+def remat_policy(text: str) -> Callable[..., Any]:
+    """What the backward pass finds, as `Config.remat` says it."""
+    host = text.startswith(OFFLOAD)
+    names = REMAT.get(text, tuple(text.removeprefix(OFFLOAD).split("+")))
+    if not host:
+        return jax.checkpoint_policies.save_only_these_names(*names)
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=list(names),
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+
+def forward(
+    parameters: Any, tokens: jax.Array, config: Config, sharding: Sharding, *, keep_cache: bool = False
+) -> tuple[jax.Array, Any]:
+    """What the layers make of tokens, normed; and if wanted the keys and values of all layers.
+
+    The layers are one loop, so that compiling takes as long for many as for two.
+    """
+
+    def body(x: jax.Array, weights: Any) -> tuple[jax.Array, Any]:
+        x, cache = layer(x, weights, config, sharding)
+        return x, cache if keep_cache else None
+
+    if config.remat != "none":
+        # The loop itself keeps the compiler from sharing what is computed twice.
+        body = jax.checkpoint(body, policy=remat_policy(config.remat), prevent_cse=False)
+    x = sharding.constrain(embed(tokens, parameters["embedding"], config), "batch", "sequence", "residual")
+    x, cache = jax.lax.scan(body, x, parameters["layers"])
+    with jax.named_scope("loss"):
+        return rms_norm(x, parameters["norm"], config.norm_epsilon), cache

@@ -1,0 +1,109 @@
+"""Serving: a prompt's forward pass, which fills a cache of keys and values, and a step that adds a token to each."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from systolic import Step
+
+from .attention import plain_attention
+from .config import Config, configured
+from .layers import embed, forward, mlp, project, projections, rms_norm
+from .sharding import Sharding, placed
+from .step import PARTS, init
+
+# (layer, sequence of the batch, position, head, feature)
+_CACHE = (None, "batch", None, "heads", None)
+
+
+def prefill_step(parameters: Any, tokens: jax.Array, *, config: Config, sharding: Sharding) -> tuple[jax.Array, Any]:
+    """The most likely next token of each prompt, and the cache of keys and values."""
+    x, cache = forward(parameters, tokens, config, sharding, keep_cache=True)
+    return _next_token(parameters, x[:, -1:], sharding), cache
+
+
+def decode_step(
+    parameters: Any, cache: Any, tokens: jax.Array, position: jax.Array, *, config: Config, sharding: Sharding
+) -> tuple[jax.Array, Any]:
+    """One more token of each sequence, whose last ones, `tokens` (batch, 1), are at `position` of the cache."""
+
+    def body(carried: tuple[jax.Array, Any], its: tuple[jax.Array, Any]) -> tuple[tuple[jax.Array, Any], None]:
+        (x, (keys, values)), (number, weights) = carried, its
+        with jax.named_scope("attention"):
+            normed = rms_norm(x, weights["attention_norm"], config.norm_epsilon)
+            query, key, value = projections(normed, weights, position[None], config)
+            # One row of the whole cache is written in place.
+            keys = jax.lax.dynamic_update_slice(keys, key[None], (number, 0, position, 0, 0))
+            values = jax.lax.dynamic_update_slice(values, value[None], (number, 0, position, 0, 0))
+            context = plain_attention(query, keys[number], values[number], position[None], config.window)
+            x += project(context, weights["out"], "bshf,hfd->bsd")
+        with jax.named_scope("mlp"):
+            x += mlp(rms_norm(x, weights["mlp_norm"], config.norm_epsilon), weights, config, sharding)
+        return (x, (keys, values)), None
+
+    x = embed(tokens, parameters["embedding"], config)
+    (x, cache), _ = jax.lax.scan(body, (x, cache), (jnp.arange(config.layers), parameters["layers"]))
+    return _next_token(parameters, rms_norm(x, parameters["norm"], config.norm_epsilon), sharding), cache
+
+
+def prefill(
+    mesh: Mesh | None = None, *, config: str | Config = "llama3.1-8b", batch: int = 1, seq: int = 2048, **changes: Any
+) -> Step:
+    """The forward pass of `batch` prompts a device, each of `seq` tokens, for `systolic step`; see `step.train`."""
+    known, sharding = configured(config, remat="none", **changes), Sharding(mesh)
+    sequences = batch * sharding.devices
+    tokens = jax.ShapeDtypeStruct((sequences, seq), jnp.int32, sharding=sharding.of("batch", "sequence"))
+    return Step(
+        fn=jax.jit(functools.partial(prefill_step, config=known, sharding=sharding)),
+        args=(_weights(known, sharding), tokens),
+        tokens=sequences * seq,
+        flops=_flops(known, sequences * seq, sequences, seq, causal=False),
+        flops_causal=_flops(known, sequences * seq, sequences, seq, causal=True),
+        parts=PARTS,
+    )
+
+
+def decode(
+    mesh: Mesh | None = None, *, config: str | Config = "llama3.1-8b", batch: int = 1, seq: int = 2048, **changes: Any
+) -> Step:
+    """The last token of `batch` sequences a device, whose cache has room for `seq` tokens, for `systolic step`."""
+    known, sharding = configured(config, remat="none", **changes), Sharding(mesh)
+    sequences = batch * sharding.devices
+    half = jax.ShapeDtypeStruct(
+        (known.layers, sequences, seq, known.kv_heads, known.head_dim), jnp.bfloat16, sharding=sharding.of(*_CACHE)
+    )
+    tokens = jax.ShapeDtypeStruct((sequences, 1), jnp.int32, sharding=sharding.of("batch", None))
+    position = np.int32(seq - 1)  # where the cache is written decides how: its value has to be known
+    flops = _flops(known, sequences, sequences, seq, causal=False)
+    return Step(
+        fn=jax.jit(functools.partial(decode_step, config=known, sharding=sharding), donate_argnums=1),
+        args=(_weights(known, sharding), (half, half), tokens, position),
+        tokens=sequences,
+        flops=flops,
+        flops_causal=flops,  # the one token sees the whole cache
+        parts=PARTS,
+    )
+
+
+def _next_token(parameters: Any, x: jax.Array, sharding: Sharding) -> jax.Array:
+    with jax.named_scope("logits"):
+        logits = project(x, parameters["logits"], "bsd,dv->bsv")
+        return jnp.argmax(sharding.constrain(logits, "batch", None, "vocabulary"), axis=-1).astype(jnp.int32)
+
+
+def _weights(config: Config, sharding: Sharding) -> Any:
+    """Serving keeps weights in bfloat16."""
+    shapes = jax.eval_shape(functools.partial(init, config=config), jax.random.key(0))
+    bf16 = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, jnp.bfloat16), shapes)
+    return placed(bf16, sharding.of_weights(shapes))
+
+
+def _flops(config: Config, tokens: int, logits: int, seq: int, *, causal: bool) -> float:
+    """A forward pass of which only the last tokens' logits are wanted."""
+    return config.forward_flops(tokens, seq, causal=causal) - 2 * (tokens - logits) * config.width * config.vocabulary

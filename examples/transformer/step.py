@@ -1,0 +1,163 @@
+"""A training step: loss, gradients and AdamW, with the whole state in float32."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from systolic import Step
+
+from .config import Config, configured
+from .layers import forward, project
+from .sharding import Sharding, placed
+
+# Names that stand in the name stacks of operations, and of which a step's table speaks.
+PARTS = ("attention", "mlp", "loss", "embedding", "optimizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW:
+    """The optimiser's settings."""
+
+    learning_rate: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    largest_norm: float = 1.0  # of all gradients together; longer ones are shortened to it
+
+
+def init(key: jax.Array, config: Config) -> Any:
+    """Weights, drawn so that every product keeps the size of what goes into it; norms begin at 0."""
+    c, deep = config, config.layers
+    shapes = {
+        "embedding": ((c.vocabulary, c.width), c.width),
+        "logits": ((c.width, c.vocabulary), c.width),
+    }
+    inner = {
+        "query": ((deep, c.width, c.heads, c.head_dim), c.width),
+        "key": ((deep, c.width, c.kv_heads, c.head_dim), c.width),
+        "value": ((deep, c.width, c.kv_heads, c.head_dim), c.width),
+        "out": ((deep, c.heads, c.head_dim, c.width), c.heads * c.head_dim),
+        "up": ((deep, c.width, c.mlp_width), c.width),
+        "down": ((deep, c.mlp_width, c.width), c.mlp_width),
+    }
+    if c.gated:
+        inner["gate"] = ((deep, c.width, c.mlp_width), c.width)
+    keys = iter(jax.random.split(key, len(shapes) + len(inner)))
+
+    def drawn(shape: tuple[int, ...], fan_in: int) -> jax.Array:
+        return jax.random.normal(next(keys), shape) / math.sqrt(fan_in)
+
+    layers = {name: drawn(*its) for name, its in inner.items()}
+    layers |= {name: jnp.zeros((deep, c.width)) for name in ("attention_norm", "mlp_norm")}
+    return {**{name: drawn(*its) for name, its in shapes.items()}, "norm": jnp.zeros(c.width), "layers": layers}
+
+
+def loss(parameters: Any, batch: Any, config: Config, sharding: Sharding) -> jax.Array:
+    """The mean cross entropy of the next tokens, whose logits exist for one chunk of the sequence at a time."""
+    x, _ = forward(parameters, batch["tokens"], config, sharding)
+    with jax.named_scope("loss"):
+        if config.loss_chunks == 1:
+            return jnp.mean(cross_entropy(x, batch["targets"], parameters["logits"], config, sharding))
+        chunks = (_cut(x, config.loss_chunks), _cut(batch["targets"], config.loss_chunks))
+
+        @jax.checkpoint
+        def chunk(its: tuple[jax.Array, jax.Array]) -> jax.Array:
+            part, targets = its
+            return cross_entropy(part, targets, parameters["logits"], config, sharding)
+
+        return jnp.mean(jax.lax.map(chunk, chunks))
+
+
+def _cut(x: jax.Array, chunks: int) -> jax.Array:
+    """Chunks of the sequence, one behind the other: (chunks, batch, sequence / chunks, …)."""
+    return x.reshape(x.shape[0], chunks, -1, *x.shape[2:]).swapaxes(0, 1)
+
+
+def cross_entropy(x: jax.Array, targets: jax.Array, weight: jax.Array, config: Config, sharding: Sharding) -> jax.Array:
+    """Of each token: the logarithm of the sum of all exponentials, less the logit of the token that comes next."""
+    logits = project(x, weight, "bsd,dv->bsv")
+    logits = sharding.constrain(logits, "batch", "sequence", "vocabulary").astype(jnp.float32)
+    wanted = jnp.sum(jax.nn.one_hot(targets, config.vocabulary) * logits, axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - wanted
+
+
+def update(state: Any, gradients: Any, adamw: AdamW) -> Any:
+    """AdamW; see Loshchilov and Hutter, "Decoupled weight decay regularization" (2019)."""
+    count = state["count"] + 1
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(each)) for each in jax.tree.leaves(gradients)))
+    gradients = jax.tree.map(lambda g: g * jnp.minimum(1.0, adamw.largest_norm / norm), gradients)
+    first = jax.tree.map(lambda m, g: adamw.beta1 * m + (1 - adamw.beta1) * g, state["first"], gradients)
+    second = jax.tree.map(lambda v, g: adamw.beta2 * v + (1 - adamw.beta2) * g * g, state["second"], gradients)
+
+    def moved(weight: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
+        step = m / (1 - adamw.beta1**count) / (jnp.sqrt(v / (1 - adamw.beta2**count)) + adamw.epsilon)
+        return weight - adamw.learning_rate * (step + adamw.weight_decay * weight)
+
+    parameters = jax.tree.map(moved, state["parameters"], first, second)
+    return {"parameters": parameters, "first": first, "second": second, "count": count}
+
+
+def train_step(state: Any, batch: Any, *, config: Config, sharding: Sharding, adamw: AdamW) -> tuple[Any, jax.Array]:
+    """The state after a step, and the loss before it."""
+    value, gradients = jax.value_and_grad(loss)(state["parameters"], batch, config, sharding)
+    with jax.named_scope("optimizer"):
+        return update(state, gradients, adamw), value
+
+
+def begin(key: jax.Array, config: Config) -> Any:
+    """The state before the first step."""
+    parameters = init(key, config)
+    first, second = (jax.tree.map(jnp.zeros_like, parameters) for _ in range(2))
+    return {"parameters": parameters, "first": first, "second": second, "count": jnp.zeros((), jnp.int32)}
+
+
+def state_shardings(config: Config, sharding: Sharding) -> Any:
+    """How the state is cut: moments as the weights that they belong to."""
+    state = jax.eval_shape(functools.partial(begin, config=config), jax.random.key(0))
+    cut = sharding.of_weights(state["parameters"])
+    return {"parameters": cut, "first": cut, "second": cut, "count": sharding.of()}
+
+
+def train_function(config: Config, sharding: Sharding, adamw: AdamW = AdamW()) -> Any:
+    """The jitted step, which takes the memory of the old state for the new one."""
+    step = functools.partial(train_step, config=config, sharding=sharding, adamw=adamw)
+    if sharding.mesh is None:
+        return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings(config, sharding), sharding.of()))
+
+
+def train(
+    mesh: Mesh | None = None, *, config: str | Config = "llama3.1-8b", batch: int = 1, seq: int = 2048, **changes: Any
+) -> Step:
+    """A training step of a published model, for `systolic step`.
+
+    Args:
+      mesh: with any of the axes `data`, `fsdp` and `tensor`; None: one device.
+      config: a name of `config.CONFIGS`, or a configuration.
+      batch: sequences a device; all of them together are cut along the axes `data` and `fsdp`.
+      seq: tokens of a sequence.
+      changes: fields of the configuration that are to be otherwise, such as `layers=2` or `remat="minimal"`.
+    """
+    known = configured(config, **changes)
+    sharding = Sharding(mesh)
+    sequences = batch * sharding.devices
+    state = jax.eval_shape(functools.partial(begin, config=known), jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((sequences, seq), jnp.int32, sharding=sharding.of("batch", "sequence"))
+    count = sequences * seq
+    return Step(
+        fn=train_function(known, sharding),
+        args=(placed(state, state_shardings(known, sharding)), {"tokens": tokens, "targets": tokens}),
+        tokens=count,
+        # The backward pass multiplies twice what the forward pass does; what is computed again does not count.
+        flops=3 * known.forward_flops(count, seq, causal=False),
+        flops_causal=3 * known.forward_flops(count, seq, causal=True),
+        parts=PARTS,
+    )

@@ -1,0 +1,274 @@
+"""`systolic step`: how long a whole training or decoding step takes, what fits, and where the time goes."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cattrs
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from systolic.chips import Chip, SliceError, SliceShape, flags_text
+from systolic.cli.function import StaticParameter, function_options, named
+from systolic.cli.options import FiniteFloat, Workers, chip_option, flag_option, output_options, worker_options
+from systolic.cli.output import SIMULATED, check_target, give, heading, note, write_text
+from systolic.cli.progress import progress_bar
+from systolic.cli.slice_options import AskedSlice, slice_options
+from systolic.cli.tables import console, show_section
+from systolic.compiler import NamedFunction, NamedFunctionError, check_available
+from systolic.compiler.named_shardings import mesh_axes
+from systolic.experiments import Outcome
+from systolic.report.step_tables import changes_table, kinds_table, memory_text, parts_table, passes_text
+from systolic.report.time_errors import time_text
+from systolic.report.written import percent
+from systolic.steps import TIME_LIMIT_S, Step, StepMaker, StepRun, submit_step
+
+_MESH = "mesh"
+_SPANS_OF_A_TRACE = 20_000  # of each kind, from the beginning and from the end: what a picture can show
+_SHORT = ("config", "batch", "seq", "remat")  # parameters that have options of their own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One step to predict."""
+
+    label: str
+    chip: Chip
+    topology: str | None
+    source: Step | StepMaker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What came of it."""
+
+    asked: _Asked
+    run: StepRun | None
+    outcome: Outcome | None  # None: there is a run
+
+
+class _Trial(StaticParameter):
+    """NAME=VALUE, or mesh=NAME=SIZE,…"""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        """Text to a pair."""
+        if isinstance(value, str) and value.startswith(f"{_MESH}="):
+            return _MESH, value.removeprefix(f"{_MESH}=")
+        return super().convert(value, param, ctx)
+
+
+@click.command()
+@function_options
+@click.option("--config", help="Short for --param config=TEXT: the model.")
+@click.option("--batch", type=click.IntRange(min=1), help="Short for --param batch=N: sequences a device.")
+@click.option("--seq", type=click.IntRange(min=1), help="Short for --param seq=N: tokens of a sequence.")
+@click.option("--remat", help="Short for --param remat=TEXT: what is kept for the backward pass.")
+@chip_option()
+@flag_option
+@slice_options
+@click.option("--tokens", type=click.IntRange(min=0), default=0, help="With --arg: tokens of a step, on all devices.")
+@click.option(
+    "--flops", type=FiniteFloat(min=0), default=0.0, help="With --arg: the model's operations, on all devices."
+)
+@click.option("--parts", default="", metavar="NAME,…", help="With --arg: names of parts, by jax.named_scope.")
+@click.option(
+    "--try",
+    "trials",
+    type=_Trial(),
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Simulate the step with another parameter too, remat=minimal, or mesh=fsdp=4,tensor=2. May be given again.",
+)
+@click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the step's timeline as a Chrome trace, which Perfetto opens. Several chips: the chip's name is added.",
+)
+@worker_options("one step", time_limit_s=TIME_LIMIT_S)
+@output_options
+def step(
+    function: str,
+    arguments: tuple[str, ...],
+    parameters: tuple[tuple[str, Any], ...],
+    config: str | None,
+    batch: int | None,
+    seq: int | None,
+    remat: str | None,
+    chips: tuple[Chip, ...],
+    asked_slice: AskedSlice,
+    tokens: int,
+    flops: float,
+    parts: str,
+    trials: tuple[tuple[str, Any], ...],
+    trace_file: Path | None,
+    workers: Workers,
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Predict a whole step of a sharded model: its time, tokens a second, MFU, HBM, and where the time goes.
+
+    FUNCTION makes the step: it is called with a mesh over the slice (None for one device) and the --param values, and
+    returns a systolic.Step. With --arg it is the step itself. Without --mesh the mesh has one axis, fsdp.
+
+    Compiling takes minutes, up to half an hour with the flags of published recipes; the program is kept. Exit code 1:
+    the step does not fit, the compiler refused, or it does something that is not simulated.
+
+    \b
+    Examples:
+      systolic step examples/transformer:train --config llama3.1-8b --chip v6e --topology 2x4 --batch 1 --seq 2048
+      systolic step examples/transformer:decode --config mistral-7b --chip v5e --topology 2x2 --mesh tensor=4 --batch 8
+      systolic step step.py:step --chip v6e --topology 2x4 --mesh data=8 --arg "bf16[8192,4096]@data" --tokens 8192
+    """
+    check_target(json_file)
+    check_target(trace_file)
+    given = {"config": config, "batch": batch, "seq": seq, "remat": remat}
+    parameters += tuple((name, given[name]) for name in _SHORT if given[name] is not None)
+    if trials and arguments:
+        raise click.UsageError("--try changes parameters of a function that makes the step: leave --arg out")
+    maker = named(function, parameters)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
+    asked_slice.check(chips)
+    check_available()
+    asked: list[_Asked] = []
+    for chip in chips:
+        if arguments:
+            fn, args = asked_slice.call(maker, arguments, chip)
+            names = tuple(filter(None, parts.split(",")))
+            source = Step(fn=fn, args=tuple(args), tokens=tokens, flops=flops, flops_causal=flops, parts=names)
+            asked.append(_Asked(label=function, chip=chip, topology=asked_slice.topology, source=source))
+            continue
+        asked += [_made(maker, chip, asked_slice, trial) for trial in (None, *trials)]
+    answers = _answers(asked, workers, 0 if trace_file is None else _SPANS_OF_A_TRACE, quiet=quiet)
+    for each in answers:
+        if each.outcome is not None and isinstance(each.outcome.error, NamedFunctionError | SliceError):
+            raise each.outcome.error  # the call was wrong
+    if trace_file is not None:
+        _write_traces(answers, trace_file, several=len(chips) > 1, quiet=quiet)
+    summary = {"provenance": "simulated", "mfu": "flops / (time × devices × published bfloat16 peak of a device)"}
+    give(json_file, "step", map(_record, answers), summary, lambda: _show(answers))
+    return 1 if any(each.run is None for each in answers) else 0
+
+
+def _made(maker: NamedFunction, chip: Chip, asked_slice: AskedSlice, trial: tuple[str, Any] | None) -> _Asked:
+    """The step, or one that differs in one parameter."""
+    mesh, parameters = asked_slice.mesh, dict(maker.parameters)
+    if trial is not None and trial[0] == _MESH:
+        mesh = trial[1]
+    elif trial is not None:
+        parameters[trial[0]] = trial[1]
+    topology = asked_slice.topology
+    axes = mesh_axes(mesh) if mesh else {}
+    if topology is not None and not axes:
+        axes = {"fsdp": len(SliceShape.parse(chip, topology).devices)}
+    source = StepMaker(function=replace(maker, parameters=parameters), topology=topology, axes=axes)
+    label = maker.text if trial is None else f"{trial[0]}={trial[1]}"
+    return _Asked(label=label, chip=chip, topology=topology, source=source)
+
+
+def _answers(asked: list[_Asked], workers: Workers, spans: int, *, quiet: bool) -> list[_Answer]:
+    with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
+        bar.planned(len(asked))
+        jobs = []
+        for each in asked:
+            name = f"{each.label} for {each.chip.name}"
+            job = submit_step(pool, each.source, each.chip, name=name, topology=each.topology, spans=spans)
+            job.add_done_callback(lambda _, name=name: bar.done(name))
+            jobs.append(job)
+        found = []
+        for each, job in zip(asked, jobs, strict=True):
+            try:
+                found.append(_Answer(asked=each, run=job.result(), outcome=None))
+            except Exception as error:  # noqa: BLE001 -- whatever the step raises is its outcome
+                found.append(_Answer(asked=each, run=None, outcome=Outcome.failed(each.label, error)))
+    return found
+
+
+def _record(answer: _Answer) -> dict[str, Any]:
+    run, outcome = answer.run, answer.outcome
+    row: dict[str, Any] = {
+        "step": answer.asked.label,
+        "chip": answer.asked.chip.name,
+        "topology": answer.asked.topology,
+        "flags": answer.asked.chip.compiler_flags,
+    }
+    if run is None:
+        assert outcome is not None
+        return {**row, "status": outcome.status, "reason": outcome.details, "time_us": None}
+    return {
+        **row,
+        "status": "ok",
+        "devices": run.devices,
+        "time_us": run.time_us,
+        "tokens_per_s_per_device": run.tokens_per_s_per_device,
+        "mfu": run.mfu,
+        "mfu_causal": run.mfu_causal,
+        "hbm_needed_bytes": run.memory.needed_bytes,
+        "hbm_left_bytes": run.memory.left_bytes,
+        "run": cattrs.unstructure(run),
+    }
+
+
+def _write_traces(answers: list[_Answer], path: Path, *, several: bool, quiet: bool) -> None:
+    from systolic.report import chrome_trace
+
+    for chip, answer in {each.asked.chip.name: each for each in reversed(answers)}.items():
+        if answer.run is None:
+            continue
+        target = path.with_stem(f"{path.stem}_{chip}") if several else path
+        trace = chrome_trace(answer.run.slice_run or answer.run.run, title=answer.asked.label)
+        write_text(target, json.dumps(trace, allow_nan=False))
+        note(f"trace {target}", quiet=quiet)
+
+
+def _show(answers: list[_Answer]) -> None:
+    out = console()
+    heading(out, (each.asked.chip.name for each in answers), SIMULATED, flags=answers[0].asked.chip.given_flags)
+    first: dict[str, StepRun | None] = {}
+    for each in answers:
+        out.print("")
+        whole = each.asked.chip.name not in first
+        base = first.setdefault(each.asked.chip.name, each.run)
+        if each.run is None:
+            assert each.outcome is not None
+            title = f"{each.asked.chip.name} {each.asked.label}: {each.outcome.status}: {each.outcome.details}"
+            out.print(title, markup=False, soft_wrap=True)
+        else:
+            _show_verdict(out, each.asked.label, each.run, None if whole else base)
+            if whole:
+                _show_tables(out, each.run)
+
+
+def _show_verdict(out: Console, label: str, run: StepRun, base: StepRun | None) -> None:
+    time = time_text(run.time_us, run.error)
+    where = f"{run.chip} {run.topology}".strip()
+    parts = [f"{run.devices} devices"] if run.devices > 1 else []
+    if run.tokens:
+        parts.append(f"{run.tokens_per_s_per_device:,.0f} tokens/s a device")
+    if run.flops:
+        half = f", with half of causal attention {percent(run.mfu_causal)}" if run.flops_causal != run.flops else ""
+        parts.append(f"MFU {percent(run.mfu)}{half}")
+    if base is not None and base.tokens and run.tokens:
+        gain = run.tokens_per_s_per_device / base.tokens_per_s_per_device - 1
+        parts.append(f"{gain:+.1%} tokens/s")
+    elif base is not None:
+        parts.append(f"{run.time_us / base.time_us - 1:+.1%} time")
+    said = f"; {'; '.join(parts)}" if parts else ""
+    out.print(f"[bold]{where}[/] {escape(label)}: [bold]{run.run.provenance} {escape(time)}[/]{escape(said)}")
+    out.print(memory_text(run), markup=False, soft_wrap=True)
+
+
+def _show_tables(out: Console, run: StepRun) -> None:
+    out.print(f"of the time: {passes_text(run)}", markup=False, soft_wrap=True)
+    if run.run.flags:
+        out.print(f"compiled with {flags_text(run.run.flags)}", markup=False, soft_wrap=True)
+    show_section(out, "parts of the model, on the device that ends last", parts_table(run))
+    show_section(out, "communication of that device", kinds_table(run))
+    show_section(out, "what would help most", changes_table(run))
+    for assumption in run.run.assumptions:
+        out.print(f"assumed: {escape(assumption)}")

@@ -1,0 +1,119 @@
+"""A predicted step as tables of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from systolic.report.columns import numeric, textual
+from systolic.report.explained_tables import ExplainedTable, explained_table
+from systolic.report.written import percent
+from systolic.simulator import CollectiveRun
+from systolic.steps import PASSES, PartRun, StepChange, StepRun
+from systolic.steps.records import GIB
+
+_MOST_PARTS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindOfCollective:
+    """All collectives of one kind on the device that ends last."""
+
+    kind: str
+    each: tuple[CollectiveRun, ...]
+
+    @property
+    def exposed_cycles(self) -> int:
+        """Cycles in which nothing else ran."""
+        return sum(one.exposed_cycles for one in self.each)
+
+
+def ms_of(run: StepRun, cycles: float) -> str:
+    """Writes cycles as milliseconds, without the unit."""
+    return f"{run.us(cycles) / 1e3:,.3f}"
+
+
+def parts_table(run: StepRun) -> ExplainedTable[PartRun] | None:
+    """Lists the parts of the model, pass by pass."""
+    if not run.parts:
+        return None
+    cycles = max(1, run.run.later_core.cycles)
+    return explained_table(
+        (
+            textual("part", lambda each: each.part),
+            textual("pass", lambda each: each.in_pass),
+            numeric("simulated ms", lambda each: ms_of(run, each.cycles)),
+            numeric("share", lambda each: percent(each.cycles / cycles), share=lambda each: each.cycles / cycles),
+            numeric("MXU busy", lambda each: percent(each.matrix_busy_cycles / (each.cycles * run.run.matrix_units))),
+            numeric("HBM MB", lambda each: f"{each.hbm_bytes / 1e6:,.0f}", droppable=True),
+            numeric("exposed ms", lambda each: ms_of(run, each.exposed_cycles)),
+            textual("limited by", lambda each: f"{each.limit} ({percent(each.limit_share)})"),
+        ),
+        run.parts,
+        most=_MOST_PARTS,
+    )
+
+
+def passes_text(run: StepRun) -> str:
+    """Says which share of the time each pass takes."""
+    cycles = max(1, run.run.later_core.cycles)
+    totals = {name: sum(each.cycles for each in run.parts if each.in_pass == name) for name in PASSES}
+    return ", ".join(f"{name} {percent(total / cycles)}" for name, total in totals.items() if total)
+
+
+def kinds_table(run: StepRun) -> ExplainedTable[KindOfCollective] | None:
+    """Lists communication by kind, what is exposed longest first."""
+    kinds = {each.kind for each in run.collectives}
+    if not kinds:
+        return None
+    rows = [
+        KindOfCollective(kind=kind, each=tuple(one for one in run.collectives if one.kind == kind)) for kind in kinds
+    ]
+
+    def total(values: Sequence[int]) -> str:
+        return ms_of(run, sum(values))
+
+    return explained_table(
+        (
+            textual("collective", lambda row: row.kind),
+            numeric("operations", lambda row: len(row.each)),
+            numeric("calls", lambda row: sum(one.calls for one in row.each), ","),
+            numeric("MB sent", lambda row: f"{sum(one.sent_bytes for one in row.each) / 1e6:,.1f}"),
+            numeric("simulated ms", lambda row: total([one.cycles for one in row.each])),
+            numeric("exposed ms", lambda row: ms_of(run, row.exposed_cycles)),
+            numeric("hidden ms", lambda row: total([one.hidden_cycles for one in row.each])),
+        ),
+        sorted(rows, key=lambda row: -row.exposed_cycles),
+        most=len(rows),
+    )
+
+
+def changes_table(run: StepRun) -> ExplainedTable[StepChange] | None:
+    """Lists what would help most, at the most."""
+    if not run.changes:
+        return None
+    return explained_table(
+        (
+            textual("what would help", lambda each: each.title),
+            numeric("saves at most (modelled)", lambda each: percent(each.saving)),
+            textual("how", lambda each: each.change),
+        ),
+        run.changes,
+        most=len(run.changes),
+    )
+
+
+def memory_text(run: StepRun) -> str:
+    """Says what the step takes of HBM, and of what."""
+    memory = run.memory
+    parts = {
+        "arguments": memory.argument_bytes,
+        "results beside them": max(0, memory.result_bytes - memory.donated_bytes),
+        "temporaries": memory.temporary_bytes,
+        "code": memory.code_bytes,
+    }
+    named = ", ".join(f"{name} {size / GIB:,.2f}" for name, size in parts.items() if size)
+    return (
+        f"HBM of a device, by the compiler's account: {memory.needed_bytes / GIB:,.2f} of "
+        f"{memory.capacity_bytes / GIB:,.2f} GiB at its most; not all at once: {named}"
+    )

@@ -1,0 +1,27 @@
+"""A whole training or decoding step of a sharded model: how long it takes, what fits, and where the time goes."""
+
+from systolic.steps.call import Step
+from systolic.steps.host import HostMemoryError
+from systolic.steps.making import StepMaker
+from systolic.steps.memory import DoesNotFitError
+from systolic.steps.parts import BETWEEN, OTHER, PASSES, Pass
+from systolic.steps.predict import TIME_LIMIT_S, step, submit_step
+from systolic.steps.records import PartRun, StepChange, StepMemory, StepRun
+
+__all__ = [
+    "BETWEEN",
+    "OTHER",
+    "PASSES",
+    "TIME_LIMIT_S",
+    "DoesNotFitError",
+    "HostMemoryError",
+    "PartRun",
+    "Pass",
+    "Step",
+    "StepChange",
+    "StepMaker",
+    "StepMemory",
+    "StepRun",
+    "step",
+    "submit_step",
+]

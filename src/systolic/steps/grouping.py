@@ -1,0 +1,120 @@
+"""What each part of a model took, in each pass over it: the operations of a run, added up by their name stacks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from systolic.simulator import CollectiveRun, CoreRun, OpRun, SimulatedRun
+from systolic.steps.parts import BETWEEN, PASSES, Pass, is_differentiated, part_of, pass_of
+from systolic.steps.records import PartRun
+
+_UNITS = {
+    "vpu": "vector units",
+    "xlu": "moves across lanes",
+    "eup": "transcendental functions",
+    "load": "vector loads",
+    "store": "vector stores",
+    "pop": "fetching results",
+    "scalar": "scalar code",
+}
+
+
+@dataclass(slots=True)
+class _Total:
+    cycles: int = 0
+    matrix_busy_cycles: int = 0
+    hbm_bytes: int = 0
+    exposed_cycles: int = 0
+    sent_bytes: int = 0
+    issued: Counter[str] = field(default_factory=Counter)
+
+    def add(self, op: OpRun) -> None:
+        self.cycles += op.cycles
+        self.matrix_busy_cycles += op.matrix_busy_cycles
+        self.hbm_bytes += op.hbm_read_bytes + op.hbm_written_bytes
+        self.issued.update(op.issued)
+
+
+def part_runs(
+    run: SimulatedRun, collectives: Sequence[CollectiveRun], scopes: Mapping[str, str], parts: Sequence[str]
+) -> tuple[PartRun, ...]:
+    """The parts, what took longest first.
+
+    Args:
+      run: of the device that ends last.
+      collectives: of the same.
+      scopes: name stacks of the program's operations, by name.
+      parts: names of parts; empty: see `part_of`.
+    """
+    core = run.later_core
+    differentiated = is_differentiated(scopes.values())
+    totals: dict[tuple[str, Pass], _Total] = {}
+
+    def total(scope: str) -> _Total:
+        key = part_of(scope, parts), pass_of(scope, differentiated=differentiated)
+        return totals.setdefault(key, _Total())
+
+    for op in core.ops:
+        total(op.scope).add(op)
+    called = {op.name for op in core.ops}
+    for each in collectives:
+        one = total(scopes.get(each.name, ""))
+        one.exposed_cycles += each.exposed_cycles
+        one.sent_bytes += each.sent_bytes
+        if each.name not in called:  # the top-level program sends and waits by itself
+            one.cycles += each.exposed_cycles
+    found = [_part_run(part, in_pass, each, run) for (part, in_pass), each in totals.items() if each.cycles]
+    found.sort(key=lambda each: (-_of_part(each.part, totals), PASSES.index(each.in_pass)))
+    rest = core.cycles - sum(each.cycles for each in found)
+    return (*found, _between(core, rest)) if rest > 0 else tuple(found)
+
+
+def _between(core: CoreRun, cycles: int) -> PartRun:
+    """What the top-level program does by itself: it starts copies and operations, and waits for copies."""
+    moved = sum(op.hbm_read_bytes + op.hbm_written_bytes for op in core.ops)
+    waited = core.copy_stall_cycles - sum(op.copy_stall_cycles for op in core.ops)
+    return PartRun(
+        part=BETWEEN,
+        in_pass="all",
+        cycles=cycles,
+        matrix_busy_cycles=0,
+        hbm_bytes=core.hbm_read_bytes + core.hbm_written_bytes - moved,
+        exposed_cycles=0,
+        sent_bytes=0,
+        limit="waits for copies",
+        limit_share=min(1.0, waited / cycles),
+    )
+
+
+def _of_part(part: str, totals: Mapping[tuple[str, Pass], _Total]) -> int:
+    return sum(each.cycles for (other, _), each in totals.items() if other == part)
+
+
+def _part_run(part: str, in_pass: Pass, total: _Total, run: SimulatedRun) -> PartRun:
+    cycles = total.cycles
+    cores = len(run.cores)
+    shares = {
+        "matrix units": total.matrix_busy_cycles / (cycles * run.matrix_units),
+        # The other cores of a device do the same meanwhile, and HBM is one for all.
+        "HBM": cores * total.hbm_bytes / (run.hbm_bytes_per_cycle * cycles) if run.hbm_bytes_per_cycle else 0.0,
+        "communication": total.exposed_cycles / cycles,
+        **{
+            words: total.issued[unit] / (run.slots[unit] * cycles)
+            for unit, words in _UNITS.items()
+            if unit in run.slots
+        },
+    }
+    limit = max(shares, key=lambda name: shares[name])
+    return PartRun(
+        part=part,
+        in_pass=in_pass,
+        cycles=cycles,
+        matrix_busy_cycles=total.matrix_busy_cycles,
+        hbm_bytes=total.hbm_bytes,
+        exposed_cycles=total.exposed_cycles,
+        sent_bytes=total.sent_bytes,
+        limit=limit,
+        limit_share=shares[limit],
+    )

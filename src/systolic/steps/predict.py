@@ -1,0 +1,179 @@
+"""Predicts a step: compiles it for chips that are not there, executes it on their model, and says what it comes to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from systolic.bugs import reports_bugs
+from systolic.chips import Chip, FlagValue, SliceShape, with_flags
+from systolic.chips import chip as chip_named
+from systolic.compiler import (
+    CompilerRefusal,
+    ProgramCache,
+    WorkerPool,
+    abstract_arguments,
+    argument_values,
+    check_sharded_call,
+    compile_function,
+    function_name,
+    topology_of,
+    tracing_settings,
+    with_jit_options,
+    with_slice_options,
+)
+from systolic.simulator import parse_hlo
+from systolic.steps.call import Step
+from systolic.steps.changes import step_changes
+from systolic.steps.grouping import part_runs
+from systolic.steps.host import check_host_memory
+from systolic.steps.making import StepMaker
+from systolic.steps.memory import refused_for_hbm, step_memory
+from systolic.steps.records import StepRun
+from systolic.timing import simulate_compiled, slice_of, target_of
+
+# A step with the flags of published recipes takes the compiler up to half an hour, and the simulator minutes.
+TIME_LIMIT_S = 3600.0
+
+
+def predict_in_worker(
+    source: Step | StepMaker,
+    name: str,
+    chip: Chip,
+    shape: SliceShape | None,
+    cached: bool,
+    settings: Mapping[str, Any],
+    spans: int,
+) -> StepRun:
+    """Compiles and simulates a step. Only for a worker.
+
+    Args:
+      settings: of JAX, to trace under; see `compiler.tracing_settings`.
+      spans: of the timeline to keep; see `PreparedProgram.run`.
+
+    Raises:
+      DoesNotFitError: it needs more HBM than there is.
+      HostMemoryError: it moves something to the host.
+      Exception: what `simulate_in_worker` raises.
+    """
+    step = source.make(chip) if isinstance(source, StepMaker) else source
+    fn = with_jit_options(step.fn) if shape is None else with_slice_options(step.fn)
+    values = argument_values(step.args)
+    args = abstract_arguments(step.args, shardings=shape is not None)
+    target = target_of(chip, shape)
+    check_host_memory(fn, args, target, settings)
+    try:
+        program = compile_function(fn, args, target, cache=ProgramCache() if cached else None, settings=settings)
+    except CompilerRefusal as refusal:
+        shortage = refused_for_hbm(refusal, args)
+        if shortage is None:
+            raise
+        raise shortage from refusal
+    began = time.perf_counter()
+    found = simulate_compiled(program, fn, args, values, chip, settings, spans, shape)
+    assert found.run is not None
+    hlo = parse_hlo(program.top_level_hlo)
+    memory = step_memory(program, hlo, chip)
+    collectives = () if found.slice_run is None else found.slice_run.collectives
+    parts = part_runs(found.run, collectives, hlo.scopes, step.parts)
+    return StepRun(
+        name=name,
+        chip=chip.name,
+        topology="" if shape is None else shape.name,
+        devices=1 if shape is None else len(shape.devices),
+        tokens=step.tokens,
+        flops=step.flops,
+        flops_causal=step.flops_causal,
+        peak_ops_per_s=chip.peak_ops_per_s("bfloat16"),
+        memory=memory,
+        parts=parts,
+        changes=step_changes(found.run, parts, memory),
+        run=found.run,
+        slice_run=found.slice_run,
+        compile_s=program.compile_s,
+        from_cache=program.from_cache,
+        simulate_s=time.perf_counter() - began,
+    )
+
+
+def submit_step(
+    pool: WorkerPool,
+    source: Step | StepMaker,
+    chip: Chip,
+    *,
+    name: str,
+    topology: str | None = None,
+    cached: bool = True,
+    spans: int = 0,
+) -> Future[StepRun]:
+    """Has a worker predict a step.
+
+    Args:
+      source: the step, or what makes it there.
+      name: what it is called.
+      topology: of the slice; None: one device.
+      cached: use programs compiled before, and keep this one.
+      spans: of the timeline to keep, of each kind, from its beginning and from its end.
+
+    Raises:
+      SliceError: no such slice, or the step is sharded over other devices than the slice's.
+    """
+    shape = None if topology is None else slice_of(chip, topology)
+    if isinstance(source, Step):
+        check_sharded_call(source.fn, source.args, None if shape is None else topology_of(shape))
+        options = with_jit_options if shape is None else with_slice_options
+        source = replace(source, fn=options(source.fn))
+    where = chip if shape is None else shape.chip
+    return pool.submit(predict_in_worker, source, name, where, shape, cached, tracing_settings(), spans, label=name)
+
+
+@reports_bugs
+def step(
+    fn: Step | Callable[..., Any],
+    *args: Any,
+    chip: str | Chip = "v5e",
+    topology: str | None = None,
+    flags: Mapping[str, FlagValue] | None = None,
+    tokens: int = 0,
+    flops: float = 0.0,
+    flops_causal: float = 0.0,
+    parts: tuple[str, ...] = (),
+    spans: int = 0,
+    cached: bool = True,
+    time_limit_s: float = TIME_LIMIT_S,
+    memory_limit_bytes: int | None = None,
+) -> StepRun:
+    """How long a whole training or decoding step takes on chips that are not there, and where the time goes.
+
+    It is `simulate`, and says besides which part of the model takes how long in which pass over it (by
+    `jax.named_scope`), whether everything fits HBM, how many tokens a second that is, and what share of the peak.
+
+    Args:
+      fn: a `Step`, or a function, with what a `Step` says given beside it.
+      args: of the function, as `simulate` takes them; none with a `Step`.
+      chip: a name such as "v6e", or a record of your own.
+      topology: chips of the slice along each axis, "2x4" on v5e and v6e, "2x2x1" on the others; None: one device.
+      flags: compiler flags by name.
+      tokens, flops, flops_causal, parts: see `Step`.
+      spans: of the timeline to keep, of each kind, from its beginning and from its end.
+      cached: use programs compiled before, and keep this one.
+      time_limit_s: seconds of CPU time that compiling and simulating may take.
+      memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
+
+    Raises:
+      DoesNotFitError: it needs more HBM than a device has; the message says by how much, and what would make it fit.
+      HostMemoryError: it moves arrays to the host's memory, which is not simulated.
+      Exception: what `simulate` raises.
+    """
+    if isinstance(fn, Step):
+        source = fn
+    else:
+        source = Step(fn=fn, args=args, tokens=tokens, flops=flops, flops_causal=flops_causal, parts=parts)
+    known = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
+    name = function_name(source.fn)
+    with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
+        job = submit_step(pool, source, known, name=name, topology=topology, cached=cached, spans=spans)
+        return job.result()

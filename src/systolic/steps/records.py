@@ -1,0 +1,177 @@
+"""What a predicted step reports: plain records, which serialise to JSON and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import cattrs
+
+from systolic.chips.time_error import TimeError
+from systolic.simulator import CollectiveRun, SimulatedRun, SliceRun
+from systolic.steps.parts import Pass
+from systolic.summary import Summarised, Summary
+from systolic.untrusted import read_record
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory:
+    """HBM of one device, by the compiler's own account.
+
+    Attributes:
+      argument_bytes: state, weights and inputs.
+      result_bytes: what is returned.
+      donated_bytes: results that take the place of arguments.
+      temporary_bytes: everything between, at its most.
+      code_bytes: the program.
+      capacity_bytes: HBM that a device has. The runtime keeps some of it for itself.
+      peak_bytes: the most of all this that is in use at once, without the code; None: the compiler did not say.
+    """
+
+    argument_bytes: int
+    result_bytes: int
+    donated_bytes: int
+    temporary_bytes: int
+    code_bytes: int
+    capacity_bytes: int
+    peak_bytes: int | None = None
+
+    @property
+    def needed_bytes(self) -> int:
+        """All that has to be there at once."""
+        if self.peak_bytes:
+            return self.peak_bytes + self.code_bytes
+        results = max(0, self.result_bytes - self.donated_bytes)
+        return self.argument_bytes + results + self.temporary_bytes + self.code_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        """What stays free; negative: what is missing."""
+        return self.capacity_bytes - self.needed_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRun:
+    """What one part of the model took on the device that ends last, in one pass over it."""
+
+    part: str
+    in_pass: Pass
+    cycles: int
+    matrix_busy_cycles: int  # of all units together
+    hbm_bytes: int
+    exposed_cycles: int  # waiting for other devices and doing nothing else
+    sent_bytes: int  # to other devices
+    limit: str  # what is busiest meanwhile
+    limit_share: float  # and for which share of the time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepChange:
+    """A change that would help, with what it saves at the most by arithmetic. Nobody has simulated it."""
+
+    title: str
+    change: str
+    saving: float  # share of the step's time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRun(Summarised):
+    """A predicted step. Times are of the device that ends last.
+
+    `flops` and `flops_causal` are those of the model, see `systolic.Step`; `mfu` is flops / (time × devices × peak),
+    with the published peak of bfloat16.
+    """
+
+    name: str
+    chip: str
+    topology: str  # "" for one device
+    devices: int
+    tokens: int
+    flops: float
+    flops_causal: float
+    peak_ops_per_s: float  # of one device
+    memory: StepMemory
+    parts: tuple[PartRun, ...]
+    changes: tuple[StepChange, ...]
+    run: SimulatedRun  # of the device that ends last
+    slice_run: SliceRun | None  # None: the step is one device's
+    compile_s: float
+    from_cache: bool
+    simulate_s: float  # reading and executing the program
+
+    @property
+    def time_us(self) -> float:
+        """Simulated time of the step."""
+        return self.run.time_us
+
+    @property
+    def error(self) -> TimeError:
+        """How far the time may be off."""
+        return self.run.error if self.slice_run is None else self.slice_run.error
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        """Tokens that a device processes a second."""
+        return self.tokens / self.devices / self.time_us * 1e6
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP utilisation, attention counted in full."""
+        return self._utilisation(self.flops)
+
+    @property
+    def mfu_causal(self) -> float:
+        """Model FLOP utilisation, with half of a causal attention."""
+        return self._utilisation(self.flops_causal)
+
+    def _utilisation(self, flops: float) -> float:
+        return flops / (self.time_us * 1e-6 * self.devices * self.peak_ops_per_s)
+
+    @property
+    def collectives(self) -> tuple[CollectiveRun, ...]:
+        """What the slowest device did together with others."""
+        return () if self.slice_run is None else self.slice_run.collectives
+
+    def us(self, cycles: float) -> float:
+        """Cycles as a time."""
+        return cycles / self.run.clock_hz * 1e6
+
+    def summary(self) -> Summary:
+        """Says how long it takes and what that comes to, with a row for each part."""
+        where = f"{self.devices} × {self.chip}" + (f", {self.topology}" if self.topology else "")
+        return Summary(
+            heading=f"{self.time_us / 1e3:,.2f} ms {self.error.words} on {where} ({self.run.provenance})",
+            facts={
+                "tokens": f"{self.tokens_per_s_per_device:,.0f} a second and device" if self.tokens else "",
+                "MFU": f"{self.mfu:.1%}, with causal attention counted in half {self.mfu_causal:.1%}"
+                if self.flops
+                else "",
+                "HBM": f"{self.memory.needed_bytes / GIB:.2f} of {self.memory.capacity_bytes / GIB:.2f} GiB",
+            },
+            columns=("part", "pass", "ms", "of the time %", "limited by"),
+            rows=tuple(
+                (
+                    each.part,
+                    each.in_pass,
+                    self.us(each.cycles) / 1e3,
+                    100 * each.cycles / max(1, self.run.cycles),
+                    each.limit,
+                )
+                for each in self.parts
+            ),
+        )
+
+    def to_json(self) -> str:
+        """Writes JSON text, which `from_json` reads."""
+        return json.dumps(cattrs.unstructure(self))
+
+    @staticmethod
+    def from_json(text: str) -> StepRun:
+        """Reads a step that `to_json` wrote.
+
+        Raises:
+          ValueError: the text is no such step.
+        """
+        return read_record(text, StepRun, "predicted step")

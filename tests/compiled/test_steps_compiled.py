@@ -1,0 +1,118 @@
+"""`systolic step`: a small transformer's training step and serving, as its user runs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import systolic
+from systolic.cli import main
+from systolic.steps import BETWEEN, DoesNotFitError, HostMemoryError, StepRun
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
+)
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "transformer"
+ON = ("--chip", "v6e", "--topology", "2x2", "--workers", "1", "-q")
+SMALL = ("--config", "tiny", "--param", "width=128", "--seq", "64", "--batch", "2")
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory: pytest.TempPathFactory) -> list[StepRun]:
+    file = tmp_path_factory.mktemp("steps") / "step.json"
+    command = ["step", f"{EXAMPLE}:train", *ON, *SMALL, "--try", "mesh=fsdp=2,tensor=2", "--json", str(file)]
+    assert main(command) == 0
+    return [StepRun.from_json(json.dumps(row["run"])) for row in json.loads(file.read_text())["rows"]]
+
+
+def test_the_parts_of_a_step_are_its_whole_time(predicted: list[StepRun]) -> None:
+    run, _ = predicted
+    assert (run.devices, run.topology, run.tokens) == (4, "2x2", 4 * 2 * 64)
+    assert run.slice_run is not None
+    assert sum(each.cycles for each in run.parts) == run.run.cycles
+    exposed = sum(each.exposed_cycles for each in run.parts)
+    assert run.us(exposed) == pytest.approx(run.slice_run.exposed_us)
+    assert {"attention", "mlp", "loss", "embedding", "optimizer", BETWEEN} <= {each.part for each in run.parts}
+    passes = {each.part: {one.in_pass for one in run.parts if one.part == each.part} for each in run.parts}
+    assert {"forward", "recompute", "backward"} <= passes["mlp"]
+    assert passes["optimizer"] == {"update"}
+
+
+def test_rates_follow_from_the_time(predicted: list[StepRun]) -> None:
+    run, _ = predicted
+    assert run.tokens_per_s_per_device == pytest.approx(run.tokens / 4 / run.time_us * 1e6)
+    assert run.mfu == pytest.approx(
+        run.flops / (run.time_us * 1e-6 * 4 * systolic.chip("v6e").peak_ops_per_s("bfloat16"))
+    )
+    assert run.mfu_causal < run.mfu
+
+
+def test_the_state_is_donated(predicted: list[StepRun]) -> None:
+    run, _ = predicted
+    # All but the loss takes the place of the old state.
+    assert run.memory.result_bytes - run.memory.donated_bytes < 4096
+    memory = run.memory
+    apart = replace(memory, peak_bytes=None).needed_bytes
+    assert memory.peak_bytes is not None
+    assert memory.argument_bytes < memory.needed_bytes <= apart < memory.capacity_bytes
+
+
+def test_another_mesh_is_simulated_on_request(predicted: list[StepRun]) -> None:
+    run, tried = predicted
+    assert tried.tokens == run.tokens
+    kinds = [{each.kind for each in one.collectives} for one in (run, tried)]
+    # Weights that are cut along the batch's axis are gathered; those cut by heads are not, but sums are.
+    assert "all-gather" in kinds[0]
+    assert "all-reduce" in kinds[1]
+    assert tried.time_us != run.time_us
+
+
+@pytest.mark.parametrize("maker", ["prefill", "decode"])
+def test_serving_is_all_forward(maker: str, tmp_path: Path) -> None:
+    file = tmp_path / "served.json"
+    trace = tmp_path / "trace.json"
+    command = ["step", f"{EXAMPLE}:{maker}", "--chip", "v5e", "-q", *SMALL]
+    assert main([*command, "--json", str(file), "--trace", str(trace)]) == 0
+    assert json.loads(trace.read_text())["traceEvents"]
+    (row,) = json.loads(file.read_text())["rows"]
+    run = StepRun.from_json(json.dumps(row["run"]))
+    assert run.tokens == (2 * 64 if maker == "prefill" else 2)
+    assert {each.in_pass for each in run.parts} <= {"forward", "all"}
+    assert run.slice_run is None
+
+
+def test_a_step_that_does_not_fit_says_by_how_much() -> None:
+    state = jax.ShapeDtypeStruct((5 * 2**30,), jnp.float32)
+    with pytest.raises(DoesNotFitError) as refused:
+        systolic.step(jax.jit(lambda x: (x * 2, x + 1)), state, chip="v5e")
+    assert refused.value.argument_bytes == 20 * 2**30
+    assert refused.value.needed_bytes > refused.value.available_bytes
+    assert "times as many devices" in str(refused.value)
+
+
+def test_what_goes_to_the_host_is_refused_before_it_is_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["step", f"{EXAMPLE}:train", *ON, *SMALL, "--remat", "offload:query+key"]
+    assert main(command) == 1
+    assert "host's memory" in capsys.readouterr().out
+
+
+def test_any_function_is_grouped_by_its_own_names() -> None:
+    def step(x: jax.Array, w: jax.Array) -> jax.Array:
+        with jax.named_scope("first"):
+            x = jnp.tanh(x @ w)
+        with jax.named_scope("second"):
+            return x @ w
+
+    x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+    run = systolic.step(step, x, x, chip="v5e", tokens=1024)
+    assert {"first", "second"} <= {each.part for each in run.parts}
+    assert run.tokens_per_s_per_device == pytest.approx(1024 / run.time_us * 1e6)
+    with pytest.raises(HostMemoryError):
+        systolic.step(jax.jit(lambda x: jax.device_put(x, jax.memory.Space.Host)), x, chip="v5e")

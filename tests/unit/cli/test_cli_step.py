@@ -1,0 +1,28 @@
+"""`systolic step` refuses calls that cannot be meant, before anything is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from systolic.cli import main
+
+MAKER = f"{Path(__file__).parents[3] / 'examples' / 'transformer'}:train"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.py:make"], "nowhere.py"),
+        ([f"{MAKER}ing"], "train"),  # a name that is nearly there
+        ([MAKER, "--mesh", "fsdp=4"], "--topology"),
+        ([MAKER, "--topology", "2x2", "--mesh", "fsdp=3"], "fsdp=3"),
+        ([MAKER, "--try", "remat"], "remat"),
+        ([MAKER, "--try", "remat=full", "--arg", "bf16[8,8]"], "--arg"),
+        ([MAKER, "--batch", "0"], "--batch"),
+    ],
+)
+def test_wrong_calls(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["step", *arguments, "--chip", "v6e", "-q"]) == 2
+    assert said in capsys.readouterr().err

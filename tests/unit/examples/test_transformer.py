@@ -1,0 +1,136 @@
+"""The transformer of examples/: it trains, and none of the ways to compute it changes what it computes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from transformer.config import CONFIGS, Config, configured
+from transformer.layers import forward
+from transformer.serving import decode_step, prefill_step
+from transformer.sharding import Sharding
+from transformer.step import AdamW, begin, init, loss, train, train_function
+
+import systolic
+
+ALONE = Sharding(None)
+TINY = configured("tiny")
+
+
+def batch_of(config: Config, sequences: int = 4, length: int = 32) -> dict[str, jax.Array]:
+    tokens = jax.random.randint(jax.random.key(1), (sequences, length + 1), 0, config.vocabulary)
+    return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+
+def test_the_loss_falls() -> None:
+    step = train_function(TINY, ALONE, AdamW(learning_rate=1e-2))
+    state, batch = jax.jit(functools.partial(begin, config=TINY))(jax.random.key(0)), batch_of(TINY)
+    losses = []
+    for _ in range(16):
+        state, value = step(state, batch)
+        losses.append(float(value))
+    # Before the first step it guesses among all tokens, about evenly.
+    assert abs(losses[0] - np.log(TINY.vocabulary)) < 1
+    assert losses[-1] < losses[0] / 4
+    assert int(state["count"]) == 16
+
+
+@functools.cache
+def parameters_of(config_changes: tuple[tuple[str, Any], ...] = ()) -> Any:
+    config = configured("tiny", **dict(config_changes))
+    return jax.jit(functools.partial(init, config=config))(jax.random.key(0))
+
+
+@functools.cache
+def gradients(**changes: Any) -> list[jax.Array]:
+    function = functools.partial(loss, config=configured("tiny", **changes), sharding=ALONE)
+    return jax.tree.leaves(jax.jit(jax.grad(function))(parameters_of(), batch_of(TINY)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"remat": "none", "loss_chunks": 4, "one_hot": False},
+        pytest.param({"remat": "query+key"}, marks=pytest.mark.slow),
+        pytest.param({"remat": "minimal"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_ways_to_compute_it_give_the_same_gradients(changes: dict[str, object]) -> None:
+    for mine, other in zip(gradients(**changes), gradients(), strict=True):
+        scale = float(jnp.max(jnp.abs(other)))
+        np.testing.assert_allclose(mine, other, atol=2**-5 * scale)  # products are rounded to bfloat16
+
+
+@pytest.mark.parametrize("changes", [pytest.param({}, marks=pytest.mark.slow), {"window": 5, "gated": False}], ids=str)
+def test_decoding_continues_what_a_longer_prompt_would_give(changes: dict[str, object]) -> None:
+    config = configured("tiny", **changes)
+    parameters, tokens = parameters_of(tuple(changes.items())), batch_of(config, length=11)["tokens"]
+    prefill = jax.jit(functools.partial(prefill_step, config=config, sharding=ALONE))
+    decode = jax.jit(functools.partial(decode_step, config=config, sharding=ALONE))
+    first, cache = prefill(parameters, tokens)
+    longer = jnp.concatenate([tokens, first], axis=1)
+    wanted, wanted_cache = prefill(parameters, longer)
+    room = jax.tree.map(lambda each: jnp.pad(each, ((0, 0), (0, 0), (0, 5), (0, 0), (0, 0))), cache)
+    position = jnp.int32(tokens.shape[1])
+    found, after = decode(parameters, room, first, position)
+    np.testing.assert_array_equal(found, wanted)
+    for mine, other in zip(after, wanted_cache, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(mine[:, :, : longer.shape[1]], np.float32), np.asarray(other, np.float32), atol=2**-5
+        )
+
+
+def test_tokens_do_not_see_later_ones() -> None:
+    parameters, tokens = parameters_of(), batch_of(TINY)["tokens"]
+    changed = tokens.at[:, 20:].set(0)
+    layers = jax.jit(lambda each: forward(parameters, each, TINY, ALONE)[0])
+    before, after = layers(tokens), layers(changed)
+    np.testing.assert_array_equal(before[:, :20], after[:, :20])
+    assert not np.array_equal(before[:, 20:], after[:, 20:])
+
+
+# Weights of the published models, in billions, by their own papers and configurations.
+SIZES = {
+    "llama3.1-8b": 8.03,
+    "llama3.1-70b": 70.6,
+    "llama3.1-405b": 405.9,
+    "mistral-7b": 7.24,
+    "maxtext-16b": 15.9,
+    "maxtext-32b": 31.7,
+    "gpt3-175b": 175.2,
+    "maxtext-22b": 22.1,
+}
+
+
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_published_models_have_their_sizes(name: str) -> None:
+    config = CONFIGS[name]
+    weights = jax.eval_shape(functools.partial(init, config=config), jax.random.key(0))
+    count = sum(each.size for each in jax.tree.leaves(weights))
+    assert count / 1e9 == pytest.approx(SIZES[name], rel=0.01)
+    norms = (2 * config.layers + 1) * config.width
+    assert count == config.matrix_parameters + config.vocabulary * config.width + norms
+
+
+def test_a_step_over_a_slice_says_what_it_is() -> None:
+    mesh = systolic.slice_mesh("v6e", "2x4", fsdp=4, tensor=2)
+    step = train(mesh, config="llama3.1-8b", batch=3, seq=8192)
+    assert step.tokens == 8 * 3 * 8192
+    # Six operations a weight and token; attention is 4 · 8192 · 4096 a layer and token, forwards.
+    full = 6 * CONFIGS["llama3.1-8b"].matrix_parameters + 3 * 4 * 32 * 4096 * 8192
+    assert step.flops == pytest.approx(step.tokens * full)
+    assert step.flops - step.flops_causal == pytest.approx(step.tokens * 3 * 4 * 32 * 4096 * 8192 / 2)
+    state = step.args[0]
+    gate = state["first"]["layers"]["gate"]
+    assert gate.sharding.shard_shape(gate.shape) == (32, 4096 // 4, 14_336 // 2)
+    assert step.args[1]["tokens"].sharding.shard_shape((24, 8192)) == (6, 8192)
+
+
+def test_an_unknown_model_is_named() -> None:
+    with pytest.raises(ValueError, match="mistral-7b"):
+        configured("llama-9")
