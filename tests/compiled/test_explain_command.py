@@ -78,7 +78,7 @@ def test_copies_around_a_kernel_are_a_finding() -> None:
     lhs, rhs = jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16), jax.ShapeDtypeStruct((2048, 1024), jnp.bfloat16)
     turned = functools.partial(slow_products.product, turned=True, tile_m=512, tile_k=1024, tile_n=512)
     found = systolic.explain(turned, lhs, rhs, chip="v6e", tries=0)
-    saving = next(each for each in found.savings if each.title == "nothing but the kernel")
+    saving = next(each for each in found.savings if each.title.startswith("leaving out XLA"))
     assert "transpose in front of the kernel" in saving.why
     assert saving.saving is not None
     assert 0.02 < saving.saving < 0.9

@@ -89,7 +89,7 @@ class CheckedKind:
     def unlike(self, traits: ProgramTraits) -> str:
         """Why a program of this kind is unlike those that were compared; "" where it is like them."""
         if traits.time_us < self.least_us / _ALIKE:
-            return f"shorter than what was checked, which takes {self.least_us:,.3g} µs and more"
+            return f"shorter than what was checked, which takes {float(f'{self.least_us:.3g}'):,.10g} µs and more"
         if (traits.copies_per_us or 0.0) > self.most_copies_per_us * _ALIKE:
             return "many small copies, unlike what was checked"
         if self.error_percent is None:

@@ -11,6 +11,8 @@ from systolic.simulator import OpRun, SimulatedRun
 
 # Above these shares a cause is said to be what limits a run. They choose words, and no number that is reported.
 _AT_ITS_LIMIT = 0.88
+_HBM_BUSY = 0.80
+_SHORT_STEP_US = 1.0  # about as long as a copy from HBM takes to arrive: shorter steps do not hide it
 _WORTH_A_WORD = 0.10
 _SEEN = 0.005
 _WASTED_TRAFFIC = 1.15
@@ -41,14 +43,19 @@ def main_op(run: SimulatedRun) -> OpRun | None:
     return max(run.later_core.ops, key=lambda op: op.cycles, default=None)
 
 
-def bottleneck(run: SimulatedRun, lines: Sequence[LineOps], traffic: Sequence[OperandTraffic]) -> Bottleneck:
-    """Finds what limits the run's longest operation."""
+def bottleneck(
+    run: SimulatedRun, lines: Sequence[LineOps], traffic: Sequence[OperandTraffic], *, steps: int = 0
+) -> Bottleneck:
+    """Finds what limits the run's longest operation. Waits are shares of the whole time, as `SimulatedRun.stalls` are.
+
+    Args:
+      steps: of the grids of all kernels; 0: not known.
+    """
     op = main_op(run)
     if op is None or not op.cycles:
         return Bottleneck(cause="nothing", words="nothing runs")
     cycles = op.cycles
     matrix = op.matrix_busy_cycles / (cycles * run.matrix_units)
-    waiting = op.copy_stall_cycles / cycles
     # HBM is one for all cores, of which some may have no part in it.
     everywhere = [each for core in run.cores for each in core.ops if each.name == op.name]
     moved = sum(each.hbm_read_bytes + each.hbm_written_bytes for each in everywhere)
@@ -57,38 +64,37 @@ def bottleneck(run: SimulatedRun, lines: Sequence[LineOps], traffic: Sequence[Op
         return Bottleneck(
             cause="matrix unit", words=f"limited by the matrix unit, which is busy {matrix:.0%} of the time"
         )
-    if waiting >= _WORTH_A_WORD and waiting >= op.matrix_stall_cycles / cycles:
-        return _copies(waiting, crossing, matrix, moved, traffic)
-    if op.overhead_cycles / cycles >= 2 * _WORTH_A_WORD:
-        share = op.overhead_cycles / cycles
+    stalls = run.stalls
+    longest = max(("copy", "overhead", "matrix"), key=lambda cause: stalls[cause])
+    if stalls[longest] < _WORTH_A_WORD or longest == "matrix":
+        return _code(run, op, matrix, lines)
+    if crossing >= _HBM_BUSY:
+        return _bandwidth(moved, traffic)
+    each_us = op.cycles / steps / run.clock_hz * 1e6 if steps and op.is_pallas else 0.0
+    waits = f"waits for copies {stalls['copy']:.0%} of the time, starting them {stalls['overhead']:.0%}"
+    if each_us and (longest == "overhead" or each_us < _SHORT_STEP_US):
+        words = f"limited by small steps, {steps:,} of {each_us:.2g} µs: {waits}; larger blocks are needed"
+        return Bottleneck(cause="small steps", words=words)
+    busy = f"HBM is busy {crossing:.0%} and the matrix unit {matrix:.0%}"
+    if longest == "overhead":
         return Bottleneck(
-            cause="starting copies",
-            words=f"limited by starting and awaiting copies one by one, {share:.0%} of the time: {op.copies:,} of them",
-        )
-    return _code(run, op, matrix, lines)
-
-
-def _copies(
-    waiting: float, crossing: float, matrix: float, moved: int, traffic: Sequence[OperandTraffic]
-) -> Bottleneck:
-    if crossing >= _AT_ITS_LIMIT - 0.08:
-        worst = max(
-            (each for each in traffic if each.moved_bytes and each.least_bytes),
-            key=lambda each: (each.moved_bytes or 0) - each.least_bytes,
-            default=None,
-        )
-        wasted = ""
-        if worst is not None and worst.moved_bytes and worst.moved_bytes > _WASTED_TRAFFIC * worst.least_bytes:
-            wasted = f"; {worst.operand} is fetched {worst.moved_bytes / worst.least_bytes:.1f} times over"
-        return Bottleneck(
-            cause="HBM bandwidth",
-            words=f"limited by HBM, over which {moved / 1e6:,.1f} MB cross{wasted}",
+            cause="starting copies", words=f"limited by {op.copies:,} small copies: {waits}, while {busy}"
         )
     return Bottleneck(
-        cause="waits for copies",
-        words=f"limited by waits for copies, {waiting:.0%} of the time, while HBM is busy {crossing:.0%} and the "
-        f"matrix unit {matrix:.0%}: blocks come in bursts, or too late",
+        cause="waits for copies", words=f"limited by copies that come in bursts, or too late: {waits}, while {busy}"
     )
+
+
+def _bandwidth(moved: int, traffic: Sequence[OperandTraffic]) -> Bottleneck:
+    worst = max(
+        (each for each in traffic if each.moved_bytes and each.least_bytes),
+        key=lambda each: (each.moved_bytes or 0) - each.least_bytes,
+        default=None,
+    )
+    wasted = ""
+    if worst is not None and worst.moved_bytes and worst.moved_bytes > _WASTED_TRAFFIC * worst.least_bytes:
+        wasted = f"; {worst.operand} is fetched {worst.moved_bytes / worst.least_bytes:.1f} times over"
+    return Bottleneck(cause="HBM bandwidth", words=f"limited by HBM, over which {moved / 1e6:,.1f} MB cross{wasted}")
 
 
 def _code(run: SimulatedRun, op: OpRun, matrix: float, lines: Sequence[LineOps]) -> Bottleneck:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from systolic.explaining.baseline import EquivalentMatmul
@@ -66,7 +67,7 @@ def surroundings_savings(run: SimulatedRun, now: FunctionAnalysis) -> list[Savin
     time_us = (core.cycles - outside) / run.clock_hz * 1e6
     return [
         Saving(
-            title="nothing but the kernel",
+            title="leaving out XLA's operations around the kernel",
             why="; ".join(found.value for found in reasons) or f"XLA's own operations around it: {others or 'copies'}",
             change=reasons[0].fix if reasons else "give the kernel its operands as they lie in memory",
             time_us=time_us,
@@ -142,7 +143,8 @@ def verdict(
     )
     unit = run.matrix_busy_share
     share = f"{unit:.0%} of the matrix unit" if unit else f"{run.copy_busy_share:.0%} of HBM's bandwidth"
-    limit = bottleneck(run, now.lines, now.traffic).words
+    steps = sum(math.prod(each or 0 for each in call.grid) * (call.executions or 0) for call in now.calls)
+    limit = bottleneck(run, now.lines, now.traffic, steps=steps).words
     if whole is None:
         return f"simulated {run.time_us:,.1f} µs {run.error.words} on {run.chip}: {share}; {limit}; {advice}"
     talk = communication_words(whole)

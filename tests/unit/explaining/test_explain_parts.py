@@ -202,9 +202,31 @@ def test_what_hardly_runs_is_not_limited_by_the_matrix_unit() -> None:
     nothing = dataclasses.replace(
         op, matrix_busy_cycles=0, matrix_stall_cycles=0, copy_stall_cycles=0, overhead_cycles=0, issued={}
     )
-    found = bottleneck(dataclasses.replace(one, cores=(dataclasses.replace(core, ops=(nothing,)),)), (), ())
+    still = dataclasses.replace(
+        core, ops=(nothing,), copy_stall_cycles=0, copy_overhead_cycles=0, matrix_stall_cycles=0
+    )
+    found = bottleneck(dataclasses.replace(one, cores=(still,)), (), ())
     assert found.cause == "nothing"
     assert "matrix" not in found.words
+
+
+def test_the_largest_wait_is_named_and_small_steps_with_their_number() -> None:
+    one = a_run()
+    (core,) = one.cores
+    op = max(core.ops, key=lambda each: each.cycles)
+    small = dataclasses.replace(op, matrix_busy_cycles=0, is_pallas=True)
+    waits = {"copy_stall_cycles": core.cycles // 4, "copy_overhead_cycles": core.cycles // 3, "matrix_stall_cycles": 0}
+    run = dataclasses.replace(one, cores=(dataclasses.replace(core, ops=(small,), **waits),))
+    assert "2,048" in bottleneck(run, (), (), steps=2048).words
+    assert bottleneck(run, (), (), steps=2048).cause == "small steps"
+    assert bottleneck(run, (), ()).cause == "starting copies"
+    assert f"{run.stalls['overhead']:.0%}" in bottleneck(run, (), ()).words
+    fewer = dataclasses.replace(run.cores[0], copy_overhead_cycles=core.cycles // 5)
+    assert bottleneck(dataclasses.replace(run, cores=(fewer,)), (), ()).cause in ("waits for copies", "HBM bandwidth")
+    # A step that is shorter than a copy does not hide it.
+    slow = dataclasses.replace(run, cores=(fewer,), hbm_bytes_per_cycle=run.hbm_bytes_per_cycle * 1e3)
+    assert bottleneck(slow, (), (), steps=10).cause == "waits for copies"
+    assert bottleneck(slow, (), (), steps=10**6).cause == "small steps"
 
 
 def test_a_steady_step_is_one_whose_copies_are_kept() -> None:
