@@ -23,6 +23,16 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     return len(constants), len(carried)
 
 
+def low_jaxpr(closed: Any) -> Any:
+    """A traced function as a parameter of a primitive of our own: jax 0.12 has types above those that it lowers."""
+    if not getattr(closed, "is_high", False):
+        return closed
+    from jax._src.interpreters import partial_eval
+
+    lower: Any = partial_eval
+    return lower.lower_jaxpr2(closed)
+
+
 def key_implementation(dtype: Any) -> str:
     """The name of the generator whose keys have this dtype; in public only a key's value tells it."""
     return str(dtype._impl.name)

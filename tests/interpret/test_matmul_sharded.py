@@ -89,6 +89,16 @@ if by == "xla":
             assert kernels == ("tpu_custom_call" in program("pallas")[0])
         except SpecError as error:
             assert not kernels and "explicit" in str(error)
+    rows, sizes = arrays[0], jax.ShapeDtypeStruct((8,), jnp.int32, sharding=NamedSharding(left_to_xla, P("x")))
+    matrices = jax.ShapeDtypeStruct((4, 256, 256), jnp.bfloat16, sharding=NamedSharding(left_to_xla, P()))
+    grouped = jax.shard_map(
+        functools.partial(systolic.grouped_matmul, chip="v6e"),
+        mesh=left_to_xla,
+        in_specs=(P("x"), P(), P("x")),
+        out_specs=P("x"),
+    )
+    lowered = jax.jit(grouped).trace(rows, matrices, sizes).lower(lowering_platforms=("tpu",))
+    assert "tpu_custom_call" in lowered.as_text()
 close(systolic.matmul(put(lhs, "x"), rhs, implementation=by, precision="highest", chip="v6e"), jnp.matmul(lhs, rhs))
 """
 

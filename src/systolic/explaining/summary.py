@@ -143,7 +143,7 @@ def verdict(
     )
     unit = run.matrix_busy_share
     share = f"{unit:.0%} of the matrix unit" if unit else f"{run.copy_busy_share:.0%} of HBM's bandwidth"
-    steps = sum(math.prod(each or 0 for each in call.grid) * (call.executions or 0) for call in now.calls)
+    steps = sum(math.prod(each or 0 for each in call.grid) * (call.executions or 0) for call in now.calls if call.grid)
     limit = bottleneck(run, now.lines, now.traffic, steps=steps).words
     if whole is None:
         return f"simulated {run.time_us:,.1f} µs {run.error.words} on {run.chip}: {share}; {limit}; {advice}"

@@ -5,7 +5,7 @@ Traced on a machine without a TPU, a program may still be for one elsewhere: tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import jax
@@ -16,6 +16,7 @@ from jax.sharding import get_abstract_mesh
 
 from systolic.bugs import warn_user
 from systolic.chips import CHIPS, Chip
+from systolic.compat import low_jaxpr
 from systolic.spec import NoKernelWarning, SpecError
 
 
@@ -26,6 +27,12 @@ def target_chip() -> Chip | None:
     if kind is None and jax.default_backend() == "tpu":
         kind = jax.devices()[0].device_kind
     return next((chip for chip in CHIPS.values() if chip.device_kind == kind), None)
+
+
+def explicit_mesh(arrays: Iterable[Array]) -> Any:
+    """The mesh with explicit axes that the types of arrays name; None where there is none."""
+    meshes = (jax.typeof(array).sharding.mesh for array in arrays)
+    return next((mesh for mesh in meshes if mesh.explicit_axes), None)
 
 
 NO_CHIP = (
@@ -61,7 +68,7 @@ _kernel_or_xla.multiple_results = True
 _kernel_or_xla.def_abstract_eval(lambda *arrays, kernel, xla: kernel.out_avals)
 _kernel_or_xla.def_impl(lambda *arrays, kernel, xla: jaxpr_as_fun(kernel)(*arrays))
 
-_UNCUT = (
+UNCUT = (
     "it is for several devices, and XLA cannot cut a kernel. Use `jax.shard_map`; matmul and gated_matmul also take "
     "arrays of a mesh with explicit axes, as `jax.make_mesh` makes it"
 )
@@ -76,7 +83,8 @@ def kernel_or_xla(kernel: Callable[..., Any], xla: Callable[..., Any], *given: A
 
     def for_tpus(*given: Any) -> Any:
         traced, shapes = jax.make_jaxpr(kernel, return_shape=True)(*given)
-        found = _kernel_or_xla.bind(*jax.tree.leaves(given), kernel=traced, xla=jax.make_jaxpr(xla)(*given))
+        programs = {"kernel": low_jaxpr(traced), "xla": low_jaxpr(jax.make_jaxpr(xla)(*given))}
+        found = _kernel_or_xla.bind(*jax.tree.leaves(given), **programs)
         return jax.tree.unflatten(jax.tree.structure(shapes), found)
 
     return lax.platform_dependent(*given, tpu=for_tpus, default=xla)
@@ -84,7 +92,7 @@ def kernel_or_xla(kernel: Callable[..., Any], xla: Callable[..., Any], *given: A
 
 def _chosen(context: Any, *arrays: Any, kernel: Any, xla: Any) -> Any:
     if _has_to_be_cut(context):
-        warn_user(f"no kernel of systolic's in this program for a TPU: {_UNCUT}", NoKernelWarning)
+        warn_user(f"no kernel of systolic's in this program for a TPU: {UNCUT}", NoKernelWarning)
         kernel = xla
     return mlir.lower_fun(jaxpr_as_fun(kernel), multiple_results=True)(context, *arrays)
 
@@ -107,7 +115,7 @@ def _refused(_context: Any, _array: Any) -> NoReturn:
 
 def _uncut(context: Any, array: Any) -> list[Any]:
     if _has_to_be_cut(context):
-        raise SpecError(f'implementation="pallas" has no kernel in this program: {_UNCUT}')
+        raise SpecError(f'implementation="pallas" has no kernel in this program: {UNCUT}')
     return [array]
 
 

@@ -14,10 +14,10 @@ from jax.custom_batching import custom_vmap
 from systolic.ops.linear import floating, linear, perturbed
 from systolic.ops.matmul.pallas import by_pallas
 from systolic.ops.matmul.product import Backend, Product
-from systolic.ops.matmul.sharded import explicit_mesh, sharded
+from systolic.ops.matmul.sharded import sharded
 from systolic.ops.matmul.xla import by_xla
 from systolic.ops.shapes import is_symbolic
-from systolic.ops.target import NO_CHIP, kernel_or_xla, without_kernel
+from systolic.ops.target import NO_CHIP, explicit_mesh, kernel_or_xla, without_kernel
 from systolic.spec import Operands, SpecError
 
 Fn = Callable[..., Any]
@@ -89,7 +89,7 @@ def _batched(product: Product, operands: Operands) -> tuple[Array, ...]:
 
 
 def _dispatched(product: Product, operands: Operands) -> tuple[Array, ...]:
-    mesh = explicit_mesh(operands)
+    mesh = explicit_mesh(operands.present())
     if mesh is not None:
         return sharded(_dispatched, mesh, product, operands)
     backend = product.backend

@@ -25,17 +25,11 @@ Names = tuple[str, ...]  # of an array's dimensions: m, k, n, batch0 …; "" whe
 Axes = tuple[str, ...]  # of a mesh
 
 
-def explicit_mesh(operands: Operands) -> Any:
-    """The mesh with explicit axes that the types of the operands name; None where there is none."""
-    meshes = (jax.typeof(array).sharding.mesh for array in operands.present())
-    return next((mesh for mesh in meshes if mesh.explicit_axes), None)
-
-
 def sharded(run: Run, mesh: Any, product: Product, operands: Operands) -> tuple[Array, ...]:
     """The product by `run`, which gets on each device the parts that it has.
 
     Args:
-      mesh: what `explicit_mesh` found.
+      mesh: what `target.explicit_mesh` found.
     """
     names = operands.map(lambda array, side: _names(product, side, array.shape), operands.sides)
     cuts = _cuts(operands, names)
