@@ -83,6 +83,7 @@ def test_sound_kernels_have_no_errors(fn: Any, args: Any, reference: Any) -> Non
             (array(1, 2, 256, 128),) * 3,
             example("products.py:attention_reference"),
             id="attention",
+            marks=SLOW,
         ),
     ],
 )

@@ -34,7 +34,9 @@ def test_sine(rows: int) -> None:
     right(functools.partial(sine, bm=8), jnp.sin, jax.ShapeDtypeStruct((rows, 100), jnp.float32))
 
 
-@pytest.mark.parametrize(("blocks", "dealt"), [(1, True), (3, False), (3, True), (4, True)])
+@pytest.mark.parametrize(
+    ("blocks", "dealt"), [(1, True), (3, False), pytest.param(3, True, marks=pytest.mark.slow), (4, True)]
+)
 def test_triangle(blocks: int, *, dealt: bool) -> None:
     m = 128 * blocks
     lhs, x = (jax.ShapeDtypeStruct((m, n), jnp.bfloat16) for n in (m, 128))

@@ -122,7 +122,8 @@ def test_gradients_are_xlas(stack: str, inputs: str, transpose_lhs: bool, transp
     wanted = jax.grad(loss_of(lambda a: plain(a, **static), weights))(arrays)
     for implementation in ("interpret", "xla"):
         slope = jax.jit(jax.grad(loss_of(lambda a, by=implementation: call(a, by, **static), weights)))
-        assert_same(slope(arrays), wanted, 4e-6)
+        # Programs that are not optimised (conftest.py) compute gelu's tanh with an error of its own.
+        assert_same(slope(arrays), wanted, 1e-5)
 
 
 @pytest.mark.parametrize(("transpose_lhs", "transpose_rhs"), [(False, False), (True, True)])

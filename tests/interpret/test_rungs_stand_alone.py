@@ -29,7 +29,7 @@ def right(m, k, n, dtype, races, **chosen):
 
 import jax.numpy as jnp
 for dtype in ("float32", "bfloat16", "int8"):
-    for races in (False, True):
+    for races in (False, True) if dtype == "bfloat16" else (False,):
         right(1, 1, 1, dtype, races, **ONE)
         right(100, 70, 30, dtype, races, **RAGGED)
         right(256, 384, 256, dtype, races, **SEVERAL)
