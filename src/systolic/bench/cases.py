@@ -24,23 +24,6 @@ class Case:
     even: Any = None  # the spec at the next larger sizes that tiles divide, to be compared with
 
 
-class OneDtype:
-    """A spec whose arrays all have one dtype, which the matrix unit goes over once."""
-
-    __slots__ = ()
-    dtype: str
-
-    @property
-    def passes(self) -> int:
-        """How often the matrix unit goes over the operands."""
-        return 1
-
-    @property
-    def dtype_multiplied(self) -> str:
-        """The dtype of everything."""
-        return self.dtype
-
-
 def fused_spec(
     m: int,
     k: int,

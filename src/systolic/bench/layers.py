@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.bench.cases import OneDtype
-from systolic.spec import dtype_bytes
+from systolic.spec import OneDtype, dtype_bytes
 
 Which = Literal["mlp", "gated"]
 

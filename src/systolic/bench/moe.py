@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from systolic.bench.cases import Case, OneDtype
-from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
+from systolic.bench.cases import Case
+from systolic.spec import GroupedGradientSpec, GroupedSpec, OneDtype, dtype_bytes
 
 Kind = Literal["forward", "dlhs", "drhs", "gated"]
 Routing = Literal["even", "skewed", "one expert"]

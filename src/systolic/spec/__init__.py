@@ -6,6 +6,7 @@ from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologu
 from systolic.spec.gated import GatedSpec
 from systolic.spec.grouped import GroupedGradientSpec, GroupedSpec
 from systolic.spec.matmul import LARGEST_SIZE, PASSES, MatmulSpec, NoKernelWarning, Pairing, PrecisionName
+from systolic.spec.one_dtype import OneDtype
 from systolic.spec.protocol import Spec
 from systolic.spec.quantised import ROW_FORMATS, QuantizedSpec
 from systolic.spec.sparse import BlockSparseError, SparseKind, SparseSpec
@@ -24,6 +25,7 @@ __all__ = [
     "GroupedSpec",
     "MatmulSpec",
     "NoKernelWarning",
+    "OneDtype",
     "Operands",
     "Pairing",
     "PrecisionName",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from systolic.spec.dtypes import SpecError, accumulator_dtype, dtype_bytes
+from systolic.spec.dtypes import SpecError, dtype_bytes
 from systolic.spec.matmul import LARGEST_SIZE, PASSES, PrecisionName
+from systolic.spec.one_dtype import OneDtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedSizes:
+class GroupedSizes(OneDtype):
     """What a product of rows in groups and its gradient have in common: sizes, dtypes and precision."""
 
     m: int
@@ -30,21 +31,6 @@ class GroupedSizes:
             dtype_bytes(dtype)
         if self.precision not in PASSES:
             raise SpecError(f"precision={self.precision!r} is not known; use {', '.join(PASSES)}")
-
-    @property
-    def dtype_multiplied(self) -> str:
-        """The dtype in which the matrix unit takes both operands."""
-        return self.dtype
-
-    @property
-    def dtype_accumulator(self) -> str:
-        """The dtype of the running sum."""
-        return accumulator_dtype(self.dtype)
-
-    @property
-    def passes(self) -> int:
-        """How often the matrix unit goes over the operands."""
-        return PASSES[self.precision] if self.dtype == "float32" else 1
 
     @property
     def flops(self) -> int:

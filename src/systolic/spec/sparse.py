@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.spec.dtypes import SpecError, accumulator_dtype, dtype_bytes
+from systolic.spec.dtypes import SpecError, dtype_bytes
 from systolic.spec.matmul import LARGEST_SIZE, PASSES, PrecisionName
+from systolic.spec.one_dtype import OneDtype
 
 # Which matrix is sparse, as MegaBlocks names it: result, left operand, right operand; d is a dense one.
 SparseKind = Literal["dsd", "dds", "sdd"]
@@ -17,7 +18,7 @@ class BlockSparseError(SpecError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparseSpec:
+class SparseSpec(OneDtype):
     """`lhs[m, k] @ rhs[k, n]`, where one of the three matrices is a list of its blocks.
 
     - dsd: lhs is sparse.
@@ -144,21 +145,6 @@ class SparseSpec:
     def sweep(self) -> int:
         """The size that the sparse matrix has not: n of dsd, m of dds, k of sdd."""
         return {"dsd": self.n, "dds": self.m, "sdd": self.k}[self.kind]
-
-    @property
-    def dtype_multiplied(self) -> str:
-        """The dtype in which the matrix unit takes both operands."""
-        return self.dtype
-
-    @property
-    def dtype_accumulator(self) -> str:
-        """The dtype of the running sum."""
-        return accumulator_dtype(self.dtype)
-
-    @property
-    def passes(self) -> int:
-        """How often the matrix unit goes over the operands."""
-        return PASSES[self.precision] if self.dtype == "float32" else 1
 
     @property
     def flops(self) -> int:

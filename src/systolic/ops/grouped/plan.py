@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from systolic.chips import Chip
-from systolic.cost import TimedConfig, machine_roofline
+from systolic.cost import TimedConfig
 from systolic.cost.grouped import gradient_configs, product_configs, timed
-from systolic.op import Candidates, Layout, RacedPrograms
-from systolic.schedule import KernelConfig, Tiles, total_bytes
+from systolic.op import Layout, RacedPrograms
+from systolic.ops.listed import ListedOp
+from systolic.schedule import KernelConfig, total_bytes
 from systolic.schedule.grouped import GradientSchedule, GroupedSchedule, vmem_limit
 from systolic.spec import GroupedGradientSpec, GroupedSpec
 
@@ -16,24 +17,12 @@ if TYPE_CHECKING:
     from systolic.ops.grouped.programs import GradientPrograms, GroupedPrograms
 
 
-class _Grouped:
+class _Grouped(ListedOp):
     """What both ops have in common."""
-
-    def described(self, spec: Any) -> Any:
-        """All of it."""
-        return spec
-
-    def computed(self, spec: Any) -> Any:
-        """What is asked for."""
-        return spec
 
     def judge(self, computed: Any, config: KernelConfig, chip: Chip) -> TimedConfig:
         """A configuration with the model's time."""
         return timed(computed, config, chip)
-
-    def least_time_us(self, computed: Any, config: KernelConfig, chip: Chip) -> float:
-        """Products or copies alone, at the clock and bandwidth of the chip's model."""
-        return machine_roofline(computed, chip).least_us / chip.cores_per_device
 
     def remarks(self, spec: Any, chip: Chip) -> list[str]:
         """For which sizes of groups the tiles are."""
@@ -58,16 +47,9 @@ class GroupedOp(_Grouped):
             ", ".join(filter(None, (*fused, turned, kept))),
         )
 
-    def plan(self, spec: GroupedSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
-        """The fastest by arithmetic; of these tiles only, if they are given."""
-        if isinstance(tiles, KernelConfig):
-            return Candidates(configs=[timed(spec, tiles, chip)], considered=1)
-        found = product_configs(spec, chip)
-        return _with_tiles(found, tiles)
-
-    def search(self, computed: GroupedSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
+    def configs(self, spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
         """All that are legal."""
-        return [], product_configs(computed, chip)
+        return product_configs(spec, chip)
 
     def layout(self, computed: GroupedSpec, config: KernelConfig, chip: Chip) -> Layout:
         """Panels of rows, and tiles of columns."""
@@ -105,15 +87,9 @@ class GroupedGradientOp(_Grouped):
         sizes = f"{spec.m} × {spec.k} × {spec.n} (m k n) in {spec.groups} groups, gradient of the matrices"
         return sizes, f"{spec.dtype} → {spec.dtype_out}", ""
 
-    def plan(self, spec: GroupedGradientSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
-        """The fastest by arithmetic; of these tiles only, if they are given."""
-        if isinstance(tiles, KernelConfig):
-            return Candidates(configs=[timed(spec, tiles, chip)], considered=1)
-        return _with_tiles(gradient_configs(spec, chip), tiles)
-
-    def search(self, computed: GroupedGradientSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
+    def configs(self, spec: GroupedGradientSpec, chip: Chip) -> list[TimedConfig]:
         """All that are legal."""
-        return [], gradient_configs(computed, chip)
+        return gradient_configs(spec, chip)
 
     def layout(self, computed: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> Layout:
         """Groups, and tiles of each one's result."""
@@ -137,16 +113,3 @@ class GroupedGradientOp(_Grouped):
         from systolic.ops.grouped.programs import gradient_raced  # likewise
 
         return gradient_raced(spec, chip)
-
-
-def _with_tiles(found: list[TimedConfig], tiles: Tiles | None) -> Candidates:
-    from systolic.schedule import IllegalTilesError, Violation
-
-    chosen = [one for one in found if tiles is None or one.config.tiles == tiles]
-    if not chosen:
-        known = ", ".join(sorted({str(one.config.tiles) for one in found})[:8])
-        violation = Violation(
-            rule="tiles", value=f"tiles {tiles}", limit="are none of those that are tried", fix=f"use one of {known}, …"
-        )
-        raise IllegalTilesError(f"tiles {tiles}", [violation])
-    return Candidates(configs=chosen, considered=len(found))

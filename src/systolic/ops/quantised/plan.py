@@ -8,8 +8,9 @@ from systolic.chips import Chip
 from systolic.cost import TimedConfig, machine_roofline
 from systolic.cost.quantised import product_configs, timed
 from systolic.cost.roofline import mxu_rows_per_cycle
-from systolic.op import Candidates, Layout, RacedPrograms
-from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, Violation, total_bytes
+from systolic.op import Layout, RacedPrograms
+from systolic.ops.listed import ListedOp
+from systolic.schedule import KernelConfig, total_bytes
 from systolic.schedule.quantised import QuantizedSchedule
 from systolic.schedule.quantised_route import route_of, rows_per_cycle
 from systolic.spec import QuantizedSpec
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from systolic.ops.quantised.programs import QuantizedPrograms
 
 
-class QuantizedOp:
+class QuantizedOp(ListedOp):
     """`systolic.matmul` with a quantised weight; see `systolic.op.Op`."""
 
     name = "quantised"
@@ -39,30 +40,9 @@ class QuantizedOp:
             ", ".join(filter(None, fused)),
         )
 
-    def described(self, spec: QuantizedSpec) -> QuantizedSpec:
-        """All of it."""
-        return spec
-
-    def computed(self, spec: QuantizedSpec) -> QuantizedSpec:
-        """What is asked for."""
-        return spec
-
-    def plan(self, spec: QuantizedSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
-        """The fastest by arithmetic; of these tiles only, if they are given."""
-        if isinstance(tiles, KernelConfig):
-            return Candidates(configs=[timed(spec, tiles, chip)], considered=1)
-        found = product_configs(spec, chip)
-        chosen = [one for one in found if tiles is None or one.config.tiles == tiles]
-        if not chosen:
-            known = ", ".join(sorted({str(one.config.tiles) for one in found})[:8])
-            value, limit = f"tiles {tiles}", "are none of those that are tried"
-            violation = Violation(rule="tiles", value=value, limit=limit, fix=f"use one of {known}, …")
-            raise IllegalTilesError(f"tiles {tiles}", [violation])
-        return Candidates(configs=chosen, considered=len(found))
-
-    def search(self, computed: QuantizedSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
+    def configs(self, spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
         """All that are legal."""
-        return [], product_configs(computed, chip)
+        return product_configs(spec, chip)
 
     def judge(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
         """A configuration with the model's time."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from systolic.chips import Chip
 from systolic.cost import TimedConfig, machine_roofline
 from systolic.cost.sparse import chunks_of, configs, timed
-from systolic.op import Candidates, Layout, RacedPrograms
-from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, Violation, total_bytes
+from systolic.op import Layout, RacedPrograms
+from systolic.ops.listed import ListedOp
+from systolic.schedule import KernelConfig, total_bytes
 from systolic.schedule.grouped import vmem_limit
 from systolic.schedule.sparse import ProductSchedule, SampledSchedule, schedule_of
 from systolic.spec import SparseSpec, dtype_bytes
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from systolic.ops.sparse.programs import SparsePrograms
 
 
-class SparseOp:
+class SparseOp(ListedOp):
     """`systolic.sparse_matmul`; see `systolic.op.Op`."""
 
     name = "sparse"
@@ -40,30 +41,9 @@ class SparseOp:
             ", ".join(filter(None, fused)),
         )
 
-    def described(self, spec: SparseSpec) -> SparseSpec:
-        """All of it."""
-        return spec
-
-    def computed(self, spec: SparseSpec) -> SparseSpec:
-        """What is asked for."""
-        return spec
-
-    def plan(self, spec: SparseSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
-        """The fastest by arithmetic; of these tiles only, if they are given."""
-        if isinstance(tiles, KernelConfig):
-            return Candidates(configs=[timed(spec, tiles, chip)], considered=1)
-        found = configs(spec, chip)
-        chosen = [one for one in found if tiles is None or one.config.tiles == tiles]
-        if not chosen:
-            known = ", ".join(sorted({str(one.config.tiles) for one in found})[:8])
-            value, limit = f"tiles {tiles}", "are none of those that are tried"
-            violation = Violation(rule="tiles", value=value, limit=limit, fix=f"use one of {known}, …")
-            raise IllegalTilesError(f"tiles {tiles}", [violation])
-        return Candidates(configs=chosen, considered=len(found))
-
-    def search(self, computed: SparseSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
+    def configs(self, spec: SparseSpec, chip: Chip) -> list[TimedConfig]:
         """All that are legal."""
-        return [], configs(computed, chip)
+        return configs(spec, chip)
 
     def judge(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
         """A configuration with the model's time."""

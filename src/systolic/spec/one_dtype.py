@@ -1,0 +1,29 @@
+"""What specs have in common whose arrays all have one dtype."""
+
+from __future__ import annotations
+
+from systolic.spec.dtypes import accumulator_dtype
+from systolic.spec.matmul import PASSES, PrecisionName
+
+
+class OneDtype:
+    """A spec with a field `dtype`; one without a field `precision` has JAX's default."""
+
+    __slots__ = ()
+    dtype: str
+    precision: PrecisionName = "default"
+
+    @property
+    def dtype_multiplied(self) -> str:
+        """The dtype in which the matrix unit takes both operands."""
+        return self.dtype
+
+    @property
+    def dtype_accumulator(self) -> str:
+        """The dtype of the running sum."""
+        return accumulator_dtype(self.dtype)
+
+    @property
+    def passes(self) -> int:
+        """How often the matrix unit goes over the operands."""
+        return PASSES[self.precision] if self.dtype == "float32" else 1
