@@ -9,14 +9,13 @@ from systolic.chips import chip
 from systolic.lessons import LESSONS, Lesson
 
 SHOWN = [
-    ("reductions", "v5p"),
     ("refs", "v5e"),
     ("between_chips", "v6e"),
     ("sparse_core", "v6e"),
     # Their kernels are run by tests in interpret mode; compiling all parts takes a minute each.
     *(
         pytest.param(*each, marks=pytest.mark.slow)
-        for each in (("grouped", "v5e"), ("cores", "v5p"), ("pl_kernel", "v5e"))
+        for each in (("grouped", "v5e"), ("cores", "v5p"), ("pl_kernel", "v5e"), ("reductions", "v5p"))
     ),
 ]
 RIGHT = ("ok", "unsupported")
