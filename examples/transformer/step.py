@@ -82,7 +82,7 @@ def _cut(x: jax.Array, chunks: int) -> jax.Array:
 
 
 def cross_entropy(x: jax.Array, targets: jax.Array, weight: jax.Array, config: Config, sharding: Sharding) -> jax.Array:
-    """Of each token: the logarithm of the sum of all exponentials, less the logit of the token that comes next."""
+    """The loss of each token: the logarithm of the sum of all exponentials, less the logit of the next one."""
     logits = project(x, weight, "bsd,dv->bsv")
     logits = sharding.constrain(logits, "batch", "sequence", "vocabulary").astype(jnp.float32)
     wanted = jnp.sum(jax.nn.one_hot(targets, config.vocabulary) * logits, axis=-1)

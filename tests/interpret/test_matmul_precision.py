@@ -91,7 +91,7 @@ def test_the_largest_number_does_not_become_infinite() -> None:
     assert np.isfinite(wide(high)).all()
     np.testing.assert_allclose(wide(high) + wide(low), [LARGEST, -LARGEST], rtol=2.0**-15)
     with np.errstate(over="raise"):
-        np.asarray(high, np.float32) + np.asarray(low, np.float32)
+        np.add(np.asarray(high, np.float32), np.asarray(low, np.float32))
 
 
 def one_pass(lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:

@@ -219,7 +219,7 @@ def test_bias_and_activation(kind: str) -> None:
 
 
 def test_gradients_close_over_the_three() -> None:
-    """Of all operands, twice, as of a product of whole matrices; by the kernels with the same numbers as by XLA."""
+    """First and second derivatives are those of products of whole matrices, by the kernels and by XLA."""
     mask = MASK[::2, ::2] & [[True, True], [False, True]]
     matrix, dense = padded(mask, (128, 128), "float32")
     places = np.kron(mask, np.ones((128, 128)))

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from systolic.bench.cases import Case, sizes
-from systolic.spec import SparseKind, SparseSpec
+from systolic.spec import SparseKind, SparseSpec, dtype_bytes
 
 Pattern = Literal["random", "banded", "power law", "causal"]
 
@@ -70,8 +70,9 @@ class PatternSpec:
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Of a backward pass: blocks, their gradient, and three dense matrices."""
-        return self.planned.least_hbm_bytes * (2 if self.backward else 1)
+        """A backward pass reads blocks, the dense operand and the cotangent, and writes gradients of the first two."""
+        forward, its = self.planned.least_hbm_bytes, self.planned
+        return 2 * forward - its.m * its.n * dtype_bytes(its.dtype_out) if self.backward else forward
 
     @property
     def places(self) -> tuple[np.ndarray, np.ndarray]:

@@ -108,7 +108,7 @@ class StepRun(Summarised):
 
     @property
     def error(self) -> TimeError:
-        """How far the time may be off."""
+        """The error of the time: how far it may be off, or why that is not known."""
         return self.run.error if self.slice_run is None else self.slice_run.error
 
     @property

@@ -153,3 +153,11 @@ def test_sparse_has_every_pattern_with_as_many_blocks_as_planned() -> None:
         assert (np.diff(rows * its.grid_columns + columns)[: its.blocks - 1] > 0).all()
         if case.spec.pattern == "causal":
             assert (rows >= columns).all()
+
+
+def test_least_bytes_of_both_gradients_of_a_sparse_product() -> None:
+    """Blocks and their gradient; the dense operand, its gradient, and the cotangent."""
+    spec = next(case.spec for case in suite("sparse") if case.spec.backward and case.spec.m == case.spec.k)
+    its = spec.planned
+    blocks, dense = its.blocks * its.block_rows * its.block_columns, its.m * its.n
+    assert spec.least_hbm_bytes == 2 * (2 * blocks + 3 * dense)

@@ -149,7 +149,7 @@ class BlockSparse:
 
     @property
     def dtype(self) -> Any:
-        """That of the blocks."""
+        """The dtype of the blocks."""
         return self.blocks.dtype
 
     @property
