@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any
@@ -122,47 +121,14 @@ def interpret_params(**options: Any) -> Any:
     return pltpu.InterpretParams(**options)
 
 
-_LARGE = 1e30  # in memory that nobody wrote: far above data, and no sum of a few of them is infinite
-
-
-def _left_over(xp: Any, shape: Sequence[int], dtype: Any, memory: str) -> Any:
-    """Makes what nobody has written: NaN and the largest integers, zeros, or large numbers of both signs.
-
-    Args:
-      xp: the module that makes it: NumPy where a kernel runs, jax.numpy where it is traced. There an array of NumPy's
-        would be a large constant, around which calls of a kernel on a mesh (`pl.kernel`) lose their order.
-      shape: its shape.
-      dtype: its type.
-      memory: "nan", "zero" or "large".
-    """
-    import jax.numpy as jnp
-    import numpy as np
-
-    if memory == "zero":
-        return xp.zeros(shape, dtype)
-    if jnp.issubdtype(dtype, jnp.floating):
-        most = min(_LARGE, float(jnp.finfo(dtype).max) / 8)
-        values = (most, -most / 3) if memory == "large" else (np.nan, np.nan)
-    elif jnp.issubdtype(dtype, jnp.integer):
-        most, least = jnp.iinfo(dtype).max, jnp.iinfo(dtype).min
-        values = (most // 2, least // 3) if memory == "large" else (most, most)
-    elif dtype == np.bool_:
-        values = (False, True) if memory == "large" else (True, True)
-    else:
-        raise NotImplementedError(f"memory of type {dtype} that nobody has written")
-    if memory != "large":
-        return xp.full(shape, values[0], dtype)
-    odd = xp.arange(math.prod(shape)).reshape(shape) % 2 == 1
-    return xp.where(odd, xp.asarray(values[1], dtype), xp.asarray(values[0], dtype))
-
-
 @contextmanager
-def unkind_interpreter() -> Iterator[None]:
-    """Makes TPU interpret mode as unkind as a TPU is.
+def unkind_interpreter(left_over: Callable[..., Any]) -> Iterator[None]:
+    """Makes TPU interpret mode as unkind as a TPU is, while a function is traced and while it runs.
 
     A window that an output's block was written back from holds anything afterwards: the next block has another window.
-    And memory that nobody wrote may be "large", finite numbers of both signs, beside "nan" and "zero". It has to hold
-    while a function is traced and while it runs.
+
+    Args:
+      left_over: makes what memory holds that nobody has written, by `uninitialized_memory`; see `checking.unkind`.
     """
     import jax.numpy as jnp
     import numpy as np
@@ -182,7 +148,7 @@ def unkind_interpreter() -> Iterator[None]:
         # Only as a block is written back a window is read whole, from outside of the kernel.
         if not rest and not kw and not transforms and int(memory) != hbm:
             value = found[1]
-            spoiled = _left_over(np, value.shape, value.dtype, calls._get_shared_memory().uninitialized_memory)
+            spoiled = left_over(np, value.shape, value.dtype, calls._get_shared_memory().uninitialized_memory)
             calls.store(token, device, core, memory, buffer, (), spoiled)
         return found
 
@@ -191,12 +157,12 @@ def unkind_interpreter() -> Iterator[None]:
         if memory != "large" or made.shape == value.shape:
             return made
         inside = tuple(slice(0, size) for size in value.shape)
-        return _left_over(jnp, made.shape, made.dtype, memory).at[inside].set(value)
+        return left_over(jnp, made.shape, made.dtype, memory).at[inside].set(value)
 
     # Copies of the kernel's own call what is wrapped.
     get_and_spoil.__wrapped__ = get.__wrapped__  # type: ignore[attr-defined]
-    module.get_uninitialized_value = lambda dtype, memory: _left_over(np, (), dtype, memory)
-    module.get_uninitialized_array = functools.partial(_left_over, jnp)
+    module.get_uninitialized_value = lambda dtype, memory: left_over(np, (), dtype, memory)
+    module.get_uninitialized_array = functools.partial(left_over, jnp)
     calls.get, module.pad_to_block_dimension = get_and_spoil, padded
     try:
         yield

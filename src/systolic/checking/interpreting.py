@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from systolic.bugs import runs_user_code
+from systolic.checking.unkind import left_over
 from systolic.chips import Chip
 from systolic.compat import (
     abstract_mesh_in_all_threads,
@@ -156,7 +157,7 @@ class Interpreter:
         level = log.level
         log.setLevel(logging.CRITICAL)  # it would show the traceback of what is raised anyway
         try:
-            with traced_as_on(self._chip), unkind_interpreter(), interpreter_reports() as reports:
+            with traced_as_on(self._chip), unkind_interpreter(left_over), interpreter_reports() as reports:
                 call = self._compiled.get(conditions) or self._compile(arguments, conditions)
                 outputs = _waited_for(lambda: _outputs(call, arguments), time_limit_s)
                 raced = races_found()

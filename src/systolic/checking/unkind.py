@@ -1,0 +1,41 @@
+"""What is in memory that nobody has written, where a kernel is checked: a TPU's holds anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_LARGE = 1e30  # in memory that nobody wrote: far above data, and no sum of a few of them is infinite
+
+
+def left_over(xp: Any, shape: Sequence[int], dtype: Any, memory: str) -> Any:
+    """Makes what nobody has written: NaN and the largest integers, zeros, or large numbers of both signs.
+
+    Args:
+      xp: the module that makes it: NumPy where a kernel runs, jax.numpy where it is traced. There an array of NumPy's
+        would be a large constant, around which calls of a kernel on a mesh (`pl.kernel`) lose their order.
+      shape: its shape.
+      dtype: its type.
+      memory: "nan", "zero" or "large".
+    """
+    import jax.numpy as jnp
+
+    if memory == "zero":
+        return xp.zeros(shape, dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        most = min(_LARGE, float(jnp.finfo(dtype).max) / 8)
+        values = (most, -most / 3) if memory == "large" else (np.nan, np.nan)
+    elif jnp.issubdtype(dtype, jnp.integer):
+        most, least = jnp.iinfo(dtype).max, jnp.iinfo(dtype).min
+        values = (most // 2, least // 3) if memory == "large" else (most, most)
+    elif dtype == np.bool_:
+        values = (False, True) if memory == "large" else (True, True)
+    else:
+        raise NotImplementedError(f"memory of type {dtype} that nobody has written")
+    if memory != "large":
+        return xp.full(shape, values[0], dtype)
+    odd = xp.arange(math.prod(shape)).reshape(shape) % 2 == 1
+    return xp.where(odd, xp.asarray(values[1], dtype), xp.asarray(values[0], dtype))
