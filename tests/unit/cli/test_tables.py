@@ -84,7 +84,9 @@ def test_json_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_table_in_a_file_is_as_wide_as_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = [1.5e6 + at for at in range(30)]
-    columns = [numeric(f"column {at}", lambda row, at=at: row[at], ",.1f") for at in range(len(numbers))]
+    columns: list[Column[list[float]]] = [
+        numeric(f"column {at}", lambda row, at=at: row[at], ",.1f") for at in range(len(numbers))
+    ]
     show_table(console(), columns, [numbers])
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 2
