@@ -129,8 +129,8 @@ def bench(
 
 def _plot(rows: Sequence[BenchRow], target: Path) -> str:
     """Draws what of the rows has a picture, and says what it is, or that there is none."""
-    from systolic.bench.pictures import PICTURES, picture
     from systolic.report import save_png, times_plot
+    from systolic.report.race_pictures import PICTURES, picture
 
     found = picture(rows)
     if found is None:
