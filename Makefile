@@ -13,7 +13,7 @@ CHIPS := v5e,v5p,v6e,v7x
 COMPILED := $(addprefix tests/compiled/test_,bugs_in_workers.py check_command.py compiler_compile.py doctor_command.py \
 	rewriting.py simulate_command.py tune_command.py)
 
-.PHONY: setup demo test test-newest test-lowest test-slow test-device lint types check docs lesson-numbers clean help
+.PHONY: setup demo test test-newest test-lowest packages test-slow test-device lint types check docs lesson-numbers clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ test-lowest: ## unit and some compiled tests with the lowest versions that pypro
 	  --editable '.[tpu,dev]'
 	# Warnings are no errors here: old versions give some of their own.
 	$(VENV)-lowest/bin/python $(PYTEST) -W default tests/unit tests/docs/test_docs_build.py $(COMPILED)
+
+packages: ## sdist and wheel, in dist; each is installed with the oldest and the newest stack, and compiles a product
+	PYTHON="$(PYTHON)" .ci/packages
 
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
