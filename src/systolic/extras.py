@@ -1,7 +1,7 @@
 """What pip installs beside systolic for some of its commands, and how a message says so.
 
-Messages name the packages themselves, as `pip install "distributed>=2024.8"`, and never `systolic[cluster]`: pip would ask
-its index for systolic, which need not have come from there.
+Messages name the packages themselves, as `pip install "distributed>=2024.8"`, and never `systolic[cluster]`: pip would
+ask its index for systolic, which need not have come from there.
 """
 
 from __future__ import annotations
