@@ -113,9 +113,9 @@ def _shown(report: Report) -> str:
     if is_page(report):
         link = f"../reports/{report.name}.html"
         inside = (
-            f'<p><a href="{link}">Open the report</a></p>\n'
-            f'<iframe class="report" src="{link}" title="{report.title}" loading="lazy"></iframe>'
+            f'<iframe class="report" src="{link}" title="{report.title}" loading="lazy"></iframe>\n'
+            f'<p><a href="{link}">The whole report</a></p>'
         )
-        return f"> {explanation(report.name).verdict}\n\n```{{raw}} html\n{inside}\n```"
+        return f"```{{raw}} html\n{inside}\n```"
     found = CheckReport.from_json(json.dumps(kept(report.name)["rows"][0]))
     return f'```{{raw}} html\n<div class="shown">{found._repr_html_()}</div>\n```'

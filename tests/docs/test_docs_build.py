@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import subprocess
 import sys
@@ -35,6 +36,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def browser() -> Iterator[Browser]:
     with chromium() as found:
         yield found
+
+
+def test_kept_results_name_no_folder_of_whoever_made_them() -> None:
+    for file in (DOCS / "gallery").iterdir():
+        text = gzip.decompress(file.read_bytes()).decode()
+        assert re.findall(r'(?<![\w.])/[^"\s]*\.py', text) == [], file.name
 
 
 def test_every_lesson_and_rung_has_a_page_with_its_code(built: Path) -> None:
@@ -78,6 +85,7 @@ def test_the_gallery_has_every_report(built: Path) -> None:
     for report in reports:
         assert "data-plot" in (built / report).read_text("utf-8")
     assert "dropped-tail" in page
+    assert "examples/planted_faults.py:45" in page
     assert "µs" in (built / "_images" / "front.svg").read_text("utf-8")
 
 
