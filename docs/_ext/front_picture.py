@@ -17,7 +17,7 @@ def front_picture(found: Explanation) -> str:
     """The way of `found` from left to right, and below it each program's time as a bar."""
     stations = (
         ("your kernel", found.function.rpartition(":")[2], "any JAX function"),
-        ("the TPU compiler", "is it accepted?", "it runs on any Linux PC"),
+        ("the TPU compiler", "is it accepted?", "on Linux, without a TPU"),
         (f"a model of the {found.chip}", "how long, and why?", "executes the program"),
         ("the kernel, changed", "what would be faster?", "compiled and executed too"),
     )
