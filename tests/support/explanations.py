@@ -11,6 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
 
 from systolic.analysis import LineOps
 from systolic.chips import chip
@@ -25,6 +29,7 @@ from systolic.explaining.explanation import (
     VmemPart,
     Window,
 )
+from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.schedule import MIB
 from systolic.simulator import SimulatedRun
 
@@ -262,3 +267,14 @@ def _savings(time_us: float) -> tuple[Saving, ...]:
             provenance="simulated",
         ),
     )
+
+
+def analysed(fn: Any, *args: Any, look_inside: bool = False) -> FunctionAnalysis:
+    def traced(fn: Any, args: Any, target: Any, *, settings: Any) -> Any:
+        del target, settings
+        return jax.make_jaxpr(fn)(*args)
+
+    # As for a chip, but by JAX alone: the compiler is not loaded into the tests' own process.
+    with mock.patch("systolic.explaining.function_analysis.traced_jaxpr", traced):
+        values = [None] * len(jax.tree.leaves(args))
+        return analyse_function(fn, args, values, chip("v5e"), {}, look_inside=look_inside)

@@ -71,8 +71,9 @@ class Watch:
         self._steps[int(core)] = tuple(int(each) for each in point)
         return token
 
-    def called(self, name: str, source: Any, function: Callable[..., Any], *args: Any) -> Any:
+    def called(self, name: str, source: Any, function: Callable[..., Any], *given: Any) -> Any:
         """Calls a function of the interpreter's; see `compat.watched_interpreter`."""
+        args = list[Any](given)
         if name == "_initialize_shared_memory":
             self._kernels += 1
             self._steps.clear()

@@ -21,6 +21,7 @@ from systolic.explaining.explanation import (
     Window,
 )
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
+from systolic.explaining.parameters import records_with, with_fields
 from systolic.explaining.request import ExplainRequest
 from systolic.explaining.timeline_windows import timeline_windows
 
@@ -40,5 +41,7 @@ __all__ = [
     "analyse_function",
     "explain",
     "explain_with_pool",
+    "records_with",
     "timeline_windows",
+    "with_fields",
 ]

@@ -41,7 +41,7 @@ def explain_with_pool(pool: WorkerPool, request: ExplainRequest, *, progress: Pr
     """
     jobs = _Jobs(pool, request, progress)
     mine = jobs.simulated(request.fn, jobs.name, spans=_SPANS)
-    analysed = jobs.analysed(request.fn)
+    analysed = jobs.analysed(request.fn, look_inside=True)
     other = jobs.other(request.against) if request.against is not None else None
     outcome = mine.outcome()
     run = outcome.required()
@@ -147,8 +147,8 @@ class _Jobs:
         """Simulates and analyses another function of the same arguments."""
         return self.simulated(fn, function_name(fn), spans=_SPANS), self.analysed(fn)
 
-    def analysed(self, fn: Function) -> Future[FunctionAnalysis]:
-        """Analyses the traced program of a function."""
+    def analysed(self, fn: Function, *, look_inside: bool = False) -> Future[FunctionAnalysis]:
+        """Analyses the traced program of a function; `look_inside` for all tile sizes that it has."""
         self._progress.planned(1)
         args, shape = self._request.args, self._request.shape
         shapes, values = abstract_arguments(args, shardings=shape is not None), argument_values(args)
@@ -161,6 +161,7 @@ class _Jobs:
             self._request.chip,
             tracing_settings(),
             shape,
+            look_inside,
             label=label,
         )
         job.add_done_callback(lambda _: self._progress.done(label))

@@ -170,7 +170,10 @@ def notes(
     elif not compared and now.calls:
         said.append("XLA's program of the same result is not known: give it as --against FILE.py:OTHER")
     if now.calls and not now.parameters:
-        said.append("no tile sizes to try: the function has no keyword argument that is the size of a block")
+        said.append(
+            "no tile sizes to try: no keyword argument of the function, no argument of one that it calls, and no constant "
+            "is the size of a block"
+        )
     said += [
         f"{call.name} runs {'as often as values say' if call.executions is None else f'{call.executions:,} times'}: "
         "its traffic and lines are those of one call"
