@@ -171,8 +171,8 @@ def notes(
         said.append("XLA's program of the same result is not known: give it as --against FILE.py:OTHER")
     if now.calls and not now.parameters:
         said.append(
-            "no tile sizes to try: no keyword argument of the function, no argument of one that it calls, and no constant "
-            "is the size of a block"
+            "no tile sizes to try: no keyword argument of the function, no argument of one that it calls and no "
+            "constant is the size of a block"
         )
     said += [
         f"{call.name} runs {'as often as values say' if call.executions is None else f'{call.executions:,} times'}: "
