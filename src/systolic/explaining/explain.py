@@ -40,7 +40,7 @@ def explain_with_pool(pool: WorkerPool, request: ExplainRequest, *, progress: Pr
       progress: is told of every job.
     """
     jobs = _Jobs(pool, request, progress)
-    mine = jobs.simulated(request.fn, jobs.name, spans=_SPANS)
+    mine = jobs.simulated(request.fn, jobs.name, spans=_SPANS, lines=True)
     analysed = jobs.analysed(request.fn, look_inside=True)
     other = jobs.other(request.against) if request.against is not None else None
     outcome = mine.outcome()
@@ -135,12 +135,14 @@ class _Jobs:
         self._runner = Runner(pool, progress)
         self.name = function_name(request.fn)
 
-    def simulated(self, fn: Function, label: str, *, spans: int = 0) -> Running:
+    def simulated(self, fn: Function, label: str, *, spans: int = 0, lines: bool = False) -> Running:
         """Compiles and simulates a function of the same arguments."""
         self._progress.planned(1)
         args, chip, topology = self._request.args, self._request.chip, self._request.topology
         label = f"{label} for {chip.name}"
-        experiment = Experiment(fn=fn, args=args, chip=chip, topology=topology, label=label, spans=spans)
+        experiment = Experiment(
+            fn=fn, args=args, chip=chip, topology=topology, label=label, spans=spans, lines=lines and topology is None
+        )
         return self._runner.start(experiment)
 
     def other(self, fn: Function) -> tuple[Running, Future[FunctionAnalysis]]:

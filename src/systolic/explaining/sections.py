@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
 import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from systolic.chips import Chip
 from systolic.explaining.bottleneck import main_op
-from systolic.explaining.explanation import ChipLimits, OperandTraffic, Region, VmemKind, VmemMap, VmemPart
+from systolic.explaining.explanation import ChipLimits, LineTime, OperandTraffic, Region, VmemKind, VmemMap, VmemPart
 from systolic.explaining.function_analysis import FunctionAnalysis
 from systolic.simulator import SimulatedRun, VmemBuffer
 
@@ -93,9 +95,40 @@ def regions(run: SimulatedRun) -> tuple[Region, ...]:
             cycles=each.cycles,
             matrix_stall_cycles=each.matrix_stall_cycles,
             issued=each.issued,
+            where=max(each.lines, key=lambda line: each.lines[line], default=""),
         )
         for each in sorted(longest, key=lambda each: each.first_bundle)
     )
+
+
+def line_times(run: SimulatedRun) -> tuple[LineTime, ...]:
+    """Shares out the time of the longest operation among the lines of its source, the longest first."""
+    op = main_op(run)
+    if op is None or not any(each.lines for each in op.regions):
+        return ()
+    instructions = Counter[str]()
+    cycles = defaultdict[str, float](float)
+    for each in op.regions:
+        instructions.update(each.lines)
+        lines = each.lines or {"": 1}
+        for line, count in lines.items():
+            cycles[line] += each.cycles * count / sum(lines.values())
+    return tuple(
+        LineTime(
+            op=op.name,
+            where=line,
+            text=_text(line),
+            cycles=round(spent),
+            share=spent / max(1, op.cycles),
+            instructions=instructions[line],
+        )
+        for line, spent in sorted(cycles.items(), key=lambda each: -each[1])
+    )
+
+
+def _text(line: str) -> str:
+    file, _, number = line.rpartition(":")
+    return linecache.getline(file, int(number)).strip() if number.isdigit() else ""
 
 
 def chip_limits(chip: Chip, dtype: str) -> ChipLimits:

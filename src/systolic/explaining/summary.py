@@ -143,14 +143,18 @@ def verdict(
     )
     unit = run.matrix_busy_share
     share = f"{unit:.0%} of the matrix unit" if unit else f"{run.copy_busy_share:.0%} of HBM's bandwidth"
-    steps = sum(math.prod(each or 0 for each in call.grid) * (call.executions or 0) for call in now.calls if call.grid)
-    limit = bottleneck(run, now.lines, now.traffic, steps=steps).words
+    limit = bottleneck(run, now.lines, now.traffic, steps=steps_of(now)).words
     if whole is None:
         return f"simulated {run.time_us:,.1f} µs {run.error.words} on {run.chip}: {share}; {limit}; {advice}"
     talk = communication_words(whole)
     limits = "; ".join(filter(None, [talk] if is_limit(whole) else [talk, limit]))
     place = f"{whole.devices} devices of a {whole.topology} slice of {whole.chip}"
     return f"simulated {whole.time_us:,.1f} µs {whole.error.words} on {place}: {share}; {limits}; {advice}"
+
+
+def steps_of(now: FunctionAnalysis) -> int:
+    """Counts the steps of all kernels' grids; 0 of those whose number is not known."""
+    return sum(math.prod(each or 0 for each in call.grid) * (call.executions or 0) for call in now.calls if call.grid)
 
 
 def _much(saving: Saving) -> str:

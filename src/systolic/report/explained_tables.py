@@ -11,6 +11,7 @@ from systolic.analysis import LineOps
 from systolic.compiler import short_place
 from systolic.explaining import (
     Explanation,
+    LineTime,
     OperandTraffic,
     Program,
     Region,
@@ -22,6 +23,8 @@ from systolic.report.time_errors import error_column
 from systolic.report.written import megabytes, mib, percent, us
 from systolic.simulator import OpRun, SimulatedRun
 
+NO_LINE = "the pipeline around the kernel, and what the compiler adds"
+HOW_SHARED = "each stretch of straight code, shared out by its instructions; waits for copies are not among it"
 _MOST_OPS = 20
 _MOST_LINES = 60
 _MOST_PARTS = 40
@@ -147,6 +150,7 @@ def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
         (
             textual("operation", lambda region: region.op, kind="code"),
             textual("region", lambda region: region.name),
+            textual("mostly of", lambda region: short_place(region.where), kind="code", optional=True),
             numeric("executions", lambda region: region.executions, ","),
             numeric("bundles", lambda region: region.bundles, ","),
             numeric("cycles", lambda region: region.cycles, ","),
@@ -158,6 +162,24 @@ def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
             ),
         ),
         explanation.regions,
+        most=_MOST_LINES,
+    )
+
+
+def line_times_table(explanation: Explanation) -> ExplainedTable[LineTime] | None:
+    """Lists what each line of the kernel took, the longest first."""
+    if not explanation.line_times:
+        return None
+    clock_hz = explanation.run.clock_hz
+    return explained_table(
+        (
+            textual("where", lambda line: short_place(line.where) or "no line", kind="code"),
+            textual("source", lambda line: line.text if line.where else NO_LINE, kind="code"),
+            numeric("µs", lambda line: us(line.cycles / clock_hz * 1e6)),
+            numeric("share", lambda line: percent(line.share), share=lambda line: line.share),
+            numeric("instructions", lambda line: line.instructions or None, ","),
+        ),
+        explanation.line_times,
         most=_MOST_LINES,
     )
 

@@ -7,6 +7,7 @@ from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.preparation import prepare_listings
 from systolic.simulator.reading.hlo import HloParameter, HloShape, TopLevelHlo, parse_hlo
+from systolic.simulator.reading.source_lines import with_source_lines
 from systolic.simulator.records import (
     CopySize,
     CoreRun,
@@ -53,5 +54,6 @@ __all__ = [
     "prepare_listings",
     "same_kernel",
     "traits_of",
+    "with_source_lines",
     "words_of",
 ]

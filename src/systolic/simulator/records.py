@@ -28,6 +28,7 @@ class RegionRun:
     cycles: int  # matrix stalls included
     matrix_stall_cycles: int
     issued: Mapping[str, int] = field(default_factory=dict)  # by unit
+    lines: Mapping[str, int] = field(default_factory=dict)  # instructions by "kernel.py:45"; none without locations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
