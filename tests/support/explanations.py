@@ -21,6 +21,7 @@ from systolic.chips import chip
 from systolic.explaining.explanation import (
     ChipLimits,
     Explanation,
+    LineTime,
     OperandTraffic,
     Program,
     Region,
@@ -89,6 +90,9 @@ def an_explanation(run: SimulatedRun | None = None) -> Explanation:
         ),
         regions=_regions(),
         lines=_lines(),
+        line_times=_line_times(),
+        steps=32,
+        limiter="starting copies",
         savings=_savings(run.time_us),
         notes=("the blocks' index maps were evaluated for every step of the grid",),
     )
@@ -139,6 +143,8 @@ def a_hostile_one() -> Explanation:
         ),
         lines=tuple(dataclasses.replace(line, text=HOSTILE, where=HOSTILE) for line in made.lines),
         savings=tuple(dataclasses.replace(saving, title=HOSTILE, change=HOSTILE) for saving in made.savings),
+        line_times=tuple(dataclasses.replace(line, text=HOSTILE, where=HOSTILE) for line in made.line_times),
+        limiter=HOSTILE,
         notes=(HOSTILE,),
     )
 
@@ -236,6 +242,14 @@ def _lines() -> tuple[LineOps, ...]:
             stored_bytes=stored,
         )
         for at, (text, operations, executions, flops, elements, loaded, stored) in enumerate(lines)
+    )
+
+
+def _line_times() -> tuple[LineTime, ...]:
+    made = (("kernels.py:22", "acc_vmem[...] += jnp.dot(lhs_vmem[...], rhs_vmem[...])", 60_000), ("", "", 9_000))
+    return tuple(
+        LineTime(op="scratch_matmul.1", where=where, text=text, cycles=cycles, share=cycles / 80_000, bundles=at + 10.5)
+        for at, (where, text, cycles) in enumerate(made)
     )
 
 

@@ -13,6 +13,7 @@ from systolic.explaining.request import ExplainRequest
 from systolic.explaining.sections import chip_limits, line_times, regions, vmem_map
 from systolic.explaining.summary import (
     change_savings,
+    limiter,
     notes,
     replacement_savings,
     steps_of,
@@ -100,6 +101,7 @@ def explanation_of(
         lines=now.lines,
         line_times=line_times(run),
         steps=steps_of(now),
+        limiter=limiter(run, now, whole),
         savings=savings,
         notes=(*notes(run, now, product, compared=request.against is not None), *_mesh_notes(request)),
     )

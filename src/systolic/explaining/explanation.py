@@ -155,7 +155,7 @@ class Region:
 
     Attributes:
       name: "in the loop, bundles 17 to 85".
-      where: the line that most of its instructions came from, "kernel.py:45"; "" where none is known.
+      where: the line that most of its bundles came from, "kernel.py:45"; "" where none is known.
       executions: how often it ran.
       cycles: all executions together, stalls included.
       issued: instructions by unit.
@@ -175,15 +175,15 @@ class Region:
 class LineTime:
     """The time of one line of a kernel's source, all executions together, waits for copies apart.
 
-    The simulator knows what a stretch of straight code takes. That is shared out among its instructions which come from
-    a line: the compiler mixes those of several lines.
+    The simulator knows what a stretch of straight code takes. That is shared out evenly among its bundles, and in a
+    bundle among the lines of its instructions: the compiler mixes those of several lines.
 
     Attributes:
       where: "kernel.py:45"; "": code that no line stands for, as that of Pallas' pipeline around the kernel.
       text: the line itself; "" where the file is not there.
       cycles: matrix stalls included.
       share: of the operation's time.
-      instructions: in the listing, however often they are executed.
+      bundles: of the listing, however often they are executed.
     """
 
     op: str
@@ -191,7 +191,7 @@ class LineTime:
     text: str
     cycles: int
     share: float
-    instructions: int
+    bundles: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +227,7 @@ class Explanation(Summarised):
       verdict: one line.
       programs: the function itself, then the others.
       windows: stretches of the function's own timeline, whose spans are in `run`.
+      limiter: what limits it, in few words: "HBM bandwidth"; "": nothing does.
       steps: of the grids of all kernels, over all their executions; 0: not known.
       topology: the slice, "2x4"; "" on one device.
       savings: changes of the function, the most worthwhile first; then what could stand in its place, likewise.
@@ -248,6 +249,7 @@ class Explanation(Summarised):
     lines: tuple[LineOps, ...] = ()
     line_times: tuple[LineTime, ...] = ()
     steps: int = 0
+    limiter: str = ""
     savings: tuple[Saving, ...] = ()
     notes: tuple[str, ...] = ()
     flags: Mapping[str, str] = field(default_factory=dict)

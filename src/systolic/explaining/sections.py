@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 
 from systolic.chips import Chip
 from systolic.explaining.bottleneck import main_op
 from systolic.explaining.explanation import ChipLimits, LineTime, OperandTraffic, Region, VmemKind, VmemMap, VmemPart
 from systolic.explaining.function_analysis import FunctionAnalysis
-from systolic.simulator import SimulatedRun, VmemBuffer
+from systolic.simulator import RegionRun, SimulatedRun, VmemBuffer
 
 _MOST_REGIONS = 16
 
@@ -95,7 +95,7 @@ def regions(run: SimulatedRun) -> tuple[Region, ...]:
             cycles=each.cycles,
             matrix_stall_cycles=each.matrix_stall_cycles,
             issued=each.issued,
-            where=max(each.lines, key=lambda line: each.lines[line], default=""),
+            where=max(_lines(each).items(), key=lambda line: line[1])[0],
         )
         for each in sorted(longest, key=lambda each: each.first_bundle)
     )
@@ -106,13 +106,11 @@ def line_times(run: SimulatedRun) -> tuple[LineTime, ...]:
     op = main_op(run)
     if op is None or not any(each.lines for each in op.regions):
         return ()
-    instructions = Counter[str]()
-    cycles = defaultdict[str, float](float)
+    cycles, bundles = defaultdict[str, float](float), defaultdict[str, float](float)
     for each in op.regions:
-        instructions.update(each.lines)
-        lines = each.lines or {"": 1}
-        for line, count in lines.items():
-            cycles[line] += each.cycles * count / sum(lines.values())
+        for line, count in _lines(each).items():
+            bundles[line] += count
+            cycles[line] += each.cycles * count / each.bundles
     return tuple(
         LineTime(
             op=op.name,
@@ -120,10 +118,15 @@ def line_times(run: SimulatedRun) -> tuple[LineTime, ...]:
             text=_text(line),
             cycles=round(spent),
             share=spent / max(1, op.cycles),
-            instructions=instructions[line],
+            bundles=round(bundles[line], 1),
         )
         for line, spent in sorted(cycles.items(), key=lambda each: -each[1])
     )
+
+
+def _lines(region: RegionRun) -> dict[str, float]:
+    """The bundles of a region by their lines; "" of those that came from none."""
+    return {**region.lines, "": max(0.0, region.bundles - sum(region.lines.values()))}
 
 
 def _text(line: str) -> str:

@@ -7,7 +7,6 @@ from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.preparation import prepare_listings
 from systolic.simulator.reading.hlo import HloParameter, HloShape, TopLevelHlo, parse_hlo
-from systolic.simulator.reading.source_lines import with_source_lines
 from systolic.simulator.records import (
     CopySize,
     CoreRun,
@@ -21,6 +20,7 @@ from systolic.simulator.records import (
 from systolic.simulator.run import PreparedProgram
 from systolic.simulator.slice.constants import NeighbourTableError
 from systolic.simulator.slice.records import CollectiveRun, DeviceClass, LinkRun, SliceRun
+from systolic.simulator.source_lines import with_source_lines
 from systolic.simulator.traits import kernel_name, same_kernel, traits_of
 
 __all__ = [
