@@ -66,9 +66,6 @@ class TileParameter(Place):
     value: int
     most: int
 
-    # A base with slots, and a function that dataclasses make anew: `super()` finds neither here.
-    __str__ = Place.__str__
-
 
 def keywords(fn: Callable[..., Any]) -> dict[str, Any]:
     """Finds a function's keyword arguments that have a value: bound by `functools.partial`, or by default."""
