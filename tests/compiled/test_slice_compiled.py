@@ -19,7 +19,8 @@ from jax.sharding import Mesh, PartitionSpec
 from systolic.chips import SliceShape, chip, with_slice_flags
 from systolic.compiler import ShardedFunction, WorkerPool, submit_compilation
 from systolic.lessons.kernels.rings import all_gather, reduce_scatter, ring_of
-from systolic.simulator import SimulationError, SliceRun
+from systolic.simulator import SliceRun
+from systolic.simulator.errors import DeadlockError
 from systolic.simulator.slice.routes import Routes
 from systolic.timing import target_of
 from systolic.timing.simulated import prepare_program
@@ -176,5 +177,8 @@ def test_what_never_comes_names_device_program_line_and_flag(pool) -> None:
     lines[broken] = f"{before}vsyncadd.remote {rest.replace(', 1', ', 0', 1)}"
     listings = {**program.listings, name: "\n".join(lines)}
     prepared = prepare_program(dataclasses.replace(program, listings=listings), known)
-    with pytest.raises(SimulationError, match=rf"device 0, core 0: {name}, line \d+: .*vwait.*allocation.*device 3"):
+    where = rf", core 0: {name}, line \d+: .*vwait.*allocation"
+    with pytest.raises(DeadlockError, match=f"every device{where}"):  # of one device, and said of all at once
         prepared.run_slice(shape, program.assignment, chip=known)
+    with pytest.raises(DeadlockError, match=f"device 0{where}.*device 3"):
+        prepared.run_slice(shape, program.assignment, chip=known, one_for_all=False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from systolic.chips import SliceShape, chip
 from systolic.simulator.schedule import Schedule
-from systolic.simulator.slice.network import Network, fair_rates
+from systolic.simulator.slice.fair_shares import changed_rates, fair_rates
+from systolic.simulator.slice.network import Network
 from systolic.simulator.slice.routes import Routes
 
 CLOCK = 1e9
@@ -76,8 +78,34 @@ def test_devices_of_one_chip_have_a_link_of_their_own() -> None:
 
 
 def test_the_fullest_link_decides_and_the_rest_is_left_to_others() -> None:
-    rates = fair_rates({"a": "x", "b": "xy", "c": "y", "d": "z"}, {"x": 10.0, "y": 30.0, "z": 7.0})
+    rates = fair_rates({"a": "x", "b": "xy", "c": "y", "d": "z"}, {"x": 10.0, "y": 30.0, "z": 7.0}.__getitem__)
     assert rates == {"a": 5.0, "b": 5.0, "c": 25.0, "d": 7.0}
+
+
+def test_flows_that_come_and_go_leave_the_rates_that_all_together_would_have() -> None:
+    random = np.random.default_rng(0)
+    capacity = {link: float(random.integers(1, 20)) for link in range(12)}
+    flows: dict[int, list[int]] = {}
+    on: dict[int, dict[int, None]] = {link: {} for link in capacity}
+    rates: dict[int, float] = {}
+    worked_out = 0
+    for number in range(400):
+        if flows and random.random() < 0.45:
+            links = flows.pop(gone := int(random.choice(list(flows))))
+            rates.pop(gone)
+            for link in links:
+                del on[link][gone]
+        else:
+            links = flows[number] = random.choice(12, size=int(random.integers(1, 4)), replace=False).tolist()
+            rates[number] = 0.0
+            for link in links:
+                on[link][number] = None
+        changed = dict.fromkeys(flow for link in links for flow in on[link])
+        found = changed_rates(changed, flows.__getitem__, on.__getitem__, rates.__getitem__, capacity.__getitem__)
+        rates.update(found)
+        worked_out += len(found) < len(flows)
+        assert rates == pytest.approx(fair_rates(flows, capacity.__getitem__), rel=1e-6)
+    assert worked_out > 100, "others are left alone"
 
 
 def test_a_copy_alone_has_the_whole_link() -> None:

@@ -169,8 +169,8 @@ def run_devices(
     if one_for_all and not setup.sparse_programs:
         try:
             return _run_one_for_all(with_tables(given.of_all(setup), where, facts), where, facts, spans)
-        except SimulationError:
-            pass  # devices differ, or whatever it was: then all of them say what it is
+        except DivergedError:
+            pass
     return _run_all(setup, where, facts, given, spans)
 
 
@@ -219,7 +219,7 @@ def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, s
 
     Raises:
       DivergedError: it cannot.
-      SimulationError: the program does something that is not understood, perhaps for that reason.
+      SimulationError: as all of them would.
     """
     schedule = Schedule(patient=True)
     clock_hz = setup.chip.machine.clock_hz
