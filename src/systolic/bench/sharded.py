@@ -1,4 +1,4 @@
-"""Products of a network that is cut over a slice: over tokens along one axis of the mesh, over weights along another."""
+"""Products of a network that is cut over a slice: tokens along one axis of the mesh, weights along another."""
 
 from __future__ import annotations
 
@@ -89,9 +89,7 @@ class ShardedSpec(OneDtype):
         """What one device multiplies of it."""
         m, cut = self.m // self.along(DATA), self.along(MODEL)
         if self.kind == "mlp":
-            return LayersSpec(
-                m=m, k=self.k, n=self.n // cut, dtype=self.dtype, layers=_LAYERS, backward=self.backward
-            )
+            return LayersSpec(m=m, k=self.k, n=self.n // cut, dtype=self.dtype, layers=_LAYERS, backward=self.backward)
         k, n = (self.k // cut, self.n) if self.kind == "rows" else (self.k, self.n // cut)
         return fused_spec(m, k, n, self.dtype)
 

@@ -57,4 +57,3 @@ def _ours(implementation: Any, chip: Chip, x: Array, w_gate: Array, w_up: Array,
     # x is added behind the sum over devices: as the product's residual it would have the parts summed in float32.
     h = gated_matmul(x, w_gate, w_up, implementation=implementation, chip=chip)
     return x + matmul(h, w_down, implementation=implementation, chip=chip)
-

@@ -1,4 +1,4 @@
-"""Suites: squares, weights of language models, fusions, sizes that no tile divides, layers, experts, sparse and sharded ones."""
+"""Suites: squares, weights of language models, fusions, sizes that no tile divides, layers, experts, and so on."""
 
 from __future__ import annotations
 

@@ -169,7 +169,6 @@ class Lanes:
     __pow__ = __rpow__ = __divmod__ = __rdivmod__ = __truediv__ = __rtruediv__ = _differ
 
 
-
 def lane(value: Any, number: int) -> Any:
     """What one lane has."""
     return value.values[number] if type(value) is Lanes else value

@@ -73,9 +73,7 @@ class Device:
         """Lets all cores begin."""
         who = self._around.name(self)
         for core in self.cores:
-            self._around.schedule.start(
-                0, core.run(), lambda core=core: f"{who}, core {core.number}: {core.waits_for}"
-            )
+            self._around.schedule.start(0, core.run(), lambda core=core: f"{who}, core {core.number}: {core.waits_for}")
 
     # ---- what programs ask for ----
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -73,22 +74,24 @@ def changed_rates(
       The rates of `changed` and of all others that may have changed.
     """
     found: dict[_F, float] = {}
+    full: dict[_L, float] = {}
+
+    def fastest(link: _L) -> float:
+        """The highest rate on the link where that is full; else more than any."""
+        most = full.get(link)
+        if most is None:
+            rates = [found[flow] if flow in found else rate(flow) for flow in flows(link)]
+            most = full[link] = max(rates) if sum(rates) * _FULL >= capacity(link) else math.inf
+        return most
+
     more = dict.fromkeys(changed)
     while more:
         routes = {flow: route(flow) for flow in (*found, *more)}
         touched = dict.fromkeys(link for links in routes.values() for link in links)
         others = {link: [flow for flow in flows(link) if flow not in routes] for link in touched}
         left = {link: max(0.0, capacity(link) - sum(map(rate, others[link]))) for link in touched}
-        found, full = fair_rates(routes, left.__getitem__), {}
-
-        def fastest(link: _L) -> float:
-            """The highest rate on the link where that is full; else more than any."""
-            most = full.get(link)
-            if most is None:
-                rates = [found[flow] if flow in found else rate(flow) for flow in flows(link)]
-                most = full[link] = max(rates) if sum(rates) * _FULL >= capacity(link) else float("inf")
-            return most
-
+        found = fair_rates(routes, left.__getitem__)
+        full.clear()
         more = {}
         for flow, its in found.items():
             if all(fastest(link) > its * _FULL for link in routes[flow]):

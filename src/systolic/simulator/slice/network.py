@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from systolic.simulator.errors import TooManyCopiesError
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.fair_shares import changed_rates
@@ -20,6 +21,8 @@ from systolic.simulator.slice.routes import Link, Route, Routes
 _NEARLY_NOTHING = 1e-3  # bytes that are left by rounding
 _SAME = 1e-12  # of a rate: what comes of summing in another order
 _TICKS = 1 << 10  # of a cycle: ends that differ by less are one, so that what follows them is worked out once
+# That all devices together may send where each is simulated: minutes of work.
+MOST_COPIES = 2_000_000
 
 Ended = Callable[[float], None]
 
@@ -63,11 +66,20 @@ class Network:
         self._traffic: dict[Link, _Traffic] = {}
         self._capacity: dict[Link, float] = {}
         self._streams: dict[tuple[int, Route], Stream] = {}
+        self.copies = 0  # that were sent
+        self._most_copies = MOST_COPIES
         self._timelines: dict[Link, Timeline] = {}
-        self._changed: dict[Stream, None] = {}  # by what has begun or ended now; shares are worked out behind all of that
+        self._changed: dict[Stream, None] = {}  # whose shares have to be worked out, behind all that happens now
 
     def send(self, sender: int, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
-        """Sends bytes from `time` on; `ended` is told when the last of them has left."""
+        """Sends bytes from `time` on; `ended` is told when the last of them has left.
+
+        Raises:
+          TooManyCopiesError: more copies were sent than anybody waits for.
+        """
+        self.copies += 1
+        if self.copies > self._most_copies:
+            raise too_many_copies(self.copies)
         stream = self._streams.get((sender, route))
         if stream is None:
             stream = self._streams[sender, route] = Stream(route)
@@ -186,3 +198,11 @@ class Network:
 
     def _busy_cycles(self) -> dict[Link, float]:
         return {link: traffic.busy_cycles for link, traffic in self._traffic.items()}
+
+
+def too_many_copies(sent: int, why: str = "") -> TooManyCopiesError:
+    """Says that all devices together send too many copies, of which so many have been counted."""
+    return TooManyCopiesError(
+        f"the devices send each other {sent:,} copies or more, and no device's stand for all{why}; {MOST_COPIES:,} are "
+        "the most that are simulated: take a smaller slice, or arrays of fewer bytes"
+    )

@@ -8,6 +8,7 @@ its links is the same. Where one of this fails, or devices branch differently, o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,7 @@ class PatternNetwork(Network):
 
     def __init__(self, routes: Routes, schedule: Schedule, clock_hz: float, spans: int) -> None:
         super().__init__(routes, schedule, clock_hz, spans)
+        self._most_copies = sys.maxsize
         self._active: dict[Stream, None] = {}
         self._rates: dict[frozenset[Stream], dict[Stream, float]] = {}
         self._busy: dict[frozenset[Stream], float] = {}
