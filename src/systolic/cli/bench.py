@@ -105,8 +105,8 @@ def bench(
     eight and four bits, beside rows of bfloat16 and rows quantised in the call. sparse: blocks at random, in a band or
     by a power law, masks, gradients, also beside the kernel of JAX's documentation. sharded: MLPs of Llama 3 and
     products alone over a slice, ours on a mesh with explicit axes, and how much communication is exposed. Operands are
-    shapes, for no time depends on what they hold, but for sizes of groups and places of blocks, which are fixed. Exit code 1: a product has
-    no time; with --strict also a missed bar.
+    shapes, for no time depends on what they hold, but for sizes of groups and places of blocks, which are fixed. Exit
+    code 1: a product has no time; with --strict also a missed bar.
 
     \b
     Examples:

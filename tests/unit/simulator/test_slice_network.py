@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from systolic.chips import SliceShape, chip
+from systolic.simulator.errors import TooManyCopiesError
 from systolic.simulator.schedule import Schedule
+from systolic.simulator.slice import network
 from systolic.simulator.slice.fair_shares import changed_rates, fair_rates
 from systolic.simulator.slice.network import Network
 from systolic.simulator.slice.routes import Routes
@@ -156,3 +158,20 @@ def test_two_cores_of_a_chip_share_its_links() -> None:
     sends.send("core 1", 1, 3, 90_000)
     assert list(sends.ends().values()) == [pytest.approx(180_000 / sends.bytes_per_cycle)] * 2
     assert [(run.source, run.target, run.sent_bytes) for run in sends.network.results()] == [(0, 1, 180_000)]
+
+
+def test_more_copies_than_anybody_waits_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "MOST_COPIES", 2)
+    sends = Sends(slice_of("v6e", "2x2"))
+    sends.send("first", 0, 1, 100)
+    sends.send("second", 0, 1, 100)
+    with pytest.raises(TooManyCopiesError, match=r"send each other 3 copies or more.*2 are the most"):
+        sends.send("third", 0, 1, 100)
+
+
+def test_copies_that_end_together_but_for_rounding_are_followed_once() -> None:
+    sends = Sends(slice_of("v6e", "2x4"))
+    for name, source, target in (("a", 0, 3), ("b", 1, 3), ("c", 1, 5), ("d", 4, 5)):
+        sends.send(name, source, target, 333_333)
+    ends = sends.ends()
+    assert all(end * 1024 == round(end * 1024) for end in ends.values())
