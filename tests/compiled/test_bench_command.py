@@ -38,6 +38,7 @@ def test_a_square(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert row["other_ops_us"] == 0
 
 
+@pytest.mark.slow
 def test_a_product_that_is_summed_over_a_slice(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
