@@ -78,3 +78,8 @@ def test_a_mesh_that_does_not_suit() -> None:
 def test_calls_that_cannot_be_meant(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--chip", "v6e", *arguments]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_is_tuned_is_one_device_s_product(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--suite", "sharded", "--only", "rows 256", "--chip", "v6e"]) == 2
+    assert "is cut over a slice: give the product of one device" in " ".join(capsys.readouterr().err.split())
