@@ -85,6 +85,7 @@ class RacedPrograms:
       ours: what a user calls, with the planner's configuration.
       xla: what somebody would write in plain JAX who does not know it.
       xla_forms: other ways to write it, by their names. The fastest of all counts.
+      xla_arguments: the same arguments as XLA's programs take them, where a mesh is left to XLA; None: `arguments`.
     """
 
     spec: Any
@@ -92,6 +93,7 @@ class RacedPrograms:
     ours: Callable[..., Any]
     xla: Callable[..., Any]
     xla_forms: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    xla_arguments: tuple[Any, ...] | None = None
 
 
 class Kept(Protocol):

@@ -38,6 +38,23 @@ def test_a_square(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert row["other_ops_us"] == 0
 
 
+@pytest.mark.slow
+def test_a_product_that_is_summed_over_a_slice(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slice_options = ("--topology", "2x2", "--mesh", "data=2,model=2")
+    arguments = ("--suite", "sharded", "--only", "rows 256", "--chip", "v6e", *slice_options, "--against", "xla")
+    (row,) = raced(cache, tmp_path, monkeypatch, *arguments)
+    assert (row["topology"], row["mesh"], row["m"]) == ("2x2", "data=2,model=2", 256)
+    for who in ("ours", "xla"):
+        # Half of the rows, all columns, in bfloat16, go to the other device that has the same rows, and come back.
+        assert 0 < row[f"{who}_exposed_us"] < row[f"{who}_us"]
+        assert row[f"{who}_exposed_us"] > 128 * 4096 * 2 / 200e9 * 1e6
+    assert row["least_hbm_bytes"] == 2 * (128 * 7168 + 7168 * 4096 + 128 * 4096)
+    assert main(["bench", "--from", str(tmp_path / "bench.json")]) == 0
+    assert "exposed" in capsys.readouterr().out
+
+
 def test_a_ragged_product_beside_the_next_even_one(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

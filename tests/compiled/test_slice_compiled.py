@@ -20,6 +20,9 @@ from systolic.chips import SliceShape, chip, with_slice_flags
 from systolic.compiler import ShardedFunction, WorkerPool, submit_compilation
 from systolic.lessons.kernels.rings import all_gather, reduce_scatter, ring_of
 from systolic.simulator import SimulationError, SliceRun
+from systolic.simulator.errors import DeadlockError, TooManyCopiesError
+from systolic.simulator.sequencer import Sequencer
+from systolic.simulator.slice import network, run
 from systolic.simulator.slice.routes import Routes
 from systolic.timing import target_of
 from systolic.timing.simulated import prepare_program
@@ -154,6 +157,28 @@ def test_one_device_for_all_is_what_all_devices_do(pool, name, chip_name, extent
     assert dataclasses.replace(one, way="all devices") == every
 
 
+def test_devices_that_differ_are_refused_before_they_send_too_much(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (network, run):
+        monkeypatch.setattr(module, "MOST_COPIES", 40)
+    with pytest.raises(TooManyCopiesError, match=r"send each other \d+ copies or more"):
+        simulated(pool, "all-to-all", "v6e", "2x4")
+    one = simulated(pool, "all-gather", "v6e", "2x4")  # of which one device stands for all
+    assert one.way == "one device for all"
+
+
+def test_what_is_not_understood_is_said_once(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise SimulationError("not understood")
+
+    def not_again(*_: object) -> None:
+        raise AssertionError("all devices are simulated only where they differ")
+
+    monkeypatch.setattr(run, "_run_all", not_again)
+    monkeypatch.setattr(Sequencer, "signal_any", broken)
+    with pytest.raises(SimulationError, match="not understood"):
+        simulated(pool, "all-gather", "v6e", "2x2")
+
+
 def test_half_the_bytes_of_an_all_gather_go_each_way(pool) -> None:
     run = simulated(pool, "all-gather", "v6e", "2x4")
     assert set(link_bytes(run).values()) == {7 * BLOCK_BYTES // 2}
@@ -176,5 +201,8 @@ def test_what_never_comes_names_device_program_line_and_flag(pool) -> None:
     lines[broken] = f"{before}vsyncadd.remote {rest.replace(', 1', ', 0', 1)}"
     listings = {**program.listings, name: "\n".join(lines)}
     prepared = prepare_program(dataclasses.replace(program, listings=listings), known)
-    with pytest.raises(SimulationError, match=rf"device 0, core 0: {name}, line \d+: .*vwait.*allocation.*device 3"):
+    where = rf", core 0: {name}, line \d+: .*vwait.*allocation"
+    with pytest.raises(DeadlockError, match=f"every device{where}"):  # of one device, and said of all at once
         prepared.run_slice(shape, program.assignment, chip=known)
+    with pytest.raises(DeadlockError, match=f"device 0{where}.*device 3"):
+        prepared.run_slice(shape, program.assignment, chip=known, one_for_all=False)

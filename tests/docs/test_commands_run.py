@@ -67,6 +67,7 @@ NOT_RUN = {
     "systolic bench --suite square,llm,fused,edges": "four hundred products on three chips: hours",
     'systolic bench --suite moe --only "mixtral': "forty programs, some of them large: half an hour",
     "systolic bench --suite quantised": "fifteen products and XLA's own on three chips: ten minutes",
+    "systolic bench --suite sharded": "fourteen products on eight chips, most of them large: half an hour",
     "systolic bench --suite sparse": "five products by five programs: ten minutes",
     "systolic tune --suite llm": "thirty-three products, up to two minutes each",
     "systolic tune --suite square --chip v5e,v6e --scheduler": "needs a cluster; test_tune_command.py starts one",

@@ -24,12 +24,13 @@ def raced(spec: LayersSpec, chip: Chip, implementation: Any = "pallas") -> Raced
     return RacedPrograms(
         spec=spec,
         arguments=tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype)) for shape in shapes),
-        ours=functools.partial(_in_a_row, spec, ours),
-        xla=functools.partial(_in_a_row, spec, _plain),
+        ours=functools.partial(in_a_row, spec, ours),
+        xla=functools.partial(in_a_row, spec, plain),
     )
 
 
-def _in_a_row(spec: LayersSpec, mlp: Callable[..., Array], x: Array, *given: Array) -> Any:
+def in_a_row(spec: LayersSpec, mlp: Callable[..., Array], x: Array, *given: Array) -> Any:
+    """So many MLPs, and where the spec asks for gradients, those of x and of all weights too."""
     each = len(spec.weights) // spec.layers
 
     def network(x: Array, *weights: Array) -> Array:
@@ -49,6 +50,7 @@ def _ours(implementation: Any, chip: Chip, x: Array, w_gate: Array, w_up: Array,
     return matmul(h, *w_down, residual=x, implementation=implementation, chip=chip) if w_down else h
 
 
-def _plain(x: Array, w_gate: Array, w_up: Array, *w_down: Array) -> Array:
+def plain(x: Array, w_gate: Array, w_up: Array, *w_down: Array) -> Array:
+    """An MLP in plain JAX; without `w_down`, its first half."""
     h = jax.nn.silu(x @ w_gate) * (x @ w_up)
     return x + h @ w_down[0] if w_down else h

@@ -6,15 +6,17 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from systolic.bench import layer_programs, moe_programs, sparse_programs
+from systolic.bench import layer_programs, moe_programs, sharded_programs, sparse_programs
 from systolic.bench.cases import Case
 from systolic.bench.layers import LayersSpec
 from systolic.bench.moe import MoeSpec
 from systolic.bench.moe_peers import Peer, peers
 from systolic.bench.rows import BenchRow, PeerTime
+from systolic.bench.sharded import ShardedSpec
 from systolic.bench.sparse import PatternSpec
 from systolic.bench.xla_flags import COMMON_FLAGS, with_common_flags
 from systolic.chips import Chip, UnsupportedDtypeError
+from systolic.chips.time_error import TimeError
 from systolic.cost import machine_roofline, roofline
 from systolic.experiments import Experiment, Outcome, Runner
 from systolic.op import RacedPrograms, op_of
@@ -92,7 +94,9 @@ def _experiment(name: str, chip: Chip, who: Who, spec: Spec) -> Experiment | Non
         return None
     if (fn := _program(raced, who, spec)) is None:
         return None
-    return Experiment(fn=fn, args=raced.arguments, chip=compiled_for, label=f"{chip.name} {name} {who}")
+    args = raced.arguments if who == "ours" or raced.xla_arguments is None else raced.xla_arguments
+    topology = spec.topology if isinstance(spec, ShardedSpec) else None
+    return Experiment(fn=fn, args=args, chip=compiled_for, topology=topology, label=f"{chip.name} {name} {who}")
 
 
 def _program(raced: RacedPrograms, who: Who, spec: Any) -> Callable[..., Any] | None:
@@ -135,18 +139,21 @@ def _raced(spec: Any, chip: Chip) -> RacedPrograms:
         return layer_programs.raced(spec, chip)
     if isinstance(spec, PatternSpec):
         return sparse_programs.raced(spec, chip)
+    if isinstance(spec, ShardedSpec):
+        return sharded_programs.raced(spec, chip)
     return moe_programs.raced(spec, chip) if isinstance(spec, MoeSpec) else op_of(spec).raced(spec, chip)
 
 
 def _planned(spec: Any) -> Any:
     """What the planner chooses tiles for, which knows less."""
+    if isinstance(spec, ShardedSpec):
+        return spec.part
     return spec.planned if isinstance(spec, (MoeSpec, PatternSpec)) else spec
 
 
 def _op_name(spec: Any) -> str:
-    if isinstance(spec, LayersSpec):
-        return "layers"
-    return op_of(_planned(spec)).name
+    planned = _planned(spec)
+    return "layers" if isinstance(planned, LayersSpec) else op_of(planned).name
 
 
 def _row(
@@ -180,8 +187,9 @@ def _row(
         xla_us=others.time_us,
         xla_prefetch_us=others.run.prefetch_us if others.run is not None else None,
         xla_reason=_why(others),
-        ours_error=run.error if run is not None else None,
-        xla_error=others.run.error if others.run is not None else None,
+        ours_error=_error(mine),
+        xla_error=_error(others),
+        **_on_slice(case.spec, mine, others),
         even_us=even.time_us,
         even_reason=_why(even),
         peers=peers,
@@ -200,13 +208,34 @@ def _with_better_xla(
         xla_us=another.time_us,
         xla_prefetch_us=another.run.prefetch_us,
         xla_reason="",
-        xla_error=another.run.error,
+        xla_error=_error(another),
+        xla_exposed_us=_exposed_us(another),
         xla_flags=flags or {},
         xla_without_flags_us=row.xla_repeated_us if flags else None,
         xla_form=form,
     )
     before, after = row.xla_repeated_us, other.xla_repeated_us
     return other if after is not None and (before is None or after < before) else row
+
+
+def _on_slice(spec: Any, mine: Outcome, others: Outcome) -> dict[str, Any]:
+    if not isinstance(spec, ShardedSpec):
+        return {}
+    return {
+        "topology": spec.topology,
+        "mesh": ",".join(f"{name}={size}" for name, size in spec.mesh),
+        "ours_exposed_us": _exposed_us(mine),
+        "xla_exposed_us": _exposed_us(others),
+    }
+
+
+def _exposed_us(outcome: Outcome) -> float | None:
+    return outcome.slice_run.exposed_us if outcome.slice_run is not None else None
+
+
+def _error(outcome: Outcome) -> TimeError | None:
+    run = outcome.slice_run or outcome.run
+    return run.error if run is not None else None
 
 
 def _certain(outcome: Outcome) -> Outcome:
@@ -235,9 +264,10 @@ def _expected(spec: Spec, chip: Chip) -> dict[str, Any]:
         "model_hbm_us": of_model.hbm_us,
         "least_hbm_bytes": spec.least_hbm_bytes,
     }
-    if isinstance(spec, LayersSpec):
+    planned = _planned(spec)
+    if isinstance(planned, LayersSpec):
         return limits  # many kernels, each with a plan of its own
-    made = plan(_planned(spec), chip)
+    made = plan(planned, chip)
     return {
         **limits,
         "kernel": made.config.kernel,

@@ -77,6 +77,10 @@ class BenchRow:
     least_hbm_bytes: int | None = None
     other_ops_us: float | None = None  # of our program, outside its longest operation: a copy to pad or to transpose
     stall_share: float | None = None
+    topology: str = ""  # of the slice that m, k and n are cut over; all else is of the slowest device
+    mesh: str = ""
+    ours_exposed_us: float | None = None  # of our time, communication that nothing hides
+    xla_exposed_us: float | None = None
 
     @property
     def xla_with_prefetch_us(self) -> float | None:

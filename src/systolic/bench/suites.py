@@ -1,4 +1,4 @@
-"""Suites: squares, weights of language models, fusions, sizes that no tile divides, layers, experts, sparse ones."""
+"""Suites: squares, weights of language models, fusions, sizes that no tile divides, layers, experts, and so on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from functools import partial
 from systolic.bench.cases import Case, even_spec, fused_spec, sizes
 from systolic.bench.layers import LayersSpec
 from systolic.bench.moe import moe
+from systolic.bench.sharded import SUITE as SHARDED
+from systolic.bench.sharded import sharded
 from systolic.bench.sparse import sparse
 from systolic.spec import MatmulSpec, PrecisionName, QuantizedSpec
 
@@ -104,7 +106,7 @@ def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "defaul
     """All cases of a suite.
 
     Args:
-      name: square, llm, fused, edges, layers, moe, quantised or sparse.
+      name: square, llm, fused, edges, layers, moe, quantised, sparse or sharded.
       dtype: what is multiplied.
       precision: of float32.
 
@@ -232,4 +234,5 @@ SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
     "moe": lambda dtype, _precision: moe(dtype),
     "quantised": _quantised,
     "sparse": lambda dtype, _precision: sparse(dtype),
+    SHARDED: lambda dtype, _precision: sharded(dtype),
 }

@@ -12,6 +12,8 @@ import cattrs
 import click
 
 from systolic.bench.cases import Case
+from systolic.bench.sharded import SUITE as SHARDED
+from systolic.bench.sharded import on_slice
 from systolic.bench.suites import SUITES
 from systolic.chips import Chip
 from systolic.cli.bench_table import show
@@ -20,7 +22,9 @@ from systolic.cli.output import check_drawing_target, check_target, give, note, 
 from systolic.cli.product import Rows, SuiteNames, cases_of, dtype_options, spec_option
 from systolic.cli.progress import progress_bar
 from systolic.cli.results import WrongFileError, read_document, wrong_kind
+from systolic.cli.slice_options import AskedSlice, check_mesh, mesh_option, topology_option
 from systolic.compiler import check_available
+from systolic.compiler.named_shardings import mesh_axes
 from systolic.experiments import Runner
 from systolic.op import op_of
 from systolic.spec import PrecisionName, Spec
@@ -40,6 +44,8 @@ if TYPE_CHECKING:
 @spec_option
 @chip_option()
 @flag_option
+@topology_option(f"Of suite {SHARDED}: the slice that its products are cut over")
+@mesh_option(f"Of suite {SHARDED}: `data` cuts tokens and `model` weights, such as data=2,model=4.")
 @dtype_options
 @click.option(
     "--against",
@@ -75,6 +81,8 @@ def bench(
     suites: tuple[str, ...] | None,
     spec: Spec | None,
     chips: tuple[Chip, ...],
+    topology: str | None,
+    mesh: str,
     dtype: str,
     precision: PrecisionName,
     against: Against,
@@ -95,9 +103,10 @@ def bench(
     Llama 3 in a row, and a gated product, with and without gradients. moe: layers of experts of six models, forward,
     both gradients and gated, with even and uneven sizes of groups, also beside public kernels. quantised: weights of
     eight and four bits, beside rows of bfloat16 and rows quantised in the call. sparse: blocks at random, in a band or
-    by a power law, masks, gradients, also beside the kernel of JAX's documentation. Operands are shapes, for no time
-    depends on what they hold, but for sizes of groups and places of blocks, which are fixed. Exit code 1: a product has
-    no time; with --strict also a missed bar.
+    by a power law, masks, gradients, also beside the kernel of JAX's documentation. sharded: MLPs of Llama 3 and
+    products alone over a slice, ours on a mesh with explicit axes, and how much communication is exposed. Operands are
+    shapes, for no time depends on what they hold, but for sizes of groups and places of blocks, which are fixed. Exit
+    code 1: a product has no time; with --strict also a missed bar.
 
     \b
     Examples:
@@ -105,6 +114,7 @@ def bench(
       systolic bench --suite llm --chip v6e --only decode --json decode.json
       systolic bench --suite square --dtype float32 --precision highest --chip v5e
       systolic bench --suite moe --only "mixtral-8x7b forward" --rows 4096 --chip v6e
+      systolic bench --suite sharded --chip v6e --topology 2x4 --mesh data=2,model=4
       systolic bench --from decode.json
     """
     from systolic.bench.bars import summary
@@ -118,6 +128,7 @@ def bench(
         if suites is not None and spec is not None:
             raise click.UsageError("give either --suite or --spec")
         cases = cases_of(suites or ("square",), dtype, precision, only, rows) if spec is None else [_case(spec)]
+        cases = _sliced(cases, chips, topology, mesh)
         found_rows = _raced(cases, chips, against, workers, quiet)
     result = summary(found_rows)
     records = (row.record() for row in found_rows)
@@ -144,6 +155,22 @@ def _plot(rows: Sequence[BenchRow], target: Path) -> str:
 def _case(spec: Spec) -> Case:
     op = op_of(spec)
     return Case(suite=op.name, group=op.name, name=op.words(spec)[0], spec=spec)
+
+
+def _sliced(cases: list[Case], chips: Sequence[Chip], topology: str | None, mesh: str) -> list[Case]:
+    """The cases on the slice that is asked for.
+
+    Raises:
+      click.UsageError: the suite needs one, or the mesh has none.
+      SliceError: a chip has no such slice, the mesh is none of it, or does not suit the cases.
+    """
+    check_mesh(topology, mesh)
+    if topology is not None and mesh:
+        AskedSlice(topology=topology, mesh=mesh).check(chips)
+        return on_slice(cases, topology, mesh_axes(mesh))
+    if topology is not None or any(case.suite == SHARDED for case in cases):
+        raise click.UsageError(f"suite {SHARDED} is cut over a slice: give --topology 2x4 --mesh data=2,model=4")
+    return cases
 
 
 def _raced(

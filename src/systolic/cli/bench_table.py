@@ -28,6 +28,8 @@ _COLUMNS: tuple[Column[BenchRow], ...] = (
     numeric("× XLA", lambda row: row.ratio, ".2f"),
     numeric("alone", lambda row: row.ratio_alone, ".2f", droppable=True),
     numeric("+ copy", lambda row: row.ratio_with_prefetch, ".2f", droppable=True),
+    numeric("exposed µs", lambda row: row.ours_exposed_us, ",.1f", optional=True),
+    numeric("XLA's exposed µs", lambda row: row.xla_exposed_us, ",.1f", optional=True),
     numeric("peer µs", lambda row: row.best_peer_us, ",.1f", optional=True),
     textual("best peer", lambda row: row.best_peer, optional=True),
     numeric("× peer", lambda row: row.ratio_best_peer, ".2f", optional=True),

@@ -14,6 +14,7 @@ import click
 from systolic.bench.cases import Case, fused_spec, sizes
 from systolic.bench.layers import LayersSpec
 from systolic.bench.moe import MoeSpec
+from systolic.bench.sharded import ShardedSpec
 from systolic.bench.sparse import PatternSpec
 from systolic.bench.suites import SUITES, UnknownSuiteError, suite
 from systolic.cli.options import whole_number
@@ -208,6 +209,8 @@ def spec_of(case: Case, batch: int = 1) -> Spec:
         return case.spec.planned
     if isinstance(case.spec, LayersSpec):
         raise click.UsageError(f"{case.name} is many products, each with tiles of its own: give one of them")
+    if isinstance(case.spec, ShardedSpec):
+        raise click.UsageError(f"{case.name} is cut over a slice: give the product of one device, as M,K,N")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # counts an activation's operations by tracing it
     from systolic.ops.matmul.named import counted
 

@@ -59,13 +59,22 @@ class AskedSlice:
         return with_jit_options(function, mesh), [sharded_argument(text, mesh) for text in arguments]
 
 
+def check_mesh(topology: str | None, mesh: str) -> None:
+    """Whether a mesh has a slice under it.
+
+    Raises:
+      click.UsageError: it has none.
+    """
+    if mesh and topology is None:
+        raise click.UsageError("--mesh is over the devices of a slice: give --topology too, such as 2x4")
+
+
 def slice_options(command: _F) -> _F:
     """`--topology`, `--mesh` and `--explicit`, which the command takes as `asked_slice`."""
 
     @functools.wraps(command)
     def packed(*args: Any, topology: str | None, mesh: str, explicit: bool, **rest: Any) -> Any:
-        if mesh and topology is None:
-            raise click.UsageError("--mesh is over the devices of a slice: give --topology too, such as 2x4")
+        check_mesh(topology, mesh)
         if explicit and not mesh:
             raise click.UsageError("--explicit is about the axes of --mesh: give that too, such as data=2,model=4")
         asked = AskedSlice(topology=topology, mesh=mesh, explicit=explicit)
@@ -76,14 +85,16 @@ def slice_options(command: _F) -> _F:
         is_flag=True,
         help="The mesh's axes are explicit, as jax.make_mesh makes them; else they are left to XLA.",
     )(packed)
-    made = click.option(
-        "--mesh",
-        default="",
-        metavar="NAME=SIZE,…",
-        help="The mesh over the slice, such as data=2,model=4. It is set while the function is traced.",
-    )(made)
-    return click.option(
-        "--topology",
-        metavar="2x4",
-        help="A slice that the function is sharded over: chips along each axis, two on v5e and v6e, else three.",
-    )(made)
+    made = mesh_option("The mesh over the slice, such as data=2,model=4. It is set while the function is traced.")(made)
+    return topology_option("A slice that the function is sharded over")(made)
+
+
+def mesh_option(purpose: str) -> Callable[[_F], _F]:
+    """`--mesh`."""
+    return click.option("--mesh", default="", metavar="NAME=SIZE,…", help=purpose)
+
+
+def topology_option(purpose: str) -> Callable[[_F], _F]:
+    """`--topology`."""
+    text = f"{purpose}: chips along each axis, two on v5e and v6e, else three."
+    return click.option("--topology", metavar="2x4", help=text)

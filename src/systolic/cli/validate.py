@@ -41,6 +41,7 @@ from systolic.validation.errors import (
 )
 from systolic.validation.intervals import compared_programs, time_errors
 from systolic.validation.predictions import compared_rows, simulated
+from systolic.validation.published import COLLECTIVE
 
 _COLUMNS: tuple[Column[ComparedRow], ...] = (
     *PROGRAM,
@@ -207,7 +208,7 @@ def _plot(rows: Sequence[ComparedRow], target: Path) -> str:
     points = [
         TimePoint(chip=row.chip, measured_us=row.published_us - row.dispatch_us, predicted_us=row.predicted_us)
         for row in rows
-        if row.counted and row.predicted_us is not None
+        if row.counted and row.predicted_us is not None and row.kind != COLLECTIVE
     ]
     if not points:
         return "no plot: no row is counted"

@@ -10,7 +10,8 @@ from systolic.chips import Chip, flags_text
 from systolic.chips.constants import FittedConstants, fittable
 from systolic.chips.time_error import percent_text, shipped_time_errors
 from systolic.extras import check_drawing
-from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics
+from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics, collective_statistics
+from systolic.validation.published import COLLECTIVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,15 @@ def trust_page(facts: TrustFacts) -> str:
     )
     environment.filters |= {"percent": _percent, "cell": _cell, "us": _us, "flags": flags_text, "error": _error}
     template = environment.from_string(files("systolic.report").joinpath("trust.md.jinja").read_text("utf-8"))
-    counted = [row for row in facts.rows if row.counted]
+    of_one_device = [row for row in facts.rows if row.kind != COLLECTIVE]
+    counted = [row for row in of_one_device if row.counted]
     return template.render(
         facts=facts,
         counted=counted,
-        not_counted=[row for row in facts.rows if not row.counted],
+        not_counted=[row for row in of_one_device if not row.counted],
         in_view=[row for row in counted if row.in_view],
+        collectives=[row for row in facts.rows if row.kind == COLLECTIVE],
+        of_collectives=collective_statistics(facts.rows),
         lines=_statistics_lines(facts.statistics),
         errors=shipped_time_errors(),
         sources=_sources(facts.chips),

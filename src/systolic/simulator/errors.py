@@ -19,6 +19,10 @@ class DeadlockError(SimulationError):
     """The program waits for something that nothing under way will bring about."""
 
 
+class TooManyCopiesError(SimulationError):
+    """Devices of a slice that do not all do the same send each other more copies than are simulated."""
+
+
 class UnknownValueError(SimulationError):
     """Control flow depends on a value that is not known; the message says where it is from."""
 

@@ -19,7 +19,7 @@ import numpy as np
 from systolic.chips import Chip, UnknownChipError, chip, flags_text, known_chip, with_flags
 from systolic.chips.time_error import TimeError
 from systolic.timing import Measurement
-from systolic.validation.published import PublishedRow
+from systolic.validation.published import COLLECTIVE, PublishedRow
 
 WALL_CLOCK = "wall_clock"
 TIMINGS = (WALL_CLOCK, "device", "bandwidth-derived")
@@ -280,10 +280,13 @@ def _is_large(row: ComparedRow) -> bool:
 
 
 def statistics_by_chip(rows: Sequence[ComparedRow]) -> dict[str, ChipStatistics]:
-    """The statistics of each chip among the rows, and of each clock state of a chip, in their order."""
+    """The statistics of each chip among the rows, and of each clock state of a chip, in their order.
+
+    Collectives are left out, for they are about slices; see `collective_statistics`.
+    """
     found = {}
     for name in dict.fromkeys(row.chip for row in rows):
-        of_chip = [row for row in rows if row.chip == name]
+        of_chip = [row for row in rows if row.chip == name and row.kind != COLLECTIVE]
         large = [row for row in of_chip if min(row.m or 0, row.k or 0, row.n or 0) >= LARGE]
         found[name] = ChipStatistics(
             every=error_statistics(of_chip),

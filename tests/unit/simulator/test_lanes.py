@@ -21,6 +21,7 @@ def test_arithmetic_goes_lane_by_lane_and_joins_what_is_the_same() -> None:
     assert type(IDS & 0) is int
     assert (IDS < 2).values == (True, True, False, False)
     assert (-IDS & 3).values == (0, 3, 2, 1)
+    assert (~IDS & 3).values == (3, 2, 1, 0)
     assert FUNCTIONS["smaller"](IDS, 2).values == (0, 1, 2, 2)
     assert [each if isinstance(each, int) else each.values for each in FUNCTIONS["signed_division"](IDS, 2)] == [
         (0, 0, 1, 1),
@@ -46,8 +47,9 @@ def test_a_choice_by_lanes_and_a_branch_on_them() -> None:
     assert bool(IDS >= 0)
     with pytest.raises(DivergedError):
         bool(IDS > 1)
-    with pytest.raises(DivergedError):
-        hash(IDS)
+    for differs in (hash, int, float, abs, round, range):
+        with pytest.raises(DivergedError):
+            differs(IDS)
 
 
 def test_memory_is_read_and_written_lane_by_lane() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from systolic.chips import SliceShape, chip
+from systolic.simulator.errors import TooManyCopiesError
 from systolic.simulator.schedule import Schedule
-from systolic.simulator.slice.network import Network, fair_rates
+from systolic.simulator.slice import network
+from systolic.simulator.slice.fair_shares import changed_rates, fair_rates
+from systolic.simulator.slice.network import Network
 from systolic.simulator.slice.routes import Routes
 
 CLOCK = 1e9
@@ -76,8 +80,34 @@ def test_devices_of_one_chip_have_a_link_of_their_own() -> None:
 
 
 def test_the_fullest_link_decides_and_the_rest_is_left_to_others() -> None:
-    rates = fair_rates({"a": "x", "b": "xy", "c": "y", "d": "z"}, {"x": 10.0, "y": 30.0, "z": 7.0})
+    rates = fair_rates({"a": "x", "b": "xy", "c": "y", "d": "z"}, {"x": 10.0, "y": 30.0, "z": 7.0}.__getitem__)
     assert rates == {"a": 5.0, "b": 5.0, "c": 25.0, "d": 7.0}
+
+
+def test_flows_that_come_and_go_leave_the_rates_that_all_together_would_have() -> None:
+    random = np.random.default_rng(0)
+    capacity = {link: float(random.integers(1, 20)) for link in range(12)}
+    flows: dict[int, list[int]] = {}
+    on: dict[int, dict[int, None]] = {link: {} for link in capacity}
+    rates: dict[int, float] = {}
+    worked_out = 0
+    for number in range(400):
+        if flows and random.random() < 0.45:
+            links = flows.pop(gone := int(random.choice(list(flows))))
+            rates.pop(gone)
+            for link in links:
+                del on[link][gone]
+        else:
+            links = flows[number] = random.choice(12, size=int(random.integers(1, 4)), replace=False).tolist()
+            rates[number] = 0.0
+            for link in links:
+                on[link][number] = None
+        changed = dict.fromkeys(flow for link in links for flow in on[link])
+        found = changed_rates(changed, flows.__getitem__, on.__getitem__, rates.__getitem__, capacity.__getitem__)
+        rates.update(found)
+        worked_out += len(found) < len(flows)
+        assert rates == pytest.approx(fair_rates(flows, capacity.__getitem__), rel=1e-6)
+    assert worked_out > 100, "others are left alone"
 
 
 def test_a_copy_alone_has_the_whole_link() -> None:
@@ -128,3 +158,20 @@ def test_two_cores_of_a_chip_share_its_links() -> None:
     sends.send("core 1", 1, 3, 90_000)
     assert list(sends.ends().values()) == [pytest.approx(180_000 / sends.bytes_per_cycle)] * 2
     assert [(run.source, run.target, run.sent_bytes) for run in sends.network.results()] == [(0, 1, 180_000)]
+
+
+def test_more_copies_than_anybody_waits_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "MOST_COPIES", 2)
+    sends = Sends(slice_of("v6e", "2x2"))
+    sends.send("first", 0, 1, 100)
+    sends.send("second", 0, 1, 100)
+    with pytest.raises(TooManyCopiesError, match=r"send each other 3 copies or more.*2 are the most"):
+        sends.send("third", 0, 1, 100)
+
+
+def test_copies_that_end_together_but_for_rounding_are_followed_once() -> None:
+    sends = Sends(slice_of("v6e", "2x4"))
+    for name, source, target in (("a", 0, 3), ("b", 1, 3), ("c", 1, 5), ("d", 4, 5)):
+        sends.send(name, source, target, 333_333)
+    ends = sends.ends()
+    assert all(end * 1024 == round(end * 1024) for end in ends.values())

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from systolic.chips import chip
 from systolic.lessons.published_ops import published_program
+from systolic.report.trust import TrustFacts, trust_page
 from systolic.timing import Measurement
 from systolic.validation.errors import (
     PublishedProgram,
     collective_statistics,
     compared,
     program_or_reason,
+    statistics_by_chip,
 )
 from systolic.validation.published import PublishedRow, read_published
 from systolic.validation.stated_flags import stated_flags
@@ -124,3 +127,27 @@ def test_small_and_large_ones_have_their_own_statistics(tmp_path: Path) -> None:
     assert (small.rows, small.median_error) == (1, pytest.approx(0.5))
     assert (large.rows, large.median_error) == (2, pytest.approx(0.15))
     assert collective_statistics([]) == {}
+
+
+def test_the_page_has_collectives_apart(tmp_path: Path) -> None:
+    rows = []
+    for size, predicted in ((16384, 25.5), (1 << 20, "too many copies")):
+        row = read(tmp_path, PERMUTE, bytes=size)
+        found = program(row)
+        told = predicted if isinstance(predicted, str) else predicted * found.repeats
+        rows.append(compared(row, found, told, dispatch_us=0.0))
+    facts = TrustFacts(
+        command="systolic validate t.csv",
+        versions={},
+        dispatch_us=0.0,
+        rows=rows,
+        statistics=statistics_by_chip(rows),
+        chips=[chip("v6e")],
+        constants=None,
+        plot=None,
+    )
+    page = trust_page(facts)
+    assert "| v6e | v6e-8 (8 chips) | ppermute (ring neighbour) | 16,384 B | device | 17.0 | 25.5 | +50.0 % |" in page
+    assert "- 1 of them is not counted: too many copies" in page
+    assert "No row could be compared." in page  # of one device
+    assert "| v6e, all |" not in page

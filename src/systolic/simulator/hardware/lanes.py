@@ -161,7 +161,12 @@ class Lanes:
     def __neg__(self) -> Any:
         return each_lane(operator.neg, self)
 
-    __hash__ = __index__ = __int__ = __float__ = _differ
+    def __invert__(self) -> Any:
+        return each_lane(operator.invert, self)
+
+    # Whatever else is done with a number takes one that all devices have.
+    __hash__ = __index__ = __int__ = __float__ = __abs__ = __round__ = __trunc__ = _differ
+    __pow__ = __rpow__ = __divmod__ = __rdivmod__ = __truediv__ = __rtruediv__ = _differ
 
 
 def lane(value: Any, number: int) -> Any:

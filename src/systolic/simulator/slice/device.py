@@ -71,10 +71,9 @@ class Device:
 
     def start(self) -> None:
         """Lets all cores begin."""
+        who = self._around.name(self)
         for core in self.cores:
-            self._around.schedule.start(
-                0, core.run(), lambda core=core: f"device {self.number}, core {core.number}: {core.waits_for}"
-            )
+            self._around.schedule.start(0, core.run(), lambda core=core: f"{who}, core {core.number}: {core.waits_for}")
 
     # ---- what programs ask for ----
 

@@ -8,18 +8,21 @@ Bytes pass link after link without being stored in between, so that a hop adds i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
+from systolic.simulator.errors import TooManyCopiesError
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.schedule import Schedule
+from systolic.simulator.slice.fair_shares import changed_rates
 from systolic.simulator.slice.records import LinkRun
 from systolic.simulator.slice.routes import Link, Route, Routes
 
-_L = TypeVar("_L", bound=Hashable)
 _NEARLY_NOTHING = 1e-3  # bytes that are left by rounding
-_FULL = 1 + 1e-9  # shares that differ by less are the same but for rounding
+_SAME = 1e-12  # of a rate: what comes of summing in another order
+_TICKS = 1 << 10  # of a cycle: ends that differ by less are one, so that what follows them is worked out once
+# That all devices together may send where each is simulated: minutes of work.
+MOST_COPIES = 2_000_000
 
 Ended = Callable[[float], None]
 
@@ -41,7 +44,7 @@ class Stream:
 class _Traffic:
     """What one direction of a link carries, and has carried."""
 
-    streams: list[Stream] = field(default_factory=list)
+    streams: dict[Stream, None] = field(default_factory=dict)
     busy_cycles: float = 0.0
     busy_since: float = 0.0
 
@@ -63,10 +66,20 @@ class Network:
         self._traffic: dict[Link, _Traffic] = {}
         self._capacity: dict[Link, float] = {}
         self._streams: dict[tuple[int, Route], Stream] = {}
+        self.copies = 0  # that were sent
+        self._most_copies = MOST_COPIES
         self._timelines: dict[Link, Timeline] = {}
+        self._changed: dict[Stream, None] = {}  # whose shares have to be worked out, behind all that happens now
 
     def send(self, sender: int, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
-        """Sends bytes from `time` on; `ended` is told when the last of them has left."""
+        """Sends bytes from `time` on; `ended` is told when the last of them has left.
+
+        Raises:
+          TooManyCopiesError: more copies were sent than anybody waits for.
+        """
+        self.copies += 1
+        if self.copies > self._most_copies:
+            raise too_many_copies(self.copies)
         stream = self._streams.get((sender, route))
         if stream is None:
             stream = self._streams[sender, route] = Stream(route)
@@ -89,7 +102,7 @@ class Network:
     def _predict(self, stream: Stream) -> None:
         stream.prediction += 1
         prediction = stream.prediction
-        end = stream.since + stream.left_bytes / stream.rate
+        end = max(stream.since, round((stream.since + stream.left_bytes / stream.rate) * _TICKS) / _TICKS)
         self._schedule.at(end, lambda: self._end(end, stream, prediction))
 
     def _end(self, time: float, stream: Stream, prediction: int) -> None:
@@ -123,47 +136,43 @@ class Network:
             traffic = self._traffic.setdefault(link, _Traffic())
             if not traffic.streams:
                 traffic.busy_since = time
-            traffic.streams.append(stream)
-        self._share(time, [stream])
+            traffic.streams[stream] = None
+            self._change(time, traffic.streams)
 
     def _leave(self, time: float, stream: Stream) -> None:
-        others: list[Stream] = []
+        self._changed.pop(stream, None)
         for link in stream.route.links:
             traffic = self._traffic[link]
-            traffic.streams.remove(stream)
-            others += traffic.streams
+            del traffic.streams[stream]
+            self._change(time, traffic.streams)
             if not traffic.streams:
                 traffic.busy_cycles += time - traffic.busy_since
-        if others:
-            self._share(time, others)
 
-    def _share(self, time: float, streams: Sequence[Stream]) -> None:
-        """Works the rates out anew of these streams and of all that share links with them, directly or not."""
-        concerned = self._connected(streams)
-        if len(concerned) == 1:
-            self._set(time, {concerned[0]: min(map(self.capacity, concerned[0].route.links))})
-            return
-        routes = {stream: stream.route.links for stream in concerned}
-        self._set(time, fair_rates(routes, {link: self.capacity(link) for links in routes.values() for link in links}))
+    def _change(self, time: float, streams: Iterable[Stream]) -> None:
+        before = len(self._changed)
+        self._changed.update(dict.fromkeys(streams))
+        if not before and self._changed:
+            self._schedule.at(time, lambda: self._share(time))
+
+    def _share(self, time: float) -> None:
+        """Works the rates out anew that change with those streams."""
+        changed, self._changed = self._changed, {}
+        rates = changed_rates(
+            changed,
+            route=lambda stream: stream.route.links,
+            flows=lambda link: self._traffic[link].streams,
+            rate=lambda stream: stream.rate,
+            capacity=self.capacity,
+        )
+        self._set(time, rates)
 
     def _set(self, time: float, rates: Mapping[Stream, float]) -> None:
         for stream, rate in rates.items():
-            if rate != stream.rate:
+            if abs(rate - stream.rate) > _SAME * rate:
                 left = stream.left_bytes - stream.rate * (time - stream.since)
                 stream.left_bytes = left if left > _NEARLY_NOTHING else 0.0
                 stream.rate, stream.since = rate, time
                 self._predict(stream)
-
-    def _connected(self, streams: Sequence[Stream]) -> list[Stream]:
-        found = dict.fromkeys(streams)
-        pending = list(found)
-        while pending:
-            for link in pending.pop().route.links:
-                for other in self._traffic[link].streams:
-                    if other not in found:
-                        found[other] = None
-                        pending.append(other)
-        return list(found)
 
     # ---- what it all came to ----
 
@@ -191,35 +200,9 @@ class Network:
         return {link: traffic.busy_cycles for link, traffic in self._traffic.items()}
 
 
-_F = TypeVar("_F", bound=Hashable)
-
-
-def fair_rates(routes: Mapping[_F, Sequence[_L]], capacity: Mapping[_L, float]) -> dict[_F, float]:
-    """Shares links among flows by progressive filling.
-
-    All rates grow together; whenever a link is full, the flows on it keep the rate that they have.
-
-    Args:
-      routes: of every flow, the links that it takes.
-      capacity: of every link.
-    """
-    on: dict[_L, list[_F]] = {}
-    for flow, links in routes.items():
-        for link in links:
-            on.setdefault(link, []).append(flow)
-    left = {link: capacity[link] for link in on}
-    growing = {link: len(flows) for link, flows in on.items()}
-    rates: dict[_F, float] = {}
-    while len(rates) < len(routes):
-        shares = {link: left[link] / count for link, count in growing.items() if count}
-        rate = min(shares.values())
-        for link, share in shares.items():
-            if share > rate * _FULL:
-                continue
-            for flow in on[link]:
-                if flow not in rates:
-                    rates[flow] = rate
-                    for each in routes[flow]:
-                        left[each] -= rate
-                        growing[each] -= 1
-    return rates
+def too_many_copies(sent: int, why: str = "") -> TooManyCopiesError:
+    """Says that all devices together send too many copies, of which so many have been counted."""
+    return TooManyCopiesError(
+        f"the devices send each other {sent:,} copies or more, and no device's stand for all{why}; {MOST_COPIES:,} are "
+        "the most that are simulated: take a smaller slice, or arrays of fewer bytes"
+    )

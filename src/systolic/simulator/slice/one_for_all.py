@@ -8,6 +8,7 @@ its links is the same. Where one of this fails, or devices branch differently, o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ from systolic.simulator.hardware.lanes import DivergedError, lane, lanes_in
 from systolic.simulator.other_devices import RemoteTarget
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
-from systolic.simulator.slice.network import Ended, Network, Stream, fair_rates
+from systolic.simulator.slice.fair_shares import fair_rates
+from systolic.simulator.slice.network import Ended, Network, Stream
 from systolic.simulator.slice.routes import Link, Route, Routes
 
 if TYPE_CHECKING:
@@ -46,6 +48,10 @@ class OneForAll:
     _targets: dict[tuple[object, ...], tuple[RemoteTarget, tuple[Any, ...]]] = field(default_factory=dict)
     _patterns: list[Pattern] = field(default_factory=list)
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def name(self, device: Device) -> str:
+        """Names a device in messages."""
+        return "every device"
 
     def copy_target(self, word: Any, flag: Any) -> RemoteTarget:
         """Reads whom a copy is meant for that signals a flag there, on every device."""
@@ -110,6 +116,7 @@ class PatternNetwork(Network):
 
     def __init__(self, routes: Routes, schedule: Schedule, clock_hz: float, spans: int) -> None:
         super().__init__(routes, schedule, clock_hz, spans)
+        self._most_copies = sys.maxsize
         self._active: dict[Stream, None] = {}
         self._rates: dict[frozenset[Stream], dict[Stream, float]] = {}
         self._busy: dict[frozenset[Stream], float] = {}
@@ -142,9 +149,8 @@ class PatternNetwork(Network):
 
     def _fair_on_all(self, streams: Sequence[Stream]) -> dict[Stream, float]:
         routes = {(stream, number): links for stream in streams for number, links in enumerate(_all_links(stream))}
-        capacity = {link: self.capacity(link) for links in routes.values() for link in links}
         found: dict[Stream, float] = {}
-        for (stream, _), rate in fair_rates(routes, capacity).items():
+        for (stream, _), rate in fair_rates(routes, self.capacity).items():
             if abs(found.setdefault(stream, rate) - rate) > 1e-9 * rate:
                 raise DivergedError("devices have different shares of their links")
         return found

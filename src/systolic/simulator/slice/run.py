@@ -18,7 +18,7 @@ from systolic.simulator.slice.communication import Communications
 from systolic.simulator.slice.device import Device
 from systolic.simulator.slice.facts import SliceFacts
 from systolic.simulator.slice.identity import Identity, assignment_at, constants_from
-from systolic.simulator.slice.network import Network
+from systolic.simulator.slice.network import MOST_COPIES, Network, too_many_copies
 from systolic.simulator.slice.one_for_all import OneForAll, PatternNetwork
 from systolic.simulator.slice.records import LinkRun, Way
 from systolic.simulator.slice.routes import Routes
@@ -169,8 +169,8 @@ def run_devices(
     if one_for_all and not setup.sparse_programs:
         try:
             return _run_one_for_all(with_tables(given.of_all(setup), where, facts), where, facts, spans)
-        except SimulationError:
-            pass  # devices differ, or whatever it was: then all of them say what it is
+        except DivergedError:
+            pass
     return _run_all(setup, where, facts, given, spans)
 
 
@@ -219,7 +219,8 @@ def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, s
 
     Raises:
       DivergedError: it cannot.
-      SimulationError: the program does something that is not understood, perhaps for that reason.
+      TooManyCopiesError: it cannot, and all devices would send more copies than are simulated.
+      SimulationError: as all of them would.
     """
     schedule = Schedule(patient=True)
     clock_hz = setup.chip.machine.clock_hz
@@ -240,7 +241,12 @@ def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, s
     ]
     device = Device(setup, 0, words, around, spans)
     device.start()
-    ends = schedule.run()
+    try:
+        ends = schedule.run()
+    except DivergedError as error:
+        if network.copies * count > MOST_COPIES:  # before hours of work
+            raise too_many_copies(network.copies * count, f" ({error})") from error
+        raise
     run = tuple(core.result(int(end)) for core, end in zip(device.cores, ends, strict=True))
     return DevicesRun(
         devices=(run,) * count,

@@ -21,6 +21,10 @@ class Surroundings(Protocol):
     schedule: Schedule
     clock_hz: float
 
+    def name(self, device: Device) -> str:
+        """Names a device in messages."""
+        ...
+
     def copy_target(self, word: Any, flag: Any) -> RemoteTarget:
         """Reads whom a copy is meant for that signals a flag there."""
         ...
@@ -52,6 +56,10 @@ class AllDevices:
     network: Network
     addresses: Addresses
     devices: list[Device]  # by id
+
+    def name(self, device: Device) -> str:
+        """Names a device in messages."""
+        return f"device {device.number}"
 
     def copy_target(self, word: Any, flag: Any) -> RemoteTarget:
         """Reads whom a copy is meant for that signals a flag there."""

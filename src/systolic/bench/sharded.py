@@ -1,0 +1,135 @@
+"""Products of a network that is cut over a slice: tokens along one axis of the mesh, weights along another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from systolic.bench.cases import Case, fused_spec
+from systolic.bench.layers import LayersSpec
+from systolic.chips import SliceError
+from systolic.spec import MatmulSpec, OneDtype
+
+Kind = Literal["mlp", "columns", "rows", "gathered"]
+Cuts = tuple[str | None, ...]  # of an array: for each dimension, the axis of the mesh that it is cut along
+
+DATA, MODEL = "data", "model"
+SUITE = "sharded"
+_MODEL_SIZES = ("llama3-8b", 4096, 14336)
+_TOKENS = (256, 2048, 8192)  # on all devices together
+_GRADIENT_TOKENS = (2048, 8192)
+_LAYERS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedSpec(OneDtype):
+    """One product, or MLPs, on all devices of a slice; m, k and n are those of the whole.
+
+    - mlp: two MLPs in a row whose hidden axis n is cut over `model`, so that each sums its result over it.
+    - columns: `x[data, -] @ w[-, model]`, for which nothing is sent.
+    - rows: `x[data, model] @ w[model, -]`, whose result is summed over `model`.
+    - gathered: `x[data, -] @ w[data, model]`, whose weight is gathered over `data`, as FSDP keeps weights.
+
+    Attributes:
+      topology: the slice, in chips along each axis.
+      mesh: axes of the mesh with their sizes: `data`, which cuts the m tokens, and `model`; one may be missing.
+      backward: of an mlp, whether gradients of x and all weights are results too.
+
+    Raises:
+      SliceError: the mesh has other axes, or one that does not divide what it cuts.
+    """
+
+    kind: Kind
+    m: int
+    k: int
+    n: int
+    dtype: str
+    topology: str
+    mesh: tuple[tuple[str, int], ...]
+    backward: bool = False
+
+    def __post_init__(self) -> None:
+        if other := [name for name, _ in self.mesh if name not in (DATA, MODEL)]:
+            raise SliceError(
+                f"suite {SUITE} is cut over axes {DATA} and {MODEL}, and the mesh has {other[0]}: write "
+                f"--mesh {DATA}=2,{MODEL}=4, with one of them alone if nothing is cut over the other"
+            )
+        for size, name in ((self.m, DATA), (self.n, MODEL), (self.k, MODEL), (self.k, DATA)):
+            if size % self.along(name):
+                raise SliceError(f"{size} does not divide among {self.along(name)} devices of the axis {name}")
+
+    def along(self, axis: str) -> int:
+        """Devices along an axis."""
+        return dict(self.mesh).get(axis, 1)
+
+    @property
+    def arguments(self) -> tuple[tuple[tuple[int, int], Cuts], ...]:
+        """Shape of each argument and how it is cut: x, the weights, and for gradients the result's cotangent."""
+        x = (self.m, self.k), self._cut(DATA, MODEL if self.kind == "rows" else None)
+        if self.kind != "mlp":
+            rows = {"columns": None, "rows": MODEL, "gathered": DATA}[self.kind]
+            return x, ((self.k, self.n), self._cut(rows, None if self.kind == "rows" else MODEL))
+        up, down = ((self.k, self.n), self._cut(None, MODEL)), ((self.n, self.k), self._cut(MODEL, None))
+        return x, *((up, up, down) * _LAYERS), *([x] if self.backward else [])
+
+    @property
+    def result(self) -> Cuts:
+        """How the result is cut; gradients are cut as what they are gradients of."""
+        return self._cut(DATA, None if self.kind in ("mlp", "rows") else MODEL)
+
+    def _cut(self, *axes: str | None) -> Cuts:
+        there = dict(self.mesh)
+        return tuple(axis if axis in there else None for axis in axes)
+
+    @property
+    def part(self) -> LayersSpec | MatmulSpec:
+        """What one device multiplies of it."""
+        m, cut = self.m // self.along(DATA), self.along(MODEL)
+        if self.kind == "mlp":
+            return LayersSpec(m=m, k=self.k, n=self.n // cut, dtype=self.dtype, layers=_LAYERS, backward=self.backward)
+        k, n = (self.k // cut, self.n) if self.kind == "rows" else (self.k, self.n // cut)
+        return fused_spec(m, k, n, self.dtype)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of one device."""
+        return self.part.flops
+
+    @property
+    def least_hbm_bytes(self) -> int:
+        """Bytes that have to cross one device's HBM for its part alone; what is sent is not counted."""
+        return self.part.least_hbm_bytes
+
+
+def sharded(dtype: str) -> Iterator[Case]:
+    """The MLPs of a model, and its products alone, on one device until `on_slice` says which slice it is."""
+    if dtype not in ("bfloat16", "float32"):  # what has gradients, and what JAX sums over devices
+        return
+    model, k, n = _MODEL_SIZES
+    whole = ShardedSpec(kind="mlp", m=0, k=k, n=n, dtype=dtype, topology="", mesh=())
+    for m, backward in (*((m, False) for m in _TOKENS), *((m, True) for m in _GRADIENT_TOKENS)):
+        name = f"{model} {_LAYERS} MLPs {m}{' and gradients' if backward else ''}"
+        spec = replace(whole, m=m, backward=backward)
+        yield Case(suite=SUITE, group="gradients" if backward else "MLPs", name=name, spec=spec)
+    for kind, m in itertools.product([one for one in get_args(Kind) if one != "mlp"], _TOKENS):
+        sizes = {"k": n, "n": k} if kind == "rows" else {}
+        name = f"{model} {'down' if kind == 'rows' else 'gate'} by {kind} {m}"
+        yield Case(suite=SUITE, group=kind, name=name, spec=replace(whole, kind=kind, m=m, **sizes))
+
+
+def on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int]) -> list[Case]:
+    """Cases of the suite on a slice.
+
+    Raises:
+      SliceError: a case is not of the suite, or is not cut evenly.
+    """
+    if other := [case for case in cases if not isinstance(case.spec, ShardedSpec)]:
+        raise SliceError(
+            f"{other[0].name} of suite {other[0].suite} runs on one device: --topology and --mesh are for suite {SUITE}"
+        )
+    if math.prod(mesh.values()) < 2:
+        raise SliceError("a slice of one device: nothing is cut there; take any other suite without --topology")
+    return [replace(case, spec=replace(case.spec, topology=topology, mesh=tuple(mesh.items()))) for case in cases]

@@ -1,0 +1,102 @@
+"""Max-min fairness: what each of several flows gets of the links that it shares with others."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+_F = TypeVar("_F", bound=Hashable)
+_L = TypeVar("_L", bound=Hashable)
+
+_FULL = 1 + 1e-9  # shares that differ by less are the same but for rounding
+
+
+def fair_rates(routes: Mapping[_F, Sequence[_L]], capacity: Callable[[_L], float]) -> dict[_F, float]:
+    """Shares links among flows by progressive filling.
+
+    All rates grow together; whenever a link is full, the flows on it keep the rate that they have.
+
+    Args:
+      routes: of every flow, the links that it takes.
+      capacity: of a link.
+    """
+    on: dict[_L, list[_F]] = {}
+    for flow, links in routes.items():
+        for link in links:
+            on.setdefault(link, []).append(flow)
+    left = {link: capacity(link) for link in on}
+    growing = {link: len(flows) for link, flows in on.items()}
+    # A link's share only grows while others fill up: what it was when it was pushed is at most what it is.
+    shares = [(left[link] / count, turn, link) for turn, (link, count) in enumerate(growing.items())]
+    heapq.heapify(shares)
+    rates: dict[_F, float] = {}
+    rate = 0.0
+    while len(rates) < len(routes):
+        _, turn, link = heapq.heappop(shares)
+        if not growing[link]:
+            continue
+        share = left[link] / growing[link]
+        if shares and share > shares[0][0] * _FULL:
+            heapq.heappush(shares, (share, turn, link))
+            continue
+        rate = share if share > rate * _FULL else rate
+        for flow in on[link]:
+            if flow not in rates:
+                rates[flow] = rate
+                for each in routes[flow]:
+                    left[each] -= rate
+                    growing[each] -= 1
+    return rates
+
+
+def changed_rates(
+    changed: Iterable[_F],
+    route: Callable[[_F], Sequence[_L]],
+    flows: Callable[[_L], Collection[_F]],
+    rate: Callable[[_F], float],
+    capacity: Callable[[_L], float],
+) -> dict[_F, float]:
+    """Shares links anew where flows have come or gone, without those that keep their rates for all that.
+
+    Rates are fair if every flow has a bottleneck: a link that is full, and on which none is faster. So only some flows
+    are shared out, in what the rest leave them, and as long as one has no bottleneck, those in its way join them.
+
+    Args:
+      changed: flows that came, and those with which they share links; and those on links that others have left.
+      route: of a flow.
+      flows: that are on a link.
+      rate: of a flow until now.
+      capacity: of a link.
+
+    Returns:
+      The rates of `changed` and of all others that may have changed.
+    """
+    found: dict[_F, float] = {}
+    full: dict[_L, float] = {}
+
+    def fastest(link: _L) -> float:
+        """The highest rate on the link where that is full; else more than any."""
+        most = full.get(link)
+        if most is None:
+            rates = [found[flow] if flow in found else rate(flow) for flow in flows(link)]
+            most = full[link] = max(rates) if sum(rates) * _FULL >= capacity(link) else math.inf
+        return most
+
+    more = dict.fromkeys(changed)
+    while more:
+        routes = {flow: route(flow) for flow in (*found, *more)}
+        touched = dict.fromkeys(link for links in routes.values() for link in links)
+        others = {link: [flow for flow in flows(link) if flow not in routes] for link in touched}
+        left = {link: max(0.0, capacity(link) - sum(map(rate, others[link]))) for link in touched}
+        found = fair_rates(routes, left.__getitem__)
+        full.clear()
+        more = {}
+        for flow, its in found.items():
+            if all(fastest(link) > its * _FULL for link in routes[flow]):
+                more.update((each, None) for link in routes[flow] for each in others[link] if rate(each) > its)
+        for flow in dict.fromkeys(each for link in touched for each in others[link]):
+            if all(fastest(link) > rate(flow) * _FULL for link in route(flow)):
+                more[flow] = None
+    return found

@@ -1,0 +1,85 @@
+"""Products that are cut over a slice: what each device has of them, and what of a mesh is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import pytest
+
+from systolic.bench import sharded_programs
+from systolic.bench.sharded import ShardedSpec, on_slice
+from systolic.bench.suites import suite
+from systolic.chips import SliceError, chip
+from systolic.cli import main
+
+MESH = {"data": 2, "model": 4}
+
+
+def spec(**changes: Any) -> ShardedSpec:
+    values: dict[str, Any] = {"kind": "mlp", "m": 64, "k": 128, "n": 256, "dtype": "bfloat16"}
+    return ShardedSpec(**{**values, "topology": "2x4", "mesh": tuple(MESH.items()), **changes})
+
+
+@pytest.mark.parametrize("kind", ["mlp", "columns", "rows", "gathered"])
+@pytest.mark.parametrize("mesh", [MESH, {"model": 8}, {"data": 8}, {"model": 2, "data": 4}])
+def test_both_programs_take_the_same_parts_and_make_the_same(kind: str, mesh: dict[str, int]) -> None:
+    its = spec(kind=kind, mesh=tuple(mesh.items()))
+    raced = sharded_programs.raced(its, chip("v6e"))
+    assert raced.xla_arguments is not None
+    for ours, xla in zip(raced.arguments, raced.xla_arguments, strict=True):
+        assert ours.shape == xla.shape
+        assert ours.sharding.spec == xla.sharding.spec
+        assert math.prod(ours.sharding.shard_shape(ours.shape)) * 8 >= math.prod(ours.shape)
+    out = jax.eval_shape(raced.ours, *raced.arguments)
+    assert out.shape == jax.eval_shape(raced.xla, *raced.xla_arguments).shape
+    wanted = out.sharding.spec
+    assert tuple(wanted) == its.result
+
+
+def test_the_devices_share_the_arithmetic() -> None:
+    for case in on_slice(suite("sharded"), "2x4", MESH):
+        its = case.spec
+        products = 6 if its.kind == "mlp" else 1
+        assert its.flops * 8 == (3 if its.backward else 1) * products * 2 * its.m * its.k * its.n, case.name
+
+
+def test_gradients_are_cut_as_what_they_are_gradients_of() -> None:
+    its = spec(backward=True)
+    raced = sharded_programs.raced(its, chip("v6e"))
+    out, gradients = jax.eval_shape(raced.ours, *raced.arguments)
+    assert tuple(out.sharding.spec) == its.result
+    for gradient, argument in zip(gradients, raced.arguments[:-1], strict=True):
+        assert (gradient.shape, gradient.sharding.spec) == (argument.shape, argument.sharding.spec)
+
+
+def test_a_mesh_that_does_not_suit() -> None:
+    with pytest.raises(SliceError, match="the mesh has rows: write --mesh data=2,model=4"):
+        on_slice(suite("sharded"), "2x4", {"rows": 8})
+    with pytest.raises(SliceError, match="66 does not divide among 4 devices of the axis data"):
+        spec(m=66, mesh=(("data", 4),))
+    with pytest.raises(SliceError, match="512³ of suite square runs on one device"):
+        on_slice(suite("square"), "2x4", MESH)
+    with pytest.raises(SliceError, match="a slice of one device"):
+        on_slice(suite("sharded"), "1x1", {"model": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--suite", "sharded"), "suite sharded is cut over a slice: give --topology 2x4 --mesh data=2,model=4"),
+        (("--suite", "sharded", "--topology", "2x4"), "give --topology 2x4 --mesh data=2,model=4"),
+        (("--suite", "sharded", "--mesh", "model=8"), "give --topology too"),
+        (("--suite", "sharded", "--topology", "2x4", "--mesh", "model=4"), "has 4 devices"),
+        (("--suite", "llm", "--topology", "2x4", "--mesh", "model=8"), "are for suite sharded"),
+    ],
+)
+def test_calls_that_cannot_be_meant(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--chip", "v6e", *arguments]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_is_tuned_is_one_device_s_product(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--suite", "sharded", "--only", "rows 256", "--chip", "v6e"]) == 2
+    assert "is cut over a slice: give the product of one device" in " ".join(capsys.readouterr().err.split())
