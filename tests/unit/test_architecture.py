@@ -39,6 +39,7 @@ ROOMS = [
     "steps",
     "explaining",
     "tuning",
+    "replacing",
     "bench",
     "validation",
     "report",

@@ -14,10 +14,10 @@ from systolic.ops import planner_in_use
 from systolic.ops.planner import check_dtype
 from systolic.schedule import KernelConfig
 from systolic.spec import Spec
-from systolic.store import Subject, TrialStore, best_first
+from systolic.store import Subject, TrialStore
 from systolic.timing import NoDeviceError, device_of, measure
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.result import TuningResult, xla_repeated_us
+from systolic.tuning.result import TuningResult
 from systolic.tuning.search import Effort, Search, Watcher
 
 
@@ -75,14 +75,10 @@ def tune_product(
         _measure(search, programs, known, measured)
     finally:
         planner.forget()  # its plans may have been made without these trials
-    xla = search.found.get(None)
-    return TuningResult(
-        spec=spec,
-        computed=programs.computed,
-        chip=known.name,
-        trials=tuple(best_first(trial for config, trial in search.found.items() if config is not None)),
-        xla=xla,
-        xla_us=None if xla is None else xla_repeated_us(xla, spec, known),
+    return TuningResult.of(
+        spec,
+        known,
+        search.found.values(),
         considered=len(choices),
         compiled=search.compiled,
         seconds=time.monotonic() - begun,
