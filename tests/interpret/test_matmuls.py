@@ -260,3 +260,17 @@ def test_blocks_in_blocks() -> None:
         broken()
     jnp.matmul(X, WEIGHTS["up"])
     assert (counts(inner), counts(outer)) == ([0, 1], [1, 1])
+
+
+def test_a_model_of_equinox() -> None:
+    eqx = pytest.importorskip("equinox")
+    model = eqx.nn.MLP(in_size=16, out_size=8, width_size=24, depth=1, key=jax.random.key(0))
+
+    def total(model: Any, x: Any) -> Any:
+        return (jax.vmap(model)(x) ** 2).sum()
+
+    wanted = eqx.filter_value_and_grad(total)(model, X[0])
+    with take_all(implementation="xla") as products:
+        found = eqx.filter_value_and_grad(total)(model, X[0])
+    alike(jax.tree.leaves(found), jax.tree.leaves(wanted))
+    assert counts(products) == [5, 5]  # two, and of their gradients all but that of x
