@@ -333,9 +333,9 @@ def _interceptor() -> Any:
             with self.core.set_current_trace(self.below):
                 return self.handle(primitive, arguments, params)
 
-        def stage_value(self, value: Any) -> Any:
+        def stage_value(self, val: Any) -> Any:
             with self.core.set_current_trace(self.below):
-                return self.below.stage_value(value)
+                return self.below.stage_value(val)
 
         def process_custom_jvp_call(self, primitive: Any, fn: Any, *rest: Any, **params: Any) -> Any:
             return self.below.process_custom_jvp_call(primitive, self._followed(fn), *rest, **params)

@@ -16,7 +16,7 @@ from systolic.spec import Spec
 from systolic.store import Trial, best_first
 from systolic.summary import Summarised, Summary
 
-End = Literal["trials", "time", "bound", "all"]
+End = Literal["trials", "time", "bound", "all", "stopped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,8 @@ class TuningResult(KeptTrials, Summarised):
       considered: legal configurations that the model ranked.
       compiled: trials of this search.
       seconds: it took.
-      end: why it ended: so many trials, the time was over, nothing left could be faster, or all were tried.
+      end: why it ended: so many trials, the time was over, nothing left could be faster, all were
+        tried, or Ctrl-C.
     """
 
     considered: int
