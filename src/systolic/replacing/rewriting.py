@@ -88,7 +88,7 @@ class Rewriter:
 
 
 # JAX compiles a function once as long as it is the same object: so is what is made of it.
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def _rewritten(jaxpr: Any, policy: Policy, implementation: Implementation) -> tuple[Any, tuple[Decision, ...]]:
     """A function with other products, and what was decided; None where its types or constants would be others."""
     closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
