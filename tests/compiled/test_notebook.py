@@ -43,4 +43,6 @@ def test_the_notebook_runs_and_shows_what_is_stored() -> None:
     nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
     assert shown(notebook) == shown(stored)
     assert len(shown(stored)) >= 4
-    assert sum("text/html" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])) == 3
+    assert (
+        sum("text/html" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])) == 3
+    )
