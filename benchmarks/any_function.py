@@ -10,9 +10,10 @@ against bounds that nothing of the simulator goes into:
 The first two have to be at least 1 (what lies in VMEM when the program starts counts as read: its prefetch is added).
 The last says nothing precise: the estimate knows no overlap and no stalls. Outside of 0.4 to 2 it is worth a look.
 
-Functions whose time depends on what they compute have to be refused. A row that is none of these is `wrong`, and the
-exit code 1. Programs that were compiled before come from the program cache, so a run that was stopped goes on where it
-was; the estimates are kept beside it.
+Functions whose time depends on what they compute have to be refused. A compiler that needs more than 12 GiB or 600 s of
+CPU time is a `limit`, of this benchmark. A row that is none of these is `wrong`, and the exit code 1. Programs that
+were compiled before come from the program cache, so a run that was stopped goes on where it was; the estimates are kept
+beside it.
 """
 
 from __future__ import annotations
@@ -154,14 +155,19 @@ def static_ratio(run: SimulatedRun, chip: Chip, name: str) -> tuple[float | None
 
 # ---- rows ----
 
+_VERDICTS = {
+    **dict.fromkeys(("unsupported", "refused", "not simulated", "unknown"), "refusal"),
+    **dict.fromkeys(("timed out", "out of memory"), "limit"),
+}
+
 
 def record(name: str, chip: Chip, function: Function, outcome: Outcome) -> dict[str, Any]:
     """One row of the result."""
     row: dict[str, Any] = {"chip": chip.name, "function": name, "provenance": "simulated", "status": outcome.status}
     run = outcome.run
     if run is None:
-        named = outcome.status in ("unsupported", "refused", "not simulated", "unknown")
-        return {**row, "verdict": "refusal" if named else "wrong", "reason": outcome.located_reason, "time_us": None}
+        verdict = _VERDICTS.get(outcome.status, "wrong")
+        return {**row, "verdict": verdict, "reason": outcome.located_reason, "time_us": None}
     seconds = run.time_us * 1e-6
     touched = function.touched_bytes or touched_bytes(function)
     bytes_s = touched / chip.hbm_bytes_per_s
@@ -239,7 +245,9 @@ def main(chips: tuple[Chip, ...], only: str | None, json_file: str | None, quiet
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, int]:
     """How many rows there are of each verdict."""
-    return {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("time", "refusal", "wrong")}
+    return {
+        verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("time", "refusal", "limit", "wrong")
+    }
 
 
 def show(rows: list[dict[str, Any]]) -> None:

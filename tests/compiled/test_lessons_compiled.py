@@ -15,7 +15,13 @@ SHOWN = [
     # Their kernels are run by tests in interpret mode; compiling all parts takes a minute each.
     *(
         pytest.param(*each, marks=pytest.mark.slow)
-        for each in (("grouped", "v5e"), ("cores", "v5p"), ("pl_kernel", "v5e"), ("reductions", "v5p"))
+        for each in (
+            ("grouped", "v5e"),
+            ("unpacking", "v6e"),
+            ("cores", "v5p"),
+            ("pl_kernel", "v5e"),
+            ("reductions", "v5p"),
+        )
     ),
 ]
 RIGHT = ("ok", "unsupported")

@@ -20,7 +20,7 @@ class Case:
     group: str
     name: str
     spec: Any
-    series: str = ""  # of cases that differ in their rows alone
+    series: str = ""  # of cases that differ in their rows alone, or in density
     even: Any = None  # the spec at the next larger sizes that tiles divide, to be compared with
 
 

@@ -180,7 +180,7 @@ def _row(
         chip=chip.name,
         flags=chip.given_flags,
         op=_op_name(case.spec),
-        **{name: getattr(case.spec, name, None) for name in ("m", "k", "n", "groups", "precision")},
+        **{name: getattr(case.spec, name, None) for name in ("m", "k", "n", "groups", "density", "precision")},
         series=case.series,
         dtype=case.spec.dtype_multiplied,
         status=ended.status,

@@ -46,7 +46,8 @@ class BenchRow:
     k: int | None = None
     n: int | None = None
     groups: int | None = None
-    series: str = ""  # of rows that differ in m alone
+    density: float | None = None
+    series: str = ""  # of rows that differ in m alone, or in density
     precision: str | None = None  # of float32, where the spec says it
     reason: str = ""
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of both programs

@@ -18,7 +18,7 @@ Pattern = Literal["random", "banded", "power law", "causal"]
 SIZES: tuple[tuple[int, int, int], ...] = ((16384, 16384, 16384), (8192, 4096, 14336))
 BLOCKS = (512, 256, 128)
 DENSITY = 0.1  # of the docs' example, and the least at which pruned models are usually kept
-DENSITIES = (0.2, 0.4, 0.8)  # beside it, of one product
+DENSITIES = (0.05, 0.2, 0.4, 0.8)  # beside it, of one product
 _SEED = 1  # another one than a plan's programs have
 _EXPONENT = 1.0  # of the power law: the line of rank r has about 1 / r of the blocks of the first one
 _PADDED_TO = 8
@@ -52,6 +52,11 @@ class PatternSpec:
     def n(self) -> int:
         """Columns of its result."""
         return self.planned.n
+
+    @property
+    def density(self) -> float:
+        """The share of the matrix, or of the result, that blocks hold."""
+        return self.planned.density
 
     @property
     def flops(self) -> int:
@@ -112,8 +117,8 @@ def sparse(dtype: str) -> Iterator[Case]:
     m, k, n = SIZES[0]
     for block, kind in itertools.product(BLOCKS, ("dds", "sdd")):
         yield _case(f"{kind}", f"{kind} random", _spec(kind, m, k, n, block, DENSITY, dtype), "random")
-    for density in DENSITIES:
-        yield _case("dense", "dsd random", _spec("dsd", m, k, n, BLOCKS[0], density, dtype), "random")
+    for density, block in itertools.product(DENSITIES, BLOCKS):
+        yield _case("dense", "dsd random", _spec("dsd", m, k, n, block, density, dtype), "random")
     for size, block in itertools.product((4096, 16384), (512, 256)):
         grid = size // block
         causal = _spec("sdd", size, size, size, block, (grid + 1) / (2 * grid), dtype, dense_out=True)
@@ -147,4 +152,5 @@ def _spec(
 def _case(group: str, what: str, spec: SparseSpec, pattern: Pattern, *, backward: bool = False) -> Case:
     name = f"{what} {spec.block_rows}² {spec.density:.2f} {sizes(spec.m, spec.k, spec.n)}"
     planned = PatternSpec(planned=spec, pattern=pattern, backward=backward)
-    return Case(suite="sparse", group=group, name=name, spec=planned)
+    series = f"blocks of {spec.block_rows}²" if what == "dsd random" else ""
+    return Case(suite="sparse", group=group, name=name, spec=planned, series=series)

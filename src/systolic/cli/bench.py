@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     "plot_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.png",
-    help="Of suite moe: draw times over the rows of a group, of the product that has most rows.",
+    help="Of suites moe, quantised and sparse: draw times over rows or density, of the product that has most of them.",
 )
 @click.option(
     "--strict",
@@ -136,32 +136,17 @@ def bench(
 
 
 def _plot(rows: Sequence[BenchRow], target: Path) -> str:
-    """Draws the series with most rows, and says which, or why there is none."""
-    from systolic.report import save_png
-    from systolic.report.groups_plot import GroupsPoint, groups_plot
+    """Draws what of the rows has a picture, and says what it is, or that there is none."""
+    from systolic.bench.pictures import PICTURES, picture
+    from systolic.report import save_png, times_plot
 
-    series: dict[tuple[str, str], list[BenchRow]] = {}
-    for row in (row for row in rows if row.series and row.ours_us is not None):
-        series.setdefault((row.chip, row.series), []).append(row)
-    if not series:
-        return "no plot: no row of suite moe has a time"
-    (chip, name), shown = max(series.items(), key=lambda item: len(item[1]))
-    points = [
-        GroupsPoint(
-            rows_per_group=(row.m or 0) / (row.groups or 1),
-            limit_us=max(row.model_mxu_us or 0.0, row.model_hbm_us or 0.0),
-            times_us={who: time_us for who, time_us in _times(row).items() if time_us is not None},
-        )
-        for row in shown
-    ]
-    title = f"{name} on {chip}, {shown[0].groups} groups, {shown[0].k} × {shown[0].n}"
+    found = picture(rows)
+    if found is None:
+        return f"no plot: no row of suite {', '.join(PICTURES)} has a time"
     with writing(target):
-        save_png(groups_plot(points, title=title, ours="systolic", xla="XLA", provenance="simulated"), target)
-    return f"wrote {target}: {name} on {chip}"
-
-
-def _times(row: BenchRow) -> dict[str, float | None]:
-    return {"systolic": row.ours_us, "XLA": row.xla_repeated_us, **{peer.name: peer.time_us for peer in row.peers}}
+        drawn = times_plot(found.points, title=found.title, x_title=found.x_title, provenance="simulated")
+        save_png(drawn, target)
+    return f"wrote {target}: {found.title}"
 
 
 def _case(spec: Spec) -> Case:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -64,11 +64,13 @@ def _show(done: Mapping[str, Lesson]) -> None:
         for line in lesson.lines:
             out.print(line, markup=False)
         if lesson.rows:
-            columns = dict.fromkeys(key for row in lesson.rows for key in row)
-            show_table(out, [_column(key) for key in columns], lesson.rows)
+            keys = dict.fromkeys(key for row in lesson.rows for key in row)
+            show_table(out, [_column(key, lesson.rows) for key in keys], lesson.rows)
 
 
-def _column(key: str) -> Column[Mapping[str, object]]:
+def _column(key: str, rows: Sequence[Mapping[str, object]]) -> Column[Mapping[str, object]]:
+    if any(isinstance(row.get(key), str) for row in rows):
+        return textual(key, lambda row: _cell(row.get(key)) or "")
     return numeric(key, lambda row: _cell(row.get(key)))
 
 

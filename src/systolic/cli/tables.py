@@ -95,6 +95,8 @@ def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]
             break
         dropped.insert(0, kept.pop(at).title)
         made = _table(kept, every)
+    if not out.is_terminal:
+        out.width = max(out.width, _least_width(out, made))
     out.print(made)
     if dropped:
         out.print(f"not shown, for want of width: {', '.join(dropped)}; --format csv has all", markup=False)
@@ -113,7 +115,12 @@ def show_section(out: Console, title: str, found: ExplainedTable[Any] | None, ot
 
 
 def _fits(out: Console, made: Table) -> bool:
-    return Measurement.get(out, out.options.update(max_width=10_000), made).minimum <= out.width
+    return _least_width(out, made) <= out.width
+
+
+def _least_width(out: Console, made: Table) -> int:
+    """Characters without which a number is cut."""
+    return Measurement.get(out, out.options.update(max_width=10_000), made).minimum
 
 
 def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:

@@ -73,6 +73,11 @@ _ALL = (
         kernels=("numbers_on_chip",),
     ),
     LessonEntry(
+        name="unpacking",
+        title="Quantised weights, and what unpacking them costs: 16 × 4096 × 14336, weights of 16, 8 and 4 bits",
+        kernels=("unpacking",),
+    ),
+    LessonEntry(
         name="cores",
         title="Cores: what dimension_semantics brings where a device has two",
         kernels=("cores",),

@@ -206,7 +206,10 @@ def test_layers_of_experts_are_drawn(run: Run, tmp_path: Path) -> None:
     _, _, err = run(*arguments)
     assert target.read_bytes().startswith(b"\x89PNG")
     assert "qwen3-30b forward skewed on v5e" in err
-    assert "no row of suite moe" in run("bench", "--only", "8192", "--plot", str(tmp_path / "none.png"))[2]
+    assert (
+        "no row of suite moe, quantised, sparse"
+        in run("bench", "--only", "8192", "--plot", str(tmp_path / "none.png"))[2]
+    )
     assert not (tmp_path / "none.png").exists()
 
 

@@ -80,3 +80,14 @@ def test_plans_are_a_table(form: str, capsys: pytest.CaptureFixture[str]) -> Non
 def test_json_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["plan", "512,512,512", "--format", "json"], standalone_mode=False)
     assert capsys.readouterr().out.startswith("{")
+
+
+def test_a_table_in_a_file_is_as_wide_as_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = [1.5e6 + at for at in range(30)]
+    columns: list[Column[list[float]]] = [
+        numeric(f"column {at}", lambda row, at=at: row[at], ",.1f") for at in range(len(numbers))
+    ]
+    show_table(console(), columns, [numbers])
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == 2
+    assert all(f"{number:,.1f}" in out for number in numbers)

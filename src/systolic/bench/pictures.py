@@ -1,0 +1,95 @@
+"""What of a race is drawn: of each suite that has a picture, times over the size that its question is about."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from systolic.bench.rows import BenchRow
+from systolic.report.times_plot import TimePoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """What `times_plot` draws, and what is said of it in a line."""
+
+    title: str
+    x_title: str
+    points: tuple[TimePoint, ...]
+
+
+def picture(rows: Iterable[BenchRow]) -> Picture | None:
+    """Of the first suite that has one and rows with times; None where there is none."""
+    timed = [row for row in rows if row.ours_us is not None]
+    for suite, draw in PICTURES.items():
+        shown = [row for row in timed if row.suite == suite]
+        if shown and (found := draw(shown)).points:
+            return found
+    return None
+
+
+def _grouped(rows: Sequence[BenchRow]) -> Picture:
+    """The product that has most rows, on one chip: everybody's times over the rows of a group."""
+    chip, series = _most(rows, lambda row: (row.chip, row.series))
+    shown = [row for row in rows if (row.chip, row.series) == (chip, series)]
+    one = shown[0]
+    points: list[TimePoint] = []
+    for row in shown:
+        size = (row.m or 0) / (row.groups or 1)
+        limit_us = max(row.model_mxu_us or 0.0, row.model_hbm_us or 0.0)
+        points.append(TimePoint(x=size, time_us=limit_us, series="limit", dashed=True))
+        points += _times(size, {"systolic": row.ours_us, "XLA": row.xla_repeated_us})
+        points += _times(size, {peer.name: peer.time_us for peer in row.peers})
+    title = f"{series} on {chip}, {one.groups} groups, {one.k} × {one.n}"
+    return Picture(title=title, x_title="rows of a group, on average", points=tuple(points))
+
+
+def _quantised(rows: Sequence[BenchRow]) -> Picture:
+    """The weight that has most rows: our times over the rows of activations, a line for each format."""
+    size = _most(rows, lambda row: (row.k, row.n))
+    shown = [row for row in rows if (row.k, row.n) == size]
+    points = [
+        point
+        for row in shown
+        for point in _times(row.m or 0, {row.group.split()[0]: row.ours_us}, panel=row.chip)  # int4/128 decode
+    ]
+    title = f"rows × a weight of {size[0]} × {size[1]}, by format"
+    return Picture(title=title, x_title="rows", points=tuple(points))
+
+
+def _sparse(rows: Sequence[BenchRow]) -> Picture:
+    """The product that has most densities: a line for each size of blocks, beside that of a dense matrix by XLA."""
+    forward = [row for row in rows if row.series]
+    if not forward:
+        return Picture(title="", x_title="", points=())
+    size = _most(forward, lambda row: (row.m, row.k, row.n))
+    shown = [row for row in forward if (row.m, row.k, row.n) == size]
+    points: list[TimePoint] = []
+    for row in shown:
+        points += _times(row.density or 0.0, {row.series: row.ours_us}, panel=row.chip)
+    for row in shown:
+        points += _times(row.density or 0.0, {"XLA, dense": row.xla_repeated_us}, panel=row.chip, dashed=True)
+    m, k, n = size
+    title = f"blocks in random places of a matrix of {m} × {k}, times {k} × {n}"
+    return Picture(title=title, x_title="density", points=tuple(points))
+
+
+PICTURES: dict[str, Callable[[Sequence[BenchRow]], Picture]] = {
+    "moe": _grouped,
+    "quantised": _quantised,
+    "sparse": _sparse,
+}
+
+
+def _most(rows: Sequence[BenchRow], key: Callable[[BenchRow], tuple]) -> tuple:
+    return Counter(map(key, rows)).most_common(1)[0][0]
+
+
+def _times(x: float, times_us: Mapping[str, float | None], *, panel: str = "", dashed: bool = False) -> list[TimePoint]:
+    """Those that are known."""
+    return [
+        TimePoint(x=x, time_us=time_us, series=series, panel=panel, dashed=dashed)
+        for series, time_us in times_us.items()
+        if time_us is not None
+    ]

@@ -1,0 +1,70 @@
+"""Times over a size that grows, a line for each of those who are compared, in a panel for each chip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# Colours of those that every picture has; what else is drawn takes the rest in turn.
+_KNOWN = {"limit": "#2da44e", "systolic": "#1f6feb", "XLA": "#8b949e"}
+_OTHERS = ("#bc4c00", "#8250df", "#bf8700", "#cf222e", "#1b7c83", "#bf3989", "#57606a", "#0550ae", "#4d2d00")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePoint:
+    """One time of one of those who are compared.
+
+    Attributes:
+      x: the size.
+      series: whose time it is, as the legend has it.
+      panel: the chip, where there are several panels.
+      dashed: whether its line is one to compare with.
+    """
+
+    x: float
+    time_us: float
+    series: str
+    panel: str = ""
+    dashed: bool = False
+
+
+def times_plot(points: Sequence[TimePoint], *, title: str, x_title: str, provenance: str) -> Any:
+    """Draws a line for each series, both axes logarithmic.
+
+    Args:
+      points: at least one. Lines of one name have one colour in all panels, and stand in the legend as they come.
+      x_title: what grows, with its unit.
+      provenance: how the times are known.
+
+    Returns:
+      An Altair chart, for `save_png`.
+    """
+    import altair as alt
+
+    names = list(dict.fromkeys(point.series for point in points))
+    others = [name for name in names if name not in _KNOWN]
+    colours = _KNOWN | {name: _OTHERS[number % len(_OTHERS)] for number, name in enumerate(others)}
+    panels = list(dict.fromkeys(point.panel for point in points))
+    rows = [
+        {"x": point.x, "us": point.time_us, "series": point.series, "panel": point.panel, "dashed": point.dashed}
+        for point in points
+    ]
+    drawn = alt.Chart().encode(
+        x=alt.X("x:Q", title=x_title, scale=alt.Scale(type="log", nice=False)),
+        y=alt.Y("us:Q", title=f"{provenance} µs", scale=alt.Scale(type="log", nice=False)),
+        color=alt.Color(
+            "series:N",
+            title=None,
+            sort=None,
+            scale=alt.Scale(domain=names, range=[colours[name] for name in names]),
+        ),
+    )
+    dashed = drawn.transform_filter("datum.dashed").mark_line(strokeDash=[5, 4])
+    lines = drawn.transform_filter("!datum.dashed").mark_line(point=alt.OverlayMarkDef(filled=True, size=45))
+    alone = len(panels) == 1
+    layers = alt.layer(dashed, lines, data=alt.Data(values=rows))
+    layers = layers.properties(width=520 if alone else 300, height=340 if alone else 300)
+    if not alone:
+        layers = layers.facet(column=alt.Column("panel:N", title=None, sort=panels))
+    return layers.properties(title=title)

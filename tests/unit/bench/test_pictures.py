@@ -1,0 +1,59 @@
+"""What of a race is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from systolic.bench.pictures import picture
+from systolic.bench.rows import BenchRow
+from systolic.report import save_png, times_plot
+
+
+def row(suite: str, group: str, chip: str, m: int, ours_us: float | None, **more) -> BenchRow:
+    sizes = {"k": 4096, "n": 14336, **more}
+    return BenchRow(
+        suite=suite, group=group, case=f"{group} {m}", chip=chip, dtype="bfloat16", status="ok", m=m, ours_us=ours_us,
+        **sizes,
+    )  # fmt: skip
+
+
+def test_a_line_for_each_format_and_a_panel_for_each_chip(tmp_path: Path) -> None:
+    rows = [
+        row("quantised", f"{name} {group}", chip, m, m / 10)
+        for name in ("int4/128", "w8a8")
+        for chip in ("v5e", "v6e")
+        for group, m in (("decode", 16), ("decode", 64), ("prefill", 2048))
+    ]
+    other = row("quantised", "int4/128 decode", "v5e", 16, 3.0, k=28672)
+    untimed = row("quantised", "fp4 decode", "v5e", 16, None)
+    found = picture([other, *rows, untimed])
+    assert found is not None
+    assert {(point.series, point.panel) for point in found.points} == {
+        (name, chip) for name in ("int4/128", "w8a8") for chip in ("v5e", "v6e")
+    }
+    assert sorted(point.x for point in found.points) == [16] * 4 + [64] * 4 + [2048] * 4
+    assert "4096 × 14336" in found.title
+    target = tmp_path / "formats.png"
+    save_png(times_plot(found.points, title=found.title, x_title=found.x_title, provenance="simulated"), target)
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+def test_densities_beside_a_dense_matrix() -> None:
+    rows = [
+        row("sparse", "dense", "v6e", 16384, 10 * density, density=density, series="blocks of 512²", xla_us=9.0)
+        for density in (0.1, 0.8)
+    ]
+    mask = row("sparse", "mask", "v6e", 4096, 1.0, density=0.5)
+    found = picture([*rows, mask])
+    assert found is not None
+    assert [(point.x, point.time_us, point.series, point.dashed) for point in found.points] == [
+        (0.1, 1.0, "blocks of 512²", False),
+        (0.8, 8.0, "blocks of 512²", False),
+        (0.1, 9.0, "XLA, dense", True),
+        (0.8, 9.0, "XLA, dense", True),
+    ]
+
+
+def test_nothing_to_draw() -> None:
+    assert picture([row("square", "square", "v5e", 512, 1.0)]) is None
+    assert picture([row("sparse", "mask", "v5e", 512, 1.0)]) is None
