@@ -139,7 +139,8 @@ def matmuls(
         step = jax.jit(systolic.matmuls()(step))   # the same, as a decorator
 
     A product is taken where `systolic.tune` has found, for its sizes and dtypes and for this chip, that XLA takes
-    longer. The block holds for this thread. Functions of `jax.jit` that are called in it are compiled anew, also those
+    longer. That is of products alone: XLA fuses them with what is around them, and `systolic.simulate` of the function
+    with and without says what all of it gains. The block holds for this thread. Functions of `jax.jit` that are called in it are compiled anew, also those
     that were compiled before; outside they are what they were. Products inside of `jit`, `scan`, `while_loop`, `cond`,
     `checkpoint`, `shard_map`, `custom_jvp` and `custom_vjp` are found; other operations that hold functions, and Pallas
     kernels, are left whole.
