@@ -233,6 +233,12 @@ def test_what_is_left() -> None:
     with systolic.matmuls(where_unknown="kernel") as products:
         jnp.matmul(square, square)
     assert "no TPU" in products.decisions[0].reason
+    mesh = jax.make_mesh((1,), ("data",))
+    cut = jax.device_put(square, jax.NamedSharding(mesh, PartitionSpec("data")))
+    for options, reason in (({}, "it is cut over a mesh"), ({"where_unknown": "kernel"}, "XLA's time is not known")):
+        products = systolic.matmuls(chip="v6e", implementation="xla", **options)
+        np.testing.assert_allclose(jax.jit(products(jnp.matmul))(cut, square), square @ square, rtol=1e-5)
+        assert products.decisions[0].reason.startswith(reason)
     with take_all(chip="v4") as products:
         lax.dot(square.astype(np.int8), square.astype(np.int8), preferred_element_type=jnp.int32)
     assert "v4 has no matrix multiplication of int8" in products.decisions[0].reason

@@ -99,6 +99,8 @@ class Policy:
             reason = "it is empty"
         elif out.weak_type:
             reason = "it is one of Python's numbers"
+        elif self.where_unknown == "xla" and any(each.sharding.mesh.explicit_axes for each in (lhs, rhs)):
+            reason = "it is cut over a mesh, and times are known of one device"
         if reason:
             return self.left(types, reason)
         spec = spec_of_dot_general(lhs, rhs, params["dimension_numbers"], precision=precision, dtype_out=out.dtype)

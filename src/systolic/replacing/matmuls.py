@@ -140,8 +140,10 @@ def matmuls(
 
     A product is taken where `systolic.tune` has found, for its sizes and dtypes and for this chip, that XLA takes
     longer. That is of products alone: XLA fuses them with what is around them, and `systolic.simulate` of the function
-    with and without says what all of it gains. The block holds for this thread. Functions of `jax.jit` that are called in it are compiled anew, also those
-    that were compiled before; outside they are what they were. Products inside of `jit`, `scan`, `while_loop`, `cond`,
+    with and without says what all of it gains.
+
+    The block holds for this thread. Functions of `jax.jit` that are called in it are compiled anew, also those that
+    were compiled before; outside they are what they were. Products inside of `jit`, `scan`, `while_loop`, `cond`,
     `checkpoint`, `shard_map`, `custom_jvp` and `custom_vjp` are found; other operations that hold functions, and Pallas
     kernels, are left whole.
 
