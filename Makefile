@@ -13,7 +13,7 @@ CHIPS := v5e,v5p,v6e,v7x
 COMPILED := $(addprefix tests/compiled/test_,bugs_in_workers.py check_command.py compiler_compile.py doctor_command.py \
 	rewriting.py simulate_command.py tune_command.py)
 
-.PHONY: setup demo test test-newest test-lowest test-slow test-device lint types check docs lesson-numbers clean help
+.PHONY: setup demo test test-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,8 +29,8 @@ demo: $(STAMP) ## the ladder on a v5e in float32 and bfloat16, beside XLA, with 
 	$(BIN)/systolic ladder all --chip v5e --dtype float32 --sizes $(SIZES) --sweep --plot build/demo
 	$(BIN)/systolic ladder all --chip v5e --dtype bfloat16 --sizes $(SIZES) --sweep --plot build/demo
 
-test: $(STAMP) ## all tests that need neither a device nor patience
-	$(BIN)/python $(PYTEST) $(TESTS)
+test: $(STAMP) ## all tests that need neither a device nor patience; screenshots of pages in build/screenshots
+	SYSTOLIC_SCREENSHOTS="$(CURDIR)/build/screenshots" $(BIN)/python $(PYTEST) $(TESTS)
 
 test-newest: ## unit, interpret and some compiled tests with the newest Python and JAX, in an environment of its own
 	@if python=$$(.ci/newest-python); then \
@@ -46,6 +46,9 @@ test-lowest: ## unit and some compiled tests with the lowest versions that pypro
 	  --editable '.[tpu,dev]'
 	# Warnings are no errors here: old versions give some of their own.
 	$(VENV)-lowest/bin/python $(PYTEST) -W default tests/unit tests/docs/test_docs_build.py $(COMPILED)
+
+packages: ## sdist and wheel, in dist; each is installed with the oldest and the newest stack, and compiles a product
+	PYTHON="$(PYTHON)" .ci/packages
 
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
@@ -64,6 +67,9 @@ check: lint types test ## what .ci/run does on the oldest stack
 
 docs: $(STAMP) ## the pages, in build/docs; a warning is an error
 	$(BIN)/sphinx-build -E -a -W --keep-going -q docs build/docs
+
+gallery: $(STAMP) ## make the results anew that the gallery's reports are drawn from
+	$(BIN)/python docs/_ext/renew_gallery.py
 
 lesson-numbers: $(STAMP) ## simulate the lessons and the ladder anew, for their pages
 	$(BIN)/systolic lessons all --chip $(CHIPS) --json docs/numbers/lessons.json

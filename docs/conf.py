@@ -16,8 +16,16 @@ project = "systolic"
 author = "the systolic authors"
 release = version = systolic.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "generated_pages"]
-exclude_patterns = ["_ext", "numbers"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "commands",
+    "docstrings",
+    "generated_pages",
+]
+exclude_patterns = ["_ext", "_static", "gallery", "numbers"]
 highlight_language = "text"  # an indented block is a command, output or a formula
 default_role = "code"  # docstrings write `name`
 
@@ -26,6 +34,12 @@ html_theme = "furo"
 html_title = "systolic"
 html_copy_source = False
 html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_extra_path = ["generated/site"]
+maximum_signature_line_length = 100
+copybutton_selector = "div.command pre, div.highlight-python pre"
+copybutton_exclude = ".gp, .go, .linenos"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -1,4 +1,4 @@
-"""Pages that are made anew by every build, in docs/generated/: lessons, rungs, and the repository's own pages.
+"""Pages that are made anew by every build, in docs/generated/: lessons, rungs, gallery, the repository's own pages.
 
 Sphinx calls `setup`, and before it looks for sources the pages are written. One that has not changed is left alone, so
 that Sphinx does not read it again.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from front_picture import front_picture
+from gallery import REPORTS, explanation, gallery_page, report_pages
 from lesson_pages import lesson_pages, pictures, rung_pages
 from links import PAGES, rebased
 
@@ -21,26 +23,29 @@ GENERATED = DOCS / "generated"
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """What Sphinx calls."""
-    app.connect("builder-inited", lambda app: write_pages())
+    # Before Sphinx looks whether the folder of `html_extra_path` is there.
+    app.connect("config-inited", lambda app, config: write_pages())
     app.connect("source-read", _served)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def write_pages() -> None:
     """Writes docs/generated, and removes what is no page any more."""
-    pages = {**lesson_pages(), **rung_pages()}
+    pages = {**lesson_pages(), **rung_pages(), "gallery": gallery_page()}
     for name, page in PAGES.items():
         source = DOCS.parent / name
         pages[page] = rebased(source.read_text("utf-8"), source.parent, GENERATED)
     files = {f"{name}.md": text for name, text in pages.items()}
     files |= {f"pictures/{name}.svg": text for name, text in pictures().items()}
+    files["pictures/front.svg"] = front_picture(explanation(REPORTS[0].name))
+    files |= {f"site/reports/{name}": text for name, text in report_pages().items()}
     for name, text in files.items():
         path = GENERATED / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")
     wanted = {GENERATED / name for name in files}
-    for path in [*GENERATED.rglob("*.md"), *GENERATED.rglob("*.svg")]:
+    for path in [*GENERATED.rglob("*.md"), *GENERATED.rglob("*.svg"), *GENERATED.rglob("*.html")]:
         if path not in wanted:
             path.unlink()
 

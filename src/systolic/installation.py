@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import platform
 import shutil
@@ -18,6 +17,7 @@ from typing import Any, Literal
 from systolic.chips import chip
 from systolic.compiler import CompilerMissing, ProgramCache, WorkerPool, check_available
 from systolic.experiments import Experiment, Runner
+from systolic.extras import install_command, missing
 from systolic.store import TrialStore
 from systolic.versions import versions
 
@@ -193,16 +193,10 @@ def _unusable(name: str, about: str) -> Part:
 
 
 def _extras() -> tuple[Part, ...]:
-    lacking = [name for name in ("altair", "vl_convert") if importlib.util.find_spec(name) is None]
-    drawing = Part(name="plots and pages", state="works", about="altair and vl-convert are installed")
-    if lacking:
-        missing = f"{', '.join(lacking)} cannot be imported"
-        drawing = Part(name="plots and pages", state="broken", about=missing, fix="install systolic again")
     browser = next(filter(shutil.which, _BROWSERS), "")
-    has_dask = importlib.util.find_spec("distributed") is not None
     return (
-        drawing,
-        _extra("cluster", has_dask, "tune --scheduler", 'pip install "systolic[cluster]"'),
+        _extra("plots and pages", not missing("report"), "--plot, --page and explain --out", install_command("report")),
+        _extra("cluster", not missing("cluster"), "tune --scheduler", install_command("cluster")),
         _extra("browser", bool(browser), f"pages of explain: {browser}", "look at pages of explain elsewhere"),
         _extra("gcloud", shutil.which("gcloud") is not None, "systolic tpu", "https://cloud.google.com/sdk"),
     )

@@ -1,18 +1,17 @@
 """The page of an explanation in a real browser: it draws, it loads nothing, it fits, and its timelines can be moved.
 
-Screenshots are left in pytest's folder of the test, or in build/report where SYSTOLIC_SCREENSHOTS is set.
+Screenshots are left in build/screenshots by `make test`, else in pytest's folder of the test.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browsers import chromium, screenshot
 from explanations import a_hostile_one, an_explanation
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 from slices import a_slice_explanation
 
 from systolic.report import explanation_page
@@ -21,29 +20,10 @@ PLOTS = ["roofline", "overview", "window-1", "window-2", "window-3", "vmem", "un
 DOMAIN = "(name) => document.querySelector(`#plot-${name}`).systolicView.scale('x').domain()"
 
 
-def browser_path() -> str | None:
-    """A Chromium of the system; None: Playwright's own, if it has been installed."""
-    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
-        found = shutil.which(name)
-        if found is not None:
-            return found
-    return None
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    # Chromium's sandbox does not start for root.
-    arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    with sync_playwright() as playwright:
-        path = browser_path()
-        if path is None and not Path(playwright.chromium.executable_path).exists():
-            pytest.skip("no Chromium: neither chromium, chromium-browser nor google-chrome, nor Playwright's own")
-        try:
-            started = playwright.chromium.launch(executable_path=path, args=arguments)
-        except Error as error:
-            pytest.skip(f"{path or 'Playwright’s Chromium'} does not start: {error.message.splitlines()[0]}")
-        yield started
-        started.close()
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +59,6 @@ def opened(browser: Browser, file: Path, *, scheme: str = "light", width: int = 
         color_scheme="dark" if scheme == "dark" else "light", viewport={"width": width, "height": height}
     )
     return Watched(page, file)
-
-
-def screenshot(page: Page, folder: Path, name: str) -> None:
-    if os.environ.get("SYSTOLIC_SCREENSHOTS"):
-        folder = Path(__file__).parents[2] / "build" / "report"
-        folder.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=folder / f"{name}.png", full_page=True)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

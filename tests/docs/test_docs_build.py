@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from browsers import chromium, screenshot
+from playwright.sync_api import Browser, expect
 
 import systolic
 from systolic.lessons import LESSONS
@@ -18,12 +24,24 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from nothing: what was read before does not warn again."""
-    pytest.importorskip("sphinx")
+    pytest.importorskip("sphinx_copybutton")
     folder = tmp_path_factory.mktemp("docs")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", folder / "read", DOCS, folder / "html"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+def test_kept_results_name_no_folder_of_whoever_made_them() -> None:
+    for file in (DOCS / "gallery").iterdir():
+        text = gzip.decompress(file.read_bytes()).decode()
+        assert re.findall(r'(?<![\w.])/[^"\s]*\.py', text) == [], file.name
 
 
 def test_every_lesson_and_rung_has_a_page_with_its_code(built: Path) -> None:
@@ -36,10 +54,72 @@ def test_every_lesson_and_rung_has_a_page_with_its_code(built: Path) -> None:
             assert (f"_images/{name}.svg" in page) == drawn
 
 
-def test_every_public_name_is_on_the_page_of_the_interface(built: Path) -> None:
-    page = (built / "api.html").read_text("utf-8")
-    missing = [name for name in systolic.__all__ if name != "__version__" and f'id="systolic.{name}"' not in page]
-    assert missing == []
+def test_every_public_name_is_on_one_page_of_the_interface(built: Path) -> None:
+    pages = [page.read_text("utf-8") for page in (built / "api").glob("*.html")]
+    for name in systolic.__all__:
+        if name != "__version__":
+            assert sum(f'id="systolic.{name}"' in page for page in pages) == 1, name
+
+
+def test_every_page_but_the_last_has_its_next(built: Path) -> None:
+    pages = [path for path in built.rglob("*.html") if path.parent.name != "reports"]
+    without = {path.stem for path in pages if 'class="next-page"' not in path.read_text("utf-8")}
+    assert without == {"changelog", "genindex", "search"}
+
+
+def test_commands_are_told_from_what_they_print(built: Path) -> None:
+    page = (built / "generated" / "readme.html").read_text("utf-8")
+    blocks = re.findall(r'<div class="(command )?highlight-\w+ notranslate">(.*?)</div>', page, re.DOTALL)
+    commands = [re.sub(r"<[^>]+>", "", text) for command, text in blocks if command]
+    others = [re.sub(r"<[^>]+>", "", text) for command, text in blocks if not command]
+    assert all(text.startswith(("systolic ", "python ", "make ")) for text in commands)
+    assert any("--topology 2x4" in text for text in commands)
+    # It stands in the same block of the page's source, below an empty line.
+    assert any(text.startswith("simulated ") for text in others)
+
+
+def test_the_gallery_has_every_report(built: Path) -> None:
+    page = (built / "generated" / "gallery.html").read_text("utf-8")
+    reports = re.findall(r'<iframe class="report" src="\.\./(reports/\w+\.html)"', page)
+    assert len(reports) == 3
+    for report in reports:
+        assert "data-plot" in (built / report).read_text("utf-8")
+    assert "dropped-tail" in page
+    assert "examples/planted_faults.py:45" in page
+    assert "µs" in (built / "_images" / "front.svg").read_text("utf-8")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_front_page_in_a_browser(
+    built: Path, browser: Browser, tmp_path: Path, scheme: Literal["light", "dark"], width: int
+) -> None:
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page.goto((built / "index.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    expect(page.locator("img[src$='front.svg']")).to_be_visible()
+    screenshot(page, tmp_path, f"front-page-{scheme}-{width}")
+    page.close()
+
+
+def test_copy_buttons_stand_at_commands_alone(built: Path, browser: Browser) -> None:
+    page = browser.new_page()
+    page.goto((built / "explain.html").as_uri())
+    page.wait_for_selector("button.copybtn", state="attached")
+    assert page.locator("div.command button.copybtn").count() == page.locator("div.command").count() > 0
+    outputs = page.locator("div[class^='highlight-text'], div[class^='highlight-none']")
+    assert outputs.count() > 0
+    assert outputs.locator("button.copybtn").count() == 0
+    wide = page.evaluate("[...document.querySelectorAll('.command pre')].filter((e) => e.scrollWidth > e.clientWidth)")
+    assert wide == []
+    page.close()
+
+
+def test_the_search_finds_a_function(built: Path, browser: Browser) -> None:
+    page = browser.new_page()
+    page.goto(f"{(built / 'search.html').as_uri()}?q=gated_matmul")
+    expect(page.locator("#search-results a[href*='api/multiply.html']").first).to_be_visible(timeout=20_000)
+    page.close()
 
 
 def test_pages_that_people_wrote_are_reached(built: Path) -> None:

@@ -20,6 +20,7 @@ ROOMS = [
     "whole_file",
     "versions",
     "call_errors",
+    "extras",
     "bugs",
     "status",
     "spec",

@@ -38,6 +38,7 @@ from systolic.compiler import (
     tracing_settings,
     versions,
 )
+from systolic.extras import install_command
 from systolic.simulator import VmemBuffer
 from systolic.timing import target_of, vmem_buffers
 
@@ -194,7 +195,7 @@ def _static(job: Future[StaticResult], chip: Chip) -> StaticResult:
 
 def _verdict(job: Future[CompiledProgram] | None, chip: Chip, kernels: list[str]) -> tuple[Verdict, Finding | None]:
     if job is None:
-        why = "it was not asked" if compiler_is_there() else "it is not installed: pip install 'systolic[tpu]'"
+        why = "it was not asked" if compiler_is_there() else f"it is not installed: {install_command('tpu')}"
         return Verdict(chip=chip.name, accepted=None, text=why), None
     try:
         program = job.result()

@@ -16,7 +16,7 @@ from systolic.bench.suites import SUITES
 from systolic.chips import Chip
 from systolic.cli.bench_table import show
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
-from systolic.cli.output import check_target, give, note, versions, writing
+from systolic.cli.output import check_drawing_target, check_target, give, note, versions, writing
 from systolic.cli.product import Rows, SuiteNames, cases_of, dtype_options, spec_option
 from systolic.cli.progress import progress_bar
 from systolic.cli.results import WrongFileError, read_document, wrong_kind
@@ -111,7 +111,7 @@ def bench(
     from systolic.bench.bars import summary
 
     check_target(json_file)
-    check_target(plot_file)
+    check_drawing_target(plot_file)
     found, stopped, asked = versions(), False, 0
     if saved_file is not None:
         found_rows, found = _saved(saved_file)
@@ -137,8 +137,8 @@ def bench(
 
 def _plot(rows: Sequence[BenchRow], target: Path) -> str:
     """Draws what of the rows has a picture, and says what it is, or that there is none."""
-    from systolic.bench.pictures import PICTURES, picture
     from systolic.report import save_png, times_plot
+    from systolic.report.race_pictures import PICTURES, picture
 
     found = picture(rows)
     if found is None:

@@ -12,7 +12,7 @@ from systolic.chips import Chip
 from systolic.cli.explanation_tables import show_explanation
 from systolic.cli.function import function_options, named
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
-from systolic.cli.output import check_target, give, note, write_text
+from systolic.cli.output import check_drawing_target, check_target, give, note, write_text
 from systolic.cli.progress import progress_bar
 from systolic.cli.slice_options import AskedSlice, slice_options
 from systolic.cli.tables import console
@@ -67,8 +67,7 @@ def explain(
       systolic explain step.py:mlp --topology 2x4 --mesh data=2,model=4 --arg "bf16[8192,8192]@data,model" --try-mesh
     """
     check_target(json_file)
-    if page is not None:
-        check_target(page)
+    check_drawing_target(page)
     if try_mesh and asked_slice.topology is None:
         raise click.UsageError("--try-mesh is about a mesh over a slice: give --topology too, such as 2x4")
     fn = named(function, parameters)

@@ -17,6 +17,7 @@ from systolic.cli.output import SIMULATED, by_reason, check_target, give, headin
 from systolic.cli.progress import progress_bar
 from systolic.cli.tables import console, say, show_table
 from systolic.compiler import CompilerMissing, WorkerPool, check_available
+from systolic.extras import check_drawing
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import error_column, error_lines
 from systolic.schedule import MIB, Tiles
@@ -104,6 +105,7 @@ def ladder(
     """
     check_target(json_file)
     if plot_folder is not None:
+        check_drawing()
         make_folder(plot_folder, plot_folder)
     if sweep and tiles is not None:
         raise click.UsageError("--tiles names the tiles and --sweep looks for them: give one of the two")

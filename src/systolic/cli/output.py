@@ -17,6 +17,7 @@ from rich.markup import escape
 from systolic.chips import flags_text, with_clock_state
 from systolic.cli.complaints import note
 from systolic.compiler import versions
+from systolic.extras import check_drawing
 from systolic.printable import printable
 from systolic.whole_file import whole_file
 
@@ -25,6 +26,7 @@ RESULT_SCHEMA = 2
 
 __all__ = [
     "RESULT_SCHEMA",
+    "check_drawing_target",
     "check_target",
     "give",
     "heading",
@@ -52,6 +54,18 @@ def check_target(target: str | Path | None) -> None:
     if path.is_dir():
         raise click.UsageError(f"cannot write {target}: it is a folder")
     make_folder(path.parent, target)
+
+
+def check_drawing_target(target: Path | None) -> None:
+    """`check_target` of a plot or a page, and whether what draws it is installed.
+
+    Raises:
+      click.UsageError: the folder cannot be made, or is no place for the file.
+      DrawingMissing: a library is missing.
+    """
+    if target is not None:
+        check_drawing()
+        check_target(target)
 
 
 def make_folder(folder: Path, target: str | Path) -> None:

@@ -28,6 +28,7 @@ from systolic.cloud import (
 )
 from systolic.cloud.offers import address, chip_of
 from systolic.cloud.project import Project, check_paths, project
+from systolic.cloud.wheel import Wheel
 
 _INTERRUPTED = 130
 _NAMED = 5  # files that are not copied, and results that are not taken
@@ -73,9 +74,9 @@ def run(
     """Run a command of systolic's on a machine, with a copy of the project, and bring its results back.
 
     Copied are the files that git tracks here, as they are now; outside a checkout, none. systolic is installed there
-    from this checkout, or in this version from the package index. What the command prints comes out here at its end;
-    files that it writes, such as those of --json and --plot, lie in tpu-results/NAME/. The machine goes on running, and
-    costs money, unless --delete-after. Exit code: the command's, or 1 if it could not be run.
+    from its checkout, or as it is installed here. What the command prints comes out here at its end; files that it
+    writes, such as those of --json and --plot, lie in tpu-results/NAME/. The machine goes on running, and costs money,
+    unless --delete-after. Exit code: the command's, or 1 if it could not be run.
 
     \b
     Examples:
@@ -199,8 +200,8 @@ def _project() -> Project:
             first = sorted(checkout.untracked, key=lambda name: not name.endswith(".py"))
             named = ", ".join(map(printable, first[:_NAMED])) + (", …" if len(first) > _NAMED else "")
             say(f"not copied, since git does not track them (git add does): {named}")
-    if found.package is None:
-        say(f"systolic comes from the package index: {' '.join(found.requirements)}")
+    if isinstance(found.package, Wheel):
+        say(f"systolic goes along as it is installed here, with {' '.join(found.pins)}")
     return found
 
 

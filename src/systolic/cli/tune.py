@@ -18,7 +18,7 @@ from systolic.chips import Chip
 from systolic.cli.function import StaticChoices, argument_options
 from systolic.cli.function import named as named_by
 from systolic.cli.options import FiniteFloat, Workers, chip_option, output_options, worker_options
-from systolic.cli.output import check_target, give, note, writing
+from systolic.cli.output import check_drawing_target, check_target, give, note, writing
 from systolic.cli.product import (
     ProductOrFunction,
     SuiteNames,
@@ -145,7 +145,7 @@ def tune(
       systolic tune --suite square --scheduler tls://host:8786 --tls-ca ca.pem --tls-cert me.pem --tls-key me.key
     """
     check_target(json_file)
-    check_target(plot_file)
+    check_drawing_target(plot_file)
     certificates = certificates_of(scheduler, tls_ca, tls_cert, tls_key)
     if [product, spec, suites].count(None) != 2:
         raise click.UsageError("give one of M,K,N, such as 8192,4096,14336, FILE.py:FUNCTION, --suite, and --spec")

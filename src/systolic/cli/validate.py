@@ -13,7 +13,17 @@ from rich.markup import escape
 from systolic.chips import Chip, known_chip, with_clock_state
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
 from systolic.cli.options import ChipNames, Workers, output_options, xla_flag
-from systolic.cli.output import SIMULATED, check_target, give, heading, note, versions, write_text, writing
+from systolic.cli.output import (
+    SIMULATED,
+    check_drawing_target,
+    check_target,
+    give,
+    heading,
+    note,
+    versions,
+    write_text,
+    writing,
+)
 from systolic.cli.progress import progress_bar
 from systolic.cli.published import PROGRAM, programs_of, published_options, reason_lines, rows_of
 from systolic.cli.tables import console, show_table
@@ -108,8 +118,8 @@ def validate(
       systolic validate published_times.csv --plot docs/trust.png --page docs/trust.md
     """
     check_target(json_file)
-    check_target(plot_file)
-    check_target(page_file)
+    check_drawing_target(plot_file)
+    check_drawing_target(page_file)
     check_target(intervals_file)
     published = rows_of(csv_files, chips, dict(xla_flags))
     constants = None if constants_file is None else load_constants(constants_file)

@@ -9,12 +9,12 @@ from systolic.cloud.errors import (
     MachineNotFoundError,
     MachineUnfitError,
     NameTakenError,
+    ProjectError,
     QuotaError,
     SignInError,
 )
 from systolic.cloud.machine import Address, Machine, QueuedRequest
 from systolic.cloud.offers import MachineRequestError, Order, order
-from systolic.cloud.project import ProjectError
 from systolic.cloud.results import ResultsError
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from systolic.call_errors import LackingError
+from systolic.call_errors import LackingError, WrongCallError
 
 # What gcloud itself says of an end in failure begins so; what stands before may be a remote program's.
 _ERROR = re.compile(r"^ERROR: (?:\(gcloud[\w.-]*\) ?)?", re.MULTILINE)
@@ -21,6 +21,10 @@ _CONNECTION = re.compile(
     re.I,
 )
 _SSH_FAILED = 255  # ssh's own failure; every other status is the remote command's, or gcloud's
+
+
+class ProjectError(WrongCallError, ValueError):
+    """The project cannot be copied, or a command would not find on the machine what it names."""
 
 
 class MachineError(LackingError, RuntimeError):

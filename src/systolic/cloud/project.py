@@ -14,15 +14,12 @@ from importlib import resources
 from pathlib import Path
 
 import systolic
-from systolic.call_errors import WrongCallError
+from systolic.cloud.errors import ProjectError
+from systolic.cloud.wheel import Wheel, running_wheel
 from systolic.compiler import versions
 
-# What is pinned with a systolic from the package index: measured times are compared with those simulated here.
+# What is pinned where no constraints.txt goes along: measured times are compared with those simulated here.
 _SAME_THERE = ("jax", "libtpu")
-
-
-class ProjectError(WrongCallError, ValueError):
-    """The project cannot be copied, or a command would not find on the machine what it names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +45,12 @@ class Project:
 
     Attributes:
       work: the checkout that the command is run in; None: an empty folder.
-      package: the checkout of systolic itself; None: systolic comes from the package index.
+      package: systolic itself: the checkout that it runs from, or a wheel of what is installed here.
       inside: the folder within `work` to run the command in.
     """
 
     work: Checkout | None
-    package: Checkout | None
+    package: Checkout | Wheel
     inside: str
 
     @property
@@ -62,11 +59,11 @@ class Project:
         return tuple(checkout for _, checkout in self._parts())
 
     @property
-    def requirements(self) -> tuple[str, ...]:
-        """What is installed, where not from `package`."""
+    def pins(self) -> tuple[str, ...]:
+        """What is installed beside a wheel, whose requirements allow many versions."""
         here = versions()
-        pinned = [f"{name}=={here[name]}" for name in _SAME_THERE if here[name] is not None]
-        return () if self.package else (f"systolic[tpu]=={systolic.__version__}", *pinned)
+        pinned = (f"{name}=={here[name]}" for name in _SAME_THERE if here[name] is not None)
+        return tuple(pinned) if isinstance(self.package, Wheel) else ()
 
     def write(self, folder: Path, job: str, command: Sequence[str]) -> tuple[str, str]:
         """Writes what a job takes; returns the names of the two files: the program and the archive."""
@@ -77,37 +74,44 @@ class Project:
             for prefix, checkout in self._parts():
                 for name in checkout.files:
                     packed.add(checkout.root / name, f"{prefix}/{name}", recursive=False)
-            spec = json.dumps(self._spec(command)).encode()
-            entry = tarfile.TarInfo("job.json")
-            entry.size = len(spec)
-            packed.addfile(entry, io.BytesIO(spec))
+            made = {"job.json": json.dumps(self._spec(command)).encode()}
+            if isinstance(self.package, Wheel):
+                made[self.package.name] = self.package.content
+            for name, content in made.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                packed.addfile(entry, io.BytesIO(content))
         return program, archive
 
     def _spec(self, command: Sequence[str]) -> dict[str, object]:
         """What `remote.py` reads."""
-        same = self.work is not None and self.package is not None and self.work.root == self.package.root
         return {
             "command": list(command),
             "commit": self.work.commit if self.work else "",
-            "tree": "package" if same else "work",
+            "tree": "package" if self._in_itself else "work",
             "inside": self.inside,
-            "sources": self.package is not None,
-            "requirements": list(self.requirements),
+            "package": self.package.name if isinstance(self.package, Wheel) else "package",
+            "pins": list(self.pins),
             "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         }
 
     def _parts(self) -> list[tuple[str, Checkout]]:
-        parts = [("package", self.package)] if self.package else []
-        if self.work and not (self.package and self.work.root == self.package.root):
+        parts = [("package", self.package)] if isinstance(self.package, Checkout) else []
+        if self.work and not self._in_itself:
             parts.append(("work", self.work))
         return parts
+
+    @property
+    def _in_itself(self) -> bool:
+        """Whether the command is run in systolic's own checkout, which then goes along once."""
+        return self.work is not None and isinstance(self.package, Checkout) and self.work.root == self.package.root
 
 
 def project(folder: Path) -> Project:
     """What a command that is run in `folder` takes along.
 
     Raises:
-      ProjectError: git fails.
+      ProjectError: git fails, or systolic is neither in a checkout nor installed.
     """
     work = checkout(folder)
     sources = Path(systolic.__file__).resolve().parents[2]
@@ -115,7 +119,7 @@ def project(folder: Path) -> Project:
     if package is not None and package.root != sources:
         package = None
     inside = folder.resolve().relative_to(work.root).as_posix() if work else "."
-    return Project(work=work, package=package, inside=inside)
+    return Project(work=work, package=package or running_wheel(), inside=inside)
 
 
 def checkout(folder: Path) -> Checkout | None:

@@ -197,14 +197,12 @@ def install(folder, spec):
 
 
 def requirements(folder, spec):
-    """Arguments of `pip install`: from the sources that came along, else from the package index."""
-    if not spec["sources"]:
-        return spec["requirements"]
-    package = folder / "package"
+    """Arguments of `pip install`: systolic as it came along, for which no package index is asked, and what it needs."""
+    package = folder / spec["package"]
     tested = package / "constraints.txt"
     found = ["--constraint", str(tested)] if tested.exists() else []
     # uv takes sources for unchanged whose version is: each job's are new.
-    return [*found, "--reinstall-package", "systolic", "systolic[tpu] @ " + package.as_uri()]
+    return [*found, "--reinstall-package", "systolic", "systolic[tpu,report] @ " + package.as_uri(), *spec["pins"]]
 
 
 def uv_program():

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from systolic.call_errors import LackingError, WrongCallError
+from systolic.extras import install_command
 
 RefusalKind = Literal["vmem", "unsupported", "other"]
 
@@ -49,10 +50,7 @@ class CompilerMissing(LackingError, CompilerError):  # noqa: N818 -- said the wa
     """libtpu, which holds the TPU compiler, cannot be imported here."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "the TPU compiler, libtpu, is not installed (it has wheels for Linux on x86-64 only): "
-            'pip install "systolic[tpu]"'
-        )
+        super().__init__(f"the TPU compiler, libtpu, is not installed: {install_command('tpu')}")
 
 
 class CompilerRefusal(CompilerError):  # noqa: N818 -- said the way the user thinks of it

@@ -11,6 +11,7 @@ from typing import Any
 
 from systolic.chips import with_clock_state
 from systolic.explaining import Explanation
+from systolic.extras import check_drawing
 from systolic.report import charts, explained_tables, slice_tables, timeline_charts
 from systolic.report.ceilings import ceilings, ceilings_table
 from systolic.report.headline import figures, time_parts
@@ -55,7 +56,11 @@ def explanation_page(explanation: Explanation) -> str:
 
     It loads nothing and sends nothing: its Content-Security-Policy forbids it. Plots can be moved and zoomed; without
     JavaScript the tables remain.
+
+    Raises:
+      DrawingMissing: a library that draws is not installed.
     """
+    check_drawing()
     import jinja2
 
     folder = files("systolic.report")

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-import jinja2
-
 from systolic.chips import Chip, flags_text
 from systolic.chips.constants import FittedConstants, fittable
 from systolic.chips.time_error import percent_text, shipped_time_errors
+from systolic.extras import check_drawing
 from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics
 
 
@@ -29,7 +28,14 @@ class TrustFacts:
 
 
 def trust_page(facts: TrustFacts) -> str:
-    """Writes the page, in Markdown."""
+    """Writes the page, in Markdown.
+
+    Raises:
+      DrawingMissing: the library of its template is not installed.
+    """
+    check_drawing()
+    import jinja2
+
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )

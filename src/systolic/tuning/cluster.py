@@ -19,6 +19,7 @@ from systolic.bugs import runs_user_code
 from systolic.call_errors import WrongCallError
 from systolic.compiler import WorkerPool
 from systolic.experiments import Experiment, Runner, Submit
+from systolic.extras import install_command
 from systolic.timing import Measurement
 from systolic.tuning.search import COMPILE_LIMIT_S
 
@@ -73,7 +74,7 @@ def cluster(
     try:
         from distributed import Client
     except ImportError as error:
-        raise ClusterError("a scheduler needs Dask: pip install 'systolic[cluster]'") from error
+        raise ClusterError(f"a scheduler needs Dask: {install_command('cluster')}") from error
     security = _security(address, certificates)
     try:
         client = Client(address, timeout=_CONNECT_S, set_as_default=False, security=security)

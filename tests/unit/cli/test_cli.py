@@ -19,7 +19,7 @@ from systolic.lessons import LESSONS
 
 Run = Callable[..., tuple[int, str, str]]
 
-MESSAGE = 'pip install "systolic[tpu]"'
+MESSAGE = "libtpu, is not installed"
 
 
 @pytest.fixture
@@ -186,3 +186,21 @@ def test_help_has_an_example(run: Run, command: tuple[str, ...]) -> None:
 def test_the_module_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "systolic", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("systolic, version 0.")
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def missing(extra: str) -> list[str]:
+        return ["altair", "vl_convert"]
+
+    monkeypatch.setattr("systolic.extras.missing", missing)
+    for command in (
+        ["ladder", "v3", "--plot", str(tmp_path)],
+        ["bench", "--suite", "moe", "--plot", str(tmp_path / "x")],
+    ):
+        code, out, err = run(*command)
+        assert (code, out) == (1, "")
+        assert "altair and vl_convert" in err
+        assert "python -m pip install" in err

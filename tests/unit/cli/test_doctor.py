@@ -90,7 +90,7 @@ def test_a_machine_without_the_compiler_is_all_right(monkeypatch: pytest.MonkeyP
     found = installation(compiles=False)
     compiler = next(each for each in found.parts if each.name == "compiler")
     assert compiler.state == "absent"
-    assert "systolic[tpu]" in compiler.fix
+    assert "libtpu, is not installed" in compiler.fix
     assert "interpret mode" in compiler.fix
     assert found.ok
 

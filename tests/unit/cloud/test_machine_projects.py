@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import tarfile
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 import systolic
 from systolic.cloud import ProjectError, remote
+from systolic.cloud import wheel as wheel_module
 from systolic.cloud.project import Project, check_paths, checkout, project
 
 
@@ -68,16 +71,53 @@ def written(made: Project, tmp_path: Path) -> tuple[dict[str, Any], Path]:
     return json.loads((folder / "there" / "job.json").read_text()), folder / "there"
 
 
-def test_outside_a_checkout_systolic_comes_from_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(systolic, "__file__", str(tmp_path / "lib" / "systolic" / "__init__.py"))
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small package in place of systolic's, which then runs from no checkout."""
+    package = tmp_path / "lib" / "systolic"
+    (package / "part" / "__pycache__").mkdir(parents=True)
+    (package / "__init__.py").write_text("NAME = 'größe'\n", "utf-8")
+    (package / "part" / "numbers.json").write_text("[1]")
+    (package / "part" / "__pycache__" / "old.pyc").touch()
+    monkeypatch.setattr(systolic, "__file__", str(package / "__init__.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    made = project(tmp_path)
-    spec, there = written(made, tmp_path)
-    assert spec["requirements"][0] == f"systolic[tpu]=={systolic.__version__}"
-    assert spec["requirements"][1].startswith("jax==")
-    assert (spec["sources"], spec["tree"], spec["command"]) == (False, "work", ["chips", "--json", "it's.json"])
-    assert remote.requirements(there, spec) == spec["requirements"]
-    assert [path.name for path in there.iterdir()] == ["job.json"]
+    return package
+
+
+def test_outside_a_checkout_systolic_goes_along_as_it_is_installed(installed: Path, tmp_path: Path) -> None:
+    spec, there = written(project(tmp_path), tmp_path)
+    wheel = f"systolic-{systolic.__version__}-py3-none-any.whl"
+    assert (spec["package"], spec["tree"], spec["command"]) == (wheel, "work", ["chips", "--json", "it's.json"])
+    assert spec["pins"][0].startswith("jax==")
+    assert remote.requirements(there, spec) == [
+        *("--reinstall-package", "systolic", f"systolic[tpu,report] @ {(there / wheel).as_uri()}"),
+        *spec["pins"],
+    ]
+    assert {path.name for path in there.iterdir()} == {"job.json", wheel}
+    # pip takes it for a wheel, and what it installs is what was packed.
+    target = tmp_path / "target"
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    command = [sys.executable, "-m", "pip", "install", *quiet, "--target", target, there / wheel]
+    subprocess.run(command, check=True)
+    for packed in (installed / "__init__.py", installed / "part" / "numbers.json"):
+        assert (target / "systolic" / packed.relative_to(installed)).read_bytes() == packed.read_bytes()
+    assert not list(target.rglob("old.pyc"))
+    assert "systolic.cli:main" in (target / f"systolic-{systolic.__version__}.dist-info/entry_points.txt").read_text()
+
+
+def test_a_systolic_that_was_never_installed_is_refused_before_a_machine_is_made(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(wheel_module, "distribution", unknown)
+    with pytest.raises(ProjectError, match="never installed"):
+        project(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(systolic, "__file__", str(tmp_path / "nowhere" / "systolic" / "__init__.py"))
+    with pytest.raises(ProjectError, match="no folder of Python files"):
+        project(tmp_path)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -93,14 +133,14 @@ def test_systolic_comes_from_its_own_checkout(
     monkeypatch.setattr(systolic, "__file__", str(sources / "src" / "systolic" / "__init__.py"))
     made = project(repository / "sub dir")
     spec, there = written(made, tmp_path)
-    assert (spec["sources"], spec["requirements"]) == (True, [])
+    assert (spec["package"], spec["pins"]) == ("package", [])
     assert (spec["tree"], spec["inside"]) == ("package" if same else "work", "sub dir")
     assert (there / spec["tree"] / spec["inside"] / "größe.py").read_text() == "committed"
     assert (there / "package" / "pyproject.toml").exists()
     assert (there / "work").exists() != same
     assert remote.requirements(there, spec) == [
         *("--constraint", str(there / "package" / "constraints.txt")),
-        *("--reinstall-package", "systolic", f"systolic[tpu] @ {(there / 'package').as_uri()}"),
+        *("--reinstall-package", "systolic", f"systolic[tpu,report] @ {(there / 'package').as_uri()}"),
     ]
 
 

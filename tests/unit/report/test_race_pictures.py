@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from systolic.bench.pictures import picture
 from systolic.bench.rows import BenchRow
 from systolic.report import save_png, times_plot
+from systolic.report.race_pictures import picture
 
 
 def row(suite: str, group: str, chip: str, m: int, ours_us: float | None, **more) -> BenchRow:

@@ -1,0 +1,42 @@
+"""A browser for tests that look at pages, and where their screenshots go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Error, Page, sync_playwright
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A Chromium that runs; the test is skipped where there is none."""
+    # Its sandbox does not start for root.
+    arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        path = _installed()
+        if path is None and not Path(playwright.chromium.executable_path).exists():
+            pytest.skip("no Chromium: neither chromium, chromium-browser nor google-chrome, nor Playwright's own")
+        try:
+            started = playwright.chromium.launch(executable_path=path, args=arguments)
+        except Error as error:
+            pytest.skip(f"{path or 'Playwright’s Chromium'} does not start: {error.message.splitlines()[0]}")
+        yield started
+        started.close()
+
+
+def screenshot(page: Page, folder: Path, name: str) -> None:
+    """Leaves a picture of the whole page in `folder`, or in SYSTOLIC_SCREENSHOTS, which `make test` sets."""
+    folder = Path(os.environ.get("SYSTOLIC_SCREENSHOTS") or folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=folder / f"{name}.png", full_page=True)
+
+
+def _installed() -> str | None:
+    """A Chromium of the system; None: Playwright's own, if it has been installed."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next((found for name in names if (found := shutil.which(name)) is not None), None)
