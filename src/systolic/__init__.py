@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from systolic.ops.matmul import dot_general, einsum, matmul
     from systolic.ops.quantised import Quantized, dequantize, fake_quantize, from_qwix, quantize, to_qwix
     from systolic.ops.sparse import BlockMask, BlockSparse, sparse_matmul
+    from systolic.replacing import Matmuls, matmuls
     from systolic.schedule import Tiles
     from systolic.simulator import SimulatedRun
     from systolic.simulator.slice.records import SliceRun
@@ -36,6 +37,7 @@ __all__ = [
     "GroupedGradientSpec",
     "GroupedSpec",
     "MatmulSpec",
+    "Matmuls",
     "Outcome",
     "Plan",
     "Planner",
@@ -63,6 +65,7 @@ __all__ = [
     "grouped_matmul",
     "load_program",
     "matmul",
+    "matmuls",
     "plan",
     "prepare",
     "quantize",
@@ -90,6 +93,7 @@ _DOORS = {
     "systolic.ops.matmul": ("dot_general", "einsum", "matmul"),
     "systolic.ops.quantised": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),
     "systolic.ops.sparse": ("BlockMask", "BlockSparse", "sparse_matmul"),
+    "systolic.replacing": ("Matmuls", "matmuls"),
     "systolic.schedule": ("Tiles",),
     "systolic.simulator": ("SimulatedRun",),
     "systolic.simulator.slice.records": ("SliceRun",),

@@ -337,3 +337,64 @@ def interpret_mode_is_forced() -> bool:
     from jax._src import config
 
     return config.pallas_tpu_interpret_mode_context_manager.value is not None
+
+
+@contextmanager
+def intercepted(handle: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> Iterator[None]:
+    """Has every operation that this thread traces or runs in the block go through `handle`, which does it instead.
+
+    Functions that JAX transforms in the block come as what they are transformed to: a gradient as its products. Those
+    of `custom_jvp`, `custom_vjp` and `shard_map` are followed into. In public JAX has no such hook for a block, only
+    functions that trace another one.
+
+    Args:
+      handle: is given a primitive, its arguments and its parameters, and returns what binding them would return.
+    """
+    from jax._src import core, linear_util
+
+    with core.set_current_trace(_interceptor()(handle, core.trace_ctx.trace, core, linear_util)):
+        yield
+
+
+@functools.cache
+def _interceptor() -> Any:
+    """The class of traces that pass everything on to the one below them."""
+    from jax._src import core
+
+    class Interceptor(core.Trace):
+        __slots__ = ("below", "core", "handle", "linear_util")
+
+        def __init__(self, handle: Any, below: Any, core: Any, linear_util: Any) -> None:
+            super().__init__()
+            self.handle, self.below, self.core, self.linear_util = handle, below, core, linear_util
+            self.requires_low = below.requires_low
+
+        def process_primitive(self, primitive: Any, arguments: Any, params: Any, /) -> Any:
+            with self.core.set_current_trace(self.below):
+                return self.handle(primitive, arguments, params)
+
+        def stage_value(self, val: Any) -> Any:
+            with self.core.set_current_trace(self.below):
+                return self.below.stage_value(val)
+
+        def process_custom_jvp_call(self, primitive: Any, fn: Any, *rest: Any, **params: Any) -> Any:
+            return self.below.process_custom_jvp_call(primitive, self._followed(fn), *rest, **params)
+
+        def process_custom_vjp_call(self, primitive: Any, fn: Any, *rest: Any, **params: Any) -> Any:
+            return self.below.process_custom_vjp_call(primitive, self._followed(fn), *rest, **params)
+
+        def process_shard_map(self, primitive: Any, fn: Any, *rest: Any, **params: Any) -> Any:
+            return self.below.process_shard_map(primitive, self._followed(fn), *rest, **params)
+
+        def _followed(self, fn: Any) -> Any:
+            wrapped = isinstance(fn, self.linear_util.WrappedFun)
+            call = fn.call_wrapped if wrapped else fn
+
+            @functools.wraps(call)
+            def follow(*arguments: Any) -> Any:
+                with intercepted(self.handle):
+                    return call(*arguments)
+
+            return self.linear_util.wrap_init(follow, debug_info=fn.debug_info) if wrapped else follow
+
+    return Interceptor

@@ -83,6 +83,10 @@ class Summarised:
     def _repr_html_(self) -> str:
         return self.summary().as_html()
 
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        # IPython's own text would be that of the whole record.
+        return {"text/plain": str(self), "text/html": self._repr_html_()}
+
     def to_dataframe(self) -> Any:
         """Gives the table of `summary`, all its rows, as a `pandas.DataFrame`.
 

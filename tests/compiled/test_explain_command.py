@@ -27,11 +27,12 @@ ARGUMENTS = ("--arg", "bf16[1024,512]", "--arg", "bf16[512,1024]", "--param", "t
 
 def test_a_page_and_a_file_that_opens_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page, kept = tmp_path / "report.html", tmp_path / "explained.json"
-    code = main(["explain", SLOW, *ARGUMENTS, "--tries", "4", "--out", str(page), "--json", str(kept)])
-    out = capsys.readouterr().out
+    code = main(["explain", SLOW, *ARGUMENTS[:-1], "--tries", "4", "--out", str(page), "--json", str(kept)])
+    out, err = capsys.readouterr()
     assert code == 0
     (row,) = json.loads(kept.read_text())["rows"]
     found = Explanation.from_json(json.dumps(row))
+    assert f"product: {found.run.summary().heading}; now to what would change it\n" in err  # ahead of the rest
     assert found.verdict in " ".join(out.split())
     assert page.read_text().count("<svg") or "vega" in page.read_text()
     assert found.verdict.startswith(f"simulated {found.time_us:,.1f} µs ± ")

@@ -40,6 +40,7 @@ ROOMS = [
     "steps",
     "explaining",
     "tuning",
+    "replacing",
     "bench",
     "validation",
     "report",

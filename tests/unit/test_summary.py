@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 
 import systolic
+from systolic.report import Comparison
 from systolic.summary import Summarised, Summary
 
 MANY = Summary(
@@ -34,6 +35,7 @@ def test_a_notebook_shows_text_as_text() -> None:
     shown = Shown()._repr_html_()
     assert "&lt;on&gt;" in shown
     assert shown.count("<tr>") == 1 + 1 + 10  # the fact, the head, ten rows
+    assert Shown()._repr_mimebundle_() == {"text/plain": str(Shown()), "text/html": shown}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="needs pandas")
@@ -54,6 +56,11 @@ RESULTS = (
     systolic.CheckReport,
     systolic.Explanation,
     systolic.TuningResult,
+    systolic.FunctionTuning,
+    systolic.Outcome,
+    systolic.StepRun,
+    systolic.Matmuls,
+    Comparison,
 )
 
 

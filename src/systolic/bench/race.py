@@ -18,7 +18,7 @@ from systolic.bench.xla_flags import COMMON_FLAGS, with_common_flags
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips.time_error import TimeError
 from systolic.cost import machine_roofline, roofline
-from systolic.experiments import Experiment, Outcome, Runner
+from systolic.experiments import Experiment, Outcome, Runner, Stopped
 from systolic.op import RacedPrograms, op_of
 from systolic.ops import plan
 from systolic.schedule import TilesError
@@ -40,6 +40,9 @@ def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, agains
       runner: of both programs; programs that several cases share run once.
       against: nothing; XLA's programs, each also with flags that it is commonly given, of which the faster counts; or
         all, public kernels too, where a case has some.
+
+    Raises:
+      Stopped: by Ctrl-C, with the rows of which every program had ended.
     """
     wanted: dict[tuple[str, Who, Any], Experiment] = {}
     for chip in chips:
@@ -57,7 +60,12 @@ def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, agains
                 key = chip.name, who, spec
                 if key not in wanted and (experiment := _experiment(case.name, chip, who, spec)) is not None:
                     wanted[key] = experiment
-    outcomes = dict(zip(wanted, runner.run(wanted.values()), strict=True))
+    try:
+        found: Sequence[Outcome | None] = runner.run(wanted.values())
+    except Stopped as stop:
+        found = stop.finished
+    outcomes = {key: outcome for key, outcome in zip(wanted, found, strict=True) if outcome is not None}
+    unfinished = {key for key in wanted if key not in outcomes}
 
     def raced(chip: Chip, case: Case) -> BenchRow:
         row = _with_better_xla(
@@ -80,7 +88,13 @@ def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, agains
             row = _with_better_xla(row, outcome, form=name)
         return row
 
-    return [raced(chip, case) for chip in chips for case in cases]
+    def is_finished(chip: Chip, case: Case) -> bool:
+        return not any(key[0] == chip.name and key[2] in (case.spec, case.even) for key in unfinished)
+
+    rows = [raced(chip, case) for chip in chips for case in cases if is_finished(chip, case)]
+    if unfinished:
+        raise Stopped(rows) if rows else KeyboardInterrupt
+    return rows
 
 
 def _experiment(name: str, chip: Chip, who: Who, spec: Spec) -> Experiment | None:

@@ -23,6 +23,7 @@ from systolic.cli.product import Rows, SuiteNames, cases_of, dtype_options, spec
 from systolic.cli.progress import progress_bar
 from systolic.cli.results import WrongFileError, read_document, wrong_kind
 from systolic.cli.slice_options import AskedSlice, check_mesh, mesh_option, topology_option
+from systolic.cli.stopping import STOPPED, until_stopped
 from systolic.compiler import check_available
 from systolic.compiler.named_shardings import mesh_axes
 from systolic.experiments import Runner
@@ -121,7 +122,7 @@ def bench(
 
     check_target(json_file)
     check_drawing_target(plot_file)
-    found = versions()
+    found, stopped, asked = versions(), False, 0
     if saved_file is not None:
         found_rows, found = _saved(saved_file)
     else:
@@ -129,12 +130,19 @@ def bench(
             raise click.UsageError("give either --suite or --spec")
         cases = cases_of(suites or ("square",), dtype, precision, only, rows) if spec is None else [_case(spec)]
         cases = _sliced(cases, chips, topology, mesh)
-        found_rows = _raced(cases, chips, against, workers, quiet)
+        found_rows, stopped = _raced(cases, chips, against, workers, quiet)
+        asked = len(cases) * len(chips)
     result = summary(found_rows)
     records = (row.record() for row in found_rows)
     give(json_file, "bench", records, dataclasses.asdict(result), lambda: show(found_rows, result, found, bars=strict))
     if plot_file is not None:
         note(_plot(found_rows, plot_file), quiet=quiet)
+    if stopped:
+        note(
+            f"stopped: {len(found_rows)} of {asked} rows are finished; the same command compiles only the others",
+            quiet=False,
+        )
+        return STOPPED
     return 1 if result.timed < result.rows or (strict and result.missed) else 0
 
 
@@ -175,13 +183,19 @@ def _sliced(cases: list[Case], chips: Sequence[Chip], topology: str | None, mesh
 
 def _raced(
     cases: Sequence[Case], chips: Sequence[Chip], against: Against, workers: Workers, quiet: bool
-) -> list[BenchRow]:
+) -> tuple[list[BenchRow], bool]:
+    """The rows, and whether Ctrl-C came before the last.
+
+    Raises:
+      KeyboardInterrupt: it came before the first.
+    """
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         from systolic.bench.race import race  # takes a second, for JAX: the bar is up already
 
-        return race(cases, chips, Runner(pool, bar), against=against)
+        (rows,), stopped = until_stopped([lambda: race(cases, chips, Runner(pool, bar), against=against)])
+        return rows, stopped
 
 
 def _saved(path: Path) -> tuple[list[BenchRow], dict[str, str | None]]:

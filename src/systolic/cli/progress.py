@@ -29,12 +29,19 @@ class Bar(Progress):
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, total=self._jobs)
         elif jobs:
-            note(f"{jobs} jobs", quiet=self._quiet)
+            note(f"{jobs} job{'' if jobs == 1 else 's'}", quiet=self._quiet)
 
     def done(self, label: str) -> None:
         """One of them has ended. Called from any thread."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, advance=1, description=label)
+
+    def found(self, text: str) -> None:
+        """Part of the answer is known."""
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, soft_wrap=True)
+        else:
+            note(text, quiet=self._quiet)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from systolic.cli.product import (
     stack_options,
 )
 from systolic.cli.progress import progress_bar
+from systolic.cli.stopping import STOPPED, until_stopped
 from systolic.cli.tls_options import certificates_of, tls_options
 from systolic.cli.tune_function import function_record, show_function, volume
 from systolic.cli.tune_table import named, provenance, show_product, show_searches
@@ -178,11 +179,31 @@ def tune(
 
         if fn is not None:
             values = [named_argument(text) for text in arguments]
-            tuned = [searched(fn, *values, over=dict(over), **options(chip, fn.text)) for chip in chips]
-            return _give_functions(tuned, store.file, json_file, plot_file, quiet=quiet)
-        results = [searched(its, measured=measured, **options(chip, name)) for name, its in asked for chip in chips]
-    show = functools.partial(show_searches, results, show_product, store.file)
-    give(json_file, "tune", map(_record, results), _summary(results, store.file), show)
+            searches = [
+                functools.partial(searched, fn, *values, over=dict(over), **options(chip, fn.text)) for chip in chips
+            ]
+        else:
+            searches = [
+                functools.partial(searched, its, measured=measured, **options(chip, name))
+                for name, its in asked
+                for chip in chips
+            ]
+        results, stopped = until_stopped(searches)
+    if fn is not None:
+        code = _give_functions(results, store.file, json_file, plot_file, quiet=quiet)
+    else:
+        code = _give_products(results, store.file, json_file, plot_file, quiet=quiet)
+    if stopped:
+        note(f"stopped: {len(results)} of {len(searches)} are above; the same command goes on", quiet=False)
+    return STOPPED if stopped else code
+
+
+def _give_products(
+    results: list[TuningResult], store: Path, json_file: str | None, plot_file: Path | None, *, quiet: bool
+) -> int:
+    """Prints what was found of each product on each chip."""
+    show = functools.partial(show_searches, results, show_product, store)
+    give(json_file, "tune", map(_record, results), _summary(results, store), show)
     if plot_file is not None:
         _plot(results[-1].trials, named(results[-1]), plot_file, xla_us=results[-1].xla_us, quiet=quiet)
     return 0 if all(result.winner for result in results) else 1

@@ -20,6 +20,7 @@ ENDS = {
     "time": "the time was over",
     "bound": "nothing that is left can be faster",
     "all": "all were tried",
+    "stopped": "stopped by Ctrl-C",
 }
 
 

@@ -3,6 +3,17 @@
 from systolic.experiments.experiment import Experiment
 from systolic.experiments.many import simulate_many
 from systolic.experiments.outcome import Outcome
-from systolic.experiments.runner import QUIET, Progress, Runner, Running, Submit, first_ended
+from systolic.experiments.runner import QUIET, Progress, Runner, Running, Stopped, Submit, first_ended
 
-__all__ = ["QUIET", "Experiment", "Outcome", "Progress", "Runner", "Running", "Submit", "first_ended", "simulate_many"]
+__all__ = [
+    "QUIET",
+    "Experiment",
+    "Outcome",
+    "Progress",
+    "Runner",
+    "Running",
+    "Stopped",
+    "Submit",
+    "first_ended",
+    "simulate_many",
+]

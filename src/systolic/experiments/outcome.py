@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from systolic.simulator import SimulatedRun, SimulationError, UnknownValueError
 from systolic.simulator.slice.records import SliceRun
 from systolic.spec import SpecError
 from systolic.status import Status
+from systolic.summary import Summarised, Summary
 from systolic.timing import Measurement
 
 _STATUSES: tuple[tuple[type[Exception], Status], ...] = (
@@ -45,7 +47,7 @@ _JAX_NOTE = "\n--------------------\n"  # behind it JAX says that its own frames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Summarised):
     """How one experiment ended.
 
     Attributes:
@@ -118,6 +120,14 @@ class Outcome:
     def hbm_bytes(self) -> int | None:
         """Bytes read from and written to HBM."""
         return self.run.hbm_read_bytes + self.run.hbm_written_bytes if self.run is not None else None
+
+    def summary(self) -> Summary:
+        """Says how long it took and what that went into, or why there is no time."""
+        run = self.slice_run or self.run
+        if run is None:
+            return Summary(heading=f"{self.label}: {self.status}", facts={"why": self.located_reason})
+        found = run.summary()
+        return dataclasses.replace(found, heading=f"{self.label}: {found.heading}")
 
     @property
     def located_reason(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from typing import Any
 
 from systolic.compiler import WorkerPool
 from systolic.experiments.experiment import Experiment
@@ -22,6 +23,9 @@ class Progress:
 
     def done(self, label: str) -> None:
         """One of them has ended; called from any thread."""
+
+    def found(self, text: str) -> None:
+        """Part of the answer is known, while the rest is worked out."""
 
 
 QUIET = Progress()
@@ -51,6 +55,18 @@ def first_ended(running: Iterable[Running], timeout_s: float) -> list[Running]:
     return [each for each in every if each.job in done]
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, with what had ended by then.
+
+    Attributes:
+      finished: what would have been returned, as far as it is known.
+    """
+
+    def __init__(self, finished: Any) -> None:
+        super().__init__("stopped")
+        self.finished = finished
+
+
 class Runner:
     """Compiles and simulates experiments.
 
@@ -76,10 +92,20 @@ class Runner:
         return Running(label=label, job=job)
 
     def run(self, experiments: Iterable[Experiment]) -> list[Outcome]:
-        """The outcomes of experiments, in their order; all of them are sent before the first is waited for."""
+        """The outcomes of experiments, in their order; all of them are sent before the first is waited for.
+
+        Raises:
+          Stopped: by Ctrl-C, with an outcome for each that has ended, None for the others.
+        """
         every = list(experiments)
         self.progress.planned(len(every))
-        return [running.outcome() for running in [self.start(each) for each in every]]
+        sent: list[Running] = []
+        try:
+            sent += map(self.start, every)
+            return [running.outcome() for running in sent]
+        except KeyboardInterrupt:
+            ended = [one.outcome() if one.job.done() and not one.job.cancelled() else None for one in sent]
+            raise Stopped([*ended, *[None] * (len(every) - len(sent))]) from None
 
 
 def _sent_to(pool: WorkerPool) -> Submit:

@@ -9,7 +9,9 @@ from typing import Any
 from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
 from systolic.explaining import Explanation, OperandTraffic
 from systolic.report.explained_tables import program, rate_tflops
+from systolic.report.time_errors import verdict_text
 from systolic.simulator import SimulatedRun, SliceRun, same_kernel
+from systolic.summary import Summarised, Summary
 
 Run = SimulatedRun | SliceRun
 
@@ -42,7 +44,7 @@ class ComparedRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Summarised):
     """What changed on one chip.
 
     Attributes:
@@ -90,6 +92,35 @@ class Comparison:
     def slower(self) -> float:
         """How much longer the second takes, relative to the first: 0.1 is a tenth longer."""
         return self.rows[0].change or 0.0
+
+    def summary(self) -> Summary:
+        """Says whether it has become faster, with a row for each quantity, in its unit; shares in per cent."""
+        names = " → ".join(dict.fromkeys(filter(None, (self.before, self.after))))
+        change = f"{abs(self.slower):.1%} {'slower' if self.slower > 0 else 'faster'}" if self.slower else "as fast"
+
+        def shown(row: ComparedRow, value: float | None) -> float | None:
+            return value if value is None or row.unit != "share" else 100 * value
+
+        return Summary(
+            heading=f"{self.chip} {names}: {change}, simulated {self.before_us:,.1f} → {self.after_us:,.1f} µs",
+            facts={
+                "verdict": verdict_text(self.verdict, self.ratio_error_percent, same_kernel=self.same_kernel),
+                "findings gone": "; ".join(self.findings_gone),
+                "findings new": "; ".join(self.findings_new),
+            },
+            columns=("of", "quantity", "unit", "before", "after", "change %"),
+            rows=tuple(
+                (
+                    row.group,
+                    row.quantity,
+                    "%" if row.unit == "share" else row.unit,
+                    shown(row, row.before),
+                    shown(row, row.after),
+                    None if row.change is None else 100 * row.change,
+                )
+                for row in self.rows
+            ),
+        )
 
 
 def compare_runs(before: Run, after: Run, *, names: tuple[str, str]) -> Comparison:

@@ -16,6 +16,8 @@ from systolic.simulator.hardware.timeline import Span
 from systolic.summary import Summarised, Summary
 from systolic.untrusted import read_record
 
+FORMAT = 1  # of JSON text; a change that older versions cannot read makes it another
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionRun:
@@ -159,6 +161,7 @@ class SimulatedRun(Summarised):
     flags: Mapping[str, str] = field(default_factory=dict)  # that it was compiled with
     error: TimeError = NOT_SAID  # how far the time may be off
     sparse_cores: tuple[SparseCoreRun, ...] = ()  # empty where they had nothing to do
+    format: int = FORMAT  # of `to_json`
 
     @property
     def cycles(self) -> int:

@@ -15,6 +15,8 @@ from systolic.untrusted import read_record
 
 GIB = 2**30
 
+FORMAT = 1  # of JSON text; a change that older versions cannot read makes it another
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
@@ -100,6 +102,7 @@ class StepRun(Summarised):
     compile_s: float
     from_cache: bool
     simulate_s: float  # reading and executing the program
+    format: int = FORMAT  # of `to_json`
 
     @property
     def time_us(self) -> float:

@@ -3,7 +3,7 @@
 from systolic.tuning.cluster import Certificates, ClusterError, cluster
 from systolic.tuning.function_result import FunctionTuning, LeftOut
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.result import End, TuningResult, xla_repeated_us
+from systolic.tuning.result import End, KeptTrials, TuningResult, xla_repeated_us
 from systolic.tuning.search import COMPILE_LIMIT_S, MOST_TRIALS, StalledError, Watcher
 from systolic.tuning.tune import tune
 
@@ -14,6 +14,7 @@ __all__ = [
     "ClusterError",
     "End",
     "FunctionTuning",
+    "KeptTrials",
     "LeftOut",
     "Ranking",
     "StalledError",

@@ -25,7 +25,7 @@ from systolic.compiler import (
     tracing_settings,
 )
 from systolic.compiler.jit_options import with_options_of, without_jit_options
-from systolic.experiments import Experiment, Outcome
+from systolic.experiments import Experiment, Outcome, Stopped
 from systolic.explaining import FunctionAnalysis, analyse_function, with_fields
 from systolic.ops import planner_in_use
 from systolic.store import (
@@ -41,6 +41,7 @@ from systolic.store import (
 from systolic.tuning.function_result import FunctionTuning, LeftOut
 from systolic.tuning.product import known_chip
 from systolic.tuning.ranking import Ranking
+from systolic.tuning.result import End
 from systolic.tuning.search import Effort, Search, Watcher
 
 Function = Callable[..., Any] | NamedFunction
@@ -93,20 +94,26 @@ def tune_function(
         effort=effort,
     )
     kept = [trial for trial in store.trials(subject) if trial.function in programs]
-    end = search.run(kept, with_other=False)
-    return FunctionTuning(
-        fn=fn,
-        args=abstract_arguments(args),
-        spec=spec,
-        chip=known.name,
-        trials=tuple(best_first(search.found.values())),
-        default=default,
-        left_out=left_out,
-        considered=len(variants),
-        compiled=search.compiled,
-        seconds=time.monotonic() - begun,
-        end=end,
-    )
+
+    def result(end: End) -> FunctionTuning:
+        return FunctionTuning(
+            fn=fn,
+            args=abstract_arguments(args),
+            spec=spec,
+            chip=known.name,
+            trials=tuple(best_first(search.found.values())),
+            default=default,
+            left_out=left_out,
+            considered=len(variants),
+            compiled=search.compiled,
+            seconds=time.monotonic() - begun,
+            end=end,
+        )
+
+    try:
+        return result(search.run(kept, with_other=False))
+    except KeyboardInterrupt:
+        raise Stopped(result("stopped")) from None
 
 
 def combinations(over: Mapping[str, Sequence[Any]]) -> Iterator[Keywords]:

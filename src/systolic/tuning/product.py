@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from systolic.chips import Chip, FlagError, flags_text
 from systolic.chips import chip as chip_named
-from systolic.experiments import Experiment
+from systolic.experiments import Experiment, Stopped
 from systolic.op import Programs, op_of
 from systolic.ops import planner_in_use
 from systolic.ops.planner import check_dtype
 from systolic.schedule import KernelConfig
 from systolic.spec import Spec
-from systolic.store import Subject, TrialStore, best_first
+from systolic.store import Subject, TrialStore
 from systolic.timing import NoDeviceError, device_of, measure
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.result import TuningResult, xla_repeated_us
+from systolic.tuning.result import End, TuningResult
 from systolic.tuning.search import Effort, Search, Watcher
 
 
@@ -70,24 +70,26 @@ def tune_product(
         watcher=watcher or Watcher(),
         effort=effort,
     )
-    end = search.run(store.trials(subject), with_other=against_xla)
+
+    def result(end: End) -> TuningResult:
+        return TuningResult.of(
+            spec,
+            known,
+            search.found.values(),
+            considered=len(choices),
+            compiled=search.compiled,
+            seconds=time.monotonic() - begun,
+            end=end,
+        )
+
     try:
+        end = search.run(store.trials(subject), with_other=against_xla)
         _measure(search, programs, known, measured)
+    except KeyboardInterrupt:
+        raise Stopped(result("stopped")) from None
     finally:
         planner.forget()  # its plans may have been made without these trials
-    xla = search.found.get(None)
-    return TuningResult(
-        spec=spec,
-        computed=programs.computed,
-        chip=known.name,
-        trials=tuple(best_first(trial for config, trial in search.found.items() if config is not None)),
-        xla=xla,
-        xla_us=None if xla is None else xla_repeated_us(xla, spec, known),
-        considered=len(choices),
-        compiled=search.compiled,
-        seconds=time.monotonic() - begun,
-        end=end,
-    )
+    return result(end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

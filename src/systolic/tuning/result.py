@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from systolic.chips import Chip, known_chip
 from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
@@ -12,26 +13,22 @@ from systolic.op import op_of
 from systolic.ops.trial_error import trial_error
 from systolic.schedule import KernelConfig
 from systolic.spec import Spec
-from systolic.store import Trial
+from systolic.store import Trial, best_first
 from systolic.summary import Summarised, Summary
 
-End = Literal["trials", "time", "bound", "all"]
+End = Literal["trials", "time", "bound", "all", "stopped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuningResult(Summarised):
-    """What a search found.
+class KeptTrials:
+    """What is known of a product on a chip beside XLA.
 
     Attributes:
       spec: as asked for.
       computed: what the kernel computes, to which configurations belong.
-      trials: of this search and of those before it, fastest first.
-      xla: XLA's program; None where it was not asked for or has no time.
+      trials: fastest first.
+      xla: XLA's program; None where nobody asked for it or it has no time.
       xla_us: its time in repeated calls, where its copy ahead of the call hides behind the call before.
-      considered: legal configurations that the model ranked.
-      compiled: trials of this search.
-      seconds: it took.
-      end: why it ended: so many trials, the time was over, nothing left could be faster, or all were tried.
     """
 
     spec: Any
@@ -40,42 +37,30 @@ class TuningResult(Summarised):
     trials: tuple[Trial, ...]
     xla: Trial | None
     xla_us: float | None
-    considered: int
-    compiled: int
-    seconds: float
-    end: End
 
-    def summary(self) -> Summary:
-        """Says which configuration won, with a row for each trial."""
-        sizes, dtypes, _ = op_of(self.spec).words(self.spec)
-        return Summary(
-            heading=f"{sizes}, {dtypes} on {self.chip}: {self.winner.config if self.winner else 'no trial has a time'}",
-            facts={
-                "× XLA": "" if self.ratio_to_xla is None else f"{self.ratio_to_xla:.3f} ({self.verdict})",
-                "tried": f"{self.compiled} now, {len(self.trials)} in all, of {self.considered:,}",
-            },
-            columns=("configuration", "status", "µs simulated", "µs measured", "waits for", "reason"),
-            rows=tuple(
-                (str(one.config), one.status, one.simulated_us, one.measured_us, one.limit, one.reason)
-                for one in self.trials
-            ),
+    @classmethod
+    def of(cls, spec: Spec, chip: Chip, trials: Iterable[Trial], **more: Any) -> Self:
+        """What these trials say of a product, in any order, XLA's program among them.
+
+        Args:
+          more: what a subclass has besides.
+        """
+        every = list(trials)
+        xla = next((trial for trial in every if trial.tried is None), None)
+        return cls(
+            spec=spec,
+            computed=op_of(spec).computed(spec),
+            chip=chip.name,
+            trials=tuple(best_first(trial for trial in every if trial.tried is not None)),
+            xla=xla,
+            xla_us=None if xla is None else xla_repeated_us(xla, spec, chip),
+            **more,
         )
 
     @property
     def winner(self) -> Trial | None:
         """The fastest; None where no trial has a time."""
         return next((trial for trial in self.trials if trial.time_us is not None), None)
-
-    @property
-    def config(self) -> KernelConfig:
-        """The winner's, for `systolic.matmul(tiles=…)` and `systolic.plan(tiles=…)`.
-
-        Raises:
-          LookupError: no trial has a time.
-        """
-        if self.winner is None or self.winner.config is None:
-            raise LookupError("no trial has a time; their reasons are in `trials`")
-        return self.winner.config
 
     @property
     def ratio_to_xla(self) -> float | None:
@@ -111,6 +96,55 @@ class TuningResult(Summarised):
         measured = self.winner is not None and self.winner.measured_us is not None
         return ratio_verdict(self.ratio_to_xla, 0.0 if measured else self.ratio_error_percent)
 
+    def _error(self, trial: Trial | None) -> TimeError | None:
+        known = known_chip(self.chip)
+        return None if trial is None or known is None else trial_error(trial, self.computed, known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningResult(KeptTrials, Summarised):
+    """What a search found, and the trials of those before it.
+
+    Attributes:
+      considered: legal configurations that the model ranked.
+      compiled: trials of this search.
+      seconds: it took.
+      end: why it ended: so many trials, the time was over, nothing left could be faster, all were
+        tried, or Ctrl-C.
+    """
+
+    considered: int
+    compiled: int
+    seconds: float
+    end: End
+
+    def summary(self) -> Summary:
+        """Says which configuration won, with a row for each trial."""
+        sizes, dtypes, _ = op_of(self.spec).words(self.spec)
+        return Summary(
+            heading=f"{sizes}, {dtypes} on {self.chip}: {self.winner.config if self.winner else 'no trial has a time'}",
+            facts={
+                "× XLA": "" if self.ratio_to_xla is None else f"{self.ratio_to_xla:.3f} ({self.verdict})",
+                "tried": f"{self.compiled} now, {len(self.trials)} in all, of {self.considered:,}",
+            },
+            columns=("configuration", "status", "µs simulated", "µs measured", "waits for", "reason"),
+            rows=tuple(
+                (str(one.config), one.status, one.simulated_us, one.measured_us, one.limit, one.reason)
+                for one in self.trials
+            ),
+        )
+
+    @property
+    def config(self) -> KernelConfig:
+        """The winner's, for `systolic.matmul(tiles=…)` and `systolic.plan(tiles=…)`.
+
+        Raises:
+          LookupError: no trial has a time.
+        """
+        if self.winner is None or self.winner.config is None:
+            raise LookupError("no trial has a time; their reasons are in `trials`")
+        return self.winner.config
+
     @property
     def level_trials(self) -> int | None:
         """Other trials whose times say nothing against them beside the winner's; None: not known."""
@@ -127,10 +161,6 @@ class TuningResult(Summarised):
             and trial.config.kernel == winner.config.kernel
         ]
         return None if percent is None else sum(ratio_verdict(ratio, percent) == "level" for ratio in alike)
-
-    def _error(self, trial: Trial | None) -> TimeError | None:
-        known = known_chip(self.chip)
-        return None if trial is None or known is None else trial_error(trial, self.computed, known)
 
 
 def xla_repeated_us(xla: Trial, spec: Spec, chip: Chip) -> float | None:

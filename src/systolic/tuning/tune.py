@@ -105,6 +105,7 @@ def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = No
       StoreError: the store cannot be read or written; before anything is compiled.
       NoDeviceError: `measured` is asked for, and no such chip is attached.
       StalledError: no trial has ended for far longer than one may take, as when all workers of a cluster are lost.
+      Stopped: by Ctrl-C; it is a `KeyboardInterrupt`, whose `finished` is the result so far.
       SystolicBug: this package is at fault, and not what was asked.
     """
     effort = Effort(**{name: options.pop(name) for name in _EFFORT & set(options)})

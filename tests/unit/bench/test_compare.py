@@ -75,6 +75,13 @@ def test_two_runs_are_compared_by_time_and_waiting() -> None:
     assert found.slower == pytest.approx(found.after_us / found.before_us - 1)
 
 
+def test_a_comparison_shows_itself() -> None:
+    found = compare_explanations(an_explanation(), a_faster_one())
+    assert "38.0% faster, simulated" in str(found).splitlines()[0]
+    assert "larger blocks of lhs" in found._repr_html_()
+    assert len(found.summary().rows) == len(found.rows)
+
+
 def test_the_command(run: Run, tmp_path: Path) -> None:
     before, after = write(tmp_path / "a.json", an_explanation()), write(tmp_path / "b.json", a_faster_one())
     code, out, err = run(before, after)

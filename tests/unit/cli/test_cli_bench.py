@@ -332,3 +332,26 @@ def test_help_has_an_example(run: Run) -> None:
     code, out, _ = run("bench", "--help")
     assert code == 0
     assert "  systolic bench " in out
+
+
+def test_ctrl_c_shows_and_keeps_what_is_finished(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Interrupted(Future[Measurement]):
+        def result(self, timeout: float | None = None) -> Measurement:
+            raise KeyboardInterrupt
+
+    submit: Any = systolic.experiments.runner.submit_simulation
+
+    def submitted(*args: Any, label: str, **options: Any) -> Future[Measurement]:
+        return Interrupted() if f"{late}³" in label else submit(*args, label=label, **options)
+
+    monkeypatch.setattr(systolic.experiments.runner, "submit_simulation", submitted)
+    late = "4096"
+    target = tmp_path / "rows.json"
+    code, out, err = run("bench", "--suite", "square", "--chip", "v6e", "--against", "nothing", "--json", str(target))
+    assert code == 130
+    assert {row for _, row in rows_of(target.read_text())} == {"512³", "1024³", "2048³", "8192³", "16384³"}
+    assert "8192³" in out
+    assert "stopped: 5 of 6 rows are finished; the same command compiles only the others" in err
+    late = ""  # none had ended
+    code, out, err = run("bench", "--suite", "square", "--chip", "v6e", "--against", "nothing", "--json", str(target))
+    assert (code, out, err.splitlines()[-1]) == (130, "", "stopped")

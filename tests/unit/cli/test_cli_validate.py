@@ -151,7 +151,7 @@ def test_the_table_says_how_times_are_known_and_why_rows_are_left_out(run: Run, 
     assert "predicted times are simulated" in out
     assert "2 rows: 1 counted, 1 not; 115 µs of dispatch" in out
     assert "not counted, line 3 (v5e flash 256/256/256): op 'flash' is not known" in out
-    assert "1 jobs" in err
+    assert "1 job\n" in err
 
 
 def test_nothing_that_can_be_predicted_is_exit_code_1(run: Run, published: Callable[..., Path], tmp_path: Path) -> None:

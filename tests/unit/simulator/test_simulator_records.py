@@ -87,6 +87,14 @@ def test_json_gives_the_same_run() -> None:
     assert SimulatedRun.from_json(run.to_json()) == run
 
 
+def test_json_has_a_format() -> None:
+    document = json.loads(a_run().to_json())
+    with pytest.raises(ValueError, match="format 1 is read here, and not that of 2"):
+        SimulatedRun.from_json(json.dumps({**document, "format": 2}))
+    del document["format"]  # as it was written before
+    assert SimulatedRun.from_json(json.dumps(document)) == a_run()
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"chip": 3}', "not JSON", a_run().to_json()[:-9]])
 def test_another_text_is_no_run(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 -- JSON's own error is one as well

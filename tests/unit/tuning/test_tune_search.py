@@ -20,7 +20,7 @@ from systolic.chips import Chip, UnsupportedDtypeError, chip
 from systolic.chips.time_error import TimeError
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
 from systolic.cost import estimated_config, least_time_us, ranked_configs
-from systolic.experiments import Experiment
+from systolic.experiments import Experiment, Stopped
 from systolic.ops.matmul.programs import MatmulPrograms
 from systolic.ops.matmul.xla import by_xla
 from systolic.schedule import KernelConfig, Tiles
@@ -318,3 +318,20 @@ def test_a_winner_inside_the_error_has_not_won(
     )  # fmt: skip
     assert result.verdict == verdict
     assert result.level_trials == level
+
+
+def test_ctrl_c_ends_a_search_with_what_it_has_found(tmp_path: Path) -> None:
+    class Interrupted(Machine):
+        def __call__(self, experiment: Experiment) -> Future[Measurement]:
+            if len(self.asked) == 5:
+                raise KeyboardInterrupt
+            return super().__call__(experiment)
+
+    first, second = Interrupted(), Machine()
+    with pytest.raises(Stopped) as stop:
+        searched(tmp_path, first, trials=9, workers=1)
+    result = stop.value.finished
+    assert (result.end, result.compiled, len(result.trials)) == ("stopped", 4, 4)
+    assert result.winner == result.trials[0]
+    assert searched(tmp_path, second, trials=9, workers=1).compiled == 5
+    assert not set(first.asked) & set(second.asked)

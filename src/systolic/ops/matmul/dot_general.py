@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from systolic.chips import Chip
+from systolic.spec import MatmulSpec
 
 if TYPE_CHECKING:
     from jax import Array
@@ -53,9 +54,7 @@ def dot_general(
     import jax.numpy as jnp
     from jax import lax
 
-    from systolic.ops.dtypes import OPERAND_DTYPES
     from systolic.ops.matmul.api import matmul
-    from systolic.ops.matmul.arguments import is_precision
 
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     by_jax = functools.partial(
@@ -65,26 +64,72 @@ def dot_general(
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
-    multiplied = {lhs.dtype.name, rhs.dtype.name} <= {*OPERAND_DTYPES, "float16"}
-    if not multiplied or out_sharding is not None or not is_precision(precision):
+    if left_to_jax(lhs, rhs, precision=precision, out_sharding=out_sharding):
         return by_jax(lhs, rhs)
     shapes = (jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (lhs, rhs))
     wanted = jax.eval_shape(by_jax, *shapes)  # and JAX's own errors
-    (of_lhs, of_rhs), (batch_lhs, batch_rhs) = dimension_numbers
-    left, transpose_lhs, rows = _matrices(lhs, batch_lhs, of_lhs)
-    right, columns_last, columns = _matrices(rhs, batch_rhs, of_rhs)
+    left, right, transpose_lhs, transpose_rhs = _operands(lhs, rhs, dimension_numbers)
     out = matmul(
         left,
         right,
         transpose_lhs=transpose_lhs,
-        transpose_rhs=not columns_last,
+        transpose_rhs=transpose_rhs,
         precision=precision,
-        preferred_element_type=jnp.int32 if jnp.issubdtype(wanted.dtype, jnp.integer) else wanted.dtype,
+        preferred_element_type=_sum_dtype(wanted.dtype),
         implementation=implementation,
         chip=chip,
     )
-    batch = tuple(lhs.shape[axis] for axis in batch_lhs)
-    return out.reshape(*batch, *rows, *columns).astype(wanted.dtype)
+    return out.reshape(wanted.shape).astype(wanted.dtype)
+
+
+def left_to_jax(lhs: Any, rhs: Any, *, precision: Any, out_sharding: Any) -> str:
+    """Why JAX computes a product of such arrays, or shapes, and not the kernel; "" where the kernel does."""
+    from systolic.ops.dtypes import OPERAND_DTYPES
+    from systolic.ops.matmul.arguments import is_precision
+
+    for dtype in (lhs.dtype, rhs.dtype):
+        if dtype.name not in (*OPERAND_DTYPES, "float16"):
+            return f"the kernel does not multiply {dtype.name}"
+    if out_sharding is not None:
+        return "it has an out_sharding"
+    return "" if is_precision(precision) else f"the kernel has no precision {precision}"
+
+
+def spec_of_dot_general(
+    lhs: Any, rhs: Any, dimension_numbers: DimensionNumbers, *, precision: Any, dtype_out: Any
+) -> MatmulSpec:
+    """What `dot_general` computes of such arrays, or shapes, as the planner takes it.
+
+    Args:
+      dtype_out: of the result.
+    """
+    import jax
+
+    from systolic.ops.matmul.arguments import Given, backend_of, canonical
+    from systolic.ops.matmul.jvp import folded
+    from systolic.ops.matmul.product import spec_of
+    from systolic.ops.shapes import fold
+
+    found = []
+
+    def describe(lhs: Any, rhs: Any) -> None:
+        left, right, transpose_lhs, transpose_rhs = _operands(lhs, rhs, dimension_numbers)
+        call = canonical(
+            Given(name="lhs", value=left, transposed=transpose_lhs, fn=None, args=()),
+            Given(name="rhs", value=right, transposed=transpose_rhs, fn=None, args=()),
+            bias=None,
+            residual=None,
+            out_scale=None,
+            activation=None,
+            precision=precision,
+            preferred_element_type=_sum_dtype(dtype_out),
+            backend=backend_of("xla", None, None),
+        )
+        operands, _ = folded(call.product, call.operands)
+        found.append(spec_of(call.product, fold(call.product.transpose_lhs, operands)[0]))
+
+    jax.eval_shape(describe, *(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (lhs, rhs)))
+    return found[0]
 
 
 def einsum(
@@ -124,11 +169,26 @@ def _with(implementation: Implementation, chip: str | Chip | None) -> Any:
     return functools.partial(dot_general, implementation=implementation, chip=chip)
 
 
-def _matrices(array: Array, batch: Sequence[int], contracted: Sequence[int]) -> tuple[Array, bool, tuple[int, ...]]:
-    """An operand as matrices [*batch, rows, k], or [*batch, k, rows] if it lies so; whether it does; and its rows."""
+def _operands(lhs: Array, rhs: Array, dimension_numbers: DimensionNumbers) -> tuple[Array, Array, bool, bool]:
+    """Both operands as `matmul` takes them, and whether each is transposed."""
+    (of_lhs, of_rhs), (batch_lhs, batch_rhs) = dimension_numbers
+    left, transpose_lhs = _matrices(lhs, batch_lhs, of_lhs)
+    right, columns_last = _matrices(rhs, batch_rhs, of_rhs)
+    return left, right, transpose_lhs, not columns_last
+
+
+def _sum_dtype(wanted: Any) -> Any:
+    """What the kernel is asked for: JAX's int8 of int8 wraps, and the kernel's would saturate."""
+    import jax.numpy as jnp
+
+    return jnp.int32 if jnp.issubdtype(wanted, jnp.integer) else wanted
+
+
+def _matrices(array: Array, batch: Sequence[int], contracted: Sequence[int]) -> tuple[Array, bool]:
+    """An operand as matrices [*batch, rows, k], or [*batch, k, rows] if it lies so; and whether it does."""
     rest = [axis for axis in range(array.ndim) if axis not in (*batch, *contracted)]
     k_first = [*batch, *contracted, *rest] == list(range(array.ndim))
     order = [*batch, *contracted, *rest] if k_first else [*batch, *rest, *contracted]
-    k, rows = (tuple(array.shape[axis] for axis in axes) for axes in (contracted, rest))
-    sizes = (math.prod(k), math.prod(rows)) if k_first else (math.prod(rows), math.prod(k))
-    return array.transpose(order).reshape(*(array.shape[axis] for axis in batch), *sizes), k_first, rows
+    k, rows = (math.prod(array.shape[axis] for axis in axes) for axes in (contracted, rest))
+    sizes = (k, rows) if k_first else (rows, k)
+    return array.transpose(order).reshape(*(array.shape[axis] for axis in batch), *sizes), k_first

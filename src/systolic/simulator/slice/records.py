@@ -23,6 +23,8 @@ CollectiveKind = Literal[
     "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute", "pallas", "barrier"
 ]
 
+FORMAT = 1  # of JSON text; a change that older versions cannot read makes it another
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceClass:
@@ -92,6 +94,7 @@ class SliceRun(Summarised):
     flags: Mapping[str, str] = field(default_factory=dict)  # that it was compiled with
     assumptions: tuple[str, ...] = ()  # that the time rests on
     error: TimeError = NOT_SAID  # how far the time may be off
+    format: int = FORMAT  # of `to_json`
 
     @property
     def devices(self) -> int:

@@ -1,0 +1,28 @@
+"""Ctrl-C in the middle of long work: what is finished counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from systolic.experiments import Stopped
+
+STOPPED = 130  # exit code
+
+
+def until_stopped(jobs: Iterable[Callable[[], Any]]) -> tuple[list[Any], bool]:
+    """The results of jobs, one after the other, until Ctrl-C; and whether it came.
+
+    Raises:
+      KeyboardInterrupt: it came before anything was found.
+    """
+    results: list[Any] = []
+    try:
+        for job in jobs:
+            results.append(job())
+    except KeyboardInterrupt as stop:
+        results += [stop.finished] if isinstance(stop, Stopped) else []
+        if not results:
+            raise
+        return results, True
+    return results, False

@@ -1,0 +1,161 @@
+"""Whether a kernel takes a product that somebody wrote in plain JAX, and why."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+
+from systolic.chips import Chip, UnsupportedDtypeError, known_chip
+from systolic.chips.time_error import RatioVerdict
+from systolic.op import op_of
+from systolic.ops import Planner
+from systolic.ops.matmul.dot_general import left_to_jax, spec_of_dot_general
+from systolic.ops.planner import Plans
+from systolic.ops.target import NO_CHIP
+from systolic.schedule import TilesError
+from systolic.spec import MatmulSpec, SpecError
+from systolic.store import StoreError, Subject
+from systolic.tuning import KeptTrials
+
+WhereUnknown = Literal["xla", "kernel"]
+
+_ERROR: dict[RatioVerdict, str] = {
+    "faster": "beyond the error",
+    "slower": "beyond the error",
+    "level": "within the error",
+    "not known": "error not known",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What becomes of a product.
+
+    Attributes:
+      product: in words: sizes (m k n) and dtypes.
+      taken: whether a kernel of systolic's computes it.
+      reason: why, or why not.
+      spec: as the planner takes it; None where the kernel cannot compute it, or it is inside of something that is left.
+      chip: for which it was decided; "" where none is in sight.
+      xla_us, ours_us: both measured or both simulated, by `systolic tune`; None: not known.
+      verdict: whether ours is faster by more than simulated times may be off.
+    """
+
+    product: str
+    taken: bool
+    reason: str
+    spec: MatmulSpec | None = None
+    chip: str = ""
+    xla_us: float | None = None
+    ours_us: float | None = None
+    verdict: RatioVerdict = "not known"
+
+    @property
+    def ratio(self) -> float | None:
+        """XLA's time over ours: above 1 the kernel is faster."""
+        return None if not self.xla_us or not self.ours_us else self.xla_us / self.ours_us
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether `systolic.tune` would say more: the kernel can compute it, and what XLA takes is not known."""
+        return self.spec is not None and bool(self.chip) and self.ratio is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """When a kernel is taken; by which planner.
+
+    Attributes:
+      least_ratio: XLA's time over ours has to be above it.
+      where_unknown: who computes a product of which nobody knows what XLA takes.
+      chip: whose times; None: no TPU is in sight.
+      plans: the planner's, which are others when its store has another winner.
+    """
+
+    least_ratio: float
+    where_unknown: WhereUnknown
+    chip: Chip | None
+    planner: Planner
+    plans: Plans
+
+    def decide(self, types: Sequence[Any], params: Mapping[str, Any]) -> Decision:
+        """Decides on a `dot_general`.
+
+        Args:
+          types: of both operands and of the result.
+          params: of the equation.
+        """
+        lhs, rhs, out = types
+        precision = params["precision"]
+        sizes = (*lhs.shape, *rhs.shape)
+        reason = left_to_jax(lhs, rhs, precision=precision, out_sharding=params["out_sharding"])
+        if not all(isinstance(size, int) for size in sizes):
+            reason = "its sizes are symbols"
+        elif 0 in sizes:
+            reason = "it is empty"
+        elif out.weak_type:
+            reason = "it is one of Python's numbers"
+        elif self.where_unknown == "xla" and any(each.sharding.mesh.explicit_axes for each in (lhs, rhs)):
+            reason = "it is cut over a mesh, and times are known of one device"
+        if reason:
+            return self.left(types, reason)
+        spec = spec_of_dot_general(lhs, rhs, params["dimension_numbers"], precision=precision, dtype_out=out.dtype)
+        if self.chip is None:
+            return Decision(product=_words(spec), taken=False, reason=NO_CHIP, spec=spec)
+        return _decided(self, spec, self.chip)
+
+    def left(self, types: Sequence[Any], reason: str) -> Decision:
+        """A product that is left to XLA for another reason than its time."""
+        lhs, rhs, out = map(_shape, types)
+        return Decision(product=f"{lhs} · {rhs} → {out}", taken=False, reason=reason)
+
+
+@functools.lru_cache(maxsize=1024)
+def _decided(policy: Policy, spec: MatmulSpec, chip: Chip) -> Decision:
+    decide = functools.partial(Decision, product=_words(spec), spec=spec, chip=chip.name)
+    try:
+        policy.plans(spec, chip, None)
+    except (UnsupportedDtypeError, SpecError, TilesError) as error:
+        return Decision(product=_words(spec), taken=False, reason=str(error))
+    kept = _kept(policy.planner, spec, chip)
+    ratio = kept.ratio_to_xla if kept is not None else None
+    if kept is None or ratio is None or kept.winner is None:
+        if policy.where_unknown == "kernel":
+            return decide(taken=True, reason="XLA's time is not known: as asked for")
+        return decide(taken=False, reason="XLA's time is not known")
+    how = "measured" if kept.winner.measured_us is not None else "simulated"
+    taken = ratio > policy.least_ratio
+    return decide(
+        taken=taken,
+        reason=f"{how}, {_ERROR[kept.verdict]}" + ("" if taken else f"; asked is {policy.least_ratio:g}"),
+        xla_us=kept.xla_us,
+        ours_us=kept.winner.time_us,
+        verdict=kept.verdict,
+    )
+
+
+def _kept(planner: Planner, spec: MatmulSpec, chip: Chip) -> KeptTrials | None:
+    """What `systolic tune` has kept of a product; a store that cannot be read was warned of by the planner."""
+    if planner.store is None or chip != known_chip(chip.name):
+        return None
+    try:
+        trials = planner.store.trials(Subject.here(op_of(spec).computed(spec), chip.name))
+    except StoreError:
+        return None
+    return KeptTrials.of(spec, chip, trials)
+
+
+def _words(spec: MatmulSpec) -> str:
+    batch = f"{spec.batch} × " if spec.batch > 1 else ""
+    dtypes = (spec.dtype_lhs, spec.dtype_rhs, spec.dtype_out)
+    said = dtypes[0] if len(set(dtypes)) == 1 else "{} × {} → {}".format(*dtypes)
+    turned = "".join(f", {side} transposed" for side in ("lhs", "rhs") if getattr(spec, f"transpose_{side}"))
+    return f"{batch}{spec.m} × {spec.k} × {spec.n} {said}{turned}"
+
+
+def _shape(aval: Any) -> str:
+    return f"{jax.numpy.dtype(aval.dtype).name}[{','.join(map(str, aval.shape))}]"
