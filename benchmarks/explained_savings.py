@@ -44,7 +44,7 @@ from systolic.report.columns import Column, numeric, textual
 from systolic.timing import submit_simulation
 
 _MOST_POINTS = 3.0
-_ASSIGNED = re.compile(r"(\w+)(?:\[(\w+)\])?=(\d+)")
+_ASSIGNED = re.compile(r"(\w+)(?:\[(\d+)\]|\.(\w+))?=(\d+)")
 
 
 def bf16(*shape: int) -> jax.ShapeDtypeStruct:
@@ -99,11 +99,11 @@ class Applied:
         for start, keywords in kernel.cures.items():
             if start in saving.title:
                 self._keywords |= keywords
-        for name, part, value in _ASSIGNED.findall(saving.change):
+        for name, place, part, value in _ASSIGNED.findall(saving.change):
             if name == "vmem_limit_bytes":
                 self._limit = int(value)
-            elif part:
-                raise ValueError(f"{name}[{part}]: no kernel here takes records")
+            elif place or part:
+                raise ValueError(f"{name}, {place or part}: no kernel here takes tuples or records")
             else:
                 self._keywords[name] = int(value)
         if not self._keywords and self._limit is None:

@@ -173,6 +173,48 @@ def unkind_interpreter(left_over: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextmanager
+def watched_interpreter(watch: Callable[..., Any]) -> Iterator[None]:
+    """Lets `watch` make every call by which a kernel in TPU interpret mode does something, while it is traced.
+
+    Args:
+      watch: gets what is done ("get", "swap", "dma_start" and so on), the source of what asks for it, as an equation of
+        a jaxpr has it, or None, the function to call, and its arguments: a token, the device, the core, and more.
+    """
+    from types import SimpleNamespace
+
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    calls: Any = interpret_pallas_call
+    before = calls.callback
+
+    def io_callback(function: Any, *rest: Any, **kw: Any) -> Any:
+        name = getattr(function, "func", function)
+        source = getattr(function, "keywords", {}).get("source_info")
+        watched = functools.partial(watch, getattr(name, "__name__", ""), source, function)
+        return before.io_callback(watched, *rest, **kw)
+
+    calls.callback = SimpleNamespace(io_callback=io_callback)
+    try:
+        yield
+    finally:
+        calls.callback = before
+
+
+def swap_past_the_end(error: Exception) -> str:
+    """What TPU interpret mode of jax 0.12 says of a store that ends past a buffer, and that of 0.10 asserts; or ""."""
+    entry = error.__traceback__ if isinstance(error, AssertionError) else None
+    while entry is not None:
+        known = entry.tb_frame.f_locals
+        if "in_bounds_shape" in known and "buff" in known:
+            memory, number, device, core = known["key"]
+            buffer = f"({device} {core} {memory} {number})"
+            shape = known["buff"].logical_shape
+            return f"Out-of-bounds swap of {buffer}: swapping [{known['rnge']}] but buffer has shape {shape} ."
+        entry = entry.tb_next
+    return ""
+
+
+@contextmanager
 def interpreter_reports() -> Iterator[StringIO]:
     """Collects what TPU interpret mode says of races and semaphores in all threads: jax 0.12 logs some of it."""
     text = StringIO()
@@ -195,26 +237,24 @@ def races_found() -> bool:
     return races is not None and races.races_found
 
 
-def semaphore_waits() -> dict[int, Any]:
-    """The threads in which a kernel in TPU interpret mode waits for a semaphore, and for each what of.
+def semaphore_waits() -> set[int]:
+    """The threads in which a kernel in TPU interpret mode waits for a semaphore.
 
-    Returns:
-        By thread, the source of the wait, as an equation of a jaxpr has it; None where that is not known. Nothing while
-        another core's thread is at work, which may signal it.
+    None while another core's thread is at work, which may signal it.
     """
     import sys
 
-    found, cores = {}, set()
+    found, cores = set[int](), set[int]()
     for thread, innermost in sys._current_frames().items():
         frame = innermost
         while frame is not None:
             name, inside = frame.f_code.co_name, "interpret" in frame.f_code.co_filename
             if inside and name in ("dma_wait", "semaphore_wait"):
-                found[thread] = frame.f_locals.get("source_info")
+                found.add(thread)
             elif inside and name == "_run_jaxpr":
                 cores.add(thread)
             frame = frame.f_back
-    return {} if cores - found.keys() else found
+    return set() if cores - found else found
 
 
 def end_interpreted_kernel(reason: Exception) -> None:

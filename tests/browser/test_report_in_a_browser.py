@@ -5,6 +5,7 @@ Screenshots are left in build/screenshots by `make test`, else in pytest's folde
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -196,6 +197,31 @@ def test_a_timeline_can_be_zoomed_and_moved(browser: Browser, file: Path) -> Non
     page.wait_for_function(f"() => ({DOMAIN})('window-1')[1] === 7.4")
     assert watched.complaints == []
     page.close()
+
+
+# Pairs of words of one plot that lie upon each other, by more than the white around a letter.
+OVERLAPS = """() => [...document.querySelectorAll('.plot')].flatMap((plot) => {
+  const words = [...plot.querySelectorAll('svg text')].filter(
+    (each) => each.textContent.trim() && Number(getComputedStyle(each).opacity) > 0); // no room: not shown
+  const boxes = words.map((each) => [each.textContent, each.getBoundingClientRect()]);
+  return boxes.flatMap(([one, a], at) => boxes.slice(at + 1).filter(([, b]) =>
+    Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
+    Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2.5
+  ).map(([other]) => [plot.dataset.plot, one, other]));
+})"""
+
+
+def test_no_words_lie_upon_others_on_a_narrow_screen(browser: Browser, tmp_path: Path) -> None:
+    # Programs that are about as fast as each other have points, and names, in about the same place.
+    made = an_explanation()
+    xla = next(each for each in made.programs if each.role == "xla")
+    near = dataclasses.replace(xla, label="systolic.matmul", role="other", run=None)
+    path = tmp_path / "near.html"
+    path.write_text(explanation_page(dataclasses.replace(made, programs=(*made.programs, near))), encoding="utf-8")
+    watched = opened(browser, path, width=500)
+    assert watched.page.locator("#plot-roofline text", has_text="systolic.matmul").count() == 1
+    assert watched.page.evaluate(OVERLAPS) == []
+    watched.page.close()
 
 
 def test_a_bar_says_what_it_is(browser: Browser, file: Path) -> None:

@@ -50,6 +50,16 @@ def test_a_page_and_a_file_that_opens_again(capsys: pytest.CaptureFixture[str], 
     assert sum(part.size_bytes for part in found.vmem.parts) == found.run.vmem_bytes
     assert found.lines
     assert sum(each.cycles for each in found.regions) <= found.run.cycles
+    # The line of the product takes the most, and the lines of the source do not change the program.
+    longest = next(each for each in found.line_times if each.where)
+    assert "jnp.dot(" in longest.text
+    assert longest.where.startswith(str(EXAMPLES / "slow_products.py:"))
+    assert sum(each.cycles for each in found.line_times) <= found.run.cycles
+    product = functools.partial(slow_products.product, tile_k=512)
+    arguments = (jax.ShapeDtypeStruct((1024, 512), jnp.bfloat16), jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16))
+    assert systolic.simulate(product, *arguments, chip="v6e").cycles == found.run.cycles
+    assert found.steps == 16
+    assert found.limiter
     # Changes of the function come first, then what could stand in its place.
     others = [each for each in found.savings if each.title.endswith("in its place")]
     own = [each for each in found.savings if each not in others]

@@ -12,6 +12,8 @@ from check_runs import EXAMPLES, PLAIN, PRODUCT, TILES, array, errors, example, 
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.checking.finding import Finding
+
 # --- planted faults --------------------------------------------------------------------------------------------------
 
 
@@ -127,23 +129,77 @@ def copied(x: jax.Array, *, start: bool = True, wait: bool = True, rows: int = 8
 COLUMN = array(32, 128, dtype="float32")
 
 
+def source(finding: Finding) -> str:
+    """The line of this file that a finding names."""
+    file, line = finding.where.split(" in ")[0].split(":")
+    assert file == __file__
+    return Path(file).read_text().splitlines()[int(line) - 1]
+
+
 def test_a_copy_that_nobody_waits_for() -> None:
     assert not ran(copied, COLUMN, reference=lambda x: x).findings
     outcome = ran(functools.partial(copied, wait=False), COLUMN, reference=lambda x: x)
     assert {"race", "semaphore", "nan"} <= {finding.rule for finding in errors(outcome)}
+    semaphore, order = one(outcome, "semaphore"), one(outcome, "order")
+    assert semaphore.value.startswith("sem holds 16,384 when the kernel ends")
+    assert semaphore.value.endswith("at step 3")
+    assert "copy.start()" in source(semaphore)
+    assert order.value.endswith("the first read that differs is of x_vmem at step 0")
+    assert "out_vmem[...] = x_vmem[" in source(order)
+    assert outcome.summary.lost == 32 * 128  # NaN is no error of zero
 
 
 def test_a_wait_for_a_copy_that_nobody_starts() -> None:
     finding = one(ran(functools.partial(copied, start=False), COLUMN), "deadlock")
-    line = int(finding.where.split(":")[1].split()[0])
-    assert "copy.wait()" in Path(__file__).read_text().splitlines()[line - 1]
+    assert finding.value == "it waits for sem that nobody signals at step 0"
+    assert "copy.wait()" in source(finding)
     assert not errors(ran(copied, COLUMN, reference=lambda x: x))  # and the next run is not disturbed
 
 
 def test_a_slice_that_ends_outside() -> None:
     finding = one(ran(functools.partial(copied, rows=4), COLUMN), "out-of-bounds")
-    assert finding.value == "x_vmem: a read of [4:12, 0:128] in a buffer of shape (8, 128)"
-    assert "test_check_running.py" in finding.where
+    assert finding.value == "x_vmem: at step 1 a read of [4:12, 0:128] in a buffer of shape (8, 128)"
+    assert "out_vmem[...] = x_vmem[" in source(finding)
+
+
+def test_a_store_that_ends_outside() -> None:
+    def body(x_vmem, out_vmem):
+        out_vmem[pl.ds(pl.program_id(0) * 2, 8)] = x_vmem[...]
+
+    block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+    out = jax.ShapeDtypeStruct((32, 128), jnp.float32)
+
+    def moved(x: jax.Array) -> jax.Array:
+        return pl.pallas_call(body, out_shape=out, grid=(4,), in_specs=[block], out_specs=block)(x)
+
+    finding = one(ran(moved, COLUMN), "out-of-bounds")
+    assert finding.value == "out_vmem: at step 1 a write of [2:10, 0:128] in a buffer of shape (8, 128)"
+    assert "out_vmem[pl.ds(" in source(finding)
+
+
+def test_a_copy_that_is_waited_for_when_its_buffer_is_gone() -> None:
+    def body(x_hbm, out_vmem, sem):
+        rows = x_hbm.at[pl.ds(pl.program_id(0) * 8, 8)]
+
+        def inside(part_vmem):
+            pltpu.make_async_copy(rows, part_vmem, sem).start()
+
+        pl.run_scoped(inside, pltpu.VMEM((8, 128), jnp.float32))
+        pltpu.make_async_copy(rows, out_vmem, sem).wait()
+
+    def late(x: jax.Array) -> jax.Array:
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(4,),
+            in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=pl.BlockSpec((8, 128), lambda i: (i, 0)),
+            scratch_shapes=[pltpu.SemaphoreType.DMA],
+        )(x)
+
+    finding = one(ran(late, COLUMN), "scope")
+    assert finding.value == "memory is used after its scope at step 0"
+    assert "part_vmem, sem).start()" in source(finding)
 
 
 def test_results_that_have_other_shapes_than_the_references() -> None:

@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
 
 from systolic.analysis import LineOps
 from systolic.chips import chip
 from systolic.explaining.explanation import (
     ChipLimits,
     Explanation,
+    LineTime,
     OperandTraffic,
     Program,
     Region,
@@ -25,6 +30,7 @@ from systolic.explaining.explanation import (
     VmemPart,
     Window,
 )
+from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.schedule import MIB
 from systolic.simulator import SimulatedRun
 
@@ -84,6 +90,9 @@ def an_explanation(run: SimulatedRun | None = None) -> Explanation:
         ),
         regions=_regions(),
         lines=_lines(),
+        line_times=_line_times(),
+        steps=32,
+        limiter="starting copies",
         savings=_savings(run.time_us),
         notes=("the blocks' index maps were evaluated for every step of the grid",),
     )
@@ -134,6 +143,8 @@ def a_hostile_one() -> Explanation:
         ),
         lines=tuple(dataclasses.replace(line, text=HOSTILE, where=HOSTILE) for line in made.lines),
         savings=tuple(dataclasses.replace(saving, title=HOSTILE, change=HOSTILE) for saving in made.savings),
+        line_times=tuple(dataclasses.replace(line, text=HOSTILE, where=HOSTILE) for line in made.line_times),
+        limiter=HOSTILE,
         notes=(HOSTILE,),
     )
 
@@ -234,6 +245,14 @@ def _lines() -> tuple[LineOps, ...]:
     )
 
 
+def _line_times() -> tuple[LineTime, ...]:
+    made = (("kernels.py:22", "acc_vmem[...] += jnp.dot(lhs_vmem[...], rhs_vmem[...])", 60_000), ("", "", 9_000))
+    return tuple(
+        LineTime(op="scratch_matmul.1", where=where, text=text, cycles=cycles, share=cycles / 80_000, bundles=at + 10.5)
+        for at, (where, text, cycles) in enumerate(made)
+    )
+
+
 def _savings(time_us: float) -> tuple[Saving, ...]:
     return (
         Saving(
@@ -262,3 +281,14 @@ def _savings(time_us: float) -> tuple[Saving, ...]:
             provenance="simulated",
         ),
     )
+
+
+def analysed(fn: Any, *args: Any, look_inside: bool = False) -> FunctionAnalysis:
+    def traced(fn: Any, args: Any, target: Any, *, settings: Any) -> Any:
+        del target, settings
+        return jax.make_jaxpr(fn)(*args)
+
+    # As for a chip, but by JAX alone: the compiler is not loaded into the tests' own process.
+    with mock.patch("systolic.explaining.function_analysis.traced_jaxpr", traced):
+        values = [None] * len(jax.tree.leaves(args))
+        return analyse_function(fn, args, values, chip("v5e"), {}, look_inside=look_inside)

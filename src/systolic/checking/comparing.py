@@ -80,13 +80,18 @@ class Comparison:
 
     @property
     def worst(self) -> tuple[float, float] | None:
-        """Error and tolerance where they are farthest apart; None of nothing."""
+        """Error and tolerance where they are farthest apart, of finite errors; None of nothing."""
+        if not self.error.size:
+            return None
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.error == 0, 0.0, self.error / self.tolerance)
-        if not ratio.size:
-            return None
-        at = int(np.argmax(np.nan_to_num(ratio, nan=np.inf)))
-        return float(self.error.flat[at]), float(self.tolerance.flat[at])
+        at = int(np.argmax(np.where(np.isfinite(self.error), np.nan_to_num(ratio, nan=np.inf), -1.0)))
+        return (float(self.error.flat[at]) if self.lost < self.error.size else 0.0), float(self.tolerance.flat[at])
+
+    @property
+    def lost(self) -> int:
+        """Elements that are NaN or infinite where the reference is not, or the other way round."""
+        return int((~np.isfinite(self.error)).sum())
 
 
 class ReferenceFunction:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
 from systolic.analysis import KernelCall
 from systolic.checking.finding import Finding, Grade, call_finding
-from systolic.checking.interpreting import FIRST_BUFFER, DeadlockError
+from systolic.checking.interpreting import DeadlockError
+from systolic.checking.watching import FIRST_BUFFER, Access, Watch
 from systolic.compiler import CompilerTimeout, FunctionExit, WorkerEnded, source_line
 
 _BLOCK_OUTSIDE = re.compile(
@@ -24,26 +28,39 @@ _LACKING = (
     r"'\w*Transform' object has no attribute|not (?:currently )?supported in (?:TPU )?interpret|"
     r"(?:SC|Sparse)\w*(?:Mesh|Subcore|Core)\b.*(?:interpret|support)|prng_(?:seed|random_bits)"
 )
+_WORDS = {"swap": "write"}
 _RAISED = re.compile(r"^\w*(?:Error|Exception): .*", re.MULTILINE)
 
 
-def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str) -> Finding:
+def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, watch: Watch) -> Finding:
     """Reports a run in interpret mode that ended in an exception.
 
     Args:
       error: raised by the interpreter, or by the function.
       calls: the Pallas calls that were run.
       conditions: the conditions of the run, in words.
+      watch: what was done in that run.
     """
     text = str(error)
-    where = getattr(error, "where", "") or source_line(error) or ""
     if isinstance(error, DeadlockError):
+        wait = next(iter(watch.waits.values()), Access())
         return about(
             calls,
             "deadlock",
-            value="it waits for a semaphore that nobody signals",
+            value=f"it waits for {semaphore_name(calls, wait.number)} that nobody signals{wait.at_step}",
             limit=f"it never ends ({conditions})",
             fix="start a copy for every wait, with the same semaphore and as many bytes",
+            where=wait.where,
+        )
+    access = watch.failed or Access()
+    where = access.where or source_line(error) or ""
+    if access.out_of_scope:
+        return about(
+            calls,
+            "scope",
+            value=f"memory is used after its scope{access.at_step}",
+            limit="what run_scoped allocates is gone when its function ends: another buffer lies there then",
+            fix="use it, and wait for its copies, inside of that function",
             where=where,
         )
     if found := _BLOCK_OUTSIDE.search(text):
@@ -63,7 +80,7 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str) 
         return about(
             calls,
             "out-of-bounds",
-            value=f"{name}: a {what} of [{part}] in a buffer of shape {shape}",
+            value=f"{name}:{access.at_step} a {_WORDS.get(what, what)} of [{part}] in a buffer of shape {shape}",
             limit="past its end lies another buffer, or nothing",
             fix="make the slice end inside: clip its start, or use a buffer of whole tiles",
             where=where,
@@ -107,6 +124,21 @@ def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
     names = [f"{each.name} in HBM" for each in (*call.of("input"), *outputs)]
     names += [each.name for each in call.operands if each.memory not in ("hbm", "semaphore")]
     return names[number] if 0 <= number < len(names) else ""
+
+
+def semaphore_name(calls: Sequence[KernelCall], number: int | None) -> str:
+    """Names one of the interpreter's semaphores by its number from 0: "sem", or "sem[2]" of several; "a semaphore"."""
+    operands = [each for each in calls[0].operands if each.memory == "semaphore"] if len(calls) == 1 else []
+    for each in operands:
+        count = math.prod(each.shape)
+        if number is None or number < 0:
+            break
+        if number < count:
+            return (
+                f"{each.name}[{', '.join(map(str, np.unravel_index(number, each.shape)))}]" if each.shape else each.name
+            )
+        number -= count
+    return "a semaphore"
 
 
 def about(calls: Sequence[KernelCall], rule: str, grade: Grade = "error", **said: str) -> Finding:

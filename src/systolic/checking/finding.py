@@ -54,6 +54,7 @@ RULES = {
     "semaphore": "every copy that is started is waited for: semaphores end at zero",
     "nan": "memory that nobody wrote is not used",
     "out-of-bounds": "nothing is read or written past the end of a buffer",
+    "scope": "memory that is allocated for a while is not used afterwards",
     "wrong-result": "results are those of the reference, to what rounding explains",
     "reference": "the reference computes what the function computes",
     "run": "it runs",

@@ -21,6 +21,7 @@ import numpy as np
 
 from systolic.bugs import runs_user_code
 from systolic.checking.unkind import left_over
+from systolic.checking.watching import FIRST_BUFFER, FIRST_SEMAPHORE, Access, Watch
 from systolic.chips import Chip
 from systolic.compat import (
     abstract_mesh_in_all_threads,
@@ -31,14 +32,13 @@ from systolic.compat import (
     races_found,
     semaphore_waits,
     unkind_interpreter,
+    watched_interpreter,
 )
-from systolic.compiler import written_at
 
 _ACCESS = r"(read|write) of \('(\w+)', (\d+), \d+, \d+\)\[.*?\] from \(?-?\d+, -?\d+\)?,? ([^\n]*)"
 _RACE = re.compile(rf"RACE DETECTED\n\s+{_ACCESS}\n.*?\n\s+{_ACCESS}\n")
 _PLACE = re.compile(r"(?P<file>[^\n]*?):(?P<line>\d+)(?::\d+)? \((?P<name>.*)\)")
-_SEMAPHORE = re.compile(r"Semaphore \d+ has non-zero count[^\n]*: (-?\d+)")
-FIRST_BUFFER = 100  # the interpreter counts the buffers of a kernel from here
+_SEMAPHORE = re.compile(r"Semaphore (\d+) has non-zero count[^\n]*: (-?\d+)")
 
 _POLL_S = 0.1
 # Nothing but another of the kernel's threads can end a wait, and these are at most two: when all wait, they wait for
@@ -80,11 +80,10 @@ class Race:
 
 
 class DeadlockError(RuntimeError):
-    """A kernel waits for a semaphore that nobody signals; `where` says where: "file.py:12 in name", or ""."""
+    """A kernel waits for a semaphore that nobody signals."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self) -> None:
         super().__init__("the kernel waits for a semaphore that nobody signals")
-        self.where = where
 
 
 class TooSlowError(RuntimeError):
@@ -100,12 +99,16 @@ class Interpreted:
       races: the races that were found.
       raced: whether there was any race, also one whose report is not understood.
       semaphore_left: what a semaphore held when a kernel ended, which should be nothing; 0.
+      signalled: what signalled that semaphore last.
+      watch: what was done.
     """
 
     outputs: tuple[np.ndarray, ...]
     races: tuple[Race, ...]
     raced: bool
     semaphore_left: int
+    signalled: Access
+    watch: Watch
 
     @property
     def has_nan(self) -> bool:
@@ -129,12 +132,16 @@ class Interpreter:
     Args:
       fn: takes the flat arguments.
       chip: whose device it is traced for.
+
+    Attributes:
+      watch: what was done in the last run.
     """
 
     def __init__(self, fn: Callable[..., Any], chip: Chip) -> None:
         self._fn = fn
         self._chip = chip
         self._compiled: dict[Conditions, Callable[..., Any]] = {}
+        self.watch = Watch()
 
     def run(
         self, arguments: Sequence[np.ndarray], conditions: Conditions, *, time_limit_s: float = math.inf
@@ -155,6 +162,7 @@ class Interpreter:
 
         log = logging.getLogger("jax._src.callback")
         level = log.level
+        self.watch = Watch()
         log.setLevel(logging.CRITICAL)  # it would show the traceback of what is raised anyway
         try:
             with traced_as_on(self._chip), unkind_interpreter(left_over), interpreter_reports() as reports:
@@ -170,11 +178,14 @@ class Interpreter:
             log.setLevel(level)
         text = reports.getvalue()
         left = _SEMAPHORE.search(text)
+        signalled = self.watch.signals.get(int(left[1]) - FIRST_SEMAPHORE) if left else None
         return Interpreted(
             outputs=tuple(outputs),
             races=tuple(dict.fromkeys(_races(text))),
             raced=raced or "RACE DETECTED" in text,
-            semaphore_left=int(left[1]) if left else 0,
+            semaphore_left=int(left[2]) if left else 0,
+            signalled=signalled or Access(),
+            watch=self.watch,
         )
 
     def _compile(self, arguments: Sequence[np.ndarray], conditions: Conditions) -> Callable[..., Any]:
@@ -188,8 +199,10 @@ class Interpreter:
             num_cores_or_threads=conditions.cores,
             random_seed=conditions.order,
             buffer_bounds="padded",
+            grid_point_recorder=lambda *point: self.watch.at_grid_point(*point),
         )
-        with pltpu.force_tpu_interpret_mode(params):
+        watch = watched_interpreter(lambda *call: self.watch.called(*call))
+        with pltpu.force_tpu_interpret_mode(params), watch:
             compiled = _compiled(self._fn, arguments)
         self._compiled[conditions] = compiled
         return compiled
@@ -239,8 +252,7 @@ def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float) -> lis
         now = time.monotonic()
         waiting_since = {each: waiting_since.get(each, now) for each in waits}
         if waits and min(now - since for since in waiting_since.values()) > _DEADLOCK_S:
-            source = next((each for each in waits.values() if each is not None), None)
-            stop: Exception = DeadlockError(written_at(_At(source)) if source is not None else "")
+            stop: Exception = DeadlockError()
         elif now - started > time_limit_s:
             stop = TooSlowError(f"it was stopped after {time_limit_s:.0f} s")
         else:
@@ -251,13 +263,6 @@ def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float) -> lis
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
-
-
-@dataclass(frozen=True, slots=True)
-class _At:
-    """A place in the source in the form in which an equation has one."""
-
-    source_info: Any
 
 
 def _races(text: str) -> Iterator[Race]:

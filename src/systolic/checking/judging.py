@@ -11,11 +11,12 @@ import numpy as np
 
 from systolic.analysis import KernelCall, op_count
 from systolic.checking.comparing import Comparison, Reference, compared, place
-from systolic.checking.exception_findings import about, buffer_name, run_failure
+from systolic.checking.exception_findings import about, buffer_name, run_failure, semaphore_name
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.guessing import guessed
 from systolic.checking.interpreting import Conditions, Interpreted, Race, words
 from systolic.checking.rounding import has_narrow, most_sums, sums, sums_narrowly
+from systolic.checking.watching import Access, Watch, first_difference
 from systolic.compiler import written_at
 
 
@@ -27,11 +28,13 @@ class Judge:
       calls: the Pallas calls that were run.
       assumed: whether values were made up that a kernel's blocks may depend on: its results mean little then.
       worst: error and tolerance where they are farthest apart, of all comparisons so far; None: there was none.
+      lost: the most elements of one comparison that are NaN or infinite, and should not be.
     """
 
     calls: Sequence[KernelCall]
     assumed: bool = False
     worst: tuple[float, float] | None = None
+    lost: int = 0
     _terms: int = field(init=False)
     _roundings: int = field(init=False)
     _made: bool = False  # whether arithmetic has made NaN of some inputs before
@@ -43,9 +46,9 @@ class Judge:
         self._roundings = max(1, sum(roundings for _, roundings in found))
         self._rounds = not self.calls or any(map(has_narrow, self.calls))
 
-    def of_error(self, error: Exception, conditions: Conditions) -> Finding:
+    def of_error(self, error: Exception, conditions: Conditions, watch: Watch) -> Finding:
         """Reports a run that ended in an exception."""
-        return run_failure(error, self.calls, f"copies {words(conditions)}")
+        return run_failure(error, self.calls, f"copies {words(conditions)}", watch)
 
     def of_runs(self, results: Sequence[tuple[Conditions, Interpreted]]) -> Iterator[Finding]:
         """Finds races, semaphores left with a count, and results that depend on the conditions. Inputs are equal."""
@@ -58,13 +61,17 @@ class Judge:
                 yield self._race(race)
         if not races and any(result.raced for _, result in results):
             yield self._race(None)
-        if left := next((result.semaphore_left for _, result in results if result.semaphore_left), 0):
+        if left := next((result for _, result in results if result.semaphore_left), None):
+            last = left.signalled
+            of = f"; the last that signals it is this line{last.at_step}" if last.where else ""
             yield about(
                 self.calls,
                 "semaphore",
-                value=f"a semaphore holds {left:,} when the kernel ends",
+                value=f"{semaphore_name(self.calls, last.number)} holds {left.semaphore_left:,} when the kernel ends"
+                + of,
                 limit="it has to end at zero: a copy was started and not waited for, and may come too late",
                 fix="wait for every copy that is started",
+                where=last.where,
             )
         yield from self._dependent(results)
 
@@ -98,12 +105,13 @@ class Judge:
                     continue
                 said.add(rule)
                 by_order = rule == "order"
+                read = first_difference(first.watch, result.watch) if by_order else None
                 yield about(
                     self.calls,
                     rule,
                     value=f"{_output(at, first)}two runs on the same inputs differ in {place(differs)}: "
                     + (
-                        f"with copies {words(base)} and copies {words(conditions)}"
+                        f"with copies {words(base)} and copies {words(conditions)}" + self._first(read)
                         if by_order
                         else f"with {_MEMORIES[base.memory]} and with {_MEMORIES[conditions.memory]} in memory that "
                         "nobody wrote"
@@ -114,7 +122,13 @@ class Judge:
                     fix="look for a missing wait, or a parallel axis whose steps share something"
                     if by_order
                     else "clear the accumulator at its first step, and mask the ends of blocks that are not full",
+                    where=read.where if read is not None else "",
                 )
+
+    def _first(self, read: Access | None) -> str:
+        if read is None or read.number is None:
+            return ""
+        return f"; the first read that differs is of {buffer_name(self.calls, read.number) or 'a buffer'}{read.at_step}"
 
     def of_values(
         self,
@@ -210,6 +224,7 @@ class Judge:
             return
         if self.worst is None or _ratio(worst) > _ratio(self.worst):
             self.worst = worst
+        self.lost = max(self.lost, found.lost)
         wrong = (found.error > found.tolerance) & ~empty  # which is reported as NaN of memory
         if not wrong.any():
             return
@@ -218,11 +233,18 @@ class Judge:
         largest = float(found.error[~empty].max()), float(found.tolerance[~empty].max())
         gross = coarse and _ratio(largest) >= _GROSS and any(map(sums_narrowly, self.calls))
         grade: Grade = "note" if self.assumed else "warning" if coarse and not gross else "error"
+        off = f"are off, at worst by {worst[0]:.3g} where rounding explains {worst[1]:.3g}"
+        if lost := int((wrong & ~np.isfinite(found.error)).sum()):
+            off = (
+                "are NaN or infinite, and should not be"
+                if lost == wrong.sum()
+                else f"{off}, and {lost:,} NaN or infinite"
+            )
         yield about(
             self.calls,
             "precision" if coarse else "wrong-result",
             grade=grade,
-            value=f"{name}{place(wrong)} are off, at worst by {worst[0]:.3g} where rounding explains {worst[1]:.3g}",
+            value=f"{name}{place(wrong)} {off}",
             limit="as if sums or intermediates were rounded to bfloat16, or to the result's type, on the way"
             if coarse
             else "no rounding explains that: against the reference in float64 it is wrong",

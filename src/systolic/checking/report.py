@@ -77,8 +77,9 @@ class RunSummary:
       seeds: seeds of inputs and of the order of copies.
       data: the kinds of inputs: normal ones first.
       compared: the reference with which the results were compared; "" if there is none.
-      error: the largest absolute error; None where nothing was compared.
+      error: the absolute error that is largest beside its tolerance, of finite ones; None where nothing was compared.
       tolerance: the tolerance at that place.
+      lost: elements that are NaN or infinite where those of the reference are not; they have no error.
       seconds: the time that they took.
     """
 
@@ -89,6 +90,7 @@ class RunSummary:
     compared: str = ""
     error: float | None = None
     tolerance: float | None = None
+    lost: int = 0
     seconds: float = 0.0
 
 
@@ -173,7 +175,7 @@ class CheckReport(Summarised):
 
 
 # What an error brings about, and what would ask for the wrong thing: masks after a race, or where a sum is not cleared.
-_OF_ORDER = ("race", "order", "semaphore", "deadlock", "out-of-bounds", "revisited-output", "parallel-revisit")
+_OF_ORDER = ("race", "order", "semaphore", "deadlock", "out-of-bounds", "scope", "revisited-output", "parallel-revisit")
 _OF_MEMORY = ("uninitialised", "empty-grid", "block-outside", "edge-block", "dropped-tail", "unwritten-output")
 _CONSEQUENCES = {
     **dict.fromkeys(_OF_ORDER, frozenset({"nan", "wrong-result"})),

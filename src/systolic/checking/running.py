@@ -127,6 +127,7 @@ def run_checks(
             compared=getattr(reference, "__name__", type(reference).__name__) if worst is not None else "",
             error=worst[0] if worst else None,
             tolerance=worst[1] if worst else None,
+            lost=runs.judge.lost,
             seconds=time.perf_counter() - started,
         ),
         changes=scaled.changes,
@@ -260,7 +261,7 @@ class _Runs:
             self._note(f"a run {error}".replace("it was", "was"), _NOTHING_SAID, _SMALLER, "warning")
             return None
         except Exception as error:  # noqa: BLE001 -- whatever the kernel raises is the answer
-            found = self.judge.of_error(error, conditions)
+            found = self.judge.of_error(error, conditions, interpreter.watch)
             if (found.rule, found.grade) == ("run", "error"):  # the interpreter says nothing of the kernel
                 raise_own(error)
             self.findings.append(found)

@@ -96,7 +96,10 @@ def _run(report: CheckReport) -> str:
         text += f", also on inputs that are {', '.join(run.data[1:])}"
     if run.error is None or run.tolerance is None:
         return f"{text}; not compared with a reference"
-    return f"{text}; error {run.error:.3g} where {run.tolerance:.3g} is allowed, against {run.compared} in float64"
+    lost = f", and {run.lost:,} elements NaN or infinite" if run.lost else ""
+    return (
+        f"{text}; error {run.error:.3g} where {run.tolerance:.3g} is allowed{lost}, against {run.compared} in float64"
+    )
 
 
 def _show_finding(out: Console, found: Finding) -> None:

@@ -11,6 +11,8 @@ from systolic.cli.tables import show_section
 from systolic.explaining import Explanation
 from systolic.report.ceilings import ceilings_table
 from systolic.report.explained_tables import (
+    HOW_SHARED,
+    line_times_table,
     lines_table,
     ops_table,
     programs_table,
@@ -59,6 +61,8 @@ def show_explanation(out: Console, explanation: Explanation) -> None:
         show_section(out, f"VMEM, limit {limit} MiB, capacity {capacity} MiB", vmem_table(explanation))
     show_section(out, f"units; the program has {run.bundles:,} bundles", units_table(run))
     show_section(out, "straight code, over all its executions", regions_table(explanation))
+    title = f"time by line of the source: {HOW_SHARED}"
+    show_section(out, title, line_times_table(explanation))
     show_section(out, "lines of the source, in one execution (modelled)", lines_table(explanation))
     show_section(out, "HBM traffic of each operand", traffic_table(explanation))
     for program in explanation.programs:

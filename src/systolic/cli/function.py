@@ -32,7 +32,7 @@ class StaticParameter(click.ParamType):
 
 
 class StaticChoices(click.ParamType):
-    """NAME=VALUE,VALUE,…, the values as in Python; where one is no Python literal, all are text."""
+    """NAME=VALUE,VALUE,… or NAME.FIELD=…, the values as in Python; where one is no Python literal, all are text."""
 
     name = "NAME=VALUES"
 
@@ -41,8 +41,10 @@ class StaticChoices(click.ParamType):
         if not isinstance(value, str):
             return value
         name, equals, text = value.partition("=")
-        if not equals or not name.strip().isidentifier() or not text.strip():
-            self.fail(f"{value!r} are no values: write NAME=VALUE,VALUE, such as block_q=128,256", param, ctx)
+        parts = name.strip().split(".")
+        if not equals or len(parts) > 2 or not all(part.isidentifier() for part in parts) or not text.strip():
+            example = "block_q=128,256, or block_sizes.block_q=128,256 of a record"
+            self.fail(f"{value!r} are no values: write NAME=VALUE,VALUE, such as {example}", param, ctx)
         try:
             return name.strip(), tuple(ast.literal_eval(f"[{text}]"))
         except (ValueError, SyntaxError):

@@ -48,7 +48,8 @@ from systolic.tuning import tune as searched
     "--over",
     type=StaticChoices(),
     multiple=True,
-    help="Of a function: a static keyword argument and the values to choose from: block_q=128,256,512.",
+    help="Of a function: a static keyword argument and the values to choose from: block_q=128,256,512. Of a record "
+    "that it holds, the field: block_sizes.block_q=128,256.",
 )
 @spec_option
 @click.option("--suite", "suites", type=SuiteNames(), help="All products of a suite in place of M,K,N.")

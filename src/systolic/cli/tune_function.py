@@ -30,7 +30,7 @@ def show_function(result: FunctionTuning) -> None:
             say(f"{result.speed_ratio:.2f} × as fast as it is now, {said}")
         if result.level_trials:
             say(f"{result.level_trials} other trials are level with it: their times are no further apart")
-        say(f"functools.partial({result.spec.name.rpartition('.')[2]}{_keywords(winner)})")
+        say(_as_python(result.spec.name.rpartition(".")[2], winner))
     say(
         f"{result.compiled} of {result.considered:,} variants tried now in {result.seconds:.0f} s, "
         f"{len(result.trials)} in all; {ENDS[result.end]}"
@@ -43,8 +43,16 @@ def show_function(result: FunctionTuning) -> None:
         say(f"left out: {len(result.left_out) - _SHOWN} more, which --json lists")
 
 
-def _keywords(winner: Trial) -> str:
-    return "".join(f", {each}" for each in winner.function.keywords) if winner.function is not None else ""
+def _as_python(name: str, winner: Trial) -> str:
+    """The winner as its user writes it. What a record holds beside the fields that were chosen only its user knows."""
+    chosen = winner.function.arguments if winner.function is not None else {}
+    records: dict[str, str] = {}
+    for each, value in chosen.items():
+        argument, dot, field = each.partition(".")
+        fields = f"{records.get(argument, f'dataclasses.replace({argument}')}, {field}={value!r}"
+        records[argument] = fields if dot else repr(value)
+    ends = {argument: ")" * text.startswith("dataclasses.") for argument, text in records.items()}
+    return f"functools.partial({name}{''.join(f', {each}={text}{ends[each]}' for each, text in records.items())})"
 
 
 def _columns(result: FunctionTuning) -> tuple[Column[Trial], ...]:

@@ -7,7 +7,7 @@ The compiler runs in worker processes, which may crash without harm:
 """
 
 from systolic.compiler.arguments import PlacedArray, abstract_arguments, argument_values
-from systolic.compiler.blame import short_place, source_line, written_at
+from systolic.compiler.blame import is_kernel_code, short_place, source_line, written_at
 from systolic.compiler.cache import CacheWarning, ProgramCache, cache_folder
 from systolic.compiler.contents import PallasOperands, inner_jaxprs, pallas_operands
 from systolic.compiler.deferred import Deferred, Missing
@@ -85,6 +85,7 @@ __all__ = [
     "compiler_is_there",
     "function_name",
     "inner_jaxprs",
+    "is_kernel_code",
     "named_argument",
     "pallas_operands",
     "short_place",

@@ -117,6 +117,12 @@ def short_place(where: str) -> str:
     return f"{Path(*path.parts[-2:])}{colon}{rest}" if path.is_absolute() else where
 
 
+@cache
+def is_kernel_code(file: str) -> bool:
+    """Whether a file is the user's, or one of the kernels that come with JAX."""
+    return _is_users(file) or "/pallas/ops/" in file
+
+
 def _is_users(file: str) -> bool:
     return Path(file).is_file() and not _is_foreign(file)
 

@@ -16,7 +16,7 @@ from systolic.compat import assigned_devices
 from systolic.compiler.blame import source_line
 from systolic.compiler.cache import ProgramCache
 from systolic.compiler.constants import program_constants
-from systolic.compiler.dump import Dump, empty_dump, read_dump
+from systolic.compiler.dump import SOURCE_LINES_FLAG, Dump, empty_dump, read_dump
 from systolic.compiler.errors import CompilerError, CompilerFlagError, CompilerRefusal, RefusalKind, check_available
 from systolic.compiler.named import NamedFunction
 from systolic.compiler.program import CompiledProgram, Target, Topology
@@ -42,6 +42,7 @@ def compile_function(
     *,
     cache: ProgramCache | None,
     settings: Mapping[str, Any] | None = None,
+    lines: bool = False,
 ) -> CompiledProgram:
     """Compile `fn(*args)` for one device of `target`, or for all of its slice. Nothing is executed.
 
@@ -57,6 +58,8 @@ def compile_function(
         target: the chip, or the slice.
         cache: where to look first, and to keep the program or the refusal; None: compile.
         settings: values of `jax.config` to trace and lower under; None: the worker's own.
+        lines: whether listings of kernels say which line of the source each instruction came from. The program is the
+            same, but it is kept apart: wherever its source is moved to, it is compiled anew.
 
     Raises:
         CompilerRefusal: lowering or compiling was refused.
@@ -66,16 +69,20 @@ def compile_function(
         CompilerError: libtpu does not know the target, or left no usable listing, or this is not a worker.
         Exception: whatever `fn` raises while it is traced.
     """
+    import jax
+
     check_available()
     if DUMP_VARIABLE not in os.environ:
         raise CompilerError("compile_function needs the environment of a worker: use submit_compilation")
     dump = Path(os.environ[DUMP_VARIABLE])
     started = time.perf_counter()
     devices = devices_of(target)
+    if lines:
+        jax.clear_caches()  # or a lowering without them is used again
     with under_settings(settings or {}), device_context(target, fn):
         traced = trace(fn, args, devices, sharded=target.slice is not None)
         with at_stage("lowering"):
-            lowered = _lower(traced)
+            lowered = _lower(traced, lines=lines)
         assignment = () if target.slice is None else _assignment(lowered, devices, target.slice)
         key = _key(lowered.as_text(), target, devices[0], dump, assignment)
         if cache is not None and (known := cache.get(key)) is not None:
@@ -119,11 +126,11 @@ def _assignment(lowered: Any, devices: Sequence[Any], topology: Topology) -> tup
     return ids
 
 
-def _lower(traced: Any) -> Any:
+def _lower(traced: Any, *, lines: bool) -> Any:
     try:
         # A kernel's body is lowered to bytecode that holds file names and lines. Without them the same program has the
         # same text, hence the same key, wherever its source stands.
-        with under_settings({"jax_traceback_in_locations_limit": 0}):
+        with under_settings({} if lines else {"jax_traceback_in_locations_limit": 0}):
             return traced.lower(lowering_platforms=("tpu",))
     except Exception as error:  # noqa: BLE001 -- tracing is over: whatever fails now is the compiler's answer
         # Again with source locations, without which Pallas cannot even word some of its errors.
@@ -178,7 +185,8 @@ def _first_error(action: Callable[[], Any]) -> Exception | None:
 def _key(lowered_text: str, target: Target, device: Any, dump: Path, assignment: tuple[int, ...]) -> str:
     import jax
 
-    flags = [flag for flag in os.environ.get("LIBTPU_INIT_ARGS", "").split() if str(dump) not in flag]
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "").split()
+    flags = [flag for flag in flags if str(dump) not in flag and flag != SOURCE_LINES_FLAG]
     # In which order a mesh has its devices the program's text does not say.
     of_slice = {} if target.slice is None else {"slice": asdict(target.slice), "assignment": assignment}
     facts = {

@@ -12,6 +12,8 @@ from pathlib import Path
 from systolic.compiler.errors import CompilerError
 
 TOP_LEVEL = "TLP"
+# Mosaic writes the line of the source behind each instruction, where a kernel comes with lines. Nothing else changes.
+SOURCE_LINES_FLAG = "--xla_mosaic_enable_llo_source_annotations=true"
 
 # <time stamp>-<name>-<number>-final_bundles.txt. A name may hold dots, dashes, underscores and digits, so it is bounded
 # by the two numbers; `…-<number>-schedule-analysis_final_bundles.txt`, which only totals, does not match.
@@ -47,6 +49,7 @@ def dump_flags(folder: Path) -> tuple[str, ...]:
         # code is the same size with and without.
         "--xla_jf_hlo_deduplication_all_unique=true",
         f"--xla_sc_dump_bundles_to={folder / _SPARSE_FOLDER}",
+        SOURCE_LINES_FLAG,
     )
 
 

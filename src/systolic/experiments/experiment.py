@@ -22,6 +22,7 @@ class Experiment:
       label: names it in errors and in progress.
       spans: of the timeline to keep, of each kind, from its beginning and from its end.
       cached: whether a program that was compiled before is used, and this one kept.
+      lines: whether regions say which lines of the source their instructions came from.
     """
 
     fn: Callable[..., Any] | NamedFunction
@@ -31,3 +32,4 @@ class Experiment:
     topology: str | None = None
     spans: int = 0
     cached: bool = True
+    lines: bool = False

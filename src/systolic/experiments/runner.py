@@ -85,6 +85,6 @@ class Runner:
 def _sent_to(pool: WorkerPool) -> Submit:
     def submit(its: Experiment) -> Future[Measurement]:
         options = {"label": its.label, "cached": its.cached, "spans": its.spans, "topology": its.topology}
-        return submit_simulation(pool, its.fn, its.args, its.chip, **options)
+        return submit_simulation(pool, its.fn, its.args, its.chip, **options, lines=its.lines)
 
     return submit

@@ -12,6 +12,7 @@ from systolic.explaining.explanation import (
     Communication,
     Explanation,
     ExplanationError,
+    LineTime,
     OperandTraffic,
     Program,
     Region,
@@ -21,6 +22,7 @@ from systolic.explaining.explanation import (
     Window,
 )
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
+from systolic.explaining.parameters import records_with, with_fields
 from systolic.explaining.request import ExplainRequest
 from systolic.explaining.timeline_windows import timeline_windows
 
@@ -30,6 +32,7 @@ __all__ = [
     "Explanation",
     "ExplanationError",
     "FunctionAnalysis",
+    "LineTime",
     "OperandTraffic",
     "Program",
     "Region",
@@ -40,5 +43,7 @@ __all__ = [
     "analyse_function",
     "explain",
     "explain_with_pool",
+    "records_with",
     "timeline_windows",
+    "with_fields",
 ]

@@ -10,8 +10,16 @@ from systolic.explaining.explanation import Communication, Explanation, Program,
 from systolic.explaining.function_analysis import FunctionAnalysis
 from systolic.explaining.meshes import only_mesh
 from systolic.explaining.request import ExplainRequest
-from systolic.explaining.sections import chip_limits, regions, vmem_map
-from systolic.explaining.summary import change_savings, notes, replacement_savings, surroundings_savings, verdict
+from systolic.explaining.sections import chip_limits, line_times, regions, vmem_map
+from systolic.explaining.summary import (
+    change_savings,
+    limiter,
+    notes,
+    replacement_savings,
+    steps_of,
+    surroundings_savings,
+    verdict,
+)
 from systolic.explaining.timeline_windows import timeline_windows
 from systolic.explaining.what_if import WhatIf
 
@@ -91,6 +99,9 @@ def explanation_of(
         vmem=vmem_map(run, now, request.chip),
         regions=regions(run),
         lines=now.lines,
+        line_times=line_times(run),
+        steps=steps_of(now),
+        limiter=limiter(run, now, whole),
         savings=savings,
         notes=(*notes(run, now, product, compared=request.against is not None), *_mesh_notes(request)),
     )

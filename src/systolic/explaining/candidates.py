@@ -28,6 +28,9 @@ _OFFERED = 0.9
 _NEARLY_ALL = 0.85
 
 
+Sizes = tuple[tuple[TileParameter, int], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One change, or several that belong together.
@@ -44,7 +47,7 @@ class Candidate:
     title: str
     change: str
     why: str
-    sizes: tuple[tuple[TileParameter, int], ...] = ()
+    sizes: Sizes = ()
     changes: tuple[CallChange, ...] = ()
     where: str = ""
 
@@ -55,13 +58,18 @@ class Candidate:
         return with_options_of(fn, ChangedFunction(made, self.changes) if self.changes else made)
 
 
-def tile_sizes(parameters: Sequence[TileParameter]) -> list[tuple[tuple[TileParameter, int], ...]]:
-    """Lists combinations of tile sizes to look at: multiples of what they are now, no larger than the arrays."""
+def tile_sizes(parameters: Sequence[TileParameter], counts: Sequence[int] = (1, 2, 3)) -> list[Sizes]:
+    """Lists combinations of tile sizes to look at: multiples of what they are now, no larger than the arrays.
+
+    Args:
+      parameters: the tile sizes.
+      counts: how many of them are changed together; of many parameters only one and two are.
+    """
     options = {parameter: _sizes(parameter) for parameter in parameters}
-    found: dict[tuple[tuple[TileParameter, int], ...], None] = {}
+    found: dict[Sizes, None] = {}
     together = min(len(parameters), _MOST_COMBINED if len(parameters) <= _MOST_COMBINED else 2)
-    for count in range(1, together + 1):
-        for chosen in itertools.combinations(parameters, count):
+    for count in counts:
+        for chosen in itertools.combinations(parameters, count) if count <= together else ():
             for values in itertools.product(*(options[parameter] for parameter in chosen)):
                 found[tuple(zip(chosen, values, strict=True))] = None
     return list(found)
@@ -75,9 +83,7 @@ def _sizes(parameter: TileParameter) -> list[int]:
     return sorted(size for size in sizes if _LEAST_TILE <= size <= most and size != parameter.value)
 
 
-def tile_candidate(
-    sizes: tuple[tuple[TileParameter, int], ...], changed: FunctionAnalysis, now: FunctionAnalysis, chip: Chip
-) -> Candidate | None:
+def tile_candidate(sizes: Sizes, changed: FunctionAnalysis, now: FunctionAnalysis, chip: Chip) -> Candidate | None:
     """Makes a candidate of these tile sizes, with the VMEM limit that they need.
 
     Args:
@@ -100,14 +106,26 @@ def tile_candidate(
             return None
         changes.append(CallChange(site=call.site, vmem_limit_bytes=_offer(chip)))
     words = [f"{parameter}={size}" for parameter, size in sizes]
+    homes = [parameter.home for parameter, _ in sizes if parameter.home is not None]
     limit = [f"vmem_limit_bytes={_offer(chip)}"] if changes else []
     return Candidate(
         title=" ".join(words + (["with more VMEM"] if limit else [])),
-        change=", ".join(words + limit),
+        change=", ".join(
+            [f"{word}{_of(parameter)}" for word, (parameter, _) in zip(words, sizes, strict=True)] + limit
+        ),
         why=f"{_steps_and_traffic(changed)}, in place of {_steps_and_traffic(now)}",
         sizes=sizes,
         changes=tuple(changes),
+        where=homes[0].where if homes else "",
     )
+
+
+def _of(parameter: TileParameter) -> str:
+    """Says where a tile size stands that is no keyword argument."""
+    home = parameter.home
+    if home is None:
+        return ""
+    return f" (argument of {home.function.rpartition('.')[2]})" if home.function else f" (constant of {home.module})"
 
 
 def _steps_and_traffic(analysis: FunctionAnalysis) -> str:

@@ -40,8 +40,8 @@ def explain_with_pool(pool: WorkerPool, request: ExplainRequest, *, progress: Pr
       progress: is told of every job.
     """
     jobs = _Jobs(pool, request, progress)
-    mine = jobs.simulated(request.fn, jobs.name, spans=_SPANS)
-    analysed = jobs.analysed(request.fn)
+    mine = jobs.simulated(request.fn, jobs.name, spans=_SPANS, lines=True)
+    analysed = jobs.analysed(request.fn, look_inside=True)
     other = jobs.other(request.against) if request.against is not None else None
     outcome = mine.outcome()
     run = outcome.required()
@@ -135,20 +135,22 @@ class _Jobs:
         self._runner = Runner(pool, progress)
         self.name = function_name(request.fn)
 
-    def simulated(self, fn: Function, label: str, *, spans: int = 0) -> Running:
+    def simulated(self, fn: Function, label: str, *, spans: int = 0, lines: bool = False) -> Running:
         """Compiles and simulates a function of the same arguments."""
         self._progress.planned(1)
         args, chip, topology = self._request.args, self._request.chip, self._request.topology
         label = f"{label} for {chip.name}"
-        experiment = Experiment(fn=fn, args=args, chip=chip, topology=topology, label=label, spans=spans)
+        experiment = Experiment(
+            fn=fn, args=args, chip=chip, topology=topology, label=label, spans=spans, lines=lines and topology is None
+        )
         return self._runner.start(experiment)
 
     def other(self, fn: Function) -> tuple[Running, Future[FunctionAnalysis]]:
         """Simulates and analyses another function of the same arguments."""
         return self.simulated(fn, function_name(fn), spans=_SPANS), self.analysed(fn)
 
-    def analysed(self, fn: Function) -> Future[FunctionAnalysis]:
-        """Analyses the traced program of a function."""
+    def analysed(self, fn: Function, *, look_inside: bool = False) -> Future[FunctionAnalysis]:
+        """Analyses the traced program of a function; `look_inside` for all tile sizes that it has."""
         self._progress.planned(1)
         args, shape = self._request.args, self._request.shape
         shapes, values = abstract_arguments(args, shardings=shape is not None), argument_values(args)
@@ -161,6 +163,7 @@ class _Jobs:
             self._request.chip,
             tracing_settings(),
             shape,
+            look_inside,
             label=label,
         )
         job.add_done_callback(lambda _: self._progress.done(label))

@@ -155,6 +155,7 @@ class Region:
 
     Attributes:
       name: "in the loop, bundles 17 to 85".
+      where: the line that most of its bundles came from, "kernel.py:45"; "" where none is known.
       executions: how often it ran.
       cycles: all executions together, stalls included.
       issued: instructions by unit.
@@ -167,6 +168,30 @@ class Region:
     cycles: int
     matrix_stall_cycles: int
     issued: Mapping[str, int]
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineTime:
+    """The time of one line of a kernel's source, all executions together, waits for copies apart.
+
+    The simulator knows what a stretch of straight code takes. That is shared out evenly among its bundles, and in a
+    bundle among the lines of its instructions: the compiler mixes those of several lines.
+
+    Attributes:
+      where: "kernel.py:45"; "": code that no line stands for, as that of Pallas' pipeline around the kernel.
+      text: the line itself; "" where the file is not there.
+      cycles: matrix stalls included.
+      share: of the operation's time.
+      bundles: of the listing, however often they are executed.
+    """
+
+    op: str
+    where: str
+    text: str
+    cycles: int
+    share: float
+    bundles: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +227,8 @@ class Explanation(Summarised):
       verdict: one line.
       programs: the function itself, then the others.
       windows: stretches of the function's own timeline, whose spans are in `run`.
+      limiter: what limits it, in few words: "HBM bandwidth"; "": nothing does.
+      steps: of the grids of all kernels, over all their executions; 0: not known.
       topology: the slice, "2x4"; "" on one device.
       savings: changes of the function, the most worthwhile first; then what could stand in its place, likewise.
       notes: what could not be worked out, and what was assumed of the function; the simulator's are in its run.
@@ -220,6 +247,9 @@ class Explanation(Summarised):
     vmem: VmemMap | None = None
     regions: tuple[Region, ...] = ()
     lines: tuple[LineOps, ...] = ()
+    line_times: tuple[LineTime, ...] = ()
+    steps: int = 0
+    limiter: str = ""
     savings: tuple[Saving, ...] = ()
     notes: tuple[str, ...] = ()
     flags: Mapping[str, str] = field(default_factory=dict)

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from systolic.compiler import NamedFunction, traced_jaxpr
 from systolic.compiler.jit_options import without_jit_options
 from systolic.cost import Roofline
 from systolic.explaining.accumulator import summed_over
+from systolic.explaining.entering import Home, values_seen
 from systolic.explaining.explanation import OperandTraffic
 from systolic.explaining.parameters import TileParameter, tile_parameters
 from systolic.explaining.rewriting import can_reorder
@@ -137,16 +139,27 @@ def analyse_function(
     chip: Chip,
     settings: Mapping[str, Any],
     shape: SliceShape | None = None,
+    look_inside: bool = False,
 ) -> FunctionAnalysis:
     """Traces `fn(*args)` and works out what its kernels ask for; of a function that is sharded over a slice, what they
     ask of one device.
+
+    Args:
+      fn: the function, or its name.
+      args: abstract arguments.
+      values: what the flat arguments hold; None where it is not known.
+      chip: the chip for which it is traced.
+      settings: JAX's settings to trace under.
+      shape: of the slice; None: it runs on one device.
+      look_inside: find tile sizes in the functions that it calls, and in constants, as well.
 
     Raises:
       Exception: whatever the function raises while it is traced.
     """
     inner, _ = without_jit_options(fn)
     loaded = inner.load() if isinstance(inner, NamedFunction) else inner
-    jaxpr = traced_jaxpr(fn, args, target_of(chip, shape), settings=settings)
+    with values_seen() if look_inside else nullcontext(dict[Home, Any]()) as inside:
+        jaxpr = traced_jaxpr(fn, args, target_of(chip, shape), settings=settings)
     calls = calls_on_grids(jaxpr, values)
     analyses, traffic, lines = [], [], []
     flops: float | None = flops_outside_kernels(jaxpr.jaxpr)
@@ -167,7 +180,7 @@ def analyse_function(
         steps_s += (executions or 1) * math.prod(grid or (1,)) * _STEP_S
     return FunctionAnalysis(
         calls=tuple(analyses),
-        parameters=tuple(tile_parameters(loaded, [each.call for each in calls])),
+        parameters=tuple(tile_parameters(loaded, [each.call for each in calls], inside)),
         traffic=tuple(traffic),
         lines=tuple(lines),
         flops=flops,

@@ -1,42 +1,70 @@
-"""The tile sizes among a function's static arguments: what `explain` may change, as its author would.
+"""The tile sizes of a function: what `explain` may change, as its author would.
 
-A keyword argument is a tile size when it holds a number, or a tuple or record of numbers, and a number of it is a
-dimension of a block that the function's Pallas calls use.
+A tile size is a number that is a dimension of a block of the function's Pallas calls, and stands in a keyword argument
+of the function; or else in an argument of a function that it calls, or in a constant of a module. It may be part of a
+tuple or of a record.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from systolic.analysis import KernelCall
 from systolic.bugs import runs_user_code
+from systolic.call_errors import WrongCallError
 from systolic.compiler import NamedFunction, function_name
+from systolic.explaining.entering import Home, values_changed, values_seen
+from systolic.explaining.places import Part, is_record, numbers_in, with_parts
 
 _LEAST = 8  # smaller numbers are counts of something more often than tiles
 
 
+class NoRecordError(WrongCallError, ValueError):
+    """A field is to be changed of an argument that holds no record."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TileParameter:
-    """One number among a function's keyword arguments.
+class Place:
+    """A place among what a function takes that is chosen.
 
     Attributes:
-      name: the argument.
+      name: the argument, or the constant.
       part: the place in a tuple, or the field of a record; None: the argument itself.
+      home: the variable, where it is no keyword argument of the function; None: it is one.
+    """
+
+    name: str
+    part: Part = None
+    home: Home | None = None
+
+    @staticmethod
+    def of(text: str) -> Place:
+        """Reads "block_q" or "block_sizes.block_q"."""
+        name, _, field = text.partition(".")
+        return Place(name=name, part=field or None)
+
+    def __str__(self) -> str:
+        if self.part is None:
+            return self.name
+        return f"{self.name}.{self.part}" if isinstance(self.part, str) else f"{self.name}[{self.part}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileParameter(Place):
+    """A tile size.
+
+    Attributes:
       value: what it is now.
       most: the largest dimension that is cut into blocks of this size.
     """
 
-    name: str
-    part: int | str | None
     value: int
     most: int
-
-    def __str__(self) -> str:
-        return self.name if self.part is None else f"{self.name}[{self.part}]"
 
 
 def keywords(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -53,8 +81,45 @@ def keywords(fn: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def tile_parameters(fn: Callable[..., Any], calls: Sequence[KernelCall]) -> list[TileParameter]:
-    """Finds the numbers among a function's keyword arguments that are sizes of blocks."""
+def tile_parameters(
+    fn: Callable[..., Any], calls: Sequence[KernelCall], inside: Mapping[Home, Any] | None = None
+) -> list[TileParameter]:
+    """Finds the numbers that are sizes of blocks.
+
+    Args:
+      fn: the function.
+      calls: its Pallas calls.
+      inside: what the functions inside of it were entered with, in order; see `values_seen`.
+    """
+    inside = inside or {}
+    largest = _blocks(calls)
+
+    def found(name: str, value: Any, home: Home | None = None) -> Iterator[TileParameter]:
+        for part, number in numbers_in(value):
+            if number >= _LEAST and number in largest:
+                yield TileParameter(name=name, part=part, value=number, most=largest[number], home=home)
+
+    given = keywords(fn)
+    mine = []
+    for name, value in given.items():
+        # What is left to the function is what it then calls others with, by the same name.
+        mine += found(name, _record_inside(inside, name) if value is None else value)
+    for home, value in inside.items():
+        if not home.function:
+            mine += found(home.name, value, home)
+    # A number goes on from call to call: the outermost has it first.
+    known = {each.value for each in mine}
+    for function in dict.fromkeys((home.module, home.function) for home in inside if home.function):
+        its = {home: value for home, value in inside.items() if (home.module, home.function) == function}
+        new = [each for home, value in its.items() for each in found(home.name, value, home)]
+        new = [each for each in new if each.value not in known and each.name not in given]
+        known |= {each.value for each in new}
+        mine += new
+    return mine
+
+
+def _blocks(calls: Sequence[KernelCall]) -> dict[int, int]:
+    """Sizes of blocks, each with the largest dimension that is cut into such."""
     largest: dict[int, int] = {}
     for call in calls:
         for operand in call.of("input", "output"):
@@ -64,51 +129,67 @@ def tile_parameters(fn: Callable[..., Any], calls: Sequence[KernelCall]) -> list
             if operand.memory == "vmem" and not any(each.is_cut for each in call.operands):
                 for block in operand.block:
                     largest.setdefault(block, 0)
-    return [
-        TileParameter(name=name, part=part, value=number, most=largest[number])
-        for name, value in keywords(fn).items()
-        for part, number in _numbers(value)
-        if number >= _LEAST and number in largest
-    ]
+    return largest
 
 
-def _numbers(value: Any) -> Iterator[tuple[int | str | None, int]]:
-    if isinstance(value, bool):
-        return
-    if isinstance(value, int):
-        yield None, value
-    elif isinstance(value, tuple | list):
-        yield from ((at, each) for at, each in enumerate(value) if isinstance(each, int) and not isinstance(each, bool))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for each in dataclasses.fields(value):
-            found = getattr(value, each.name)
-            if isinstance(found, int) and not isinstance(found, bool):
-                yield each.name, found
+def _record_inside(inside: Mapping[Home, Any], name: str) -> Any:
+    return next((value for home, value in inside.items() if home.name == name and is_record(value)), None)
 
 
-def with_sizes(fn: Callable[..., Any], sizes: Mapping[TileParameter, int]) -> dict[str, Any]:
-    """Makes the keyword arguments that give a function these tile sizes.
+def with_sizes(fn: Callable[..., Any], sizes: Mapping[Any, Any], args: Sequence[Any] = ()) -> dict[str, Any]:
+    """Makes the keyword arguments that give a function these sizes, by `Place`.
+
+    Args:
+      fn: the function.
+      sizes: of its keyword arguments; others are left out.
+      args: what it is called with. A record that it makes itself, where it is given none, depends on that.
 
     Raises:
+      NoRecordError: a field is to be changed of what is no record.
       TypeError, ValueError: a record of sizes does not take them.
     """
+    parts: dict[str, dict[Part, Any]] = {}
+    for place, size in sizes.items():
+        if place.home is None:
+            parts.setdefault(place.name, {})[place.part] = size
     known = keywords(fn)
-    made: dict[str, Any] = {}
-    for parameter, size in sizes.items():
-        value = made.get(parameter.name, known[parameter.name])
-        if parameter.part is None:
-            made[parameter.name] = size
-        elif isinstance(parameter.part, str):
-            made[parameter.name] = dataclasses.replace(value, **{parameter.part: size})
-        else:
-            made[parameter.name] = type(value)(size if at == parameter.part else each for at, each in enumerate(value))
-    return made
+    return {
+        name: its[None] if None in its else with_parts(_holding(fn, name, known, its, args), its)
+        for name, its in parts.items()
+    }
+
+
+def _holding(
+    fn: Callable[..., Any], name: str, known: Mapping[str, Any], parts: Mapping[Part, Any], args: Sequence[Any]
+) -> Any:
+    """The tuple or record that an argument holds, or that the function makes in its place."""
+    value = known.get(name)
+    if value is None:
+        import jax
+
+        with values_seen() as inside:
+            jax.eval_shape(lambda *given: fn(*given), *args)
+        value = _record_inside(inside, name)
+    fields = [part for part in parts if isinstance(part, str)]
+    if value is None or (fields and not is_record(value)):
+        raise NoRecordError(
+            f"{function_name(fn)} has no record {name} whose fields could be changed: it is {value!r}, and no function "
+            f"that it calls takes one of that name; bind one by functools.partial"
+        )
+    if missing := [part for part in fields if not hasattr(value, part)]:
+        raise NoRecordError(f"{name}={value!r} has no field {', '.join(missing)}")
+    return value
 
 
 class WithKeywords:
-    """A function with keyword arguments bound over what is bound already. May be sent to a worker."""
+    """A function with sizes bound over what is bound already. May be sent to a worker.
 
-    def __init__(self, fn: Callable[..., Any] | NamedFunction, sizes: Mapping[TileParameter, int]) -> None:
+    Args:
+      fn: the function, or its name.
+      sizes: by `Place`.
+    """
+
+    def __init__(self, fn: Callable[..., Any] | NamedFunction, sizes: Mapping[Any, Any]) -> None:
         self._fn = fn
         self._sizes = dict(sizes)
 
@@ -118,6 +199,23 @@ class WithKeywords:
 
     @runs_user_code
     def __call__(self, *args: Any) -> Any:
-        """Calls the function with these tile sizes."""
+        """Calls the function with these sizes."""
         fn = self._fn.load() if isinstance(self._fn, NamedFunction) else self._fn
-        return fn(*args, **with_sizes(fn, self._sizes))
+        made = with_sizes(fn, self._sizes, args)
+        inside: dict[Home, dict[Part, Any]] = {}
+        for place, size in self._sizes.items():
+            if place.home is not None:
+                inside.setdefault(place.home, {})[place.part] = size
+        changes = {home: functools.partial(with_parts, parts=parts) for home, parts in inside.items()}
+        with values_changed(changes) if changes else nullcontext():
+            return fn(*args, **made)
+
+
+def with_fields(fn: Callable[..., Any] | NamedFunction, fields: Mapping[str, Any]) -> WithKeywords:
+    """Binds fields of records among a function's keyword arguments: `{"block_sizes.block_q": 512}`."""
+    return WithKeywords(fn, {Place.of(text): value for text, value in fields.items()})
+
+
+def records_with(fn: Callable[..., Any], fields: Mapping[str, Any], args: Sequence[Any]) -> dict[str, Any]:
+    """Makes the keyword arguments for these: `{"block_sizes": BlockSizes(block_q=512, …)}`; see `with_sizes`."""
+    return with_sizes(fn, {Place.of(text): value for text, value in fields.items()}, args)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import linecache
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 
 from systolic.chips import Chip
 from systolic.explaining.bottleneck import main_op
-from systolic.explaining.explanation import ChipLimits, OperandTraffic, Region, VmemKind, VmemMap, VmemPart
+from systolic.explaining.explanation import ChipLimits, LineTime, OperandTraffic, Region, VmemKind, VmemMap, VmemPart
 from systolic.explaining.function_analysis import FunctionAnalysis
-from systolic.simulator import SimulatedRun, VmemBuffer
+from systolic.simulator import RegionRun, SimulatedRun, VmemBuffer
 
 _MOST_REGIONS = 16
 
@@ -93,9 +95,43 @@ def regions(run: SimulatedRun) -> tuple[Region, ...]:
             cycles=each.cycles,
             matrix_stall_cycles=each.matrix_stall_cycles,
             issued=each.issued,
+            where=max(_lines(each).items(), key=lambda line: line[1])[0],
         )
         for each in sorted(longest, key=lambda each: each.first_bundle)
     )
+
+
+def line_times(run: SimulatedRun) -> tuple[LineTime, ...]:
+    """Shares out the time of the longest operation among the lines of its source, the longest first."""
+    op = main_op(run)
+    if op is None or not any(each.lines for each in op.regions):
+        return ()
+    cycles, bundles = defaultdict[str, float](float), defaultdict[str, float](float)
+    for each in op.regions:
+        for line, count in _lines(each).items():
+            bundles[line] += count
+            cycles[line] += each.cycles * count / each.bundles
+    return tuple(
+        LineTime(
+            op=op.name,
+            where=line,
+            text=_text(line),
+            cycles=round(spent),
+            share=spent / max(1, op.cycles),
+            bundles=round(bundles[line], 1),
+        )
+        for line, spent in sorted(cycles.items(), key=lambda each: -each[1])
+    )
+
+
+def _lines(region: RegionRun) -> dict[str, float]:
+    """The bundles of a region by their lines; "" of those that came from none."""
+    return {**region.lines, "": max(0.0, region.bundles - sum(region.lines.values()))}
+
+
+def _text(line: str) -> str:
+    file, _, number = line.rpartition(":")
+    return linecache.getline(file, int(number)).strip() if number.isdigit() else ""
 
 
 def chip_limits(chip: Chip, dtype: str) -> ChipLimits:

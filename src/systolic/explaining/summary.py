@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from systolic.explaining.baseline import EquivalentMatmul
-from systolic.explaining.bottleneck import bottleneck, main_op
+from systolic.explaining.bottleneck import Bottleneck, bottleneck, main_op
 from systolic.explaining.communication import communication_words, is_limit
 from systolic.explaining.explanation import Communication, Program, Saving
 from systolic.explaining.function_analysis import FunctionAnalysis
@@ -143,14 +143,30 @@ def verdict(
     )
     unit = run.matrix_busy_share
     share = f"{unit:.0%} of the matrix unit" if unit else f"{run.copy_busy_share:.0%} of HBM's bandwidth"
-    steps = sum(math.prod(each or 0 for each in call.grid) * (call.executions or 0) for call in now.calls if call.grid)
-    limit = bottleneck(run, now.lines, now.traffic, steps=steps).words
+    limit = _bottleneck(run, now).words
     if whole is None:
         return f"simulated {run.time_us:,.1f} µs {run.error.words} on {run.chip}: {share}; {limit}; {advice}"
     talk = communication_words(whole)
     limits = "; ".join(filter(None, [talk] if is_limit(whole) else [talk, limit]))
     place = f"{whole.devices} devices of a {whole.topology} slice of {whole.chip}"
     return f"simulated {whole.time_us:,.1f} µs {whole.error.words} on {place}: {share}; {limits}; {advice}"
+
+
+def limiter(run: SimulatedRun, now: FunctionAnalysis, whole: SliceRun | None) -> str:
+    """Names what limits it: the cause that the verdict gives."""
+    if whole is not None and is_limit(whole):
+        return "communication"
+    cause = _bottleneck(run, now).cause
+    return "" if cause == "nothing" else cause
+
+
+def _bottleneck(run: SimulatedRun, now: FunctionAnalysis) -> Bottleneck:
+    return bottleneck(run, now.lines, now.traffic, steps=steps_of(now))
+
+
+def steps_of(now: FunctionAnalysis) -> int:
+    """Counts the steps of all kernels' grids; 0 of those whose number is not known."""
+    return sum(math.prod(each or 0 for each in call.grid) * (call.executions or 0) for call in now.calls if call.grid)
 
 
 def _much(saving: Saving) -> str:
@@ -170,7 +186,10 @@ def notes(
     elif not compared and now.calls:
         said.append("XLA's program of the same result is not known: give it as --against FILE.py:OTHER")
     if now.calls and not now.parameters:
-        said.append("no tile sizes to try: the function has no keyword argument that is the size of a block")
+        said.append(
+            "no tile sizes to try: no keyword argument of the function, no argument of one that it calls and no "
+            "constant is the size of a block"
+        )
     said += [
         f"{call.name} runs {'as often as values say' if call.executions is None else f'{call.executions:,} times'}: "
         "its traffic and lines are those of one call"

@@ -18,14 +18,13 @@ from systolic.compiler import (
     tracing_settings,
 )
 from systolic.experiments import QUIET, Experiment, Progress, Runner
-from systolic.explaining.candidates import Candidate, call_candidates, tile_candidate, tile_sizes
+from systolic.explaining.candidates import Candidate, Sizes, call_candidates, tile_candidate, tile_sizes
 from systolic.explaining.explanation import Communication
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.explaining.meshes import MeshCandidate
-from systolic.explaining.parameters import TileParameter, WithKeywords
+from systolic.explaining.parameters import WithKeywords
 
 Function = Callable[..., Any] | NamedFunction
-Sizes = tuple[tuple[TileParameter, int], ...]
 
 _CHUNK = 8  # candidates that a worker looks at in one go
 _MOST_LOOKED_AT = 160
@@ -70,7 +69,7 @@ class WhatIfSearch:
           now: the function as it is.
           time_us: the time that it takes.
         """
-        promising = self._promising(tile_sizes(now.parameters)[:_MOST_LOOKED_AT], now)
+        promising = self._promising(now)
         calls = call_candidates(now, self.chip)[: self.tries - bool(promising)]
         first = _first(promising, (2 * (self.tries - len(calls)) + 2) // 3)
         self._simulate([*calls, *first])
@@ -88,8 +87,24 @@ class WhatIfSearch:
         near = [each for each in promising if _distance(each.sizes, best.candidate.sizes) == 1]
         self._simulate([each for each in near if each not in known][:most])
 
-    def _promising(self, sizes: Sequence[Sizes], now: FunctionAnalysis) -> list[Candidate]:
-        """Lists candidates of these sizes that no rule forbids, the one with the least modelled time first."""
+    def _promising(self, now: FunctionAnalysis) -> list[Candidate]:
+        """Lists candidates of other tile sizes that no rule forbids, the one with the least modelled time first."""
+        alone = self._looked_at(tile_sizes(now.parameters, [1]))
+        # A number that changes nothing by itself only looks like a tile size: BlockSizes has those of the gradient too.
+        # One that may not be changed by itself may be together with others.
+        idle = {sizes[0][0] for sizes, known in alone if known is not None and known.program == now.program}
+        live = [each for each in now.parameters if each not in idle]
+        rest = tile_sizes(live, [2, 3])[: max(0, _MOST_LOOKED_AT - len(alone))]
+        found: list[tuple[Candidate, float]] = []
+        for each, known in (*alone, *self._looked_at(rest)):
+            if known is not None and known.program != now.program:
+                candidate = tile_candidate(each, known, now, self.chip)
+                if candidate is not None:
+                    found.append((candidate, known.modelled_us))
+        return [candidate for candidate, _ in sorted(found, key=lambda each: each[1])]
+
+    def _looked_at(self, sizes: Sequence[Sizes]) -> list[tuple[Sizes, FunctionAnalysis | None]]:
+        """Traces the function with each of these sizes; None where that cannot be, or a rule forbids it."""
         shapes, values = abstract_arguments(self.args, shardings=self.shape is not None), argument_values(self.args)
         settings = tracing_settings()
         chunks = [sizes[at : at + _CHUNK] for at in range(0, len(sizes), _CHUNK)]
@@ -99,17 +114,13 @@ class WhatIfSearch:
             )
             for chunk in chunks
         ]
-        found: list[tuple[Candidate, float]] = []
+        found: list[tuple[Sizes, FunctionAnalysis | None]] = []
         for chunk, job in zip(chunks, jobs, strict=True):
             try:
-                analyses = job.result()
+                found += zip(chunk, job.result(), strict=True)
             except CompilerError:  # a worker that died over one of them: the others are not worth dying for
                 continue
-            for each, known in zip(chunk, analyses, strict=True):
-                candidate = tile_candidate(each, known, now, self.chip) if known is not None else None
-                if candidate is not None and known is not None:
-                    found.append((candidate, known.modelled_us))
-        return [candidate for candidate, _ in sorted(found, key=lambda each: each[1])]
+        return found
 
     def _simulate(self, candidates: Sequence[Candidate]) -> None:
         self.tried += self._simulated([(each, each.applied(self.fn), self.args) for each in candidates])

@@ -11,6 +11,7 @@ from systolic.analysis import LineOps
 from systolic.compiler import short_place
 from systolic.explaining import (
     Explanation,
+    LineTime,
     OperandTraffic,
     Program,
     Region,
@@ -22,7 +23,10 @@ from systolic.report.time_errors import error_column
 from systolic.report.written import megabytes, mib, percent, us
 from systolic.simulator import OpRun, SimulatedRun
 
+NO_LINE = "the pipeline around the kernel, and what the compiler adds"
+HOW_SHARED = "each stretch of straight code, shared out among its bundles; waits for copies are not among it"
 _MOST_OPS = 20
+_WORTH_SAYING = 0.005  # share of the time below which a saving is noise
 _MOST_LINES = 60
 _MOST_PARTS = 40
 # What the simulator's names of units mean.
@@ -62,7 +66,8 @@ def rate_tflops(found: Program) -> float | None:
 
 
 def programs_table(explanation: Explanation) -> ExplainedTable[Program]:
-    """Lists every program: this kernel, XLA's, and what was tried."""
+    """Lists this kernel, XLA's, and the changes that were tried, without those that save nothing."""
+    worth = [each for each in explanation.programs if each.role != "change" or not _saves_nothing(each, explanation)]
     peak = explanation.roofline.peak_flops_per_s / 1e12
 
     def of_peak(found: Program) -> float | None:
@@ -94,8 +99,13 @@ def programs_table(explanation: Explanation) -> ExplainedTable[Program]:
             ),
             textual("no time because", lambda found: found.reason, optional=True),
         ),
-        explanation.programs,
+        worth,
+        more=len(explanation.programs) - len(worth),
     )
+
+
+def _saves_nothing(change: Program, explanation: Explanation) -> bool:
+    return change.time_us is not None and change.time_us > explanation.time_us * (1 - _WORTH_SAYING)
 
 
 def vmem_table(explanation: Explanation) -> ExplainedTable[VmemPart] | None:
@@ -147,6 +157,7 @@ def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
         (
             textual("operation", lambda region: region.op, kind="code"),
             textual("region", lambda region: region.name),
+            textual("mostly of", lambda region: short_place(region.where), kind="code", optional=True),
             numeric("executions", lambda region: region.executions, ","),
             numeric("bundles", lambda region: region.bundles, ","),
             numeric("cycles", lambda region: region.cycles, ","),
@@ -158,6 +169,24 @@ def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
             ),
         ),
         explanation.regions,
+        most=_MOST_LINES,
+    )
+
+
+def line_times_table(explanation: Explanation) -> ExplainedTable[LineTime] | None:
+    """Lists what each line of the kernel took, the longest first."""
+    if not explanation.line_times:
+        return None
+    clock_hz = explanation.run.clock_hz
+    return explained_table(
+        (
+            textual("where", lambda line: short_place(line.where) or "no line", kind="code"),
+            textual("source", lambda line: line.text if line.where else NO_LINE, kind="code"),
+            numeric("µs", lambda line: us(line.cycles / clock_hz * 1e6)),
+            numeric("share", lambda line: percent(line.share), share=lambda line: line.share),
+            numeric("bundles", lambda line: line.bundles, ",.0f"),
+        ),
+        explanation.line_times,
         most=_MOST_LINES,
     )
 
@@ -277,10 +306,17 @@ def _waits(op: OpRun) -> str:
 
 
 def explained_table(
-    columns: tuple[Column[Row], ...], items: Iterable[Row], *, most: int | None = None
+    columns: tuple[Column[Row], ...], items: Iterable[Row], *, most: int | None = None, more: int = 0
 ) -> ExplainedTable[Row]:
-    """Makes a table of items, at most so many of them, without the optional columns that would be empty."""
+    """Makes a table of items, at most so many of them, without the optional columns that would be empty.
+
+    Args:
+      columns: its columns.
+      items: its rows.
+      most: rows to show; None: all.
+      more: rows that were left out before.
+    """
     found = tuple(items)
     shown = found[:most]
     kept = tuple(column for column in columns if not (column.optional and all(map(column.is_empty, shown))))
-    return ExplainedTable(columns=kept, rows=shown, left_out=len(found) - len(shown))
+    return ExplainedTable(columns=kept, rows=shown, left_out=more + len(found) - len(shown))

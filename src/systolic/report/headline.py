@@ -64,6 +64,13 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
         _share("HBM busy", run.copy_busy_share, f"{run.hbm_bytes / 1e6:,.1f} MB moved"),
         _share("waiting", run.stall_share, "of the core's time"),
     ]
+    if explanation.steps > 1:
+        of_pallas = sum(op.cycles for op in run.later_core.ops if op.is_pallas) / run.clock_hz * 1e6
+        overhead = run.stalls.get("overhead", 0.0) * run.time_us
+        beside = f"{us(of_pallas / explanation.steps)} µs each"
+        if overhead >= 0.0005 * run.time_us:
+            beside += f", {us(overhead / explanation.steps)} of it starting copies: {us(overhead)} in all"
+        found.append(Figure(title="steps", value=f"{explanation.steps:,}", unit="", beside=beside))
     if (whole := explanation.slice_run) is not None:
         exposed = whole.exposed_us / whole.time_us if whole.time_us else 0.0
         hidden = f"{us(whole.exposed_us)} µs; {us(whole.hidden_us)} µs more are hidden"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from systolic.explaining import Explanation, Program
 from systolic.report.charts import KeyItem, Spec, colours, data, finished, tooltips
 from systolic.report.explained_tables import rate_tflops
 
+# In pixels: the plot's height, its width on a narrow screen, a line of its text, and a letter.
+_HEIGHT, _NARROW, _LINE, _LETTER = 360, 300, 15, 8
 _ROLES = {"this": "this kernel", "xla": "XLA", "other": "another function", "change": "a change of it"}
 
 
@@ -94,12 +98,12 @@ def roofline_chart(explanation: Explanation) -> Spec | None:
             tooltip=tooltip,
         )
     )
-    named = (
-        data(points)
-        .transform_filter("datum.role != 'a change of it'")
-        .mark_text(align="left", dx=11, fontWeight=600, limit=260)
+    named = [
+        data([point])
+        .mark_text(align="left", dx=11, dy=down, fontWeight=600, limit=260)
         .encode(x=x, y=y, text="label:N", color=colour)
-    )
+        for point, down in _apart(points, left=left, right=right, bottom=bottom, top=peak * 1.5)
+    ]
     ceilings = [_link_ceiling(found) for found in placed if _link_us(found)]
     layers = lines + label
     if ceilings:
@@ -116,7 +120,25 @@ def roofline_chart(explanation: Explanation) -> Spec | None:
                 ],
             )
         )
-    return finished((layers + dots + named).properties(height=360))
+    return finished(alt.layer(layers, dots, *named).properties(height=_HEIGHT))
+
+
+def _apart(
+    points: Sequence[dict[str, Any]], *, left: float, right: float, bottom: float, top: float
+) -> list[tuple[dict[str, Any], int]]:
+    """Says by how many pixels the name of each point goes down, so that none lies on another on a narrow screen."""
+    found: list[tuple[dict[str, Any], int]] = []
+    taken: list[tuple[float, float, float]] = []
+    for point in (each for each in points if each["role"] != _ROLES["change"]):
+        begin = _NARROW * math.log(point["intensity"] / left) / math.log(right / left)
+        end = begin + _LETTER * len(point["label"])
+        y = _HEIGHT * math.log(top / point["tflops"]) / math.log(top / bottom)
+        down = 0
+        while any(begin < other_end and other < end and abs(y + down - at) < _LINE for other, other_end, at in taken):
+            down += _LINE
+        taken.append((begin, end, y + down))
+        found.append((point, down))
+    return found
 
 
 def _link_us(found: Program) -> float:

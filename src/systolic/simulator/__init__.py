@@ -20,6 +20,7 @@ from systolic.simulator.records import (
 from systolic.simulator.run import PreparedProgram
 from systolic.simulator.slice.constants import NeighbourTableError
 from systolic.simulator.slice.records import CollectiveRun, DeviceClass, LinkRun, SliceRun
+from systolic.simulator.source_lines import with_source_lines
 from systolic.simulator.traits import kernel_name, same_kernel, traits_of
 
 __all__ = [
@@ -53,5 +54,6 @@ __all__ = [
     "prepare_listings",
     "same_kernel",
     "traits_of",
+    "with_source_lines",
     "words_of",
 ]

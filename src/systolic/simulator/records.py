@@ -28,6 +28,7 @@ class RegionRun:
     cycles: int  # matrix stalls included
     matrix_stall_cycles: int
     issued: Mapping[str, int] = field(default_factory=dict)  # by unit
+    lines: Mapping[str, float] = field(default_factory=dict)  # bundles by "kernel.py:45"; several may share one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

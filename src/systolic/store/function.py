@@ -34,13 +34,19 @@ class FunctionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyword:
-    """A static keyword argument; `value` is the Python literal."""
+    """A static keyword argument, or a field of the record that it holds: "block_q", "block_sizes.block_q".
+
+    Attributes:
+      name: of the argument.
+      value: the Python literal.
+    """
 
     name: str
     value: str
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier() or not self.name.isascii():
+        parts = self.name.split(".")
+        if len(parts) > 2 or not all(part.isidentifier() and part.isascii() for part in parts):
             raise FunctionConfigError(f"{self.name!r} is no name of an argument")
         try:
             same = len(self.value) <= _LONGEST and repr(ast.literal_eval(self.value)) == self.value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
@@ -29,7 +30,7 @@ from systolic.compiler import (
     with_options_of,
     with_slice_options,
 )
-from systolic.simulator import SimulatedRun
+from systolic.simulator import SimulatedRun, with_source_lines
 from systolic.simulator.slice.records import SliceRun
 from systolic.timing.compiled import kernel_contents, prepare_program, target_of, top_level_hlo
 from systolic.timing.contents import parameter_contents
@@ -46,6 +47,7 @@ def simulate_in_worker(
     settings: Mapping[str, Any],
     spans: int,
     shape: SliceShape | None = None,
+    lines: bool = False,
 ) -> Measurement:
     """Compiles and simulates `fn(*args)`. Only for a worker: compiling may abort the process.
 
@@ -54,14 +56,18 @@ def simulate_in_worker(
       settings: of JAX, to trace under; see `compiler.tracing_settings`.
       spans: of the timeline to keep; see `PreparedProgram.run`.
       shape: of the slice that it is sharded over; None: it runs on one device.
+      lines: say which lines of the source the instructions of each region came from; not on a slice.
 
     Raises:
       CompilerRefusal: the compiler said no.
       SimulationError: the program holds something that the simulator does not understand.
     """
     cache = ProgramCache() if cached else None
-    program = compile_function(fn, args, target_of(chip, shape), cache=cache, settings=settings)
-    return simulate_compiled(program, fn, args, values, chip, settings, spans, shape)
+    program = compile_function(fn, args, target_of(chip, shape), cache=cache, settings=settings, lines=lines)
+    found = simulate_compiled(program, fn, args, values, chip, settings, spans, shape)
+    if not lines or found.run is None or found.slice_run is not None:
+        return found
+    return replace(found, run=with_source_lines(found.run, program.listings))
 
 
 def simulate_compiled(
@@ -122,6 +128,7 @@ def submit_simulation(
     cached: bool = True,
     spans: int = 0,
     topology: str | None = None,
+    lines: bool = False,
 ) -> Future[Measurement]:
     """Has a worker compile and simulate `fn(*args)`.
 
@@ -132,6 +139,7 @@ def submit_simulation(
       cached: use programs compiled before, and keep this one.
       spans: of the timeline to keep, of each kind, from its beginning and from its end.
       topology: of the slice that it is sharded over, "2x4"; None: it runs on one device.
+      lines: see `simulate_in_worker`.
 
     Raises:
       SliceError: no such slice, or the call is sharded over other devices than the slice's.
@@ -141,7 +149,7 @@ def submit_simulation(
     shapes, values = abstract_arguments(args, shardings=shape is not None), argument_values(args)
     where = chip if shape is None else shape.chip
     sent = with_jit_options(fn) if shape is None else with_slice_options(fn)
-    job = (sent, shapes, values, where, cached, tracing_settings(), spans, shape)
+    job = (sent, shapes, values, where, cached, tracing_settings(), spans, shape, lines)
     return pool.submit(simulate_in_worker, *job, label=label)
 
 

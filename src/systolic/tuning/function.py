@@ -26,7 +26,7 @@ from systolic.compiler import (
 )
 from systolic.compiler.jit_options import with_options_of, without_jit_options
 from systolic.experiments import Experiment, Outcome
-from systolic.explaining import FunctionAnalysis, analyse_function
+from systolic.explaining import FunctionAnalysis, analyse_function, with_fields
 from systolic.ops import planner_in_use
 from systolic.store import (
     FunctionConfig,
@@ -96,6 +96,7 @@ def tune_function(
     end = search.run(kept, with_other=False)
     return FunctionTuning(
         fn=fn,
+        args=abstract_arguments(args),
         spec=spec,
         chip=known.name,
         trials=tuple(best_first(search.found.values())),
@@ -144,10 +145,15 @@ def _bound(fn: Function, keywords: Keywords) -> Function:
     if not keywords:
         return fn
     values = arguments_of(keywords)
-    if isinstance(fn, NamedFunction):
-        return NamedFunction(fn.text, {**fn.parameters, **values})
+    fields = {name: value for name, value in values.items() if "." in name}
+    whole = {name: value for name, value in values.items() if name not in fields}
     inner, _ = without_jit_options(fn)
-    return with_options_of(fn, partial(inner, **values))
+    if isinstance(fn, NamedFunction):
+        inner = NamedFunction(fn.text, {**fn.parameters, **whole})
+    elif whole:
+        inner = partial(inner, **whole)
+    made = with_fields(inner, fields) if fields else inner
+    return made if isinstance(made, NamedFunction) else with_options_of(fn, made)
 
 
 def _traced(

@@ -16,6 +16,7 @@ from systolic.chips.time_error import (
     shipped_time_errors,
 )
 from systolic.compiler import NamedFunction
+from systolic.explaining import records_with
 from systolic.store import FunctionConfig, FunctionSpec, Keyword, Trial
 from systolic.summary import Summarised, Summary
 from systolic.tuning.result import End
@@ -40,6 +41,7 @@ class FunctionTuning(Summarised):
 
     Attributes:
       fn: the function.
+      args: abstract arguments that it was tuned for.
       spec: its name and its arguments.
       trials: of this search and of those before it, fastest first.
       default: what the function is as it is, with its own defaults; None where that cannot be traced.
@@ -51,6 +53,7 @@ class FunctionTuning(Summarised):
     """
 
     fn: Callable[..., Any] | NamedFunction
+    args: tuple[Any, ...]
     spec: FunctionSpec
     chip: str
     trials: tuple[Trial, ...]
@@ -88,7 +91,7 @@ class FunctionTuning(Summarised):
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """The winner's static arguments, to be given to the function.
+        """The winner's static arguments by name; of a record's field "block_sizes.block_q".
 
         Raises:
           LookupError: no trial has a time.
@@ -99,13 +102,15 @@ class FunctionTuning(Summarised):
 
     @property
     def partial(self) -> functools.partial[Any]:
-        """The function with the winner's static arguments. A function that is given by its name is imported.
+        """The function with the winner's static arguments, records among them. One that is named is imported.
 
         Raises:
           LookupError: no trial has a time.
         """
         keywords = self.keywords
-        return functools.partial(self.fn.load() if isinstance(self.fn, NamedFunction) else self.fn, **keywords)
+        fields = {name: keywords.pop(name) for name in list(keywords) if "." in name}
+        made = functools.partial(self.fn.load() if isinstance(self.fn, NamedFunction) else self.fn, **keywords)
+        return functools.partial(made, **records_with(made, fields, self.args)) if fields else made
 
     @property
     def speed_ratio(self) -> float | None:

@@ -6,13 +6,12 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any, Literal
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from explanations import a_run
+from explanations import a_run, analysed
 from jax.experimental import pallas as pl
 from kernels import call_of, product, shape
 
@@ -21,7 +20,6 @@ from systolic.explaining.baseline import equivalent_matmul
 from systolic.explaining.bottleneck import bottleneck
 from systolic.explaining.candidates import tile_candidate, tile_sizes
 from systolic.explaining.explanation import Program
-from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.explaining.parameters import TileParameter, WithKeywords, tile_parameters, with_sizes
 from systolic.explaining.summary import replacement_savings
 from systolic.explaining.timeline_windows import timeline_windows
@@ -61,7 +59,7 @@ def test_tile_sizes_are_keywords_that_are_sizes_of_blocks() -> None:
     }
     assert names(by_tuple) == {"blocks[0]": (512, 1024), "blocks[1]": (256, 512), "blocks[2]": (128, 768)}
     # `passes` and the flag are no sizes of blocks. A block of 256 is along m and along k: the larger one counts.
-    assert names(by_record) == {"sizes[rows]": (256, 1024), "sizes[columns]": (128, 768)}
+    assert names(by_record) == {"sizes.rows": (256, 1024), "sizes.columns": (128, 768)}
 
 
 def test_sizes_are_bound_where_they_belong() -> None:
@@ -84,16 +82,6 @@ def test_sizes_to_try_stay_inside_of_the_arrays() -> None:
 
 
 SQUARE = (BF16(512, 512), BF16(512, 512))
-
-
-def analysed(fn: Any, *args: Any) -> FunctionAnalysis:
-    def traced(fn: Any, args: Any, target: Any, *, settings: Any) -> Any:
-        del target, settings
-        return jax.make_jaxpr(fn)(*args)
-
-    # As for a chip, but by JAX alone: the compiler is not loaded into the tests' own process.
-    with mock.patch("systolic.explaining.function_analysis.traced_jaxpr", traced):
-        return analyse_function(fn, args, [None] * len(jax.tree.leaves(args)), chip("v5e"), {})
 
 
 def small(lhs: Any, rhs: Any, **options: Any) -> Any:

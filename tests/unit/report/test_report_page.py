@@ -98,18 +98,20 @@ def test_what_it_says(page: str, explanation: Explanation) -> None:
         "48 MiB of VMEM, limit 32 MiB",
         "acc_vmem[...] += jnp.dot(lhs_vmem[...], rhs_vmem[...])",
         "jit(xla_matmul)/dot_general",
+        "limited by starting copies",
+        "the pipeline around the kernel, and what the compiler adds",
         "1.34 MiB of VMEM hold vector registers",
         explanation.notes[0],
     ):
         assert words in text, words
     headings = re.findall(r"<h2[^>]*>([^<]*)</h2>", page.partition("<script")[0])
     assert headings == [
+        "Findings",
         "Roofline",
         "Timeline",
         "VMEM",
         "Units and code",
         "HBM traffic",
-        "Findings",
         "Operations, beside XLA's",
         "Notes",
     ]

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import systolic
@@ -45,6 +47,7 @@ def trial(time_us: float, pallas: float = 1.0, **keywords: Any) -> Trial:
 def result(*trials: Trial, default: FunctionConfig | None = None) -> FunctionTuning:
     return FunctionTuning(
         fn=NamedFunction("math:hypot"),
+        args=(),
         spec=SPEC,
         chip="v5e",
         trials=trials,
@@ -67,7 +70,16 @@ def test_every_combination_comes_once_and_the_function_as_it_is_first() -> None:
 
 @pytest.mark.parametrize(
     "over",
-    [{}, {"block": ()}, {"block": "128"}, {"block": 128}, {"block": (object(),)}, {"a b": (1,)}, {"x": range(3000)}],
+    [
+        {},
+        {"block": ()},
+        {"block": "128"},
+        {"block": 128},
+        {"block": (object(),)},
+        {"a b": (1,)},
+        {"a.b.c": (1,)},
+        {"x": range(3000)},
+    ],
 )
 def test_what_cannot_be_chosen_from_is_refused(over: Any) -> None:
     with pytest.raises(FunctionConfigError):
@@ -127,6 +139,29 @@ def test_the_winner_is_given_as_keywords_and_as_a_partial() -> None:
     assert (nothing.winner, nothing.speed_ratio, nothing.verdict) == (None, None, "not known")
     with pytest.raises(LookupError):
         _ = nothing.partial
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    rows: int = 8
+    columns: int = 128
+
+
+def test_fields_of_a_record_are_given_as_a_whole_record() -> None:
+    def cut(x: Any, *, sizes: Sizes | None = None) -> Any:
+        return cut_by(x, sizes or Sizes(columns=256))
+
+    def cut_by(x: Any, sizes: Sizes) -> Any:
+        return x[: sizes.rows, : sizes.columns]
+
+    keywords = (Keyword(name="sizes.rows", value="16"),)
+    chosen = Trial(
+        config=None, status="ok", simulated_us=1.0, function=FunctionConfig(keywords=keywords, program="a" * 32)
+    )
+    found = dataclasses.replace(result(chosen), fn=cut, args=(jax.ShapeDtypeStruct((64, 512), jnp.float32),))
+    assert found.keywords == {"sizes.rows": 16}
+    assert found.partial.keywords == {"sizes": Sizes(rows=16, columns=256)}
+    assert found.partial(jnp.zeros((64, 512))).shape == (16, 256)
 
 
 def test_differences_inside_the_error_of_one_kernel_are_none() -> None:

@@ -1,0 +1,127 @@
+"""Numbers that the functions inside of a function take for arguments, or find in constants of their modules.
+
+Python tells a debugger of every function that is entered. Here it tells, while JAX traces, what functions of the user's
+are entered with; and where a number is to be changed, it is changed as a debugger would.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from systolic.compiler import is_kernel_code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """A variable that is no argument of the function itself.
+
+    Attributes:
+      module: the name of the module.
+      function: the qualified name of the function whose argument it is; "": it is a constant of the module.
+      name: of the variable.
+      where: "file.py:12 in name", where the function begins, or one that reads the constant.
+    """
+
+    module: str
+    function: str
+    name: str
+    where: str = field(compare=False)
+
+
+@contextmanager
+def values_seen() -> Iterator[dict[Home, Any]]:
+    """Collects what functions are entered with, and the constants that they may read: the first value of each.
+
+    What JAX has traced before is not entered again, so its caches are cleared.
+    """
+    found: dict[Home, Any] = {}
+
+    def entered(frame: Any) -> None:
+        for home, value in _variables(frame):
+            found.setdefault(home, value)
+
+    with _at_each_call(entered):
+        yield found
+
+
+@contextmanager
+def values_changed(changes: Mapping[Home, Callable[[Any], Any]]) -> Iterator[None]:
+    """Lets functions be entered with other values, and read other constants.
+
+    Args:
+      changes: makes the new value of the old one.
+    """
+    arguments = {(home.module, home.function, home.name): change for home, change in changes.items() if home.function}
+    constants = {(home.module, home.name): change for home, change in changes.items() if not home.function}
+    before: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {}
+
+    def entered(frame: Any) -> None:
+        module = frame.f_globals.get("__name__", "")
+        for (where, name), change in constants.items():
+            if where == module and (where, name) not in before and name in frame.f_globals:
+                before[where, name] = frame.f_globals, frame.f_globals[name]
+                frame.f_globals[name] = change(frame.f_globals[name])
+        function = frame.f_code.co_qualname
+        for name in _argument_names(frame.f_code):
+            if change := arguments.get((module, function, name)):
+                frame.f_locals[name] = change(frame.f_locals[name])
+
+    try:
+        with _at_each_call(entered):
+            yield
+    finally:
+        for (_, name), (variables, value) in before.items():
+            variables[name] = value
+
+
+@contextmanager
+def _at_each_call(entered: Callable[[Any], None]) -> Iterator[None]:
+    import jax
+
+    modules: dict[int, dict[str, Any]] = {}
+
+    def told(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and is_kernel_code(frame.f_code.co_filename):
+            if id(frame.f_globals) not in modules:
+                modules[id(frame.f_globals)] = frame.f_globals
+                _forget(frame.f_globals)
+            entered(frame)
+
+    before = sys.gettrace()
+    jax.clear_caches()
+    sys.settrace(told)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+        # What was made with other numbers is not to be found again.
+        jax.clear_caches()
+        for variables in modules.values():
+            _forget(variables)
+
+
+def _forget(variables: Mapping[str, Any]) -> None:
+    """Clears the caches of a module's own functions."""
+    for each in variables.values():
+        if isinstance(each, functools._lru_cache_wrapper):
+            each.cache_clear()
+
+
+def _argument_names(code: Any) -> tuple[str, ...]:
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _variables(frame: Any) -> Iterator[tuple[Home, Any]]:
+    code, module = frame.f_code, frame.f_globals.get("__name__", "")
+    where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname.rpartition('.')[2]}"
+    values = frame.f_locals
+    for name in _argument_names(code):
+        yield Home(module=module, function=code.co_qualname, name=name, where=where), values[name]
+    for name in code.co_names:
+        if name in frame.f_globals:
+            yield Home(module=module, function="", name=name, where=where), frame.f_globals[name]

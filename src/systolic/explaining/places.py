@@ -1,0 +1,53 @@
+"""Numbers within values: of an argument itself, of a tuple, or of a record such as `BlockSizes`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from systolic.bugs import runs_user_code
+
+Part = int | str | None  # the place in a tuple, or the field of a record; None: the value itself
+
+
+def is_record(value: Any) -> bool:
+    """Whether a value has named fields: a dataclass, or a `NamedTuple`."""
+    if isinstance(value, tuple):
+        return hasattr(value, "_fields")
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def numbers_in(value: Any) -> Iterator[tuple[Part, int]]:
+    """Yields the whole numbers of a value, with their places."""
+    if _is_number(value):
+        yield None, value
+    elif is_record(value):
+        names = getattr(value, "_fields", None) or [each.name for each in dataclasses.fields(value)]
+        yield from ((name, found) for name in names if _is_number(found := getattr(value, name)))
+    elif isinstance(value, tuple | list):
+        yield from ((at, each) for at, each in enumerate(value) if _is_number(each))
+
+
+def with_parts(value: Any, parts: Mapping[Part, Any]) -> Any:
+    """Makes a value of the same kind with other parts, all at once: a record may not take them one by one.
+
+    Raises:
+      TypeError, ValueError: a record does not take them, or has no such field.
+    """
+    if None in parts:
+        return parts[None]
+    if is_record(value):
+        return _replaced(value, {str(part): each for part, each in parts.items()})
+    return type(value)(parts.get(at, each) for at, each in enumerate(value))
+
+
+@runs_user_code
+def _replaced(record: Any, fields: Mapping[str, Any]) -> Any:
+    replace: Any = getattr(record, "_replace", None) or functools.partial(dataclasses.replace, record)
+    return replace(**fields)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
