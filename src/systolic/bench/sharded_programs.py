@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from systolic.bench.layer_programs import in_a_row, plain
+from systolic.bench.layers import LayersSpec
 from systolic.bench.sharded import ShardedSpec
 from systolic.chips import Chip
 from systolic.compiler.slice_devices import explicit_axes, slice_mesh
@@ -50,7 +51,8 @@ def _arguments(spec: ShardedSpec, mesh: Any) -> tuple[jax.ShapeDtypeStruct, ...]
 
 
 def _network(spec: ShardedSpec, layer: Callable[..., Array], x: Array, *given: Array) -> Any:
-    return in_a_row(spec.part, layer, x, *given) if spec.kind == "mlp" else layer(x, *given)
+    part = spec.part
+    return in_a_row(part, layer, x, *given) if isinstance(part, LayersSpec) else layer(x, *given)
 
 
 def _ours(implementation: Any, chip: Chip, x: Array, w_gate: Array, w_up: Array, w_down: Array) -> Array:
