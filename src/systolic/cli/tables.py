@@ -24,7 +24,7 @@ TableFormat = Literal["table", "markdown", "csv", "json"]
 FORMATS: tuple[TableFormat, ...] = get_args(TableFormat)
 
 _CHOSEN = f"{__name__}.format"  # in the context that all commands of a call share
-# A table that goes to a file or a pipe is not cut to a terminal's width.
+# Of text beside tables in a file or a pipe; the tables take what they need.
 _WIDTH_OF_A_FILE = 200
 _LEAST_TEXT = 12  # characters, to which a column of text may be folded
 _LONGEST_KEY = 32  # characters, up to which the first column, which says what a row is, stays whole
@@ -75,7 +75,7 @@ def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]
 
     Columns that are optional are left out where they hold nothing. On a terminal that is too narrow, those that may be
     dropped give way from the right, and a line says which; where that does not help, the table is turned: a line for
-    each cell. A table that goes elsewhere has all columns.
+    each cell. A table that goes elsewhere has all columns, and each row is one line.
     """
     every = list(rows)
     kept = [one for one in columns if not (one.optional and all(map(one.is_empty, every)))]
@@ -96,7 +96,7 @@ def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]
         dropped.insert(0, kept.pop(at).title)
         made = _table(kept, every)
     if not out.is_terminal:
-        out.width = max(out.width, _least_width(out, made))
+        out.width = max(out.width, _widths(out, made).maximum)
     out.print(made)
     if dropped:
         out.print(f"not shown, for want of width: {', '.join(dropped)}; --format csv has all", markup=False)
@@ -115,12 +115,12 @@ def show_section(out: Console, title: str, found: ExplainedTable[Any] | None, ot
 
 
 def _fits(out: Console, made: Table) -> bool:
-    return _least_width(out, made) <= out.width
+    return _widths(out, made).minimum <= out.width
 
 
-def _least_width(out: Console, made: Table) -> int:
-    """Characters without which a number is cut."""
-    return Measurement.get(out, out.options.update(max_width=10_000), made).minimum
+def _widths(out: Console, made: Table) -> Measurement:
+    """Characters without which a number is cut, and with which nothing is folded."""
+    return Measurement.get(out, out.options.update(max_width=100_000), made)
 
 
 def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
