@@ -8,7 +8,10 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
+
+from systolic.bugs import runs_user_code
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
@@ -180,18 +183,16 @@ def watched_interpreter(watch: Callable[..., Any]) -> Iterator[None]:
       watch: gets what is done ("get", "swap", "dma_start" and so on), the source of what asks for it, as an equation of
         a jaxpr has it, or None, the function to call, and its arguments: a token, the device, the core, and more.
     """
-    from types import SimpleNamespace
-
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
     calls: Any = interpret_pallas_call
     before = calls.callback
 
+    @runs_user_code  # what JAX cannot interpret it says so in here, of the user's kernel
     def io_callback(function: Any, *rest: Any, **kw: Any) -> Any:
-        name = getattr(function, "func", function)
+        name = getattr(getattr(function, "func", function), "__name__", "")
         source = getattr(function, "keywords", {}).get("source_info")
-        watched = functools.partial(watch, getattr(name, "__name__", ""), source, function)
-        return before.io_callback(watched, *rest, **kw)
+        return before.io_callback(functools.partial(watch, name, source, function), *rest, **kw)
 
     calls.callback = SimpleNamespace(io_callback=io_callback)
     try:
@@ -344,37 +345,35 @@ def intercepted(handle: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) 
     """Has every operation that this thread traces or runs in the block go through `handle`, which does it instead.
 
     Functions that JAX transforms in the block come as what they are transformed to: a gradient as its products. Those
-    of `custom_jvp`, `custom_vjp` and `shard_map` are followed into. In public JAX has no such hook for a block, only
-    functions that trace another one.
+    of `custom_jvp`, `custom_vjp` and `shard_map` are followed into. Public JAX has no such hook for a block.
 
     Args:
       handle: is given a primitive, its arguments and its parameters, and returns what binding them would return.
     """
-    from jax._src import core, linear_util
+    from jax._src import core
 
-    with core.set_current_trace(_interceptor()(handle, core.trace_ctx.trace, core, linear_util)):
+    with core.set_current_trace(_interceptor()(handle, core.trace_ctx.trace)):
         yield
 
 
 @functools.cache
 def _interceptor() -> Any:
     """The class of traces that pass everything on to the one below them."""
-    from jax._src import core
+    from jax._src import core, linear_util
 
     class Interceptor(core.Trace):
-        __slots__ = ("below", "core", "handle", "linear_util")
+        __slots__ = ("below", "handle")
 
-        def __init__(self, handle: Any, below: Any, core: Any, linear_util: Any) -> None:
+        def __init__(self, handle: Any, below: Any) -> None:
             super().__init__()
-            self.handle, self.below, self.core, self.linear_util = handle, below, core, linear_util
-            self.requires_low = below.requires_low
+            self.handle, self.below, self.requires_low = handle, below, below.requires_low
 
         def process_primitive(self, primitive: Any, arguments: Any, params: Any, /) -> Any:
-            with self.core.set_current_trace(self.below):
+            with core.set_current_trace(self.below):
                 return self.handle(primitive, arguments, params)
 
         def stage_value(self, val: Any) -> Any:
-            with self.core.set_current_trace(self.below):
+            with core.set_current_trace(self.below):
                 return self.below.stage_value(val)
 
         def process_custom_jvp_call(self, primitive: Any, fn: Any, *rest: Any, **params: Any) -> Any:
@@ -387,7 +386,7 @@ def _interceptor() -> Any:
             return self.below.process_shard_map(primitive, self._followed(fn), *rest, **params)
 
         def _followed(self, fn: Any) -> Any:
-            wrapped = isinstance(fn, self.linear_util.WrappedFun)
+            wrapped = isinstance(fn, linear_util.WrappedFun)
             call = fn.call_wrapped if wrapped else fn
 
             @functools.wraps(call)
@@ -395,6 +394,6 @@ def _interceptor() -> Any:
                 with intercepted(self.handle):
                     return call(*arguments)
 
-            return self.linear_util.wrap_init(follow, debug_info=fn.debug_info) if wrapped else follow
+            return linear_util.wrap_init(follow, debug_info=fn.debug_info) if wrapped else follow
 
     return Interceptor

@@ -149,7 +149,8 @@ def test_a_grid_of_a_length_that_is_given(simulate: Simulate, name: str, steps: 
     assert kernel.hbm_written_bytes == (steps * TILE_BYTES if len(run.cores) == 1 else kernel.hbm_written_bytes)
 
 
-@pytest.mark.parametrize("name", CHIPS)
+# Half a minute on v7x, where compiling takes longest.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "v7x")) for name in CHIPS])
 def test_loops_and_branches_of_xla(simulate: Simulate, name: str) -> None:
     def fn(n, x):
         looped = lax.fori_loop(0, n, lambda i, y: jnp.tanh(y @ y), x)

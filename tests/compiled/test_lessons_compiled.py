@@ -10,7 +10,6 @@ from systolic.lessons import LESSONS, Lesson
 
 SHOWN = [
     ("refs", "v5e"),
-    ("between_chips", "v6e"),
     ("sparse_core", "v6e"),
     # Their kernels are run by tests in interpret mode; compiling all parts takes a minute each.
     *(
@@ -42,6 +41,7 @@ def test_everything_comes_out_as_it_must(name: str, on: str) -> None:
     assert all(lesson.lines)
 
 
+@pytest.mark.slow
 def test_a_race_costs_nothing_and_a_wait_too_many_does() -> None:
     rows: list[dict[str, Any]] = [dict(row) for row in told("between_chips", "v6e").rows]
     times = {row["part"]: row["simulated_us"] for row in rows}

@@ -124,6 +124,6 @@ def test_a_crash_quotes_the_failed_check():
 def test_a_missing_compiler_names_the_command(monkeypatch):
     monkeypatch.delitem(sys.modules, "libtpu", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(CompilerMissing, match=r'Linux on x86-64 only.*pip install "systolic\[tpu\]"') as caught:
+    with pytest.raises(CompilerMissing, match=r'not installed: python -m pip install "jax\[tpu\]') as caught:
         check_available()
     assert "\n" not in str(caught.value)
