@@ -28,7 +28,7 @@ _MACHINERY = (
         "simulator",
         "store",
     ),
-    *("timing", "tuning", "validation", "compat.py"),
+    *("replacing", "timing", "tuning", "validation", "compat"),
 )
 _STACK_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _RECORDED = "_systolic_where"
@@ -142,5 +142,5 @@ def _foreign_code() -> tuple[str, ...]:
         spec = importlib.util.find_spec(package)
         if spec is not None and spec.submodule_search_locations:
             folders.extend(spec.submodule_search_locations)
-    rooms = (f"{own / name}" if name.endswith(".py") else f"{own / name}/" for name in _MACHINERY)
+    rooms = (f"{own / name}/" for name in _MACHINERY)
     return (*rooms, *(f"{folder}/" for folder in folders))

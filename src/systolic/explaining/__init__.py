@@ -22,8 +22,8 @@ from systolic.explaining.explanation import (
     Window,
 )
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
-from systolic.explaining.parameters import records_with, with_fields
 from systolic.explaining.request import ExplainRequest
+from systolic.explaining.resizing import records_with, with_fields
 from systolic.explaining.timeline_windows import timeline_windows
 
 __all__ = [

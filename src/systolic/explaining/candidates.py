@@ -12,7 +12,8 @@ from systolic.chips import Chip
 from systolic.compiler import NamedFunction
 from systolic.compiler.jit_options import with_options_of, without_jit_options
 from systolic.explaining.function_analysis import CallAnalysis, FunctionAnalysis
-from systolic.explaining.parameters import TileParameter, WithKeywords
+from systolic.explaining.parameters import TileParameter
+from systolic.explaining.resizing import WithKeywords
 from systolic.explaining.rewriting import CallChange, ChangedFunction
 from systolic.schedule import MIB
 

@@ -22,7 +22,7 @@ from systolic.explaining.candidates import Candidate, Sizes, call_candidates, ti
 from systolic.explaining.explanation import Communication
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.explaining.meshes import MeshCandidate
-from systolic.explaining.parameters import WithKeywords
+from systolic.explaining.resizing import WithKeywords
 
 Function = Callable[..., Any] | NamedFunction
 

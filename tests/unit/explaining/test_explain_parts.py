@@ -20,7 +20,8 @@ from systolic.explaining.baseline import equivalent_matmul
 from systolic.explaining.bottleneck import bottleneck
 from systolic.explaining.candidates import tile_candidate, tile_sizes
 from systolic.explaining.explanation import Program
-from systolic.explaining.parameters import TileParameter, WithKeywords, tile_parameters, with_sizes
+from systolic.explaining.parameters import TileParameter, tile_parameters
+from systolic.explaining.resizing import WithKeywords, with_sizes
 from systolic.explaining.summary import replacement_savings
 from systolic.explaining.timeline_windows import timeline_windows
 from systolic.simulator import CoreRun, OpRun, SimulatedRun, Span

@@ -12,7 +12,8 @@ import pytest
 from explanations import analysed
 from kernels import call_of, product, shape
 
-from systolic.explaining.parameters import NoRecordError, Place, TileParameter, WithKeywords, with_sizes
+from systolic.explaining.parameters import Place, TileParameter
+from systolic.explaining.resizing import NoRecordError, WithKeywords, with_sizes
 
 ARGS = (shape(jnp.bfloat16, 1024, 512), shape(jnp.bfloat16, 512, 768))
 COLUMNS = 384

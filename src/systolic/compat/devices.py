@@ -1,0 +1,108 @@
+"""Devices and meshes, of which some exist only while a program is made for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+def assigned_devices(lowered: Any) -> list[Any]:
+    """The devices that a lowered function is for, in the order of its partitions.
+
+    In public only what is compiled says so, and a program that was compiled before is not compiled again.
+    """
+    return list(lowered._lowering._device_list)
+
+
+def _varying(array: Any) -> frozenset[Any]:
+    """Mesh axes over which an array varies; none outside of `shard_map`."""
+    import jax
+
+    found = getattr(jax.typeof(array), "manual_axis_type", None)
+    return frozenset[Any](found.varying) if found is not None else frozenset()
+
+
+def varying_alike(arrays: Sequence[Any]) -> list[Any]:
+    """The arrays, each varying over all mesh axes over which one of them does."""
+    import jax
+
+    axes = frozenset[Any]().union(*map(_varying, arrays))
+    missing = [tuple(sorted(axes - _varying(array))) for array in arrays]
+    return [
+        jax.lax.pcast(array, lacking, to="varying") if lacking else array
+        for array, lacking in zip(arrays, missing, strict=True)
+    ]
+
+
+def shape_with_mesh_axes(shape: Sequence[int], dtype: Any, inputs: Sequence[Any]) -> Any:
+    """A `jax.ShapeDtypeStruct` that varies over whatever mesh axes the inputs vary over.
+
+    Under `shard_map` a kernel has to say so of its outputs.
+    """
+    import jax
+
+    axes = frozenset[Any]().union(*map(_varying, inputs))
+    if not axes:
+        return jax.ShapeDtypeStruct(tuple(shape), dtype)
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, manual_axis_type=jax.sharding.ManualAxisType(varying=axes))
+
+
+def tensorcore_mesh(axis_name: str, *, num_cores: int | None = None) -> Any:
+    """The mesh of a device's TensorCores for `pl.kernel`; without a number all of them."""
+    from jax.experimental.pallas import tpu as pltpu
+
+    # jax 0.10 has a function for it, which later versions deprecate.
+    make: Any = getattr(pltpu, "TensorCoreMesh", None) or pltpu.create_tensorcore_mesh
+    return make(axis_name=axis_name) if num_cores is None else make(axis_name=axis_name, num_cores=num_cores)
+
+
+@contextmanager
+def abstract_mesh_in_all_threads(mesh: Any) -> Iterator[None]:
+    """Makes an abstract mesh that of every thread: kernels in TPU interpret mode run in threads of XLA's."""
+    import jax
+
+    global_mesh = _abstract_mesh_setting()
+    before = global_mesh.get_global()
+    global_mesh.set_global(mesh)
+    try:
+        with jax.sharding.use_abstract_mesh(mesh), _cpus_taken_for_this_device():
+            yield
+    finally:
+        global_mesh.set_global(before)
+
+
+@contextmanager
+def _cpus_taken_for_this_device() -> Iterator[None]:
+    """What asks for the TPU on a mesh of CPUs is told of the device of the mesh that is set now.
+
+    `jax.shard_map` sets a mesh of its own, of the devices that the function runs on, and jax 0.12 asks while it lowers.
+    """
+    from jax._src.pallas.mosaic import tpu_info
+
+    kind, registry = "cpu", tpu_info.registry
+    ask: Any = tpu_info.get_tpu_info
+    before, info = registry.get(kind), ask()
+    registry[kind] = lambda: info
+    try:
+        yield
+    finally:
+        registry.pop(kind)
+        if before is not None:
+            registry[kind] = before
+        ask.cache_clear()
+
+
+def _abstract_mesh_setting() -> Any:
+    """JAX's setting of the abstract mesh, with a value for each thread and one for all: it moved after jax 0.10."""
+    from jax._src import config, mesh
+
+    home: Any = mesh if hasattr(mesh, "abstract_mesh_context_manager") else config
+    return home.abstract_mesh_context_manager
+
+
+def attached_tpu_chips() -> int:
+    """TPU chips that this machine has on its PCI bus. Starts none of them."""
+    from jax._src import hardware_utils
+
+    return hardware_utils.num_available_tpu_chips_and_device_id()[0]

@@ -1,0 +1,118 @@
+"""Traced functions: what JAX keeps of them, and a hook for what they do."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many of a `scan` equation's inputs are constants, and how many are carried from round to round.
+
+    jax 0.10 and 0.11 have the numbers among the equation's parameters, 0.12 has the three groups of inputs.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].unpack()
+    return len(constants), len(carried)
+
+
+def low_jaxpr(closed: Any) -> Any:
+    """A traced function as a parameter of a primitive of our own: jax 0.12 has types above those that it lowers."""
+    if not getattr(closed, "is_high", False):
+        return closed
+    from jax._src.interpreters import partial_eval
+
+    lower: Any = partial_eval
+    return lower.lower_jaxpr2(closed)
+
+
+def key_implementation(dtype: Any) -> str:
+    """The name of the generator whose keys have this dtype; in public only a key's value tells it."""
+    return str(dtype._impl.name)
+
+
+def donated_arguments(fn: Any) -> tuple[int, ...]:
+    """Numbers of the positional arguments that a function of `jax.jit` gives away; none of any other function.
+
+    Only tracing says so in public, and an object of `jax.jit` that was sent to another process cannot be traced.
+    """
+    return tuple(getattr(getattr(fn, "_jit_info", None), "donate_argnums", ()))
+
+
+def jit_shardings(fn: Any) -> tuple[Any, Any]:
+    """Shardings of the arguments and of the results that a function of `jax.jit` was given; None where it has none.
+
+    Only tracing says so in public, as of what it gives away.
+    """
+    info = getattr(fn, "_jit_info", None)
+    if info is None:
+        return None, None
+    found = (
+        info.in_shardings_treedef.unflatten(info.in_shardings_leaves) if info.user_specified_in_shardings else None,
+        info.out_shardings_treedef.unflatten(info.out_shardings_leaves),
+    )
+    from jax._src.named_sharding import UnspecifiedValue
+
+    return found[0], None if isinstance(found[1], UnspecifiedValue) else found[1]
+
+
+@contextmanager
+def intercepted(handle: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> Iterator[None]:
+    """Has every operation that this thread traces or runs in the block go through `handle`, which does it instead.
+
+    Functions that JAX transforms in the block come as what they are transformed to: a gradient as its products. Those
+    of `custom_jvp`, `custom_vjp` and `shard_map` are followed into. Public JAX has no such hook for a block.
+
+    Args:
+      handle: is given a primitive, its arguments and its parameters, and returns what binding them would return.
+    """
+    from jax._src import core
+
+    with core.set_current_trace(_interceptor()(handle, core.trace_ctx.trace)):
+        yield
+
+
+@functools.cache
+def _interceptor() -> Any:
+    """The class of traces that pass everything on to the one below them."""
+    from jax._src import core, linear_util
+
+    class Interceptor(core.Trace):
+        __slots__ = ("below", "handle")
+
+        def __init__(self, handle: Any, below: Any) -> None:
+            super().__init__()
+            self.handle, self.below, self.requires_low = handle, below, below.requires_low
+
+        def process_primitive(self, primitive: Any, arguments: Any, params: Any, /) -> Any:
+            with core.set_current_trace(self.below):
+                return self.handle(primitive, arguments, params)
+
+        def stage_value(self, val: Any) -> Any:
+            with core.set_current_trace(self.below):
+                return self.below.stage_value(val)
+
+        def process_custom_jvp_call(self, primitive: Any, fn: Any, *rest: Any, **params: Any) -> Any:
+            return self.below.process_custom_jvp_call(primitive, self._followed(fn), *rest, **params)
+
+        def process_custom_vjp_call(self, primitive: Any, fn: Any, *rest: Any, **params: Any) -> Any:
+            return self.below.process_custom_vjp_call(primitive, self._followed(fn), *rest, **params)
+
+        def process_shard_map(self, primitive: Any, fn: Any, *rest: Any, **params: Any) -> Any:
+            return self.below.process_shard_map(primitive, self._followed(fn), *rest, **params)
+
+        def _followed(self, fn: Any) -> Any:
+            wrapped = isinstance(fn, linear_util.WrappedFun)
+            call = fn.call_wrapped if wrapped else fn
+
+            @functools.wraps(call)
+            def follow(*arguments: Any) -> Any:
+                with intercepted(self.handle):
+                    return call(*arguments)
+
+            return linear_util.wrap_init(follow, debug_info=fn.debug_info) if wrapped else follow
+
+    return Interceptor

@@ -1,0 +1,188 @@
+"""TPU interpret mode: what it is given, what it says, and what it does while somebody watches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+from systolic.bugs import runs_user_code
+
+
+def interpret_params(**options: Any) -> Any:
+    """`pltpu.InterpretParams` under which a race is reported and the kernel goes on; jax 0.12 raises unless told."""
+    from jax.experimental.pallas import tpu as pltpu
+
+    if "on_race" in {each.name for each in dataclasses.fields(pltpu.InterpretParams)}:
+        options["on_race"] = "warn"
+    return pltpu.InterpretParams(**options)
+
+
+@contextmanager
+def unkind_interpreter(left_over: Callable[..., Any]) -> Iterator[None]:
+    """Makes TPU interpret mode as unkind as a TPU is, while a function is traced and while it runs.
+
+    A window that an output's block was written back from holds anything afterwards: the next block has another window.
+
+    Args:
+      left_over: makes what memory holds that nobody has written, by `uninitialized_memory`; see `checking.unkind`.
+    """
+    import jax.numpy as jnp
+    import numpy as np
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call, utils
+
+    calls: Any = interpret_pallas_call
+    module: Any = utils
+    get, pad = calls.get, module.pad_to_block_dimension
+    before = {name: getattr(module, name) for name in ("get_uninitialized_value", "get_uninitialized_array")}
+    hbm = calls.TPU_MEMORY_SPACE_IDXS[calls._HBM]
+
+    @functools.wraps(get)
+    def get_and_spoil(
+        token: Any, device: Any, core: Any, memory: Any, buffer: Any, transforms: Any, *rest: Any, **kw: Any
+    ) -> Any:
+        found = get(token, device, core, memory, buffer, transforms, *rest, **kw)
+        # Only as a block is written back a window is read whole, from outside of the kernel.
+        if not rest and not kw and not transforms and int(memory) != hbm:
+            value = found[1]
+            spoiled = left_over(np, value.shape, value.dtype, calls._get_shared_memory().uninitialized_memory)
+            calls.store(token, device, core, memory, buffer, (), spoiled)
+        return found
+
+    def padded(value: Any, block_shape: Any, memory: str) -> Any:
+        made = pad(value, block_shape, memory)
+        if memory != "large" or made.shape == value.shape:
+            return made
+        inside = tuple(slice(0, size) for size in value.shape)
+        return left_over(jnp, made.shape, made.dtype, memory).at[inside].set(value)
+
+    # Copies of the kernel's own call what is wrapped.
+    get_and_spoil.__wrapped__ = get.__wrapped__  # type: ignore[attr-defined]
+    module.get_uninitialized_value = lambda dtype, memory: left_over(np, (), dtype, memory)
+    module.get_uninitialized_array = functools.partial(left_over, jnp)
+    calls.get, module.pad_to_block_dimension = get_and_spoil, padded
+    try:
+        yield
+    finally:
+        calls.get, module.pad_to_block_dimension = get, pad
+        for name, function in before.items():
+            setattr(module, name, function)
+
+
+@contextmanager
+def watched_interpreter(watch: Callable[..., Any]) -> Iterator[None]:
+    """Lets `watch` make every call by which a kernel in TPU interpret mode does something, while it is traced.
+
+    Args:
+      watch: gets what is done ("get", "swap", "dma_start" and so on), the source of what asks for it, as an equation of
+        a jaxpr has it, or None, the function to call, and its arguments: a token, the device, the core, and more.
+    """
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    calls: Any = interpret_pallas_call
+    before = calls.callback
+
+    @runs_user_code  # what JAX cannot interpret it says so in here, of the user's kernel
+    def io_callback(function: Any, *rest: Any, **kw: Any) -> Any:
+        name = getattr(getattr(function, "func", function), "__name__", "")
+        source = getattr(function, "keywords", {}).get("source_info")
+        return before.io_callback(functools.partial(watch, name, source, function), *rest, **kw)
+
+    calls.callback = SimpleNamespace(io_callback=io_callback)
+    try:
+        yield
+    finally:
+        calls.callback = before
+
+
+def swap_past_the_end(error: Exception) -> str:
+    """What TPU interpret mode of jax 0.12 says of a store that ends past a buffer, and that of 0.10 asserts; or ""."""
+    entry = error.__traceback__ if isinstance(error, AssertionError) else None
+    while entry is not None:
+        known = entry.tb_frame.f_locals
+        if "in_bounds_shape" in known and "buff" in known:
+            memory, number, device, core = known["key"]
+            buffer = f"({device} {core} {memory} {number})"
+            shape = known["buff"].logical_shape
+            return f"Out-of-bounds swap of {buffer}: swapping [{known['rnge']}] but buffer has shape {shape} ."
+        entry = entry.tb_next
+    return ""
+
+
+@contextmanager
+def interpreter_reports() -> Iterator[StringIO]:
+    """Collects what TPU interpret mode says of races and semaphores in all threads: jax 0.12 logs some of it."""
+    text = StringIO()
+    handler = logging.StreamHandler(text)
+    handler.addFilter(lambda record: "RACE DETECTED" in record.getMessage())
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        with redirect_stdout(text):
+            yield text
+    finally:
+        root.removeHandler(handler)
+
+
+def races_found() -> bool:
+    """Whether the race detector of TPU interpret mode found one in the kernel that ran last."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    races = interpret_pallas_call.races
+    return races is not None and races.races_found
+
+
+def semaphore_waits() -> set[int]:
+    """The threads in which a kernel in TPU interpret mode waits for a semaphore.
+
+    None while another core's thread is at work, which may signal it.
+    """
+
+    found, cores = set[int](), set[int]()
+    for thread, innermost in sys._current_frames().items():
+        frame = innermost
+        while frame is not None:
+            name, inside = frame.f_code.co_name, "interpret" in frame.f_code.co_filename
+            if inside and name in ("dma_wait", "semaphore_wait"):
+                found.add(thread)
+            elif inside and name == "_run_jaxpr":
+                cores.add(thread)
+            frame = frame.f_back
+    return set() if cores - found else found
+
+
+def end_interpreted_kernel(reason: Exception) -> None:
+    """Makes the kernel that is running in TPU interpret mode fail, at its next access or while it waits."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    memory = interpret_pallas_call._shared_memory
+    if memory is not None:
+        memory.set_failed(reason, top_level=False)
+
+
+def interpreted_failure() -> Exception | None:
+    """What made the last kernel in TPU interpret mode fail, with the traceback that is lost on its way through XLA."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    memory = interpret_pallas_call._shared_memory
+    return memory._failure if memory is not None else None
+
+
+def interpreted_effects() -> frozenset[Any]:
+    """The effects that JAX gives to a kernel in TPU interpret mode."""
+    from jax._src.pallas.mosaic.interpret.params import get_interpret_effects
+
+    return frozenset(get_interpret_effects())
+
+
+def interpret_mode_is_forced() -> bool:
+    """Whether `pltpu.force_tpu_interpret_mode` makes the CPU run kernels that ask for a TPU."""
+    from jax._src import config
+
+    return config.pallas_tpu_interpret_mode_context_manager.value is not None
