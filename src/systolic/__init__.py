@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from systolic.ops.quantised import Quantized, dequantize, fake_quantize, from_qwix, quantize, to_qwix
     from systolic.ops.sparse import BlockMask, BlockSparse, sparse_matmul
     from systolic.replacing import Matmuls, matmuls
+    from systolic.report import Comparison, compare
     from systolic.schedule import Tiles
     from systolic.simulator import SimulatedRun
     from systolic.simulator.slice.records import SliceRun
@@ -31,6 +32,7 @@ __all__ = [
     "BlockSparse",
     "CheckReport",
     "Chip",
+    "Comparison",
     "Explanation",
     "FunctionTuning",
     "GatedSpec",
@@ -55,6 +57,7 @@ __all__ = [
     "__version__",
     "check",
     "chip",
+    "compare",
     "dequantize",
     "dot_general",
     "einsum",
@@ -94,6 +97,7 @@ _DOORS = {
     "systolic.ops.quantised": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),
     "systolic.ops.sparse": ("BlockMask", "BlockSparse", "sparse_matmul"),
     "systolic.replacing": ("Matmuls", "matmuls"),
+    "systolic.report": ("Comparison", "compare"),
     "systolic.schedule": ("Tiles",),
     "systolic.simulator": ("SimulatedRun",),
     "systolic.simulator.slice.records": ("SliceRun",),

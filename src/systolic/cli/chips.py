@@ -65,28 +65,38 @@ _FIELDS = (
 @click.argument("names", nargs=-1)
 @output_options
 def chips(names: tuple[str, ...], json_file: str | None, quiet: bool) -> int:
-    """Show the chips that systolic knows: per chip, per core, and where each number is from.
+    """Show the chips that systolic knows; of chips by NAMES, also the simulator's model and where each number is from.
 
     \b
     Examples:
       systolic chips
       systolic chips v5e v7x --json chips.json
     """
-    chosen = list({chip.name: chip for chip in map(chip_named, names)}.values()) or list(CHIPS.values())
+    named = list({chip.name: chip for chip in map(chip_named, names)}.values())
+    chosen = named or list(CHIPS.values())
     check_target(json_file)
-    give(json_file, "chips", map(_record, chosen), {"chips": len(chosen)}, lambda: _show(chosen))
+    give(
+        json_file,
+        "chips",
+        map(_record, chosen),
+        {"chips": len(chosen)},
+        lambda: _show(chosen, with_sources=bool(named)),
+    )
     if json_file not in (None, "-"):
         note(f"written {json_file}", quiet=quiet)
     return 0
 
 
-def _show(chosen: Sequence[Chip]) -> None:
+def _show(chosen: Sequence[Chip], *, with_sources: bool) -> None:
     out = console()
     out.print(
         "Per chip, as published; int8 in brackets where it is computed as another dtype. Links to other chips: how "
         "many, and GB/s of one in one direction on the simulator's model.\n"
     )
     show_table(out, _COLUMNS, chosen)
+    if not with_sources:
+        out.print("\nThe model of a chip, and where each number is from: systolic chips v5e", highlight=False)
+        return
     for chip in chosen:
         out.print(f"\n[bold]{chip.name}[/] {chip.title}: one core on the simulator's model, and where numbers are from")
         show_table(out, _FIELD_COLUMNS, _fields(chip))

@@ -1,6 +1,13 @@
 """Pictures and pages made from results."""
 
-from systolic.report.compared import ComparedRow, Comparison, compare_explanations, compare_runs
+from systolic.report.compared import (
+    ComparedRow,
+    Comparison,
+    NotComparableError,
+    compare,
+    compare_explanations,
+    compare_runs,
+)
 from systolic.report.page import explanation_page
 from systolic.report.png import save_png
 from systolic.report.rates_plot import RatePoint, rates_plot
@@ -10,9 +17,11 @@ from systolic.report.trace import chrome_trace
 __all__ = [
     "ComparedRow",
     "Comparison",
+    "NotComparableError",
     "RatePoint",
     "TimePoint",
     "chrome_trace",
+    "compare",
     "compare_explanations",
     "compare_runs",
     "explanation_page",

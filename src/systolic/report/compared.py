@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import cattrs
+
+from systolic.call_errors import WrongCallError
 from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
 from systolic.explaining import Explanation, OperandTraffic
 from systolic.report.explained_tables import program, rate_tflops
 from systolic.report.time_errors import verdict_text
 from systolic.simulator import SimulatedRun, SliceRun, same_kernel
 from systolic.summary import Summarised, Summary
+from systolic.untrusted import read_record
 
 Run = SimulatedRun | SliceRun
+FORMAT = 1  # of `Comparison.to_json`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,20 @@ class Comparison(Summarised):
     same_kernel: bool = False  # whether both take most of their time in Pallas kernels of one name
     topology_before: str = ""  # the slice; "" on one device
     topology_after: str = ""
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """Writes JSON text, which `from_json` reads."""
+        return json.dumps(cattrs.unstructure(self), allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> Comparison:
+        """Reads a comparison that `to_json` wrote.
+
+        Raises:
+          ValueError: the text is none, or of another version's format.
+        """
+        return read_record(text, Comparison, "comparison")
 
     @property
     def before_us(self) -> float:
@@ -121,6 +141,33 @@ class Comparison(Summarised):
                 for row in self.rows
             ),
         )
+
+
+class NotComparableError(WrongCallError, TypeError):
+    """Two things that have nothing in common to be compared."""
+
+
+def compare(before: Explanation | Run, after: Explanation | Run, *, names: tuple[str, str] = ("", "")) -> Comparison:
+    """Says what changed from one explanation to another, or from one simulated run to another.
+
+        before = systolic.simulate(jnp.matmul, x, w, chip="v6e")
+        after = systolic.simulate(kernel, x, w, chip="v6e")
+        print(systolic.compare(before, after, names=("jnp.matmul", "kernel")))
+
+    Args:
+      before: an `Explanation`, a `SimulatedRun` or a `SliceRun`.
+      after: the same; runs of one device and of a slice may be compared.
+      names: of the two functions, for runs; an explanation has its function's.
+
+    Raises:
+      NotComparableError: one is an explanation and the other is not, or one is neither that nor a run.
+    """
+    if isinstance(before, Explanation) and isinstance(after, Explanation):
+        return compare_explanations(before, after)
+    if isinstance(before, SimulatedRun | SliceRun) and isinstance(after, SimulatedRun | SliceRun):
+        return compare_runs(before, after, names=names)
+    kinds = " and ".join(type(each).__name__ for each in (before, after))
+    raise NotComparableError(f"cannot compare {kinds}: give two explanations, or two simulated runs")
 
 
 def compare_runs(before: Run, after: Run, *, names: tuple[str, str]) -> Comparison:

@@ -3,6 +3,7 @@
 from systolic.store.database import StoreDamagedError, StoreError, StoreWarning
 from systolic.store.exported import EXPORT_SCHEMA, TrialsFileError, read_exported, read_trials_file
 from systolic.store.function import FunctionConfig, FunctionConfigError, FunctionSpec, Keyword, arguments_of
+from systolic.store.reading import read_subject, read_trial
 from systolic.store.trial import Subject, Trial, best_first
 from systolic.store.trial_store import StoreHealth, TrialStore, store_file
 
@@ -23,6 +24,8 @@ __all__ = [
     "arguments_of",
     "best_first",
     "read_exported",
+    "read_subject",
+    "read_trial",
     "read_trials_file",
     "store_file",
 ]

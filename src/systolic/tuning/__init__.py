@@ -3,9 +3,10 @@
 from systolic.tuning.cluster import Certificates, ClusterError, cluster
 from systolic.tuning.function_result import FunctionTuning, LeftOut
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.result import End, KeptTrials, TuningResult, xla_repeated_us
+from systolic.tuning.result import KeptTrials, TuningResult, xla_repeated_us
+from systolic.tuning.saved import End, SavedTuningError
 from systolic.tuning.search import COMPILE_LIMIT_S, MOST_TRIALS, StalledError, Watcher
-from systolic.tuning.tune import tune
+from systolic.tuning.tune import TuneCallError, tune
 
 __all__ = [
     "COMPILE_LIMIT_S",
@@ -17,7 +18,9 @@ __all__ = [
     "KeptTrials",
     "LeftOut",
     "Ranking",
+    "SavedTuningError",
     "StalledError",
+    "TuneCallError",
     "TuningResult",
     "Watcher",
     "cluster",

@@ -41,7 +41,7 @@ from systolic.store import (
 from systolic.tuning.function_result import FunctionTuning, LeftOut
 from systolic.tuning.product import known_chip
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.result import End
+from systolic.tuning.saved import End
 from systolic.tuning.search import Effort, Search, Watcher
 
 Function = Callable[..., Any] | NamedFunction

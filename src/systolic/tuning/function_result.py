@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from systolic.chips.time_error import (
 )
 from systolic.compiler import NamedFunction
 from systolic.explaining import records_with
-from systolic.store import FunctionConfig, FunctionSpec, Keyword, Trial
+from systolic.store import FunctionConfig, FunctionSpec, Keyword, Subject, Trial
 from systolic.summary import Summarised, Summary
-from systolic.tuning.result import End
+from systolic.tuning.saved import End, SavedTuningError, read_result, write_result
+from systolic.untrusted import UntrustedError, structured
 
 _MOSTLY = 0.5  # of its time, that Pallas kernels take: then two variants are compared as two tiles of one kernel are
 
@@ -36,11 +38,19 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What a saved result has of its own."""
+
+    default: FunctionConfig | None
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTuning(Summarised):
     """What a search found.
 
     Attributes:
-      fn: the function.
+      fn: the function; None in a result that was read from a file without it.
       args: abstract arguments that it was tuned for.
       spec: its name and its arguments.
       trials: of this search and of those before it, fastest first.
@@ -52,7 +62,7 @@ class FunctionTuning(Summarised):
       end: why it ended: so many trials, the time was over, nothing left could be faster, or all were tried.
     """
 
-    fn: Callable[..., Any] | NamedFunction
+    fn: Callable[..., Any] | NamedFunction | None
     args: tuple[Any, ...]
     spec: FunctionSpec
     chip: str
@@ -77,6 +87,44 @@ class FunctionTuning(Summarised):
             },
             columns=("arguments", "status", "µs simulated", "waits for", "reason"),
             rows=tuple((str(one.function), one.status, one.simulated_us, one.limit, one.reason) for one in self.trials),
+        )
+
+    def to_json(self) -> str:
+        """Writes JSON text, which `from_json` reads, without the function and its arguments."""
+        left_out = list(map(dataclasses.asdict, self.left_out))
+        default = None if self.default is None else dataclasses.asdict(self.default)
+        subject = Subject.here(self.spec, self.chip)
+        return write_result(self, subject, self.trials, default=default, left_out=left_out)
+
+    @staticmethod
+    def from_json(
+        text: str, fn: Callable[..., Any] | NamedFunction | None = None, args: tuple[Any, ...] = ()
+    ) -> FunctionTuning:
+        """Reads a result that `to_json` wrote.
+
+        Args:
+          fn: the function, which `partial` needs.
+          args: arrays or `jax.ShapeDtypeStruct`s, which `partial` needs where fields of records were tuned.
+
+        Raises:
+          SavedTuningError: the text is no such result, or one of another version's format.
+        """
+        try:
+            subject, trials, ended, document = read_result(text)
+            if not isinstance(subject.spec, FunctionSpec):
+                raise UntrustedError("it is of a product: systolic.TuningResult.from_json reads it")
+            parts = structured({name: document.get(name) for name in ("default", "left_out")}, _Parts)
+        except UntrustedError as error:
+            raise SavedTuningError(f"this is no result of tuning a function: {error}") from error
+        return FunctionTuning(
+            fn=fn,
+            args=args,
+            spec=subject.spec,
+            chip=subject.chip,
+            trials=tuple(trials),
+            default=parts.default,
+            left_out=parts.left_out,
+            **dataclasses.asdict(ended),
         )
 
     @property
@@ -105,9 +153,11 @@ class FunctionTuning(Summarised):
         """The function with the winner's static arguments, records among them. One that is named is imported.
 
         Raises:
-          LookupError: no trial has a time.
+          LookupError: no trial has a time, or the result was read from a file without the function.
         """
         keywords = self.keywords
+        if self.fn is None:
+            raise LookupError("the function is not in the file: FunctionTuning.from_json(text, fn) takes it")
         fields = {name: keywords.pop(name) for name in list(keywords) if "." in name}
         made = functools.partial(self.fn.load() if isinstance(self.fn, NamedFunction) else self.fn, **keywords)
         return functools.partial(made, **records_with(made, fields, self.args)) if fields else made

@@ -17,7 +17,8 @@ from systolic.spec import Spec
 from systolic.store import Subject, TrialStore
 from systolic.timing import NoDeviceError, device_of, measure
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.result import End, TuningResult
+from systolic.tuning.result import TuningResult
+from systolic.tuning.saved import End
 from systolic.tuning.search import Effort, Search, Watcher
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from systolic.chips import Chip, known_chip
+from systolic.chips import Chip, chip, known_chip
 from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
 from systolic.cost import machine_roofline, repeated_us
-from systolic.op import op_of
+from systolic.op import op_of, read_spec, record_of
 from systolic.ops.trial_error import trial_error
 from systolic.schedule import KernelConfig
 from systolic.spec import Spec
-from systolic.store import Trial, best_first
+from systolic.store import Subject, Trial, best_first
 from systolic.summary import Summarised, Summary
-
-End = Literal["trials", "time", "bound", "all", "stopped"]
+from systolic.tuning.saved import End, SavedTuningError, read_result, write_result
+from systolic.untrusted import UntrustedError, mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,26 @@ class TuningResult(KeptTrials, Summarised):
                 for one in self.trials
             ),
         )
+
+    def to_json(self) -> str:
+        """Writes JSON text, which `from_json` reads."""
+        trials = self.trials if self.xla is None else (*self.trials, self.xla)
+        return write_result(self, Subject.here(self.computed, self.chip), trials, asked=record_of(self.spec))
+
+    @staticmethod
+    def from_json(text: str) -> TuningResult:
+        """Reads a result that `to_json` wrote.
+
+        Raises:
+          SavedTuningError: the text is no such result, or one of another version's format.
+        """
+        try:
+            subject, trials, ended, document = read_result(text)
+            asked = mapping(document.get("asked"), "asked")
+            spec = read_spec(asked.get("op"), asked.get("spec"))
+        except UntrustedError as error:
+            raise SavedTuningError(f"this is no tuning result: {error}") from error
+        return TuningResult.of(spec, chip(subject.chip), trials, **dataclasses.asdict(ended))
 
     @property
     def config(self) -> KernelConfig:

@@ -18,7 +18,7 @@ from systolic.schedule import KernelConfig
 from systolic.simulator import traits_of
 from systolic.store import FunctionConfig, Subject, Trial, TrialStore
 from systolic.tuning.ranking import Choice, ConfigT, Ranking
-from systolic.tuning.result import End
+from systolic.tuning.saved import End
 
 MOST_TRIALS = 12
 COMPILE_LIMIT_S = 120.0

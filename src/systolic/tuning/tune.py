@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from systolic.bugs import reports_bugs
+from systolic.call_errors import WrongCallError
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction
 from systolic.experiments import Submit
@@ -19,6 +21,10 @@ from systolic.tuning.result import TuningResult
 from systolic.tuning.search import COMPILE_LIMIT_S, MOST_TRIALS, Effort, Watcher
 
 _EFFORT = {field.name for field in dataclasses.fields(Effort)}
+
+
+class TuneCallError(WrongCallError, TypeError):
+    """`tune` was called with an argument that it does not take."""
 
 
 @overload
@@ -96,6 +102,7 @@ def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = No
       A `TuningResult` of a product, and a `FunctionTuning` of a function.
 
     Raises:
+      TuneCallError: there is no such argument.
       SpecError: what is fused cannot be built from its description.
       FunctionConfigError: `over` is missing or names no values, too many, or some that cannot be kept.
       UnknownChipError, UnsupportedDtypeError: no such chip, or a record that is not registered (`chips.register`); the
@@ -110,7 +117,17 @@ def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = No
     """
     effort = Effort(**{name: options.pop(name) for name in _EFFORT & set(options)})
     if over is not None:
-        return tune_function(what, args, over=over, effort=effort, **options)
+        return _called(tune_function, what, args, over=over, effort=effort, **options)
     if callable(what) or isinstance(what, NamedFunction):
         raise FunctionConfigError("a function is tuned over static arguments: give over={'block_q': (128, 256)}")
-    return tune_product(what, *args, effort=effort, **options)
+    return _called(tune_product, what, *args, effort=effort, **options)
+
+
+def _called(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError as error:
+        known = sorted({*signature.parameters, *_EFFORT} - {"spec", "fn", "args", "effort"})
+        raise TuneCallError(f"tune: {error}; its arguments are {', '.join(known)}") from None
+    return function(*args, **keywords)

@@ -12,6 +12,7 @@ import cattrs
 import pytest
 from explanations import a_faster_one, a_run, an_explanation
 
+import systolic
 from systolic.chips.time_error import TimeError
 from systolic.cli.main import main
 from systolic.explaining.explanation import Explanation
@@ -59,6 +60,22 @@ def test_what_changed() -> None:
     assert ("units", "eup") not in rows  # nothing on both sides
     assert found.findings_gone == ("larger blocks of lhs",)
     assert found.findings_new == ("spills",)
+
+
+def test_in_python_it_takes_two_explanations_or_two_runs_and_is_kept() -> None:
+    before, after = an_explanation(), a_faster_one()
+    found = systolic.compare(before, after)
+    assert found == compare_explanations(before, after)
+    assert systolic.Comparison.from_json(found.to_json()) == found
+    assert (
+        systolic.compare(before.run, after.run, names=("a", "b"))
+        .summary()
+        .heading.startswith("v6e a → b: 38.0% faster")
+    )
+    with pytest.raises(TypeError, match="cannot compare Explanation and SimulatedRun"):
+        systolic.compare(before, after.run)
+    with pytest.raises(ValueError, match="format"):
+        systolic.Comparison.from_json(found.to_json().replace('"format": 1', '"format": 2'))
 
 
 def test_an_operand_that_only_one_side_has() -> None:

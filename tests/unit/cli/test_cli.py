@@ -155,6 +155,13 @@ def test_chips_shows_every_number_with_its_source(run: Run) -> None:
         assert words in out
 
 
+def test_chips_without_a_name_fit_a_screen_and_say_how_to_see_more(run: Run) -> None:
+    code, out, _ = run("chips")
+    assert code == 0
+    assert len(out.splitlines()) < 24
+    assert out.rstrip().endswith("systolic chips v5e")
+
+
 def test_chips_as_json(run: Run) -> None:
     code, out, _ = run("chips", "--json", "-")
     document = json.loads(out)

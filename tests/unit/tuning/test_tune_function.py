@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from systolic.store import (
     TrialStore,
     read_trials_file,
 )
-from systolic.tuning import FunctionTuning
+from systolic.tuning import FunctionTuning, LeftOut, SavedTuningError
 from systolic.tuning.function import combinations
 from systolic.untrusted import UntrustedError
 
@@ -139,6 +140,34 @@ def test_the_winner_is_given_as_keywords_and_as_a_partial() -> None:
     assert (nothing.winner, nothing.speed_ratio, nothing.verdict) == (None, None, "not known")
     with pytest.raises(LookupError):
         _ = nothing.partial
+
+
+def test_a_result_is_written_and_read_again_without_the_function() -> None:
+    left_out = LeftOut(keywords=(Keyword(name="block", value="64"),), reason="it breaks a rule")
+    found = result(trial(1000.0, block=256), trial(2000.0), default=trial(2000.0).function)
+    found = dataclasses.replace(found, left_out=(left_out,))
+    again = FunctionTuning.from_json(found.to_json())
+    assert again == dataclasses.replace(found, fn=None)
+    with pytest.raises(LookupError, match="from_json"):
+        _ = again.partial
+    assert FunctionTuning.from_json(found.to_json(), math.hypot).partial.keywords == {"block": 256}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"format": 1', '"format": 9', "format 1 is read here"),
+        ('"trials": [', '"trials": 5, "more": [', "trials is no list"),
+        ('"end": "all"', '"end": "bored"', "is none of"),
+        ('"simulated_us": 1000.0', '"simulated_us": -1.0', "no time above 0"),
+        ('"op": "function"', '"op": "sorcery"', "is not known"),
+    ],
+)
+def test_a_text_that_is_no_result_is_refused(old: str, new: str, said: str) -> None:
+    text = result(trial(1000.0, block=256)).to_json()
+    assert old in text
+    with pytest.raises(SavedTuningError, match=said):
+        FunctionTuning.from_json(text.replace(old, new))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+import systolic
 import systolic.tuning.result
 from systolic.bench.suites import OPERAND_STACKS
 from systolic.chips import Chip, UnsupportedDtypeError, chip
@@ -28,7 +29,7 @@ from systolic.simulator import SimulatedRun
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Prologue, SpecError
 from systolic.store import Trial, TrialStore
 from systolic.timing import Measurement
-from systolic.tuning import Ranking, StalledError, TuningResult, Watcher, tune
+from systolic.tuning import Ranking, SavedTuningError, StalledError, TuneCallError, TuningResult, Watcher, tune
 
 PROBLEM = MatmulSpec.of(1024, 1024, 1024, "bfloat16")
 V6E = chip("v6e")
@@ -76,6 +77,24 @@ class Machine:
 def searched(tmp_path: Path, machine: Machine, **options: Any) -> TuningResult:
     store = TrialStore(tmp_path / "trials.sqlite")
     return tune(PROBLEM, "v6e", store=store, submit=machine, **options)
+
+
+def test_an_argument_that_tune_does_not_take_is_no_bug(tmp_path: Path) -> None:
+    with pytest.raises(TuneCallError, match=r"'max_trials'; its arguments are .*\btrials\b"):
+        searched(tmp_path, Machine(), max_trials=5)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        cast(Any, systolic.tune)(PROBLEM, "v6e", "v5e")
+
+
+def test_a_result_is_written_and_read_again(tmp_path: Path) -> None:
+    found = searched(tmp_path, Machine(), trials=5)
+    again = TuningResult.from_json(found.to_json())
+    assert again == found
+    assert again.ratio_to_xla == found.ratio_to_xla is not None
+    with pytest.raises(SavedTuningError, match="format"):
+        TuningResult.from_json(found.to_json().replace('"format": 1', '"format": 2'))
+    with pytest.raises(SavedTuningError, match="no JSON"):
+        TuningResult.from_json("{")
 
 
 def test_so_many_trials_and_xla(tmp_path: Path) -> None:

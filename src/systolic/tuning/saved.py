@@ -1,0 +1,62 @@
+"""Results of searches as JSON text, and read again: for who has not got the store that their trials are kept in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from systolic.call_errors import WrongCallError
+from systolic.store import Subject, Trial, read_subject, read_trial
+from systolic.untrusted import UntrustedError, mapping, read_json, shown, structured
+
+FORMAT = 1
+
+End = Literal["trials", "time", "bound", "all", "stopped"]
+
+
+class SavedTuningError(WrongCallError, ValueError):
+    """A text is no result of a search, or one of another version's format; the message says what is wrong."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a search ended, as its results have it."""
+
+    considered: int
+    compiled: int
+    seconds: float
+    end: End
+
+
+def write_result(result: Any, subject: Subject, trials: Iterable[Trial], **more: Any) -> str:
+    """Writes JSON text, which `read_result` reads.
+
+    Args:
+      result: has the fields of `Ended`.
+      subject: what the trials are of.
+      more: what a kind of result has besides, as JSON values.
+    """
+    ended = {field.name: getattr(result, field.name) for field in dataclasses.fields(Ended)}
+    rows = [dataclasses.asdict(trial) for trial in trials]
+    return json.dumps(
+        {"format": FORMAT, "subject": dataclasses.asdict(subject), "trials": rows, "ended": ended, **more},
+        allow_nan=False,
+    )
+
+
+def read_result(text: str) -> tuple[Subject, list[Trial], Ended, dict[str, Any]]:
+    """What the trials are of, the trials, how the search ended, and the whole document.
+
+    Raises:
+      UntrustedError: `write_result` did not write it, or that of a version with another format.
+    """
+    document = dict(mapping(read_json(text), "it"))
+    if document.get("format") != FORMAT:
+        raise UntrustedError(f"format {FORMAT} is read here, and not that of {shown(document.get('format'))}")
+    subject = read_subject(document.get("subject"))
+    rows = document.get("trials")
+    if not isinstance(rows, list):
+        raise UntrustedError(f"trials is no list but {shown(rows)}")
+    return subject, [read_trial(row, subject) for row in rows], structured(document.get("ended"), Ended), document
