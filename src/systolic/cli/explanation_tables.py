@@ -12,6 +12,7 @@ from systolic.explaining import Explanation
 from systolic.report.ceilings import ceilings_table
 from systolic.report.explained_tables import (
     HOW_SHARED,
+    idle_units,
     line_times_table,
     lines_table,
     ops_table,
@@ -60,6 +61,8 @@ def show_explanation(out: Console, explanation: Explanation) -> None:
         limit, capacity = round_mib(explanation.vmem.limit_bytes), round_mib(explanation.vmem.capacity_bytes)
         show_section(out, f"VMEM, limit {limit} MiB, capacity {capacity} MiB", vmem_table(explanation))
     show_section(out, f"units; the program has {run.bundles:,} bundles", units_table(run))
+    if idle := idle_units(run):
+        out.print(idle)
     show_section(out, "straight code, over all its executions", regions_table(explanation))
     title = f"time by line of the source: {HOW_SHARED}"
     show_section(out, title, line_times_table(explanation))

@@ -7,7 +7,7 @@ from rich.markup import escape
 
 from systolic.cli.tables import show_table
 from systolic.report.columns import Column, numeric, textual
-from systolic.report.explained_tables import units_table
+from systolic.report.explained_tables import idle_units, units_table
 from systolic.report.time_errors import time_text
 from systolic.schedule import MIB
 from systolic.simulator import CopySize, OpRun, SimulatedRun, SparseCoreRun, SparseOpRun
@@ -39,6 +39,8 @@ def show_parts(out: Console, run: SimulatedRun) -> None:
     out.print("")
     units = units_table(run)
     show_table(out, units.columns, units.rows)
+    if idle := idle_units(run):
+        out.print(idle)
     if core.copy_sizes:
         out.print("")
         sizes = sorted(core.copy_sizes, key=lambda size: -size.size_bytes * size.count)

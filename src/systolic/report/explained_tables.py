@@ -132,7 +132,7 @@ def vmem_table(explanation: Explanation) -> ExplainedTable[VmemPart] | None:
 
 
 def units_table(run: SimulatedRun) -> ExplainedTable[tuple[str, float]]:
-    """Lists how busy each unit was, the busiest first."""
+    """Lists how busy each unit was that did anything, the busiest first."""
     issued = Counter[str]()
     for core in run.cores:
         issued.update(core.issued)
@@ -144,8 +144,14 @@ def units_table(run: SimulatedRun) -> ExplainedTable[tuple[str, float]]:
             numeric("issue slots a cycle", lambda unit: run.slots.get(unit[0])),
             numeric("issued", lambda unit: issued.get(unit[0]), ","),
         ),
-        sorted(run.busy.items(), key=lambda unit: -unit[1]),
+        sorted((unit for unit in run.busy.items() if unit[1]), key=lambda unit: -unit[1]),
     )
+
+
+def idle_units(run: SimulatedRun) -> str:
+    """Names the units that did nothing, "idle: xlu, eup"; "" where all did something."""
+    idle = [unit for unit, busy in run.busy.items() if not busy]
+    return f"idle: {', '.join(idle)}" if idle else ""
 
 
 def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
