@@ -30,7 +30,7 @@ TASKS = {
         "ladder": "Run the ladder of eight matmul kernels: is each legal, is it right, does it compile, how "
         "fast is it.",
         "lessons": "Run lessons by NAME, or all; without a name, list them.",
-        "chips": "Show the chips that systolic knows: per chip, per core, and where each number is from.",
+        "chips": "Show the chips that systolic knows; of chips by NAMES also where each number is from.",
     },
     "The model of a chip": {
         "validate": "Simulate every program of the CSV files, and show how far the times are from those that were "

@@ -37,6 +37,7 @@ from systolic.explaining import ExplainRequest, Explanation, explain_with_pool
 @click.option(
     "--try-mesh", is_flag=True, help="On a slice: simulate other meshes and shardings too, at most --tries of them."
 )
+@click.option("--details", is_flag=True, help="Print the tables behind the findings too, as the page has them.")
 @worker_options()
 @output_options
 def explain(
@@ -49,6 +50,7 @@ def explain(
     page: Path | None,
     tries: int,
     try_mesh: bool,
+    details: bool,
     workers: Workers,
     json_file: str | None,
     quiet: bool,
@@ -108,7 +110,7 @@ def explain(
     def show() -> None:
         out = console()
         for each in found:
-            show_explanation(out, each)
+            show_explanation(out, each, details=details)
         for name, reason in failed.items():
             out.print(f"{name} {function}: {reason}", markup=False)
 

@@ -31,11 +31,38 @@ from systolic.report.written import percent, round_mib
 _PIECES = 72
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _NOT_KEPT = "·"
+_FEW_PROGRAMS = 6  # rows, without details
+_FEW_LINES = 4
 
 
-def show_explanation(out: Console, explanation: Explanation) -> None:
-    """Prints the verdict, the figures, the findings, then the timeline and the tables behind them."""
-    run = explanation.run
+def show_explanation(out: Console, explanation: Explanation, *, details: bool) -> None:
+    """Prints the verdict, the figures, the findings, the timeline and lines; with `details` the tables behind them."""
+    _heading(out, explanation)
+    show_section(out, "findings", savings_table(explanation), "nothing was found that would save time")
+    programs = programs_table(explanation)
+    show_section(out, "programs", programs if details else programs.shortened(_FEW_PROGRAMS))
+    if (whole := explanation.slice_run) is not None:
+        show_section(out, "limits of one device", ceilings_table(explanation))
+        out.print(f"\n{WAYS[whole.way]}", markup=False)
+        show_slice_tables(out, whole)
+    _timeline(out, explanation)
+    title = f"time by line of the source: {HOW_SHARED}"
+    lines = line_times_table(explanation)
+    show_section(out, title, lines if details or lines is None else lines.shortened(_FEW_LINES))
+    if details:
+        _details(out, explanation)
+    if explanation.notes or explanation.run.assumptions:
+        out.print("")
+    for text in explanation.notes:
+        out.print(f"note: {escape(text)}")
+    for text in explanation.run.assumptions:
+        out.print(f"assumed: {escape(text)}")
+    if not details:
+        out.print("\nVMEM, units, straight code, traffic of each operand, operations: --details, or a page by --out")
+
+
+def _heading(out: Console, explanation: Explanation) -> None:
+    """What was compiled, the verdict, the figures, and what the time goes into."""
     versions = ", ".join(f"{name} {version}" for name, version in explanation.versions.items() if version)
     whole = explanation.slice_run
     name = with_clock_state(explanation.chip) + (f" {whole.topology}, {whole.devices} devices" if whole else "")
@@ -50,13 +77,11 @@ def show_explanation(out: Console, explanation: Explanation) -> None:
         "; ".join(f"{each.title} {each.value} {each.unit} ({escape(each.beside)})" for each in figures(explanation))
     )
     out.print("time: " + ", ".join(f"{part.title} {percent(part.share)}" for part in time_parts(explanation)))
-    show_section(out, "findings", savings_table(explanation), "nothing was found that would save time")
-    show_section(out, "programs", programs_table(explanation))
-    if whole is not None:
-        show_section(out, "limits of one device", ceilings_table(explanation))
-        out.print(f"\n{WAYS[whole.way]}", markup=False)
-        show_slice_tables(out, whole)
-    _timeline(out, explanation)
+
+
+def _details(out: Console, explanation: Explanation) -> None:
+    """The tables behind the findings."""
+    run = explanation.run
     if explanation.vmem is not None:
         limit, capacity = round_mib(explanation.vmem.limit_bytes), round_mib(explanation.vmem.capacity_bytes)
         show_section(out, f"VMEM, limit {limit} MiB, capacity {capacity} MiB", vmem_table(explanation))
@@ -64,19 +89,11 @@ def show_explanation(out: Console, explanation: Explanation) -> None:
     if idle := idle_units(run):
         out.print(idle)
     show_section(out, "straight code, over all its executions", regions_table(explanation))
-    title = f"time by line of the source: {HOW_SHARED}"
-    show_section(out, title, line_times_table(explanation))
     show_section(out, "lines of the source, in one execution (modelled)", lines_table(explanation))
     show_section(out, "HBM traffic of each operand", traffic_table(explanation))
     for program in explanation.programs:
         if (its := program.device_run) is not None:
             show_section(out, f"operations of {program.label}", ops_table(its))
-    if explanation.notes or run.assumptions:
-        out.print("")
-    for text in explanation.notes:
-        out.print(f"note: {escape(text)}")
-    for text in run.assumptions:
-        out.print(f"assumed: {escape(text)}")
 
 
 def _timeline(out: Console, explanation: Explanation) -> None:

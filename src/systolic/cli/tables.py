@@ -26,7 +26,8 @@ FORMATS: tuple[TableFormat, ...] = get_args(TableFormat)
 _CHOSEN = f"{__name__}.format"  # in the context that all commands of a call share
 # Of text beside tables in a file or a pipe; the tables take what they need.
 _WIDTH_OF_A_FILE = 200
-_LEAST_TEXT = 12  # characters, to which a column of text may be folded
+_LEAST = {"text": 12, "code": 24}  # characters, to which a column may be folded
+_BETWEEN = 2  # columns
 _LONGEST_KEY = 32  # characters, up to which the first column, which says what a row is, stays whole
 
 
@@ -96,7 +97,7 @@ def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]
         dropped.insert(0, kept.pop(at).title)
         made = _table(kept, every)
     if not out.is_terminal:
-        out.width = max(out.width, _widths(out, made).maximum)
+        out.width = max(out.width, _width(out, made))
     out.print(made)
     if dropped:
         out.print(f"not shown, for want of width: {', '.join(dropped)}; --format csv has all", markup=False)
@@ -115,16 +116,17 @@ def show_section(out: Console, title: str, found: ExplainedTable[Any] | None, ot
 
 
 def _fits(out: Console, made: Table) -> bool:
-    return _widths(out, made).minimum <= out.width
+    """Whether no number is cut and no text is folded to less than it may: folding may break a word."""
+    return sum((column.min_width or 0) + _BETWEEN for column in made.columns) - _BETWEEN <= out.width
 
 
-def _widths(out: Console, made: Table) -> Measurement:
-    """Characters without which a number is cut, and with which nothing is folded."""
-    return Measurement.get(out, out.options.update(max_width=100_000), made)
+def _width(out: Console, made: Table) -> int:
+    """Characters with which nothing is folded."""
+    return Measurement.get(out, out.options.update(max_width=100_000), made).maximum
 
 
 def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    made = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), header_style="bold")
     for number, one in enumerate(columns):
         is_text = one.kind != "number"
         longest = max((cell_len(shown_text(one.text(row))) for row in rows), default=0)
@@ -135,7 +137,7 @@ def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
             no_wrap=is_whole,
             overflow="fold",
             # Text folds, but not to single letters; a number is whole or not there.
-            min_width=max(cell_len(one.title), longest if is_whole else min(longest, _LEAST_TEXT)),
+            min_width=max(cell_len(one.title), longest if is_whole else min(longest, _LEAST[one.kind])),
         )
     for row in rows:
         made.add_row(*_cells(columns, row))
@@ -143,7 +145,7 @@ def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
 
 
 def _turned(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    made = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), show_header=False)
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
     for number, row in enumerate(rows):

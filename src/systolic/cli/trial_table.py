@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def show(store_file: Path | None, chips: tuple[Chip, ...], json_file: str | None
             say(f"no trials in {store.file}: systolic tune M,K,N makes some")
             return
         show_table(console(), _WINNERS, rows)
-        say(f"\n{len(rows)} products in {store.file}")
+        say(f"\n{_products(rows)} in {store.file}")
 
     give(json_file, "table show", records, {"store": str(store.file), "products": len(rows)}, tables)
     return 0
@@ -90,7 +91,7 @@ def import_(source: Path, store_file: Path | None, quiet: bool) -> int:
     store = TrialStore.at(store_file)
     read = read_trials_file(source)
     store.keep_all(read)
-    note(f"{sum(len(trials) for _, trials in read)} trials of {len(read)} products into {store.file}", quiet=quiet)
+    note(f"{sum(len(trials) for _, trials in read)} trials of {_products(read)} into {store.file}", quiet=quiet)
     return 0
 
 
@@ -179,3 +180,7 @@ def _kept(trial: Trial | None) -> dict[str, Any] | None:
 def _record(subject: Subject, trials: list[Trial], *, whole: bool) -> dict[str, Any]:
     shown = {"trials": [_kept(trial) for trial in trials]} if whole else {"winner": _kept(_winner(trials))}
     return {**_key(subject), **shown}
+
+
+def _products(rows: Sequence[object]) -> str:
+    return "1 product" if len(rows) == 1 else f"{len(rows):,} products"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from systolic.analysis import LineOps
@@ -53,6 +53,10 @@ class ExplainedTable(Generic[Row]):
     columns: tuple[Column[Row], ...]
     rows: tuple[Row, ...]
     left_out: int = 0
+
+    def shortened(self, most: int) -> ExplainedTable[Row]:
+        """The same with so many rows at the most."""
+        return replace(self, rows=self.rows[:most], left_out=self.left_out + max(0, len(self.rows) - most))
 
 
 def program(explanation: Explanation, role: str) -> Program | None:
@@ -161,16 +165,18 @@ def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
     total = max(1, sum(region.cycles for region in explanation.regions))
     return explained_table(
         (
-            textual("operation", lambda region: region.op, kind="code"),
             textual("region", lambda region: region.name),
+            textual("operation", lambda region: region.op, kind="code", droppable=True),
             textual("mostly of", lambda region: short_place(region.where), kind="code", optional=True),
-            numeric("executions", lambda region: region.executions, ","),
-            numeric("bundles", lambda region: region.bundles, ","),
+            numeric("executions", lambda region: region.executions, ",", droppable=True),
+            numeric("bundles", lambda region: region.bundles, ",", droppable=True),
             numeric("cycles", lambda region: region.cycles, ","),
             numeric("share", lambda region: percent(region.cycles / total), share=lambda region: region.cycles / total),
             numeric("matrix stalls", lambda region: region.matrix_stall_cycles or "", ",", optional=True),
             *(
-                numeric(unit, lambda region, unit=unit: region.issued.get(unit) or "", ",", optional=True)
+                numeric(
+                    unit, lambda region, unit=unit: region.issued.get(unit) or "", ",", droppable=True, optional=True
+                )
                 for unit in UNITS
             ),
         ),
@@ -211,13 +217,15 @@ def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
                 return ""
             return f"{value / scale:,.3g}" if value < 100 * scale else f"{value / scale:,.0f}"
 
-        return numeric(title, scaled, share=lambda line: of(line) / most if of(line) else None, optional=True)
+        return numeric(
+            title, scaled, share=lambda line: of(line) / most if of(line) else None, droppable=True, optional=True
+        )
 
     return explained_table(
         (
             textual("where", lambda line: short_place(line.where), kind="code"),
             textual("source", lambda line: line.text, kind="code", optional=True),
-            textual("operations", lambda line: line.operations, optional=True),
+            textual("operations", lambda line: line.operations, droppable=True, optional=True),
             numeric("executions", lambda line: line.executions, ","),
             amount("matrix Mflop", lambda line: line.matrix_flops, 1e6),
             amount("thousand vector elements", lambda line: line.vector_elements, 1e3),
@@ -235,9 +243,9 @@ def traffic_table(explanation: Explanation) -> ExplainedTable[OperandTraffic] | 
         return None
     return explained_table(
         (
-            textual("kernel", lambda operand: operand.kernel, kind="code"),
             textual("operand", lambda operand: operand.operand, kind="code"),
-            textual("role", lambda operand: operand.role, optional=True),
+            textual("kernel", lambda operand: operand.kernel, kind="code", droppable=True),
+            textual("role", lambda operand: operand.role, droppable=True, optional=True),
             textual("shape", lambda operand: f"{operand.dtype}[{','.join(map(str, operand.shape))}]", kind="code"),
             textual("block", lambda operand: f"[{','.join(map(str, operand.block))}]", kind="code"),
             numeric("copies", lambda operand: operand.fetches, ","),

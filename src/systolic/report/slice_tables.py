@@ -53,15 +53,15 @@ def collectives_table(run: SliceRun) -> ExplainedTable[CollectiveRun] | None:
     return explained_table(
         (
             textual("collective", lambda each: each.name, kind="code"),
-            textual("kind", lambda each: each.kind),
+            textual("kind", lambda each: each.kind, droppable=True),
             numeric("calls", lambda each: each.calls, ",", droppable=True),
             numeric("MB sent", lambda each: megabytes(each.sent_bytes)),
             textual("links", lambda each: " ".join(each.links), optional=True),
             numeric("simulated µs", lambda each: us(each.cycles * scale)),
             numeric("GB/s", lambda each: _rate(each, run), ",.0f", droppable=True),
             numeric("exposed µs", lambda each: us(each.exposed_cycles * scale)),
-            numeric("hidden µs", lambda each: us(each.hidden_cycles * scale)),
-            numeric("exposed", lambda each: percent(exposed(each)), share=exposed),
+            numeric("hidden µs", lambda each: us(each.hidden_cycles * scale), droppable=True),
+            numeric("exposed", lambda each: percent(exposed(each)), share=exposed, droppable=True),
         ),
         sorted(run.collectives, key=lambda each: (-each.cycles, each.begin_cycles)),
         most=_MOST_COLLECTIVES,

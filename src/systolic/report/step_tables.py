@@ -10,6 +10,7 @@ from systolic.report.explained_tables import ExplainedTable, explained_table
 from systolic.report.written import percent
 from systolic.simulator import CollectiveRun
 from systolic.steps import PASSES, PartRun, StepChange, StepRun
+from systolic.steps.parts import BETWEEN
 from systolic.steps.records import GIB
 
 _MOST_PARTS = 40
@@ -44,7 +45,11 @@ def parts_table(run: StepRun) -> ExplainedTable[PartRun] | None:
             textual("pass", lambda each: each.in_pass),
             numeric("simulated ms", lambda each: ms_of(run, each.cycles)),
             numeric("share", lambda each: percent(each.cycles / cycles), share=lambda each: each.cycles / cycles),
-            numeric("MXU busy", lambda each: percent(each.matrix_busy_cycles / (each.cycles * run.run.matrix_units))),
+            numeric(
+                "MXU busy",
+                lambda each: percent(each.matrix_busy_cycles / (each.cycles * run.run.matrix_units)),
+                droppable=True,
+            ),
             numeric("HBM MB", lambda each: f"{each.hbm_bytes / 1e6:,.0f}", droppable=True),
             numeric("exposed ms", lambda each: ms_of(run, each.exposed_cycles)),
             textual("limited by", lambda each: f"{each.limit} ({percent(each.limit_share)})"),
@@ -58,7 +63,9 @@ def passes_text(run: StepRun) -> str:
     """Says which share of the time each pass takes."""
     cycles = max(1, run.run.later_core.cycles)
     totals = {name: sum(each.cycles for each in run.parts if each.in_pass == name) for name in PASSES}
-    return ", ".join(f"{name} {percent(total / cycles)}" for name, total in totals.items() if total)
+    # What the program does between operations is of no pass.
+    names = {"all": BETWEEN}
+    return ", ".join(f"{names.get(name, name)} {percent(total / cycles)}" for name, total in totals.items() if total)
 
 
 def kinds_table(run: StepRun) -> ExplainedTable[KindOfCollective] | None:

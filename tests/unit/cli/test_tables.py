@@ -63,6 +63,14 @@ def test_a_table_that_cannot_fit_is_turned_and_keeps_every_cell(capsys: pytest.C
     assert "µs 2.0" in lines
 
 
+def test_long_words_are_folded_before_a_table_is_turned(capsys: pytest.CaptureFixture[str]) -> None:
+    out = Console(width=40, force_terminal=True, color_system=None, highlight=False)
+    show_table(out, COLUMNS, [("a", 1.0, "preferred_element_type=acc_vmem.dtype")])
+    head, first, *_ = capsys.readouterr().out.splitlines()
+    assert head.split() == ["case", "µs", "why"]
+    assert first.split()[:2] == ["a", "1.0"]
+
+
 def test_the_first_column_stays_whole(capsys: pytest.CaptureFixture[str]) -> None:
     name = "llama3-8b up 2048 rows"
     out = Console(width=60, force_terminal=True, color_system=None, highlight=False)

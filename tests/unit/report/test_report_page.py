@@ -246,15 +246,29 @@ def test_a_view_draws_no_more_than_it_may_and_says_so() -> None:
 def test_the_terminal_says_the_same(explanation: Explanation) -> None:
     out = Console(width=200, record=True, file=None, highlight=False, quiet=False)
     with out.capture() as captured:
-        show_explanation(out, explanation)
+        show_explanation(out, explanation, details=True)
     text = captured.get()
     assert text.index(explanation.verdict) < text.index("findings") < text.index("the ramp")
     for words in ("HBM → VMEM ▕", "blocks 2048/2048/2048", "4.00 ×", "jit(xla_matmul)/dot_general", "copies 51%"):
         assert words in text, words
 
 
+def test_the_terminal_leaves_out_details_and_says_so(explanation: Explanation) -> None:
+    programs = tuple(dataclasses.replace(explanation.programs[0], label=f"change {number}") for number in range(9))
+    out = Console(width=80, highlight=False)
+    with out.capture() as captured:
+        show_explanation(out, dataclasses.replace(explanation, programs=programs), details=False)
+    text = captured.get()
+    assert "the ramp" in text
+    assert "change 5" in text
+    assert "change 6" not in text
+    assert "and 3 more" in text
+    assert "HBM traffic of each operand" not in text
+    assert "--details" in text
+
+
 def test_the_terminal_takes_names_as_they_are() -> None:
     out = Console(width=200, highlight=False)
     with out.capture() as captured:
-        show_explanation(out, a_hostile_one())
+        show_explanation(out, a_hostile_one(), details=True)
     assert HOSTILE in captured.get()

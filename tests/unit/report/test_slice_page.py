@@ -62,7 +62,7 @@ def test_the_page_has_a_row_for_each_class_and_each_link(page: str) -> None:
 def test_the_terminal_says_the_same(explanation: Explanation) -> None:
     out = Console(width=200, highlight=False)
     with out.capture() as captured:
-        show_explanation(out, explanation)
+        show_explanation(out, explanation, details=False)
     text = captured.get()
     for words in (
         "v6e 2x4, 8 devices",
