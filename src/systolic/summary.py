@@ -101,7 +101,8 @@ def _cell(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
+        # Enough digits to rank by.
+        return f"{value:,.1f}" if abs(value) >= 100 else f"{value:,.2f}" if abs(value) >= 10 else f"{value:.3g}"
     text = f"{value:,}" if isinstance(value, int) else " ".join(str(value).split())
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
 

@@ -13,6 +13,7 @@ from systolic.cli.output import SIMULATED, by_reason, heading
 from systolic.cli.tables import console, show_table
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import error_column, error_lines
+from systolic.report.written import us
 
 if TYPE_CHECKING:
     from systolic.bench.bars import BenchSummary, Cleared, Standing
@@ -20,28 +21,28 @@ if TYPE_CHECKING:
 
 _COLUMNS: tuple[Column[BenchRow], ...] = (
     textual("case", lambda row: row.case),
-    numeric("ours µs", lambda row: row.status if row.ours_us is None else row.ours_us, ",.1f"),
+    numeric("ours µs", lambda row: row.status if row.ours_us is None else row.ours_us, us),
     error_column(lambda row: row.ours_error),
-    numeric("XLA µs", lambda row: row.xla_repeated_us, ",.1f"),
+    numeric("XLA µs", lambda row: row.xla_repeated_us, us),
     error_column(lambda row: row.xla_error, "± XLA", droppable=True),
     textual("with", lambda row: "more VMEM" if row.xla_flags else row.xla_form, optional=True),
     numeric("× XLA", lambda row: row.ratio, ".2f"),
     numeric("alone", lambda row: row.ratio_alone, ".2f", droppable=True),
     numeric("+ copy", lambda row: row.ratio_with_prefetch, ".2f", droppable=True),
-    numeric("exposed µs", lambda row: row.ours_exposed_us, ",.1f", optional=True),
-    numeric("XLA's exposed µs", lambda row: row.xla_exposed_us, ",.1f", optional=True),
-    numeric("peer µs", lambda row: row.best_peer_us, ",.1f", optional=True),
+    numeric("exposed µs", lambda row: row.ours_exposed_us, us, optional=True),
+    numeric("XLA's exposed µs", lambda row: row.xla_exposed_us, us, optional=True),
+    numeric("peer µs", lambda row: row.best_peer_us, us, optional=True),
     textual("best peer", lambda row: row.best_peer, optional=True),
     numeric("× peer", lambda row: row.ratio_best_peer, ".2f", optional=True),
-    numeric("MXU µs", lambda row: row.mxu_us, ",.1f", droppable=True),
-    numeric("HBM µs", lambda row: row.hbm_us, ",.1f", droppable=True),
+    numeric("MXU µs", lambda row: row.mxu_us, us, droppable=True),
+    numeric("HBM µs", lambda row: row.hbm_us, us, droppable=True),
     numeric("share", lambda row: row.share, ".1%"),
     numeric("of model", lambda row: row.share_of_model, ".1%", droppable=True),
     numeric("bundles", lambda row: row.bundles, ",", droppable=True),
     numeric("compile s", lambda row: row.compile_s, ".1f", droppable=True),
     numeric("× least HBM", lambda row: row.over_least_hbm, ".2f", droppable=True),
-    numeric("other ops µs", lambda row: row.other_ops_us, ",.1f", droppable=True),
-    numeric("modelled µs", lambda row: row.modelled_us, ",.1f", droppable=True),
+    numeric("other ops µs", lambda row: row.other_ops_us, us, droppable=True),
+    numeric("modelled µs", lambda row: row.modelled_us, us, droppable=True),
     numeric("× even", lambda row: row.over_even, ".2f", optional=True),
     textual("config", lambda row: row.config, droppable=True),
 )

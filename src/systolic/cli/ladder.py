@@ -20,6 +20,7 @@ from systolic.compiler import CompilerMissing, WorkerPool, check_available
 from systolic.extras import check_drawing
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import error_column, error_lines
+from systolic.report.written import us
 from systolic.schedule import MIB, Tiles
 from systolic.status import Status
 
@@ -32,11 +33,11 @@ _COLUMNS: tuple[Column[LadderRow], ...] = (
     numeric("size", lambda row: f"{row.m}³"),
     numeric("tiles m/k/n", lambda row: f"{row.tile_m}/{row.tile_k}/{row.tile_n}"),
     textual("status", lambda row: row.status),
-    numeric("simulated µs", lambda row: row.time_us, ",.1f"),
+    numeric("simulated µs", lambda row: row.time_us, us),
     error_column(lambda row: row.time_error),
     numeric("Tflop/s", lambda row: row.tflops, ".1f", droppable=True),
     numeric("% of peak", lambda row: row.percent_of_peak, ".1f"),
-    numeric("XLA simulated µs", lambda row: row.xla_time_us, ",.1f", droppable=True),
+    numeric("XLA simulated µs", lambda row: row.xla_time_us, us, droppable=True),
     error_column(lambda row: row.xla_time_error, "± XLA", droppable=True),
     numeric("× XLA", lambda row: row.ratio_to_xla, ".2f"),
     numeric("stalls", lambda row: row.stall_share, ".0%"),

@@ -18,6 +18,7 @@ from systolic.op import op_of, record_of
 from systolic.ops import Plan, planner_in_use
 from systolic.ops import plan as planned
 from systolic.report.columns import Column, numeric, textual
+from systolic.report.written import us
 from systolic.schedule import MIB, Tiles
 from systolic.spec import MatmulSpec, PrecisionName, Spec
 from systolic.store import StoreError, Subject
@@ -123,10 +124,10 @@ _COLUMNS: tuple[Column[Plan], ...] = (
     textual("dtypes", lambda made: op_of(made.spec).words(made.spec)[1]),
     textual("chip", lambda made: made.chip),
     textual("kernel", lambda made: str(made.config), kind="code"),
-    numeric("µs", lambda made: made.time_us, ",.1f"),
+    numeric("µs", lambda made: made.time_us, us),
     textual("is", lambda made: made.provenance),
-    numeric("µs at peak", lambda made: made.mxu_us, ",.1f"),
-    numeric("µs of least HBM traffic", lambda made: made.hbm_us, ",.1f"),
+    numeric("µs at peak", lambda made: made.mxu_us, us),
+    numeric("µs of least HBM traffic", lambda made: made.hbm_us, us),
     numeric("VMEM MiB", lambda made: made.vmem_bytes / MIB, ".1f"),
     numeric("HBM MB", lambda made: made.hbm_bytes / 1e6, ",.1f"),
 )

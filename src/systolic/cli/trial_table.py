@@ -16,6 +16,7 @@ from systolic.cli.tables import console, say, show_table
 from systolic.cli.tile_profiles import profile
 from systolic.op import kept_as
 from systolic.report.columns import Column, numeric, of_part, textual
+from systolic.report.written import us
 from systolic.store import EXPORT_SCHEMA, Subject, Trial, TrialStore, best_first, read_trials_file
 
 _STORE = click.option(
@@ -154,7 +155,7 @@ _WINNERS: tuple[Column[_Tried], ...] = (
     *(of_part(column, lambda row: row[0]) for column in _SUBJECT),
     textual("versions", lambda row: f"kernel {row[0].kernel_version}, jax {row[0].jax}, libtpu {row[0].libtpu}"),
     textual("config", lambda row: _config(_winner(row[1]))),
-    numeric("µs", lambda row: _time_us(_winner(row[1])), ",.1f"),
+    numeric("µs", lambda row: _time_us(_winner(row[1])), us),
     numeric("provenance", lambda row: _provenance(_winner(row[1]))),
     numeric("trials", lambda row: sum(one.tried is not None for one in row[1])),
 )
@@ -163,9 +164,9 @@ _Change = tuple[Subject, Trial | None, Trial | None]
 _CHANGED: tuple[Column[_Change], ...] = (
     *(of_part(column, lambda row: row[0]) for column in _SUBJECT),
     textual("before", lambda row: _config(row[1])),
-    numeric("µs", lambda row: _time_us(row[1]), ",.1f"),
+    numeric("µs", lambda row: _time_us(row[1]), us),
     textual("after", lambda row: _config(row[2])),
-    numeric("µs", lambda row: _time_us(row[2]), ",.1f"),
+    numeric("µs", lambda row: _time_us(row[2]), us),
 )
 
 

@@ -10,6 +10,7 @@ from systolic.cli.tables import console, say, show_table
 from systolic.cli.tune_table import ENDS
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import error_column, time_text, verdict_text
+from systolic.report.written import us
 from systolic.store import Trial
 from systolic.tuning import FunctionTuning
 
@@ -62,10 +63,10 @@ def _columns(result: FunctionTuning) -> tuple[Column[Trial], ...]:
 
     return (
         textual("arguments", lambda trial: f"{trial.function}{' (now)' * (trial is result.default_trial)}"),
-        numeric("simulated µs", lambda trial: trial.status if trial.time_us is None else trial.time_us, ",.1f"),
+        numeric("simulated µs", lambda trial: trial.status if trial.time_us is None else trial.time_us, us),
         error_column(result.error),
         numeric("× now", ratio, ".2f"),
-        numeric("modelled µs", lambda trial: trial.modelled_us, ",.1f", droppable=True),
+        numeric("modelled µs", lambda trial: trial.modelled_us, us, droppable=True),
         textual("limited by", lambda trial: trial.limit if trial.time_us is not None else trial.reason[:60]),
         numeric("VMEM MiB", lambda trial: trial.vmem_bytes / 2**20 if trial.vmem_bytes is not None else None, ".1f"),
         numeric("compile s", lambda trial: trial.compile_s, ".1f", droppable=True),

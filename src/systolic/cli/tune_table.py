@@ -11,6 +11,7 @@ from systolic.cli.tables import console, say, show_table
 from systolic.op import op_of
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import time_text, verdict_text
+from systolic.report.written import us
 from systolic.store import Trial
 from systolic.tuning import TuningResult
 
@@ -66,11 +67,9 @@ def _beside_xla(result: TuningResult) -> str:
 def _columns(xla_us: float | None) -> tuple[Column[Trial], ...]:
     return (
         textual("config", lambda trial: str(trial.config)),
-        numeric(
-            "simulated µs", lambda trial: trial.status if trial.simulated_us is None else trial.simulated_us, ",.1f"
-        ),
-        numeric("measured µs", lambda trial: trial.measured_us, ",.1f", optional=True),
-        numeric("modelled µs", lambda trial: trial.modelled_us, ",.1f", droppable=True),
+        numeric("simulated µs", lambda trial: trial.status if trial.simulated_us is None else trial.simulated_us, us),
+        numeric("measured µs", lambda trial: trial.measured_us, us, optional=True),
+        numeric("modelled µs", lambda trial: trial.modelled_us, us, droppable=True),
         numeric("× XLA", lambda trial: xla_us / trial.time_us if xla_us and trial.time_us else None, ".3f"),
         textual(
             "limited by", lambda trial: trial.limit if trial.time_us is not None else _first_line(trial.reason)[:60]

@@ -19,7 +19,7 @@ class Column(Generic[Row]):
     Attributes:
       title: its heading, with the unit.
       value: what it shows of a row: a number, or text; None shows as a dash.
-      form: how a number is written, as `format` takes it.
+      form: how a number is written: as `format` takes it, or what writes it, as `written.us` does.
       kind: "text", "code" (text that was written for a compiler), or "number".
       share: of a row, the share that a page draws behind the cell as a bar.
       style: of a row, the colour in a terminal.
@@ -29,7 +29,7 @@ class Column(Generic[Row]):
 
     title: str
     value: Callable[[Row], Any]
-    form: str = ""
+    form: str | Callable[[float], str] = ""
     kind: Literal["text", "code", "number"] = "number"
     share: Callable[[Row], float | None] | None = None
     style: Callable[[Row], str] | None = None
@@ -41,7 +41,9 @@ class Column(Generic[Row]):
         value = self.value(row)
         if value is None:
             return NOTHING
-        return value if isinstance(value, str) else format(value, self.form)
+        if isinstance(value, str):
+            return value
+        return self.form(value) if callable(self.form) else format(value, self.form)
 
     def is_empty(self, row: Row) -> bool:
         """Whether there is nothing to show of a row."""
@@ -51,7 +53,7 @@ class Column(Generic[Row]):
 def numeric(
     title: str,
     value: Callable[[Row], float | str | None],
-    form: str = "",
+    form: str | Callable[[float], str] = "",
     *,
     share: Callable[[Row], float | None] | None = None,
     droppable: bool = False,
