@@ -38,6 +38,7 @@ class GroupedProduct:
     side_by_side: bool = False  # rhs has the columns of a second right-hand side behind its own
     activation: str = ""  # its name
     function: Callable[..., Any] | None = None  # and what it stands for
+    group_axes: tuple[str, ...] = ()  # of a mesh, over which a gradient's groups are wanted cut
 
     def anew(self, **changes: Any) -> GroupedProduct:
         """Another product by the same backend, whose tiles were given for this one and do not count."""

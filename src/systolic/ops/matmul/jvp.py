@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.compat import varying_alike
+from systolic.ops.cuts import cut_like
 from systolic.ops.linear import linear, perturbed
 from systolic.ops.matmul.compute import compute
 from systolic.ops.matmul.product import Fn, Product, kept_dtype, output_shape
-from systolic.ops.matmul.sharded import sharded_like
 from systolic.ops.matmul.vjp import operand_cotangents
 from systolic.ops.shapes import fold, is_symbolic
 from systolic.spec import Operands
@@ -83,7 +83,7 @@ class _Tangent:
         operands, z = self._unpacked(residuals)
         wanted = self.structure.unflatten([argument is not None for argument in arguments])
         found = operand_cotangents(self.product, operands, z, wanted, *cotangents)
-        return list(map(sharded_like, self.structure.flatten_up_to(found), residuals))
+        return list(map(cut_like, self.structure.flatten_up_to(found), residuals))
 
     def _unpacked(self, residuals: Sequence[Array]) -> tuple[Operands, Array | None]:
         count = self.structure.num_leaves

@@ -1,0 +1,181 @@
+"""Grouped products of arrays whose types say how they are sharded, as on a mesh that `jax.make_mesh` makes.
+
+Each device multiplies its parts. Rows stay cut as they are: a device has the rows of each group that lie in its part.
+So do columns. Where k is cut, or the groups are (their matrices lie on several devices), the parts' products are summed
+over the devices. An axis of the mesh that cuts two dimensions cuts the first of rows, groups, columns and k; the array
+that it cut elsewhere is gathered first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from systolic.ops.cuts import Axes, Cuts, Names, cut_as, cuts_of, spec_of
+from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
+from systolic.ops.grouped.xla import finished, rows_of
+from systolic.spec import accumulator_dtype
+
+Multiply = Callable[[GroupedProduct, Array, Array, Grouping, Fused], Array]
+Gradient = Callable[[GroupedProduct, int, Array, Array, Grouping], Array]
+
+_UNCUT = Grouping(sizes=("",), offset=("",))
+
+
+def sharded_product(
+    run: Multiply, mesh: Any, product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused
+) -> Array:
+    """The product by `run`, which gets on each device the parts that it has.
+
+    Args:
+      mesh: what `target.explicit_mesh` found.
+    """
+    columns = _columns(product)
+    matrices = ("g", columns, "k") if product.transpose_rhs else ("g", "k", columns)
+    given = (lhs, rhs, grouping, fused)
+    beside = Fused(bias=("g", columns), row_scale=("m",), up=matrices, existing=("m", columns))
+    names = (("m", "k"), matrices, _UNCUT, beside)
+    cuts = _cuts(given, names)
+
+    def compute(lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
+        rows, matrices = _rows_here(grouping, lhs.shape[0], cuts), rhs.shape[0]
+        here, own = _product_here(product, mesh, cuts), _groups_here(rows, matrices, cuts)
+        if "k" in cuts:
+            part = here.plain.anew(dtype_out=accumulator_dtype(lhs.dtype.name))
+            summed = (*cuts["k"], *cuts.get("g", ()))
+            total = lax.psum(run(part, lhs, rhs, own, Fused()), summed)
+            up = None if fused.up is None else lax.psum(run(part, lhs, fused.up, own, Fused()), summed)
+            every = matrices * _parts(mesh, cuts.get("g", ()))
+            whole = fused if fused.bias is None or "g" not in cuts else fused._replace(bias=_gathered(fused, cuts["g"]))
+            return finished(product, total, up, rows_of(lhs.shape[0], every, rows), whole)
+        out = run(here, lhs, rhs, own, fused if "g" not in cuts else fused._replace(existing=None))
+        if "g" not in cuts:
+            return out
+        # Each row is that of one device, and zero on the others.
+        out = lax.psum(out, cuts["g"])
+        return rows_of(lhs.shape[0], matrices * _parts(mesh, cuts["g"]), rows).owned(out, fused.existing)
+
+    return _on_devices(compute, mesh, cuts, given, names, ("m", columns))
+
+
+def sharded_gradient(
+    run: Gradient, mesh: Any, product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping
+) -> Array:
+    """The gradient of the matrices likewise. Parts of rows are summed; `product.group_axes` cut the groups."""
+    given, names = (lhs, cotangent, grouping), (("m", "k"), ("m", "n"), _UNCUT)
+    cuts = _cuts(given, names)
+    taken = {axis for axes in cuts.values() for axis in axes}
+    if own := tuple(axis for axis in product.group_axes if axis not in taken):
+        cuts["g"] = own
+
+    def compute(lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
+        matrices = groups // _parts(mesh, cuts.get("g", ()))
+        rows = _rows_here(grouping, lhs.shape[0], cuts)
+        here = _product_here(product, mesh, cuts)
+        if "m" not in cuts:
+            return run(here, matrices, lhs, cotangent, _groups_here(rows, matrices, cuts))
+        part = here.anew(dtype_out=accumulator_dtype(lhs.dtype.name))
+        total = lax.psum(run(part, matrices, lhs, cotangent, _groups_here(rows, matrices, cuts)), cuts["m"])
+        return total.astype(product.dtype_out)
+
+    return _on_devices(compute, mesh, cuts, given, names, ("g", "k", "n"))
+
+
+def sharded_finish(
+    mesh: Any, product: GroupedProduct, total: Array, up: Array | None, groups: int, grouping: Grouping, fused: Fused
+) -> Array:
+    """`xla.finished` of sharded sums, which can be differentiated."""
+    sums = ("m", _columns(product))
+    given = (total, up, grouping, fused._replace(up=None))
+    names = (sums, sums, _UNCUT, Fused(bias=("", sums[1]), row_scale=("m",), up=sums, existing=sums))
+    cuts = _cuts(given, names)
+
+    def compute(total: Array, up: Array | None, grouping: Grouping, fused: Fused) -> Array:
+        rows = rows_of(total.shape[0], groups, _rows_here(grouping, total.shape[0], cuts))
+        return finished(product, total, up, rows, fused)
+
+    return _on_devices(compute, mesh, cuts, given, names, sums, differentiated=True)
+
+
+def _on_devices(
+    compute: Callable[..., Array],
+    mesh: Any,
+    cuts: Cuts,
+    given: tuple[Any, ...],
+    names: tuple[Any, ...],
+    made: Names,
+    *,
+    differentiated: bool = False,
+) -> Array:
+    """`compute` of the parts of each device, which has the mesh's explicit axes to itself."""
+    structure = jax.tree.structure(given)
+    leaves, its_names = zip(*_named(given, names), strict=True)
+    specs = tuple(spec_of(cuts, its) for its in its_names)
+    parts = [cut_as(leaf, mesh, spec) for leaf, spec in zip(leaves, specs, strict=True)]
+    on_devices = jax.shard_map(
+        lambda *parts: compute(*structure.unflatten(parts)),
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=spec_of(cuts, made),
+        axis_names=frozenset(mesh.explicit_axes),
+        check_vma=differentiated,
+    )
+    return jax.jit(on_devices)(*parts)  # by itself it takes no mesh without devices
+
+
+def _columns(product: GroupedProduct) -> str:
+    # Columns of two products that are stored as one are not those of either.
+    return "" if product.side_by_side else "n"
+
+
+def _cuts(given: tuple[Any, ...], names: tuple[Any, ...]) -> dict[str, Axes]:
+    return cuts_of(_named(given, names), last=("m", "g", "n", "k"))
+
+
+def _named(given: Any, names: Any) -> Iterator[tuple[Array, Names]]:
+    """Each array of nested tuples that is there, with the names of its dimensions."""
+    for one, its in zip(given, names, strict=True):
+        if isinstance(one, tuple):
+            yield from _named(one, its)
+        elif one is not None:
+            yield one, its
+
+
+def _rows_here(grouping: Grouping, rows: int, cuts: Cuts) -> Grouping:
+    """The groups' rows that lie in this device's part of so many rows."""
+    if "m" not in cuts:
+        return grouping
+    ends = jnp.cumsum(jnp.maximum(grouping.sizes, 0))
+    first = lax.axis_index(cuts["m"]) * rows
+    inside = jnp.clip(jnp.concatenate([jnp.zeros(1, ends.dtype), ends]) - first, 0, rows)
+    return grouping._replace(sizes=jnp.diff(inside))
+
+
+def _groups_here(grouping: Grouping, matrices: int, cuts: Cuts) -> Grouping:
+    """The number of the first group whose matrix this device has."""
+    if "g" not in cuts:
+        return grouping
+    first = (lax.axis_index(cuts["g"]) * matrices).astype(jnp.int32).reshape(1)
+    return grouping._replace(offset=first if grouping.offset is None else grouping.offset + first)
+
+
+def _product_here(product: GroupedProduct, mesh: Any, cuts: Cuts) -> GroupedProduct:
+    """The product of a device's part, which has fewer rows of each group."""
+    rows_per_group = max(product.rows_per_group // _parts(mesh, cuts.get("m", ())), 1)
+    return replace(product, rows_per_group=rows_per_group, group_axes=())
+
+
+def _parts(mesh: Any, axes: Axes) -> int:
+    parts = 1
+    for axis in axes:
+        parts *= mesh.shape[axis]
+    return parts
+
+
+def _gathered(fused: Fused, axes: Axes) -> Array:
+    return lax.all_gather(fused.bias, axes, axis=0, tiled=True)
