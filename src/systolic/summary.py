@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _SHOWN = 10  # rows
-_WIDEST = 48  # characters of a cell
+_WIDEST = 48  # characters of a cell in a terminal; a notebook folds them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Summary:
         width = max(map(len, self.said), default=0)
         lines = [self.heading, *(f"{name:<{width}}  {text}" for name, text in self.said.items())]
         if self.rows:
-            table = [self.columns, *([_cell(value) for value in row] for row in self.rows[:_SHOWN])]
+            table = [self.columns, *([_cut(_cell(value)) for value in row] for row in self.rows[:_SHOWN])]
             widths = [max(map(len, column)) for column in zip(*table, strict=True)]
             numbers = [isinstance(value, int | float) for value in self.rows[0]]
             lines.append("")
@@ -103,7 +103,10 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         # Enough digits to rank by.
         return f"{value:,.1f}" if abs(value) >= 100 else f"{value:,.2f}" if abs(value) >= 10 else f"{value:.3g}"
-    text = f"{value:,}" if isinstance(value, int) else " ".join(str(value).split())
+    return f"{value:,}" if isinstance(value, int) else " ".join(str(value).split())
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
 
 

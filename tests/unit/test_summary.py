@@ -31,6 +31,13 @@ def test_text_fits_one_screen_and_says_what_it_leaves_out() -> None:
     assert lines[-1] == "and 2 more"
 
 
+def test_a_long_cell_is_cut_on_a_terminal_and_whole_in_a_notebook() -> None:
+    long = "tiles 2048/2048/2048, subtiles 2048×512, manual DMA, 3 stages, grid order m"
+    summary = Summary(heading="a", columns=("config",), rows=((long,),))
+    assert long not in summary.text()
+    assert long in summary.as_html()
+
+
 def test_a_notebook_shows_text_as_text() -> None:
     shown = Shown()._repr_html_()
     assert "&lt;on&gt;" in shown
