@@ -1,8 +1,9 @@
-"""How arrays are cut over a mesh whose axes are explicit, so that their types say so: read, chosen, and asked for."""
+"""How arrays are cut over a mesh with explicit axes, which their types say: read, chosen, and computed with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,15 +15,19 @@ Axes = tuple[str, ...]  # of a mesh
 Cuts = Mapping[str, Axes]  # the axes that cut each dimension
 
 
-def cuts_of(arrays: Iterable[tuple[Array, Names]], last: tuple[str, ...]) -> dict[str, Axes]:
+def cuts_of(given: Any, names: Any, last: tuple[str, ...]) -> dict[str, Axes]:
     """The axes that cut each dimension of an op.
 
     The first array that has a dimension decides. An axis that cuts two dimensions cuts the first of them in order of
     name, but those in `last` come behind the others, in their order there.
+
+    Args:
+      given: arrays in nested tuples, None where there is none.
+      names: of their dimensions, likewise.
     """
     wanted: dict[str, Axes] = {}
-    for array, names in arrays:
-        for name, axes in zip(names, axes_of(array), strict=True):
+    for array, its in _named(given, names):
+        for name, axes in zip(its, axes_of(array), strict=True):
             if name and axes:
                 wanted.setdefault(name, axes)
     cuts: dict[str, Axes] = {}
@@ -40,17 +45,66 @@ def axes_of(array: Array) -> Iterator[Axes]:
         yield (each,) if isinstance(each, str) else tuple(each or ())
 
 
+def parts_of(mesh: Any, axes: Axes) -> int:
+    """Into how many parts axes cut."""
+    return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def on_devices(
+    compute: Callable[..., Any],
+    mesh: Any,
+    cuts: Cuts,
+    given: tuple[Any, ...],
+    names: tuple[Any, ...],
+    made: Any,
+    *,
+    differentiated: bool = False,
+) -> Any:
+    """`compute` of the parts that each device has; it has the mesh's explicit axes to itself.
+
+    Args:
+      given, names: as `cuts_of` takes them.
+      made: names of the dimensions of what it makes: of one array, or of several in a tuple.
+      differentiated: whether JAX is to differentiate it, for which it checks what varies over the devices.
+    """
+    structure = jax.tree.structure(given)
+    leaves, its_names = zip(*_named(given, names), strict=True)
+    specs = tuple(spec_of(cuts, its) for its in its_names)
+    parts = [cut_as(leaf, mesh, spec) for leaf, spec in zip(leaves, specs, strict=True)]
+    one = all(isinstance(name, str) for name in made)
+    mapped = jax.shard_map(
+        lambda *parts: compute(*structure.unflatten(parts)),
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=spec_of(cuts, made) if one else tuple(spec_of(cuts, its) for its in made),
+        axis_names=frozenset(mesh.explicit_axes),
+        check_vma=differentiated,
+    )
+    return jax.jit(mapped)(*parts)  # by itself it takes no mesh without devices
+
+
 def spec_of(cuts: Cuts, names: Names) -> PartitionSpec:
     """How an array whose dimensions have these names is cut."""
     return PartitionSpec(*(cuts.get(name) for name in names))
 
 
-def cut_as(array: Array, mesh: jax.sharding.AbstractMesh, spec: PartitionSpec) -> Array:
+def cut_as(array: Array, mesh: Any, spec: PartitionSpec) -> Array:
     """The array, cut so."""
     return array if jax.typeof(array).sharding.spec == spec else reshard(array, NamedSharding(mesh, spec))
 
 
 def cut_like(array: Any, like: Array) -> Any:
     """The array with the sharding in the other's type: what a cotangent has to have. None stays None."""
+    if array is None:
+        return None
     sharding = jax.typeof(like).sharding
-    return array if array is None or not sharding.mesh.explicit_axes else cut_as(array, sharding.mesh, sharding.spec)
+    return cut_as(array, sharding.mesh, sharding.spec) if sharding.mesh.explicit_axes else array
+
+
+def _named(given: Sequence[Any], names: Sequence[Any]) -> Iterator[tuple[Array, Names]]:
+    """Each array of nested tuples that is there, with the names of its dimensions."""
+    for one, its in zip(given, names, strict=True):
+        if isinstance(one, tuple):
+            yield from _named(one, its)
+        elif one is not None:
+            yield one, its

@@ -8,15 +8,14 @@ that it cut elsewhere is gathered first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from systolic.ops.cuts import Axes, Cuts, Names, cut_as, cuts_of, spec_of
+from systolic.ops.cuts import Axes, Cuts, cuts_of, on_devices, parts_of
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.grouped.xla import finished, rows_of
 from systolic.spec import accumulator_dtype
@@ -24,6 +23,7 @@ from systolic.spec import accumulator_dtype
 Multiply = Callable[[GroupedProduct, Array, Array, Grouping, Fused], Array]
 Gradient = Callable[[GroupedProduct, int, Array, Array, Grouping], Array]
 
+_LAST = ("m", "g", "n", "k")
 _UNCUT = Grouping(sizes=("",), offset=("",))
 
 
@@ -40,7 +40,7 @@ def sharded_product(
     given = (lhs, rhs, grouping, fused)
     beside = Fused(bias=("g", columns), row_scale=("m",), up=matrices, existing=("m", columns))
     names = (("m", "k"), matrices, _UNCUT, beside)
-    cuts = _cuts(given, names)
+    cuts = cuts_of(given, names, last=_LAST)
 
     def compute(lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
         rows, matrices = _rows_here(grouping, lhs.shape[0], cuts), rhs.shape[0]
@@ -50,7 +50,7 @@ def sharded_product(
             summed = (*cuts["k"], *cuts.get("g", ()))
             total = lax.psum(run(part, lhs, rhs, own, Fused()), summed)
             up = None if fused.up is None else lax.psum(run(part, lhs, fused.up, own, Fused()), summed)
-            every = matrices * _parts(mesh, cuts.get("g", ()))
+            every = matrices * parts_of(mesh, cuts.get("g", ()))
             whole = fused if fused.bias is None or "g" not in cuts else fused._replace(bias=_gathered(fused, cuts["g"]))
             return finished(product, total, up, rows_of(lhs.shape[0], every, rows), whole)
         out = run(here, lhs, rhs, own, fused if "g" not in cuts else fused._replace(existing=None))
@@ -58,9 +58,9 @@ def sharded_product(
             return out
         # Each row is that of one device, and zero on the others.
         out = lax.psum(out, cuts["g"])
-        return rows_of(lhs.shape[0], matrices * _parts(mesh, cuts["g"]), rows).owned(out, fused.existing)
+        return rows_of(lhs.shape[0], matrices * parts_of(mesh, cuts["g"]), rows).owned(out, fused.existing)
 
-    return _on_devices(compute, mesh, cuts, given, names, ("m", columns))
+    return on_devices(compute, mesh, cuts, given, names, ("m", columns))
 
 
 def sharded_gradient(
@@ -68,13 +68,13 @@ def sharded_gradient(
 ) -> Array:
     """The gradient of the matrices likewise. Parts of rows are summed; `product.group_axes` cut the groups."""
     given, names = (lhs, cotangent, grouping), (("m", "k"), ("m", "n"), _UNCUT)
-    cuts = _cuts(given, names)
+    cuts = cuts_of(given, names, last=_LAST)
     taken = {axis for axes in cuts.values() for axis in axes}
     if own := tuple(axis for axis in product.group_axes if axis not in taken):
         cuts["g"] = own
 
     def compute(lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
-        matrices = groups // _parts(mesh, cuts.get("g", ()))
+        matrices = groups // parts_of(mesh, cuts.get("g", ()))
         rows = _rows_here(grouping, lhs.shape[0], cuts)
         here = _product_here(product, mesh, cuts)
         if "m" not in cuts:
@@ -83,7 +83,7 @@ def sharded_gradient(
         total = lax.psum(run(part, matrices, lhs, cotangent, _groups_here(rows, matrices, cuts)), cuts["m"])
         return total.astype(product.dtype_out)
 
-    return _on_devices(compute, mesh, cuts, given, names, ("g", "k", "n"))
+    return on_devices(compute, mesh, cuts, given, names, ("g", "k", "n"))
 
 
 def sharded_finish(
@@ -93,57 +93,18 @@ def sharded_finish(
     sums = ("m", _columns(product))
     given = (total, up, grouping, fused._replace(up=None))
     names = (sums, sums, _UNCUT, Fused(bias=("", sums[1]), row_scale=("m",), up=sums, existing=sums))
-    cuts = _cuts(given, names)
+    cuts = cuts_of(given, names, last=_LAST)
 
     def compute(total: Array, up: Array | None, grouping: Grouping, fused: Fused) -> Array:
         rows = rows_of(total.shape[0], groups, _rows_here(grouping, total.shape[0], cuts))
         return finished(product, total, up, rows, fused)
 
-    return _on_devices(compute, mesh, cuts, given, names, sums, differentiated=True)
-
-
-def _on_devices(
-    compute: Callable[..., Array],
-    mesh: Any,
-    cuts: Cuts,
-    given: tuple[Any, ...],
-    names: tuple[Any, ...],
-    made: Names,
-    *,
-    differentiated: bool = False,
-) -> Array:
-    """`compute` of the parts of each device, which has the mesh's explicit axes to itself."""
-    structure = jax.tree.structure(given)
-    leaves, its_names = zip(*_named(given, names), strict=True)
-    specs = tuple(spec_of(cuts, its) for its in its_names)
-    parts = [cut_as(leaf, mesh, spec) for leaf, spec in zip(leaves, specs, strict=True)]
-    on_devices = jax.shard_map(
-        lambda *parts: compute(*structure.unflatten(parts)),
-        mesh=mesh,
-        in_specs=specs,
-        out_specs=spec_of(cuts, made),
-        axis_names=frozenset(mesh.explicit_axes),
-        check_vma=differentiated,
-    )
-    return jax.jit(on_devices)(*parts)  # by itself it takes no mesh without devices
+    return on_devices(compute, mesh, cuts, given, names, sums, differentiated=True)
 
 
 def _columns(product: GroupedProduct) -> str:
     # Columns of two products that are stored as one are not those of either.
     return "" if product.side_by_side else "n"
-
-
-def _cuts(given: tuple[Any, ...], names: tuple[Any, ...]) -> dict[str, Axes]:
-    return cuts_of(_named(given, names), last=("m", "g", "n", "k"))
-
-
-def _named(given: Any, names: Any) -> Iterator[tuple[Array, Names]]:
-    """Each array of nested tuples that is there, with the names of its dimensions."""
-    for one, its in zip(given, names, strict=True):
-        if isinstance(one, tuple):
-            yield from _named(one, its)
-        elif one is not None:
-            yield one, its
 
 
 def _rows_here(grouping: Grouping, rows: int, cuts: Cuts) -> Grouping:
@@ -166,15 +127,8 @@ def _groups_here(grouping: Grouping, matrices: int, cuts: Cuts) -> Grouping:
 
 def _product_here(product: GroupedProduct, mesh: Any, cuts: Cuts) -> GroupedProduct:
     """The product of a device's part, which has fewer rows of each group."""
-    rows_per_group = max(product.rows_per_group // _parts(mesh, cuts.get("m", ())), 1)
+    rows_per_group = max(product.rows_per_group // parts_of(mesh, cuts.get("m", ())), 1)
     return replace(product, rows_per_group=rows_per_group, group_axes=())
-
-
-def _parts(mesh: Any, axes: Axes) -> int:
-    parts = 1
-    for axis in axes:
-        parts *= mesh.shape[axis]
-    return parts
 
 
 def _gathered(fused: Fused, axes: Axes) -> Array:

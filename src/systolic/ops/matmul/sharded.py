@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.kernels.functions import outputs
-from systolic.ops.cuts import Axes, Names, cut_as, cuts_of, spec_of
-from systolic.ops.matmul.product import Product, output_shape
-from systolic.ops.matmul.product import spec_of as product_spec
+from systolic.ops.cuts import Axes, Names, cuts_of, on_devices
+from systolic.ops.matmul.product import Product, output_shape, spec_of
 from systolic.spec import Operands, Side
 
 Run = Callable[[Product, Operands], tuple[Array, ...]]
@@ -31,24 +29,14 @@ def sharded(run: Run, mesh: Any, product: Product, operands: Operands) -> tuple[
       mesh: what `target.explicit_mesh` found.
     """
     names = operands.map(lambda array, side: _names(product, side, array.shape), operands.sides)
-    cuts = cuts_of(zip(operands.present(), names.present(), strict=True), last=("m", "n", "k"))
-    specs = operands.map(lambda _, its: spec_of(cuts, its), names)
-    parts = operands.map(lambda array, spec: cut_as(array, mesh, spec), specs)
-    made = spec_of(cuts, _names(product, "out", output_shape(product, operands)))
+    cuts = cuts_of(operands, names, last=("m", "n", "k"))
 
-    def compute(parts: Operands) -> tuple[Array, ...]:
-        return _summed(run, product, parts, cuts["k"]) if "k" in cuts else run(product, parts)
+    def compute(*parts: Any) -> tuple[Array, ...]:
+        here = Operands(*parts)
+        return _summed(run, product, here, cuts["k"]) if "k" in cuts else run(product, here)
 
-    # Nothing is differentiated in here, for which it would have to be checked what varies.
-    on_devices = jax.shard_map(
-        compute,
-        mesh=mesh,
-        in_specs=(specs,),
-        out_specs=made,  # of all outputs
-        axis_names=frozenset(mesh.explicit_axes),
-        check_vma=False,
-    )
-    return jax.jit(on_devices)(parts)  # by itself it takes no mesh without devices
+    made = _names(product, "out", output_shape(product, operands))  # of all outputs
+    return on_devices(compute, mesh, cuts, tuple(operands), tuple(names), made)
 
 
 def _names(product: Product, side: Side, shape: Sequence[int]) -> Names:
@@ -64,7 +52,7 @@ def _names(product: Product, side: Side, shape: Sequence[int]) -> Names:
 
 def _summed(run: Run, product: Product, operands: Operands, axes: Axes) -> tuple[Array, ...]:
     """The product of parts of k, summed over the devices, and finished then."""
-    spec = product_spec(product, operands)
+    spec = spec_of(product, operands)
     # As XLA does: parts of a product that is only cast are sent in its own dtype.
     only_cast = spec.epilogue.is_identity and not spec.epilogue.kept_sum
     narrow = only_cast and jnp.issubdtype(product.dtype_out, jnp.floating)

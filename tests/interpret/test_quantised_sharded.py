@@ -1,0 +1,99 @@
+"""Products with quantised weights that are sharded over a mesh with explicit axes, under `jit` alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import functools, sys, warnings
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+import systolic
+
+mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2, devices=jax.devices()[:4])
+random = np.random.default_rng(0)
+by = sys.argv[1]
+multiply = functools.partial(systolic.matmul, implementation=by, chip="v6e")
+
+def put(array, *spec):
+    return jax.device_put(array, NamedSharding(mesh, P(*spec)))
+
+def normal(*shape):
+    return random.standard_normal(shape).astype(np.float32)
+
+m, k, n = 32, 256, 256
+lhs, bias, residual = normal(m, k), normal(n), normal(m, n)
+by_column = systolic.quantize(normal(k, n), dtype="int8", axis=0)
+by_block = systolic.quantize(normal(k, n), dtype="int8", axis=0, block=128)
+rows = systolic.quantize(lhs, dtype="int8", axis=-1)
+
+def cut(weight, *spec):
+    scales = spec if weight.scales.shape[0] > 1 else (None, *spec[1:])
+    return systolic.Quantized(put(weight.values, *spec), put(weight.scales, *scales))
+
+# Which of several ways a kernel takes depends on its sizes; they round floats to bfloat16 at other places.
+rtol = 1e-5 if by == "xla" else 1e-2
+
+def close(found, wanted):
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=rtol * float(abs(np.asarray(other)).max()))
+
+def loss(lhs, weight, scales, bias, residual):
+    weight = systolic.Quantized(weight.values, scales)
+    return (multiply(lhs, weight, bias=bias, activation="silu", residual=residual) ** 2).sum()
+
+with jax.default_matmul_precision("highest"):
+    pairs = [(("x",), (None, "y")), ((None, "x"), ("x",)), (("x", "y"), ("y",)), ((), ("x", "y"))]
+    for left, right in pairs if by == "xla" else pairs[1:2]:
+        for weight in (by_column, by_block) if by == "xla" else (by_block,):
+            its = cut(weight, *right)
+            close(jax.jit(multiply)(put(lhs, *left), its), multiply(lhs, weight))
+            fused = jax.jit(functools.partial(multiply, activation="silu"))
+            out = fused(put(lhs, *left), its, bias=put(bias), residual=put(residual, "x"))
+            close(out, multiply(lhs, weight, bias=bias, activation="silu", residual=residual))
+            # Values of both sides, and rows that are quantised on the way: integer sums are exact.
+            its_rows = systolic.Quantized(put(rows.values, *left), put(rows.scales, *left[:1]))
+            close(jax.jit(multiply)(its_rows, its), multiply(rows, weight))
+            dynamic = functools.partial(multiply, quantize_lhs="int8")
+            close(jax.jit(dynamic)(put(lhs, *left), its), dynamic(lhs, weight))
+            if by == "xla":
+                places = (0, 2, 3, 4)
+                given = put(lhs, *left), its, its.scales, put(bias, "y"), put(residual, "x")
+                found = jax.jit(jax.grad(loss, argnums=places))(*given)
+                close(found, jax.grad(loss, argnums=places)(lhs, weight, weight.scales, bias, residual))
+                for at, one in zip(places, found, strict=True):
+                    assert one.sharding.is_equivalent_to(given[at].sharding, one.ndim), (at, one.sharding)
+    if by == "xla":
+        def of_scales(scales, values, weight):
+            return (multiply(systolic.Quantized(values, scales), weight) ** 2).sum()
+        for left, right in pairs:
+            given = put(rows.scales, *left[:1]), put(rows.values, *left), cut(by_block, *right)
+            close(jax.jit(jax.grad(of_scales))(*given), jax.grad(of_scales)(rows.scales, rows.values, by_block))
+assert jax.jit(multiply)(put(lhs, "x"), cut(by_block, None, "y")).sharding.spec == P("x", "y")
+
+# In a program for TPUs there is a kernel, and no warning.
+if by == "xla":
+    def sharded(shape, dtype, *spec):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
+    weight = systolic.Quantized(sharded((512, 512), jnp.int4, "y"), sharded((4, 512), jnp.float32, "y"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        traced = jax.jit(functools.partial(systolic.matmul, chip="v6e")).trace(sharded((64, 512), jnp.bfloat16), weight)
+        assert traced.lower(lowering_platforms=("tpu",)).as_text().count("tpu_custom_call") == 1
+"""
+
+
+@pytest.mark.parametrize("by", ["xla", "interpret"])
+def test_each_device_multiplies_its_part(tmp_path: Path, by: str) -> None:
+    script = tmp_path / "sharded.py"
+    script.write_text(SCRIPT)
+    # Interpret mode can hang on a mesh that has all devices.
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=5"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, script, by], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
