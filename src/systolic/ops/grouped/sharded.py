@@ -46,7 +46,9 @@ def sharded_product(
         rows, matrices = _rows_here(grouping, lhs.shape[0], cuts), rhs.shape[0]
         here, own = _product_here(product, mesh, cuts), _groups_here(rows, matrices, cuts)
         if "k" in cuts:
-            part = here.plain.anew(dtype_out=accumulator_dtype(lhs.dtype.name))
+            # What is only cast is sent in its own dtype, as XLA does.
+            narrow = here == here.plain and fused == Fused() and jnp.issubdtype(product.dtype_out, jnp.floating)
+            part = here.plain.anew(dtype_out=product.dtype_out if narrow else accumulator_dtype(lhs.dtype.name))
             summed = (*cuts["k"], *cuts.get("g", ()))
             total = lax.psum(run(part, lhs, rhs, own, Fused()), summed)
             up = None if fused.up is None else lax.psum(run(part, lhs, fused.up, own, Fused()), summed)

@@ -1,8 +1,8 @@
 """Products with quantised weights of arrays whose types say how they are sharded, as on a mesh of `jax.make_mesh`.
 
 Each device multiplies its parts. Rows and columns stay cut as they are. Where k is cut, the parts' products are summed
-over the devices, in float32, and what follows the sum is computed after that; k is gathered where the kernel quantises
-rows, whose scale is that of the whole row, and where a part is no whole number of blocks.
+over the devices, in float32 unless they are only cast, and what follows is computed after that; k is gathered where the
+kernel quantises rows, whose scale is that of the whole row, and where a part is no whole number of blocks.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Op
         here = Operands(*parts)
         if "k" not in cuts:
             return run(product, here)
+        if product.function is None and here.bias is None and here.residual is None:
+            return lax.psum(run(product, here), cuts["k"])  # in its own dtype, as XLA sends what is only cast
         total = run(product.plain, here._replace(bias=None, residual=None))
         return finished(product, lax.psum(total, cuts["k"]), here)
 
