@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from virtual_devices import run_on_virtual_devices
 
 SCRIPT = """
 import functools, itertools, sys
@@ -103,19 +102,9 @@ close(systolic.matmul(put(lhs, "x"), rhs, implementation=by, precision="highest"
 """
 
 
-def run(tmp_path: Path, by: str) -> None:
-    script = tmp_path / "sharded.py"
-    script.write_text(SCRIPT)
-    # Interpret mode can hang on a mesh that has all devices.
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=5"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, script, by], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 def test_every_pair_of_shardings_by_xla(tmp_path: Path) -> None:
-    run(tmp_path, "xla")
+    run_on_virtual_devices(SCRIPT, tmp_path, "xla")
 
 
 def test_by_the_kernel(tmp_path: Path) -> None:
-    run(tmp_path, "interpret")
+    run_on_virtual_devices(SCRIPT, tmp_path, "interpret")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from virtual_devices import run_on_virtual_devices
 
 SCRIPT = """
 import functools, sys, warnings
@@ -90,10 +88,4 @@ if by == "xla":
 
 @pytest.mark.parametrize("by", ["xla", "interpret"])
 def test_each_device_multiplies_its_part(tmp_path: Path, by: str) -> None:
-    script = tmp_path / "sharded.py"
-    script.write_text(SCRIPT)
-    # Interpret mode can hang on a mesh that has all devices.
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=5"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, script, by], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_virtual_devices(SCRIPT, tmp_path, by)

@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
 from systolic.ops.matmul.product import Backend
-from systolic.ops.target import NO_CHIP, UNCUT, explicit_mesh, kernel_or_xla, without_kernel
+from systolic.ops.target import NO_CHIP, kernel_or_xla, without_kernel
 from systolic.schedule import IllegalTilesError
 
 Run = Callable[..., Array]
@@ -32,8 +32,6 @@ def dispatched(backend: Backend, pallas: Run, xla: Run, *given: Any) -> Array:
 
     if backend.implementation == "xla" or any(0 in leaf.shape for leaf in leaves):
         return xla(*given)
-    if explicit_mesh(leaves) is not None:
-        return by_xla_because(UNCUT)
     if backend.chip is None:
         return by_xla_because(NO_CHIP)
     if backend.implementation is not None:

@@ -69,8 +69,8 @@ _kernel_or_xla.def_abstract_eval(lambda *arrays, kernel, xla: kernel.out_avals)
 _kernel_or_xla.def_impl(lambda *arrays, kernel, xla: jaxpr_as_fun(kernel)(*arrays))
 
 UNCUT = (
-    "it is for several devices, and XLA cannot cut a kernel. Use `jax.shard_map`; all but block-sparse products also "
-    "take arrays of a mesh with explicit axes, as `jax.make_mesh` makes it"
+    "it is for several devices, and XLA cannot cut a kernel. Use a mesh with explicit axes, as `jax.make_mesh` makes "
+    "it, or `jax.shard_map`"
 )
 
 

@@ -10,16 +10,19 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from systolic.ops.cuts import cut_like
 from systolic.ops.dispatch import Run, dispatched, one_at_a_time
 from systolic.ops.sparse.pallas import product_by_pallas, sampled_by_pallas
 from systolic.ops.sparse.product import Places, SparseProduct
+from systolic.ops.sparse.sharded import sharded_finish, sharded_product, sharded_sample, whole
 from systolic.ops.sparse.xla import blocks_of, finished, product_by_xla, sampled_by_xla
+from systolic.ops.target import explicit_mesh
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def multiply(product: SparseProduct, blocks: Array, dense: Array, places: Places) -> Array:
     """The sparse matrix times a dense one, or a dense one times it; differentiable in reverse mode to any order."""
-    return _run(product, product_by_pallas, product_by_xla, blocks, dense, None, places)
+    return _product(product, blocks, dense, None, places)
 
 
 def _multiply_forward(
@@ -40,7 +43,7 @@ def _multiply_backward(
     left, right = (right, left) if product.transpose_sparse else (left, right)
     to_blocks = product.anew(kind="sdd", dtype_out=blocks.dtype.name, transpose_rhs=True)
     found: Any = sample(to_blocks, left, right, places)
-    return found, back, None
+    return cut_like(found, blocks), cut_like(back, dense), None
 
 
 multiply.defvjp(_multiply_forward, _multiply_backward)
@@ -49,7 +52,9 @@ multiply.defvjp(_multiply_forward, _multiply_backward)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def sample(product: SparseProduct, lhs: Array, rhs: Array, places: Places) -> Array:
     """Blocks of the product of dense matrices, or a matrix with them; differentiable likewise."""
-    return _run(product, sampled_by_pallas, sampled_by_xla, lhs, rhs, places)
+    return _run(
+        functools.partial(_dispatched, sampled_by_pallas, sampled_by_xla), sharded_sample, product, lhs, rhs, places
+    )
 
 
 def _sample_forward(
@@ -62,14 +67,14 @@ def _sample_backward(
     product: SparseProduct, residuals: tuple[Array, Array, Places], cotangent: Array
 ) -> tuple[Array, Array, None]:
     lhs, rhs, places = residuals
-    given = cotangent.astype(lhs.dtype)
+    given = whole(cotangent.astype(lhs.dtype))
     blocks = blocks_of(product, given, places) if product.dense_out else given
     dense = rhs if product.transpose_rhs else rhs.mT
     to_lhs: Any = multiply(product.anew(kind="dsd", dtype_out=lhs.dtype.name), blocks, dense, places)
     # lhsᵀ · sparse, from sparseᵀ · lhs: that reads lhs as it is stored.
     to_rhs = product.anew(kind="dsd", transpose_sparse=True, dtype_out=rhs.dtype.name)
     back: Any = multiply(to_rhs, blocks, lhs, places)
-    return to_lhs, back if product.transpose_rhs else back.mT, None
+    return cut_like(to_lhs, lhs), cut_like(back if product.transpose_rhs else back.mT, rhs), None
 
 
 sample.defvjp(_sample_forward, _sample_backward)
@@ -78,7 +83,7 @@ sample.defvjp(_sample_forward, _sample_backward)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def multiply_fused(product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places) -> Array:
     """`activation(lhs @ rhs + bias)`, in one kernel where nothing is differentiated."""
-    return _run(product, product_by_pallas, product_by_xla, blocks, dense, bias, places)
+    return _product(product, blocks, dense, bias, places)
 
 
 def _fused_forward(
@@ -89,7 +94,8 @@ def _fused_forward(
 
     def in_two(blocks: Array, dense: Array, bias: Any) -> Array:
         total: Any = multiply(kept, blocks, dense, places)
-        return finished(product, total, bias)
+        mesh = explicit_mesh([total])
+        return finished(product, total, bias) if mesh is None else sharded_finish(mesh, product, total, bias)
 
     return jax.vjp(in_two, blocks, dense, bias)
 
@@ -103,6 +109,18 @@ def _fused_backward(
 multiply_fused.defvjp(_fused_forward, _fused_backward)
 
 
-def _run(product: SparseProduct, pallas: Run, xla: Run, *given: Any) -> Array:
-    by_pallas, by_xla = functools.partial(pallas, product), functools.partial(xla, product)
-    return one_at_a_time(functools.partial(dispatched, product.backend, by_pallas, by_xla), *given)
+def _product(product: SparseProduct, *given: Any) -> Array:
+    run = functools.partial(_dispatched, product_by_pallas, product_by_xla)
+    return _run(run, sharded_product, product, *given)
+
+
+def _run(run: Run, cut: Run, product: SparseProduct, *given: Any) -> Array:
+    def once(*given: Any) -> Array:
+        mesh = explicit_mesh(jax.tree.leaves(given))
+        return run(product, *given) if mesh is None else cut(run, mesh, product, *given)
+
+    return one_at_a_time(once, *given)
+
+
+def _dispatched(pallas: Run, xla: Run, product: SparseProduct, *given: Any) -> Array:
+    return dispatched(product.backend, functools.partial(pallas, product), functools.partial(xla, product), *given)

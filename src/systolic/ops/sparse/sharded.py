@@ -1,0 +1,74 @@
+"""Block-sparse products of arrays whose types say how they are sharded, as on a mesh that `jax.make_mesh` makes.
+
+Blocks, and where they are, are whole on each device. The dense matrix stays cut along the size that the sparse one has
+not, and so is the result. Beside a mask the size that is summed over stays cut, and the parts' products are summed over
+the devices. Everything else is gathered first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from systolic.ops.cuts import cut_as, cuts_of, on_devices
+from systolic.ops.sparse.product import Places, SparseProduct
+from systolic.ops.sparse.xla import finished
+from systolic.ops.target import explicit_mesh
+from systolic.spec import accumulator_dtype
+
+Run = Callable[..., Array]
+
+_BLOCKS = ("", "", "")
+_PLACES = Places(rows=("",), columns=("",))
+
+
+def sharded_product(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> Array:
+    """The product by `run`, which gets on each device the parts that it has.
+
+    Args:
+      mesh: what `target.explicit_mesh` found.
+      given: blocks, the dense matrix, the bias or None, and places.
+    """
+    dense, bias, out = _dense_names(product)
+    names = (_BLOCKS, dense, bias, _PLACES)
+    return on_devices(lambda *parts: run(product, *parts), mesh, cuts_of(given, names, last=()), given, names, out)
+
+
+def sharded_sample(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> Array:
+    """Blocks of the product likewise, of lhs, rhs and places."""
+    names = (("", "k"), ("", "k") if product.transpose_rhs else ("k", ""), _PLACES)
+    cuts = cuts_of(given, names, last=())
+
+    def compute(*parts: Any) -> Array:
+        if "k" not in cuts:
+            return run(product, *parts)
+        kept = {name: getattr(product, name) for name in ("transpose_rhs", "dense_out", "lower", "upper")}
+        part = product.anew(dtype_out=accumulator_dtype(given[0].dtype.name), **kept)
+        return lax.psum(run(part, *parts), cuts["k"]).astype(product.dtype_out)
+
+    return on_devices(compute, mesh, cuts, given, names, ("", "") if product.dense_out else _BLOCKS)
+
+
+def sharded_finish(mesh: Any, product: SparseProduct, total: Array, bias: Any) -> Array:
+    """`xla.finished` of sharded sums, which can be differentiated."""
+    _, of_bias, out = _dense_names(product)
+    given, names = (total, bias), (out, of_bias)
+
+    def compute(total: Array, bias: Any) -> Array:
+        return finished(product, total, bias)
+
+    return on_devices(compute, mesh, cuts_of(given, names, last=()), given, names, out, differentiated=True)
+
+
+def whole(array: Array) -> Array:
+    """The array, on each device all of it."""
+    mesh = explicit_mesh([array])
+    return array if mesh is None else cut_as(array, mesh, PartitionSpec(*(None for _ in array.shape)))
+
+
+def _dense_names(product: SparseProduct) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Of the dense matrix, of a bias, and of the result."""
+    return (("", "n"), ("n",), ("", "n")) if product.kind == "dsd" else (("m", ""), ("",), ("m", ""))

@@ -1,0 +1,20 @@
+"""Scripts that need several devices, in a process of their own whose CPU is five: JAX counts them when it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run_on_virtual_devices(script: str, tmp_path: Path, *arguments: str) -> None:
+    """Runs a script, and fails with what it wrote to standard error if it does."""
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    # A mesh has four of them: interpret mode can hang on one that has all.
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=5"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, file, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
