@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import click
-from checked import copies, products, public, rows
+from checked import copies, devices, products, public, rows
 from checked.case import Case
 
 from systolic.checking import CheckReport, submit_check
@@ -28,7 +28,7 @@ from systolic.cli.progress import progress_bar
 from systolic.compiler import WorkerPool
 
 ROWS = Path(__file__).parent / "data" / "check_kernels.csv"
-MODULES = {"rows": rows, "copies": copies, "products": products, "public": public}
+MODULES = {"rows": rows, "copies": copies, "products": products, "devices": devices, "public": public}
 CASES = {module: (*found.FAULTS, *found.SOUND) for module, found in MODULES.items()}
 
 
@@ -43,7 +43,16 @@ def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
     with WorkerPool(max_workers=workers, time_limit_s=300) as pool, progress_bar(quiet=False) as bar:
         bar.planned(len(cases))
         pending = [
-            submit_check(pool, each.fn, each.args, chips, reference=each.reference, compiles=False, seeds=(0, 1))
+            submit_check(
+                pool,
+                each.fn,
+                each.args,
+                chips,
+                reference=each.reference,
+                compiles=False,
+                seeds=(0, 1),
+                mesh=dict(each.mesh) or None,
+            )
             for each in cases
         ]
         table = []
@@ -68,12 +77,14 @@ def _row(case: Case, report: CheckReport) -> dict[str, str]:
     grades = ("error", "warning") if case.at_least == "warning" else ("error",)
     found = list(dict.fromkeys(each.rule for each in report.findings if each.grade in grades))
     right = bool(case.rules & set(found)) if case.rules else not found
+    not_run = next((each.value for each in report.findings if each.rule == "run" and each.grade == "warning"), "")
     return {
         "kind": "fault" if case.rules else "sound",
         "case": case.name,
         "expected": " ".join(sorted(case.rules)),
         "found": " ".join(found),
         "right": "yes" if right else "no",
+        "run": "yes" if report.run.ran else not_run or "ended",
     }
 
 

@@ -44,14 +44,17 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, 
     text = str(error)
     if isinstance(error, DeadlockError):
         wait = next(iter(watch.waits.values()), Access())
+        on = f" on device {wait.device}" if watch.devices > 1 else ""
         return about(
             calls,
             "deadlock",
-            value=f"it waits for {semaphore_name(calls, wait.number)} that nobody signals{wait.at_step}",
+            value=f"it waits for {semaphore_name(calls, wait.number)} that nobody signals{wait.at_step}{on}",
             limit=f"it never ends ({conditions})",
             fix="start a copy for every wait, with the same semaphore and as many bytes",
             where=wait.where,
         )
+    if watch.entering.early:
+        return no_barrier(calls, watch.entering.early[0])
     access = watch.failed or Access()
     where = access.where or source_line(error) or ""
     if access.out_of_scope:
@@ -95,6 +98,20 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, 
             where=where,
         )
     return _failed(error, calls, where)
+
+
+def no_barrier(calls: Sequence[KernelCall], copy: Access) -> Finding:
+    """Reports a copy to a device that may not run the kernel yet."""
+    return about(
+        calls,
+        "race",
+        value=f"device {copy.device} begins a copy to device {copy.other}, and nothing has told it that this one is in "
+        "the kernel, too",
+        limit="until then the memory that it writes to, and the semaphore, may be in use by something else there",
+        fix="before the first copy signal pltpu.get_barrier_semaphore() of both neighbours, wait for theirs, and give "
+        "collective_id in pltpu.CompilerParams",
+        where=copy.where,
+    )
 
 
 def _failed(error: Exception, calls: Sequence[KernelCall], where: str) -> Finding:

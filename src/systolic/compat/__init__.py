@@ -4,6 +4,7 @@ from systolic.compat.devices import (
     abstract_mesh_in_all_threads,
     assigned_devices,
     attached_tpu_chips,
+    cpu_devices,
     shape_with_mesh_axes,
     tensorcore_mesh,
     varying_alike,
@@ -17,6 +18,7 @@ from systolic.compat.functions import (
     scan_counts,
 )
 from systolic.compat.interpreter import (
+    copies_between_devices_in_order,
     end_interpreted_kernel,
     interpret_mode_is_forced,
     interpret_params,
@@ -34,6 +36,8 @@ __all__ = [
     "abstract_mesh_in_all_threads",
     "assigned_devices",
     "attached_tpu_chips",
+    "copies_between_devices_in_order",
+    "cpu_devices",
     "donated_arguments",
     "end_interpreted_kernel",
     "intercepted",

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
@@ -99,6 +100,35 @@ def watched_interpreter(watch: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         calls.callback = before
+
+
+@contextmanager
+def copies_between_devices_in_order() -> Iterator[None]:
+    """Lets copies from one device to a semaphore of another end in the order in which they were begun.
+
+    Interpret mode ends them the other way round, as it does on one device, where many engines copy at once. Those
+    between two devices go through the same links behind each other; JAX' own `all_gather` counts on it.
+    """
+    from jax._src.pallas.mosaic.interpret import shared_memory
+
+    memory: Any = shared_memory.SharedMemory
+    before = memory.append_semaphore_task
+    waiting: dict[Any, deque[Callable[[], None]]] = {}
+
+    def append(self: Any, semaphore: Any, core: Any, task: Any) -> None:
+        dma = getattr(task, "__self__", None)
+        if dma is not None and dma.src_device_id != dma.dst_device_id and task.__name__ == "execute_read_and_write":
+            queue = waiting.setdefault((id(self), dma.src_device_id, semaphore, core), deque())
+            queue.append(task)
+            before(self, semaphore, core, lambda: queue.popleft()())
+        else:
+            before(self, semaphore, core, task)
+
+    memory.append_semaphore_task = append
+    try:
+        yield
+    finally:
+        memory.append_semaphore_task = before
 
 
 def swap_past_the_end(error: Exception) -> str:
