@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import click
-from checked import copies, devices, products, public, rows
+from checked import carried, copies, devices, products, public, rows
 from checked.case import Case
 
 from systolic.checking import CheckReport, submit_check
@@ -28,7 +28,7 @@ from systolic.cli.progress import progress_bar
 from systolic.compiler import WorkerPool
 
 ROWS = Path(__file__).parent / "data" / "check_kernels.csv"
-MODULES = {"rows": rows, "copies": copies, "products": products, "devices": devices, "public": public}
+MODULES = {"rows": rows, "copies": copies, "products": products, "carried": carried, "devices": devices, "public": public}
 CASES = {module: (*found.FAULTS, *found.SOUND) for module, found in MODULES.items()}
 
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from systolic.analysis import KernelCall
+from systolic.analysis import KernelCall, Operand
 from systolic.checking.finding import Finding, Grade, call_finding
 from systolic.checking.interpreting import DeadlockError
-from systolic.checking.watching import FIRST_BUFFER, Access, Watch
+from systolic.checking.access import Access
+from systolic.checking.watching import FIRST_BUFFER, Watch
 from systolic.compiler import CompilerTimeout, FunctionExit, WorkerEnded, source_line
 
 _BLOCK_OUTSIDE = re.compile(
@@ -134,13 +135,31 @@ def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
     """Names one of the interpreter's buffers by its number from 0; "" where its use is not known."""
     if len(calls) != 1:
         return ""
-    call = calls[0]
+    buffers = _buffers(calls[0])
+    if not 0 <= number < len(buffers):
+        return ""
+    operand, whole = buffers[number]
+    return f"{operand.name} in HBM" if whole else operand.name
+
+
+def scratch_buffers(call: KernelCall) -> tuple[int, ...]:
+    """Numbers the interpreter's buffers from 0, and lists those of scratch memory for floats in VMEM."""
+    return tuple(
+        number
+        for number, (operand, _) in enumerate(_buffers(call))
+        if operand.role == "scratch" and operand.memory == "vmem" and "float" in operand.dtype
+    )
+
+
+def _buffers(call: KernelCall) -> list[tuple[Operand, bool]]:
+    """Lists the interpreter's buffers: the operand of each, and whether it is the whole array in HBM.
+
+    It makes one of each array in HBM, then one of each of the kernel's parameters that has another memory.
+    """
     aliased = {out for _, out in call.aliases}
     outputs = [each for at, each in enumerate(call.of("output")) if at not in aliased]
-    # It makes one of each array in HBM, then one of each of the kernel's parameters that has another memory.
-    names = [f"{each.name} in HBM" for each in (*call.of("input"), *outputs)]
-    names += [each.name for each in call.operands if each.memory not in ("hbm", "semaphore")]
-    return names[number] if 0 <= number < len(names) else ""
+    inside = [each for each in call.operands if each.memory not in ("hbm", "semaphore")]
+    return [*((each, True) for each in (*call.of("input"), *outputs)), *((each, False) for each in inside)]
 
 
 def semaphore_name(calls: Sequence[KernelCall], number: int | None) -> str:

@@ -13,15 +13,17 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from systolic.bugs import runs_user_code
+from systolic.checking.access import Access
 from systolic.checking.unkind import left_over
 from systolic.checking.virtual_devices import traced_as_on
-from systolic.checking.watching import FIRST_BUFFER, FIRST_SEMAPHORE, Access, Watch
+from systolic.checking.watching import FIRST_BUFFER, FIRST_SEMAPHORE, Watch
+from systolic.checking.windows import Windows
 from systolic.chips import Chip
 from systolic.compat import (
     copies_between_devices_in_order,
@@ -58,12 +60,16 @@ class Conditions:
       memory: what is in memory that nobody has written: NaN and the largest integers, zeros, or large finite numbers of
         both signs.
       cores: how many cores share the steps along parallel axes.
+      late: whether blocks are read as early, and written back as late, as a TPU may; else in the order of the steps.
+      spoiled: buffers of scratch memory that hold anything again when the blocks of all outputs end, by number.
     """
 
     order: int = 0
     copies: Literal["eager", "on_wait"] = "on_wait"
     memory: Literal["nan", "zero", "large"] = "nan"
     cores: int = 1
+    late: bool = False
+    spoiled: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +131,17 @@ class Interpreter:
       fn: takes the flat arguments.
       chip: whose device it is traced for.
       mesh: the axes of the mesh of devices on which it runs; none: one device.
+      outputs: how many outputs of its kernel have blocks, where scratch memory is spoiled.
 
     Attributes:
       watch: what was done in the last run.
     """
 
-    def __init__(self, fn: Callable[..., Any], chip: Chip, mesh: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], chip: Chip, mesh: Mapping[str, int] | None = None, *, outputs: int = 0
+    ) -> None:
         self._fn = fn
+        self._outputs = outputs
         self._chip = chip
         self._mesh = dict(mesh or {})
         self._compiled: dict[Conditions, Callable[..., Any]] = {}
@@ -156,7 +166,8 @@ class Interpreter:
 
         log = logging.getLogger("jax._src.callback")
         level = log.level
-        self.watch = Watch(devices=math.prod(self._mesh.values()))
+        windows = Windows(late=conditions.late, scratch=conditions.spoiled, outputs=self._outputs)
+        self.watch = Watch(devices=math.prod(self._mesh.values()), windows=windows)
         log.setLevel(logging.CRITICAL)  # it would show the traceback of what is raised anyway
         try:
             with (
@@ -165,7 +176,9 @@ class Interpreter:
                 copies_between_devices_in_order(),
                 interpreter_reports() as reports,
             ):
-                call = self._compiled.get(conditions) or self._compile(arguments, conditions)
+                # The others are up to the watch.
+                traced = replace(conditions, late=False, spoiled=())
+                call = self._compiled.get(traced) or self._compile(arguments, traced)
                 outputs = _waited_for(lambda: _outputs(call, arguments), time_limit_s, self.watch)
                 raced = races_found()
         except BaseException as error:
@@ -286,4 +299,5 @@ def _place(text: str) -> str:
 def words(conditions: Conditions) -> str:
     """Says how copies are done, and in which order steps."""
     done = "done when they are started" if conditions.copies == "eager" else "done when they are waited for"
-    return f"{done}, order {conditions.order}"
+    late = ", blocks read early and written back late" if conditions.late else ""
+    return f"{done}, order {conditions.order}{late}"
