@@ -28,7 +28,14 @@ from systolic.cli.progress import progress_bar
 from systolic.compiler import WorkerPool
 
 ROWS = Path(__file__).parent / "data" / "check_kernels.csv"
-MODULES = {"rows": rows, "copies": copies, "products": products, "carried": carried, "devices": devices, "public": public}
+MODULES = {
+    "rows": rows,
+    "copies": copies,
+    "products": products,
+    "carried": carried,
+    "devices": devices,
+    "public": public,
+}
 CASES = {module: (*found.FAULTS, *found.SOUND) for module, found in MODULES.items()}
 
 

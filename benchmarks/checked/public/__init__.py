@@ -1,4 +1,4 @@
-"""Kernels that others have published, unchanged, with small arguments: those that come with JAX, and some of tokamax."""
+"""Kernels that others have published, unchanged, with small arguments: those that come with JAX."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ A kernel that rounds its running sum, or an intermediate, to the coarser of bflo
 has, in s roundings, the same with w for u and s for k: above the tolerance and below that, it is a loss of precision,
 and no wrong result.
 
-All this takes the function for a straight line within u of its inputs. A softmax of scores around 10^8 is none: where one
-score wins by less than the scores are rounded, another rounding lets another one win. So the reference is also changed by
-u itself, and is not steady where that moves an element further than the line says.
+All this takes the function for a straight line within u of its inputs. A softmax of scores around 10^8 is none: where
+one score wins by less than the scores are rounded, another rounding lets another one win. So the reference is also
+changed by u itself, and is not steady where that moves an element further than the line says.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from systolic.analysis import KernelCall, Operand
+from systolic.checking.access import Access
 from systolic.checking.finding import Finding, Grade, call_finding
 from systolic.checking.interpreting import DeadlockError
-from systolic.checking.access import Access
 from systolic.checking.watching import FIRST_BUFFER, Watch
 from systolic.compiler import CompilerTimeout, FunctionExit, WorkerEnded, source_line
 
@@ -29,6 +29,8 @@ _LACKING = (
     r"'\w*Transform' object has no attribute|not (?:currently )?supported in (?:TPU )?interpret|"
     r"(?:SC|Sparse)\w*(?:Mesh|Subcore|Core)\b.*(?:interpret|support)|prng_(?:seed|random_bits)"
 )
+# What JAX says of a function that needs a mesh.
+_NO_MESH = re.compile(r"context mesh cannot be empty|unbound axis name|Number of devices \d+ must be")
 _WORDS = {"swap": "write"}
 _RAISED = re.compile(r"^\w*(?:Error|Exception): .*", re.MULTILINE)
 
@@ -205,7 +207,9 @@ def trace_failure(error: Exception, chip: str = "") -> Finding:
         "trace",
         "tracing it raises ",
         limit="there is nothing to check",
-        fix="call it with these arguments in plain JAX first; give static arguments with --param",
+        fix='give it a mesh of as many devices as it needs: --mesh x=4 (mesh={"x": 4})'
+        if _NO_MESH.search(str(error))
+        else "call it with these arguments in plain JAX first; give static arguments with --param",
         chip=chip,
     )
 
