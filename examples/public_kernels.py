@@ -49,6 +49,7 @@ def ragged_paged(
     *,
     num_kv_pages_per_block: int = 128,
     num_queries_per_block: int = 32,
+    vmem_limit_bytes: int | None = None,
 ) -> jax.Array:
     """Attention of q [tokens, heads, depth], equally many tokens of each sequence, to pages of both keys and values.
 
@@ -57,6 +58,7 @@ def ragged_paged(
       lengths: of each sequence, the tokens of q counted.
       num_kv_pages_per_block: pages of a block; as the next the kernel's own default, where JAX's table has no better.
       num_queries_per_block: tokens of a block.
+      vmem_limit_bytes: None: the compiler's own.
     """
     sequences, pages = lengths.shape[0], kv_pages.shape[0]
     indices = np.arange(pages, dtype=np.int32).reshape(sequences, pages // sequences)
@@ -69,8 +71,9 @@ def ragged_paged(
         jnp.asarray(starts),
         jnp.full(1, sequences, jnp.int32),
         sm_scale=q.shape[-1] ** -0.5,
-        num_kv_pages_per_block=num_kv_pages_per_block,
+        num_kv_pages_per_block=min(num_kv_pages_per_block, indices.shape[1]),
         num_queries_per_block=num_queries_per_block,
+        vmem_limit_bytes=vmem_limit_bytes,
     )
 
 

@@ -241,8 +241,8 @@ class Judge:
             self.calls,
             "revisited-output",
             grade="note" if self.assumed else "error",
-            value=f"{name}NaN: a pipeline in the kernel comes back to a block of its output after others, and reads what "
-            "its window holds then",
+            value=f"{name}NaN: a pipeline in the kernel comes back to a block of its output after others, and reads "
+            "what its window holds then",
             limit="all steps that write one output block must follow each other: a block that comes back is not read "
             "in again, so what was summed up is lost",
             fix="put the axis that is summed over last in the pipeline's grid",

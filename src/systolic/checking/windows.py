@@ -1,9 +1,9 @@
 """Windows of blocks, as unkind as a TPU's pipeline leaves them.
 
-Interpret mode writes a block back as soon as its last step has ended, and reads the next one after that. A TPU begins to
-read a block one step ahead, and the writing back of a block ends one step late: what was written two steps before or
-later may not be there yet. And a window of `emit_pipeline` holds anything once its block is written back: the next block
-that it is given to is another one, or the same without what it held.
+Interpret mode writes a block back as soon as its last step has ended, and reads the next one after that. A TPU begins
+to read a block one step ahead, and the writing back of a block ends one step late: what the two steps before have
+written may not be there yet. And a window of `emit_pipeline` holds anything once its block is written back: the next
+block that it is given to is another one, or the same without what it held.
 """
 
 from __future__ import annotations
