@@ -46,6 +46,8 @@ CASES = {module: (*found.FAULTS, *found.SOUND) for module, found in MODULES.item
 def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
     """Check all kernels, and count."""
     sys.path.insert(0, str(Path(__file__).parent))
+    if public.MISSING:
+        click.echo(public.MISSING)
     cases = [case for module, found in CASES.items() for case in found if only == module or only in case.name]
     with WorkerPool(max_workers=workers, time_limit_s=300) as pool, progress_bar(quiet=False) as bar:
         bar.planned(len(cases))

@@ -1,9 +1,17 @@
-"""Kernels that others have published, unchanged, with small arguments: those that come with JAX."""
+"""Kernels that others have published, unchanged, with small arguments: of JAX, and of tokamax where that is installed."""
 
 from __future__ import annotations
 
 from checked.case import Case
-from checked.public import flash, paged, products, small, splash
+from checked.public import flash, paged, products, small, splash, tokamax_kernels
 
 FAULTS: tuple[Case, ...] = ()
-SOUND: tuple[Case, ...] = (*flash.SOUND, *splash.SOUND, *paged.SOUND, *products.SOUND, *small.SOUND)
+MISSING = tokamax_kernels.MISSING
+SOUND: tuple[Case, ...] = (
+    *flash.SOUND,
+    *splash.SOUND,
+    *paged.SOUND,
+    *products.SOUND,
+    *small.SOUND,
+    *tokamax_kernels.SOUND,
+)

@@ -60,7 +60,8 @@ def _onto_plain(lhs, rhs, sizes, out):
     return jnp.where(rows[:, None], grouped_plain(lhs, rhs, sizes, groups=(1, 2)), out)
 
 
-def _columns_plain(lhs, rhs, sizes):
+def columns_plain(lhs, rhs, sizes):
+    """The same: a matrix a group."""
     return jnp.stack([(lhs * _rows(sizes, each, lhs.shape[1])) @ rhs for each in range(len(SIZES))])
 
 
@@ -79,6 +80,6 @@ SOUND: tuple[Case, ...] = (
     sound(grouped, array(256, 256), array(4, 128, 256), SIZES, transposed=True,
           reference=lambda *given: grouped_plain(*given, transposed=True)),
     sound(grouped_onto, *_operands(groups=2), SIZES, array(256, 128), reference=_onto_plain),
-    sound(grouped_by_columns, array(256, 256), array(256, 128), SIZES, reference=_columns_plain),
+    sound(grouped_by_columns, array(256, 256), array(256, 128), SIZES, reference=columns_plain),
     sound(grouped_gradient, *_operands(), SIZES, reference=_gradient_plain),
 )  # fmt: skip
