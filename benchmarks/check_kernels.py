@@ -1,7 +1,7 @@
 """How many planted faults `systolic check` finds, by the right rule, and how many sound kernels it accuses.
 
     python benchmarks/check_kernels.py                    # some minutes; rows in benchmarks/data/check_kernels.csv
-    python benchmarks/check_kernels.py --only softmax     # the cases of a file, or whose name contains this
+    python benchmarks/check_kernels.py --only softmax     # the cases of a file, or whose name contains this: their rows
 
 The kernels are in `benchmarks/checked/`: short functions, each sound as it is, and wrong in one way if told to be so.
 A fault is found where a finding of grade error has one of the rules that may name it. A sound kernel is accused where
@@ -75,11 +75,21 @@ def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
         of_kind = [row for row in table if row["kind"] == kind]
         right = sum(row["right"] == "yes" for row in of_kind)
         click.echo(f"{right} of {len(of_kind)} {'faults found' if kind == 'fault' else 'sound kernels not accused'}")
-    if not only:
-        with ROWS.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(table[0]))
-            writer.writeheader()
-            writer.writerows(table)
+    if table:
+        _write(table, keep=bool(only))
+
+
+def _write(table: list[dict[str, str]], *, keep: bool) -> None:
+    """Writes rows, in place of those of the same cases where others are kept."""
+    rows = {(row["kind"], row["case"]): row for row in table}
+    if keep:
+        with ROWS.open(newline="") as file:
+            before = {(row["kind"], row["case"]): row for row in csv.DictReader(file)}
+        rows = before | rows
+    with ROWS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(table[0]))
+        writer.writeheader()
+        writer.writerows(rows.values())
 
 
 def _row(case: Case, report: CheckReport) -> dict[str, str]:

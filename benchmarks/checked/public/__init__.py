@@ -1,4 +1,4 @@
-"""Kernels that others have published, unchanged, with small arguments: of JAX, and of tokamax where that is installed."""
+"""Kernels that others have published, unchanged, with small arguments: of JAX, and of tokamax where it is there."""
 
 from __future__ import annotations
 

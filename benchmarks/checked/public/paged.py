@@ -84,7 +84,8 @@ def _pages(dtype):
 RAGGED = (array(16, 8, 128), array(16, 16, 8, 128), LENGTHS, PAGES, np.array([0, 8, 16], np.int32),
           np.array([2], np.int32))  # fmt: skip
 SOUND: tuple[Case, ...] = (
-    sound(paged, array(2, 4, 128, dtype="bfloat16"), *_pages("bfloat16"), LENGTHS, PAGES, reference=None),
+    sound(paged, array(2, 4, 128, dtype="bfloat16"), *_pages("bfloat16"), LENGTHS, PAGES, reference=None,
+          name="no reference"),
     *(sound(paged, array(2, 8, 128), *_pages("float32"), LENGTHS, PAGES, reference=paged_plain, **options)
       for options in ({}, {"inline": False})),
     sound(paged_int8, array(2, 8, 128), *_pages("float32"), LENGTHS, PAGES, reference=None),

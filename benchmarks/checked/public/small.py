@@ -30,7 +30,7 @@ def philox_bits(key):
     return philox.philox_random_bits(key, 32, (256, 512))
 
 
-def gathered(x):
+def gathered_round_a_ring(x):
     """x of all devices of a ring, on each."""
     mesh = jax.sharding.get_abstract_mesh()
     return all_gather.all_gather(x, mesh=mesh, axis_name="x")
@@ -40,5 +40,5 @@ SOUND: tuple[Case, ...] = (
     sound(example_kernel.double, array(16, 128), reference=lambda x: x * 2),
     sound(threefry_bits, KEY, reference=threefry_plain),
     sound(philox_bits, KEY, reference=None),
-    sound(gathered, array(64, 128), reference=lambda x: x, mesh=(("x", 4),)),
+    sound(gathered_round_a_ring, array(64, 128), reference=lambda x: x, mesh=(("x", 4),)),
 )
