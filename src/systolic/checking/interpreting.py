@@ -26,6 +26,7 @@ from systolic.checking.watching import FIRST_BUFFER, FIRST_SEMAPHORE, Watch
 from systolic.checking.windows import Windows
 from systolic.chips import Chip
 from systolic.compat import (
+    all_references,
     copies_between_devices_in_order,
     end_interpreted_kernel,
     interpret_params,
@@ -172,6 +173,7 @@ class Interpreter:
         try:
             with (
                 traced_as_on(self._chip, self._mesh),
+                all_references(),
                 unkind_interpreter(left_over),
                 copies_between_devices_in_order(),
                 interpreter_reports() as reports,

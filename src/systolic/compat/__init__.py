@@ -18,7 +18,6 @@ from systolic.compat.functions import (
     scan_counts,
 )
 from systolic.compat.interpreter import (
-    buffer_view,
     copies_between_devices_in_order,
     end_interpreted_kernel,
     interpret_mode_is_forced,
@@ -34,9 +33,11 @@ from systolic.compat.interpreter import (
     unkind_interpreter,
     watched_interpreter,
 )
+from systolic.compat.references import all_references, buffer_view
 
 __all__ = [
     "abstract_mesh_in_all_threads",
+    "all_references",
     "assigned_devices",
     "attached_tpu_chips",
     "buffer_view",

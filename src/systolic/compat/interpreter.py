@@ -102,35 +102,6 @@ def watched_interpreter(watch: Callable[..., Any]) -> Iterator[None]:
         calls.callback = before
 
 
-def buffer_view(memory: Any, buffer: int, device: int, core: int, transforms: Any) -> Any:
-    """A part of a buffer of the kernel that TPU interpret mode runs, to be read and written unnoticed by it.
-
-    Args:
-      memory: the number of its memory space; None: of any.
-      buffer: its number.
-      device: whose it is.
-      core: likewise.
-      transforms: which part, as interpret mode gives it to its functions.
-
-    Returns:
-      A view; None: there is no such buffer.
-    """
-    import jax
-    from jax._src.pallas.mosaic.interpret import interpret_pallas_call, utils
-
-    calls: Any = interpret_pallas_call
-    held = calls._get_shared_memory().mem
-    if memory is None:
-        key = next((each for each in list(held) if each[1:3] == (buffer, device)), None)
-    else:
-        name = calls.TPU_MEMORY_SPACE_NAMES[int(memory)]
-        key = (name, buffer, device, calls._local_core_id_or_zero_if_hbm(core, name))
-    if key is None or key not in held:
-        return None
-    found = held[key].content[utils.to_range(jax.tree.map(int, transforms))]
-    return found if getattr(found, "ndim", 0) else None  # NumPy gives no view of one element
-
-
 def left_over_memory() -> str:
     """What the kernel that TPU interpret mode runs finds in memory that nobody wrote: "nan", "zero" or "large"."""
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call
