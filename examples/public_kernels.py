@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +28,7 @@ def splash(
     mask = splash_kernels.MultiHeadMask([splash_kernels.CausalMask((q.shape[1], k.shape[1]))] * (heads // groups))
     sizes = splash_kernels.BlockSizes(block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv_compute)
     kernel = splash_kernels.make_splash_mqa(mask=mask, head_shards=1, q_seq_shards=1, block_sizes=sizes)
-    found = jax.vmap(kernel)(q.reshape(groups, heads // groups, *q.shape[1:]), k, v)
+    found: Any = jax.vmap(kernel)(q.reshape(groups, heads // groups, *q.shape[1:]), k, v)
     return found.reshape(q.shape)
 
 
@@ -88,3 +90,19 @@ def megablox(
 ) -> jax.Array:
     """Rows of lhs [m, k] in groups, each times its own matrix of rhs [groups, k, n], in the tiles of its default."""
     return gmm(lhs, rhs, group_sizes, lhs.dtype, tiling=(tile_m, tile_k, tile_n))
+
+
+def tokamax_gmm(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    tile_m: int = 128,
+    tile_k: int = 128,
+    tile_n: int = 128,
+) -> jax.Array:
+    """The same by the kernel of tokamax, which has to be installed and needs Python 3.12."""
+    from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu_kernel as kernel
+
+    tiles = (tile_m, tile_k, tile_n)
+    return kernel.gmm(lhs, rhs, group_sizes, jax.lax.Precision.DEFAULT, lhs.dtype, tiles)

@@ -181,7 +181,9 @@ def _clipped(
 
 
 def _indexer(region: Sequence[int | tuple[int, int, int]], shape: tuple[int, ...]) -> Any:
-    from jax._src.state import indexing
+    from jax._src.state import indexing as jax_indexing
+
+    indexing: Any = jax_indexing  # which exports none of its names
 
     indices = tuple(each if isinstance(each, int) else indexing.Slice(*each) for each in region)
     return indexing.NDIndexer(indices=indices, shape=shape, int_indexer_shape=())

@@ -122,7 +122,9 @@ def _region(box: _Box) -> tuple[slice, ...]:
 
 
 def _indexer(box: _Box, shape: tuple[int, ...]) -> Any:
-    from jax._src.state import indexing
+    from jax._src.state import indexing as jax_indexing
+
+    indexing: Any = jax_indexing  # which exports none of its names
 
     return indexing.NDIndexer(indices=tuple(indexing.Slice(*each) for each in box), shape=shape, int_indexer_shape=())
 
