@@ -21,7 +21,9 @@ def tokamax_gmm(lhs, rhs, sizes, *, transposed=False):
     """Rows in groups, each times its own matrix."""
     from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu_kernel as kernel
 
-    return kernel.gmm(lhs, rhs, sizes, _HIGHEST, jnp.float32, TILES, transpose_rhs=transposed)
+    # Of bfloat16 the compiler takes no other than the default.
+    precision = _HIGHEST if lhs.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    return kernel.gmm(lhs, rhs, sizes, precision, jnp.float32, TILES, transpose_rhs=transposed)
 
 
 def tokamax_tgmm(lhs, rhs, sizes):
