@@ -1,7 +1,7 @@
 """How many planted faults `systolic check` finds, by the right rule, and how many sound kernels it accuses.
 
     python benchmarks/check_kernels.py                    # some minutes; rows in benchmarks/data/check_kernels.csv
-    python benchmarks/check_kernels.py --only softmax     # the cases of a file, or whose name contains this
+    python benchmarks/check_kernels.py --only softmax     # the cases of a file, or whose name contains this: their rows
 
 The kernels are in `benchmarks/checked/`: short functions, each sound as it is, and wrong in one way if told to be so.
 A fault is found where a finding of grade error has one of the rules that may name it. A sound kernel is accused where
@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import click
-from checked import copies, products, public, rows
+from checked import carried, copies, devices, products, public, rows
 from checked.case import Case
 
 from systolic.checking import CheckReport, submit_check
@@ -28,7 +28,14 @@ from systolic.cli.progress import progress_bar
 from systolic.compiler import WorkerPool
 
 ROWS = Path(__file__).parent / "data" / "check_kernels.csv"
-MODULES = {"rows": rows, "copies": copies, "products": products, "public": public}
+MODULES = {
+    "rows": rows,
+    "copies": copies,
+    "products": products,
+    "carried": carried,
+    "devices": devices,
+    "public": public,
+}
 CASES = {module: (*found.FAULTS, *found.SOUND) for module, found in MODULES.items()}
 
 
@@ -39,11 +46,22 @@ CASES = {module: (*found.FAULTS, *found.SOUND) for module, found in MODULES.item
 def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
     """Check all kernels, and count."""
     sys.path.insert(0, str(Path(__file__).parent))
+    if public.MISSING:
+        click.echo(public.MISSING)
     cases = [case for module, found in CASES.items() for case in found if only == module or only in case.name]
     with WorkerPool(max_workers=workers, time_limit_s=300) as pool, progress_bar(quiet=False) as bar:
         bar.planned(len(cases))
         pending = [
-            submit_check(pool, each.fn, each.args, chips, reference=each.reference, compiles=False, seeds=(0, 1))
+            submit_check(
+                pool,
+                each.fn,
+                each.args,
+                chips,
+                reference=each.reference,
+                compiles=False,
+                seeds=(0, 1),
+                mesh=dict(each.mesh) or None,
+            )
             for each in cases
         ]
         table = []
@@ -57,23 +75,35 @@ def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
         of_kind = [row for row in table if row["kind"] == kind]
         right = sum(row["right"] == "yes" for row in of_kind)
         click.echo(f"{right} of {len(of_kind)} {'faults found' if kind == 'fault' else 'sound kernels not accused'}")
-    if not only:
-        with ROWS.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(table[0]))
-            writer.writeheader()
-            writer.writerows(table)
+    if table:
+        _write(table, keep=bool(only))
+
+
+def _write(table: list[dict[str, str]], *, keep: bool) -> None:
+    """Writes rows, in place of those of the same cases where others are kept."""
+    rows = {(row["kind"], row["case"]): row for row in table}
+    if keep:
+        with ROWS.open(newline="") as file:
+            before = {(row["kind"], row["case"]): row for row in csv.DictReader(file)}
+        rows = before | rows
+    with ROWS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(table[0]))
+        writer.writeheader()
+        writer.writerows(rows.values())
 
 
 def _row(case: Case, report: CheckReport) -> dict[str, str]:
     grades = ("error", "warning") if case.at_least == "warning" else ("error",)
     found = list(dict.fromkeys(each.rule for each in report.findings if each.grade in grades))
     right = bool(case.rules & set(found)) if case.rules else not found
+    not_run = next((each.value for each in report.findings if each.rule == "run" and each.grade == "warning"), "")
     return {
         "kind": "fault" if case.rules else "sound",
         "case": case.name,
         "expected": " ".join(sorted(case.rules)),
         "found": " ".join(found),
         "right": "yes" if right else "no",
+        "run": "yes" if report.run.ran else not_run or "ended",
     }
 
 

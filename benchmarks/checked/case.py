@@ -20,6 +20,7 @@ class Case:
       rules: any of these may name the fault; none: the kernel is sound.
       reference: a function of the same arguments; None: it is checked without one.
       at_least: the grade that has to be found.
+      mesh: axes of a mesh with their sizes; none: it runs on one device.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Case:
     reference: Callable[..., Any] | None = None
     rules: frozenset[str] = frozenset()
     at_least: str = "error"
+    mesh: tuple[tuple[str, int], ...] = ()
 
 
 def array(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
@@ -36,12 +38,18 @@ def array(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
 
 
 def sound(
-    fn: Callable[..., Any], *args: Any, reference: Callable[..., Any] | None, name: str = "", **options: Any
+    fn: Callable[..., Any],
+    *args: Any,
+    reference: Callable[..., Any] | None,
+    name: str = "",
+    mesh: tuple[tuple[str, int], ...] = (),
+    **options: Any,
 ) -> Case:
     """A kernel that is right."""
     bound = functools.partial(fn, **options)
     words = f" {', '.join(f'{key}={value}' for key, value in options.items())}" if options else ""
-    return Case(name=f"{fn.__name__}{words}{' ' * bool(name)}{name}", fn=bound, args=args, reference=reference)
+    whole = f"{fn.__name__}{words}{' ' * bool(name)}{name}"
+    return Case(name=whole, fn=bound, args=args, reference=reference, mesh=mesh)
 
 
 def faulty(
@@ -51,6 +59,7 @@ def faulty(
     rules: str,
     reference: Callable[..., Any] | None,
     at_least: str = "error",
+    mesh: tuple[tuple[str, int], ...] = (),
     **options: Any,
 ) -> Case:
     """The same kernel with one fault.
@@ -66,4 +75,5 @@ def faulty(
         reference=reference,
         rules=frozenset(rules.split()),
         at_least=at_least,
+        mesh=mesh,
     )

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from check_runs import array, errors, ran
-from checked import copies, products, rows
+from checked import carried, copies, products, rows
 from checked.case import Case
 
-CASES = {case.name: case for module in (products, rows, copies) for case in (*module.FAULTS, *module.SOUND)}
+CASES = {case.name: case for module in (products, rows, copies, carried) for case in (*module.FAULTS, *module.SOUND)}
 # One for each way of finding that is not tried elsewhere.
 SHOWN = {
     "softmax: without its maximum, no reference": {"nan"},
@@ -18,8 +18,10 @@ SHOWN = {
     "relu: stored under a condition on data, no reference": {"nan"},
     "integers_summed: in 16 bits": {"wrong-result"},
     "in_output: cleared by the first block only, no reference": {"nan"},
+    "pipelined_product: the sum comes back, no reference": {"revisited-output"},
+    "updated: reads the block before, no reference": {"order"},
 }
-QUIET = ("logarithm no reference", "doubled int8", "in_place no reference")
+QUIET = ("logarithm no reference", "doubled int8", "in_place no reference", "overwritten_blocks no reference")
 
 
 def run(case: Case) -> set[str]:
@@ -40,6 +42,14 @@ def test_a_sound_kernel_is_not_accused(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.rules])
 def test_no_sound_kernel_is_accused(name: str) -> None:
     assert not run(CASES[name])
+
+
+def test_what_scratch_memory_carries_on_is_a_warning() -> None:
+    case = CASES["scratch_product: cleared for the first block alone, no reference"]
+    found = {each.rule: each.grade for each in ran(case.fn, *case.args, seeds=(0,)).findings}
+    assert found["uninitialised"] == "warning"
+    meant = ran(carried.running_sum, carried.X, reference=carried.running_plain, seeds=(0,))
+    assert "uninitialised" not in {each.rule for each in meant.findings}  # a reference shows that it is right
 
 
 def test_what_the_inputs_were_is_said() -> None:

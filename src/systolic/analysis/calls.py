@@ -95,6 +95,7 @@ class KernelCall:
       site: the way to it: positions of equations, outermost first; see `compiler.PallasOperands`.
       executions: how often the function runs it; None: that depends on values.
       vmapped: grid axes that `jax.vmap` made: `pl.program_id` does not count them.
+      unused: outputs, counted among outputs, whose results nobody takes: launchers ask so for memory.
     """
 
     name: str
@@ -110,6 +111,7 @@ class KernelCall:
     site: tuple[int, ...]
     executions: int | None
     vmapped: tuple[int, ...] = ()
+    unused: tuple[int, ...] = ()
 
     @property
     def own_axes(self) -> tuple[int, ...]:
@@ -133,18 +135,22 @@ def kernel_calls(closed_jaxpr: Any) -> list[KernelCall]:
 
 def _equations(
     jaxpr: Any, path: tuple[int, ...], executions: int | None
-) -> Iterator[tuple[Any, tuple[int, ...], int | None]]:
+) -> Iterator[tuple[Any, tuple[int, ...], int | None, tuple[int, ...]]]:
+    taken: set[int] | None = None
     for number, equation in enumerate(jaxpr.eqns):
         name, here = equation.primitive.name, (*path, number)
         if name == "pallas_call":
-            yield equation, here, executions
+            if taken is None:
+                taken = {id(atom) for each in jaxpr.eqns for atom in each.invars} | set(map(id, jaxpr.outvars))
+            unused = tuple(at for at, result in enumerate(equation.outvars) if id(result) not in taken)
+            yield equation, here, executions, unused
             continue
         inside = None if name == "cond" else loop_iterations(equation, executions)
         for inner in inner_jaxprs(equation.params):
             yield from _equations(inner.jaxpr, here, inside)
 
 
-def _call(equation: Any, site: tuple[int, ...], executions: int | None) -> KernelCall:
+def _call(equation: Any, site: tuple[int, ...], executions: int | None, unused: tuple[int, ...]) -> KernelCall:
     params = equation.params
     mapping, body = params["grid_mapping"], params["jaxpr"]
     options = params.get("compiler_params")
@@ -177,6 +183,7 @@ def _call(equation: Any, site: tuple[int, ...], executions: int | None) -> Kerne
         site=site,
         executions=executions,
         vmapped=vmapped,
+        unused=unused,
     )
 
 

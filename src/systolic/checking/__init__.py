@@ -8,10 +8,10 @@
 
 from systolic.checking.check import PendingCheck, check, submit_check
 from systolic.checking.finding import GRADES, Finding, Grade
-from systolic.checking.interpreting import traced_as_on
 from systolic.checking.report import CheckFailedError, CheckReport, CheckReportError, KernelUse, OperandUse
 from systolic.checking.running import RunOutcome, run_in_worker
 from systolic.checking.static import static_findings
+from systolic.checking.virtual_devices import MeshError, traced_as_on
 
 __all__ = [
     "GRADES",
@@ -21,6 +21,7 @@ __all__ = [
     "Finding",
     "Grade",
     "KernelUse",
+    "MeshError",
     "OperandUse",
     "PendingCheck",
     "RunOutcome",

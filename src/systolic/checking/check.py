@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from systolic.checking.report import CheckReport, RunSummary, in_order, without_
 from systolic.checking.running import RunOutcome, run_in_worker
 from systolic.checking.static import StaticResult, read_kernels
 from systolic.checking.verdict import Verdict, reconciled, refused
+from systolic.checking.virtual_devices import checked_axes, slice_of_devices
 from systolic.chips import Chip, FlagValue, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
@@ -34,9 +36,11 @@ from systolic.compiler import (
     argument_values,
     compiler_is_there,
     function_name,
+    slice_mesh,
     submit_compilation,
     tracing_settings,
     versions,
+    with_jit_options,
 )
 from systolic.extras import install_command
 from systolic.simulator import VmemBuffer
@@ -54,6 +58,7 @@ class PendingCheck:
     chips: tuple[Chip, ...]
     static: tuple[Future[StaticResult], ...]
     compiled: tuple[Future[CompiledProgram] | None, ...]
+    unasked: tuple[str, ...]
     ran: Future[RunOutcome] | None
 
     @property
@@ -69,9 +74,9 @@ class PendingCheck:
         """
         findings: list[Finding] = []
         kernels, verdicts = [], []
-        for chip, static, compiled in zip(self.chips, self.static, self.compiled, strict=True):
+        for chip, static, compiled, unasked in zip(self.chips, self.static, self.compiled, self.unasked, strict=True):
             read = _static(static, chip)
-            verdict, refusal = _verdict(compiled, chip, [kernel.name for kernel in read.kernels])
+            verdict, refusal = _verdict(compiled, chip, [kernel.name for kernel in read.kernels], unasked)
             if refusal is not None and refusal.rule == "trace" and any(each.rule == "trace" for each in read.findings):
                 refusal = None  # reading the function has come to the same
             findings += reconciled(read.findings, verdict, refusal)
@@ -105,21 +110,36 @@ def submit_check(
     compiles: bool = True,
     seeds: Sequence[int] = (0, 1, 2),
     cached: bool = True,
+    mesh: Mapping[str, int] | None = None,
 ) -> PendingCheck:
-    """Has workers trace, compile and run `fn(*args)`; see `check`."""
-    compiles = compiles and compiler_is_there()
+    """Has workers trace, compile and run `fn(*args)`; see `check`.
+
+    Raises:
+      MeshError: there is no such mesh.
+    """
+    mesh = checked_axes(mesh) if mesh is not None else None
+    unasked = ["" if compiles else "it was not asked"] * len(chips)
+    if not compiler_is_there():
+        unasked = [f"it is not installed: {install_command('tpu')}"] * len(chips)
     shapes, values, settings = abstract_arguments(args), argument_values(args), tracing_settings()
     name = function_name(fn)
     cache = ProgramCache() if cached else None
     static, compiled = [], []
-    for chip in chips:
+    for at, chip in enumerate(chips):
         label = f"{name} for {chip.name}"
-        static.append(pool.submit(read_kernels, fn, shapes, values, chip, settings, label=f"reading {label}"))
-        asked = submit_compilation(pool, fn, args, target_of(chip), cache=cache, label=label) if compiles else None
+        static.append(pool.submit(read_kernels, fn, shapes, values, chip, settings, mesh, label=f"reading {label}"))
+        shape = slice_of_devices(chip, math.prod(mesh.values())) if mesh else None
+        if mesh and shape is None and not unasked[at]:
+            unasked[at] = f"it was not asked: no slice of {chip.name} has {math.prod(mesh.values())} devices"
+        asked = None
+        if not unasked[at]:
+            called = with_jit_options(fn, slice_mesh(shape.chip, shape.name, **mesh)) if mesh and shape else fn
+            target = target_of(shape.chip if shape else chip, shape)
+            asked = submit_compilation(pool, called, args, target, cache=cache, label=label)
         compiled.append(asked)
     ran = None
     if run:
-        job = functools.partial(run_in_worker, reference=reference, seeds=tuple(seeds), settings=settings)
+        job = functools.partial(run_in_worker, reference=reference, seeds=tuple(seeds), settings=settings, mesh=mesh)
         ran = pool.submit(job, fn, shapes, values, chips[0], label=f"running {name}")
     return PendingCheck(
         function=name,
@@ -127,6 +147,7 @@ def submit_check(
         chips=tuple(chips),
         static=tuple(static),
         compiled=tuple(compiled),
+        unasked=tuple(unasked),
         ran=ran,
     )
 
@@ -142,6 +163,7 @@ def check(
     compiles: bool = True,
     seeds: Sequence[int] = (0, 1, 2),
     cached: bool = True,
+    mesh: Mapping[str, int] | None = None,
     time_limit_s: float = 300,
     memory_limit_bytes: int | None = None,
 ) -> CheckReport:
@@ -163,6 +185,9 @@ def check(
       compiles: whether to ask the TPU compiler. Where it is not installed it is not asked, and the report says so.
       seeds: seeds of the runs, for inputs and the order of copies.
       cached: use programs compiled before, and keep this one.
+      mesh: axes with their sizes, such as `{"x": 2, "y": 4}`, of a mesh that is set while the function is traced, as by
+        `jax.set_mesh`. It runs on as many devices that the CPU plays, and is compiled for a slice of as many. None: one
+        device, and no mesh.
       time_limit_s: seconds of CPU time for each of the jobs.
       memory_limit_bytes: the limit of a compiler process and its children; None: what the machine can bear.
 
@@ -171,12 +196,13 @@ def check(
 
     Raises:
       UnknownChipError: no such chip, or it has no such clock state.
+      MeshError: there is no such mesh.
       FlagError, CompilerFlagError: such a flag cannot be given, or the compiler does not know it.
       SystolicBug: this package is at fault, and not the function.
     """
     several = [chip] if isinstance(chip, str | Chip) else list(chip)
     chips = [with_flags(chip_named(each) if isinstance(each, str) else each, flags or {}) for each in several]
-    how = {"reference": reference, "run": run, "compiles": compiles, "seeds": seeds, "cached": cached}
+    how = {"reference": reference, "run": run, "compiles": compiles, "seeds": seeds, "cached": cached, "mesh": mesh}
     with WorkerPool(max_workers=2, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return submit_check(pool, fn, args, chips, **how).result()
 
@@ -193,10 +219,11 @@ def _static(job: Future[StaticResult], chip: Chip) -> StaticResult:
         return StaticResult(findings=(found,), kernels=())
 
 
-def _verdict(job: Future[CompiledProgram] | None, chip: Chip, kernels: list[str]) -> tuple[Verdict, Finding | None]:
+def _verdict(
+    job: Future[CompiledProgram] | None, chip: Chip, kernels: list[str], unasked: str
+) -> tuple[Verdict, Finding | None]:
     if job is None:
-        why = "it was not asked" if compiler_is_there() else f"it is not installed: {install_command('tpu')}"
-        return Verdict(chip=chip.name, accepted=None, text=why), None
+        return Verdict(chip=chip.name, accepted=None, text=unasked), None
     try:
         program = job.result()
     except CompilerRefusal as refusal:

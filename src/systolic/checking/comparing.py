@@ -23,6 +23,10 @@ order.
 A kernel that rounds its running sum, or an intermediate, to the coarser of bfloat16 and the result's dtype (unit w)
 has, in s roundings, the same with w for u and s for k: above the tolerance and below that, it is a loss of precision,
 and no wrong result.
+
+All this takes the function for a straight line within u of its inputs. A softmax of scores around 10^8 is none: where
+one score wins by less than the scores are rounded, another rounding lets another one win. So the reference is also
+changed by u itself, and is not steady where that moves an element further than the line says.
 """
 
 from __future__ import annotations
@@ -55,12 +59,14 @@ class Reference:
     Attributes:
       values: the flat results in float64, integers in 32 bits or more.
       responses: of each to relative changes of all that is rounded.
+      steady: whether each result responds to rounding as a straight line does: else one that differs may be right.
       native: the results in the arguments' own dtypes, where there are narrow integers among these, which may wrap as
         the function means it; else none.
     """
 
     values: tuple[np.ndarray, ...]
     responses: tuple[np.ndarray, ...]
+    steady: tuple[bool, ...]
     native: tuple[np.ndarray, ...] = ()
 
 
@@ -126,15 +132,18 @@ class ReferenceFunction:
                 self._run = jax.jit(functools.partial(perturbed, jax.make_jaxpr(self._reference)(*wide)))
             values = self._values(wide, 0, 0.0)
             squares = [np.zeros(value.shape) for value in values]
+            furthest = [np.zeros(value.shape) for value in values]
             for sample in range(_SAMPLES):
                 moved = self._values(wide, seed * _SAMPLES + sample, _CHANGE)
-                for total, value, other in zip(squares, values, moved, strict=True):
-                    with np.errstate(invalid="ignore", over="ignore"):
-                        total += np.nan_to_num(np.abs(other.astype(np.float64) - value.astype(np.float64)) ** 2)
+                rounded = self._values(wide, seed * _SAMPLES + sample, _UNIT)
+                for at, value in enumerate(values):
+                    squares[at] += _distance(moved[at], value) ** 2
+                    furthest[at] = np.fmax(furthest[at], _distance(rounded[at], value))
         responses = tuple(np.sqrt(_evened(total / _SAMPLES)) / _CHANGE for total in squares)
+        steady = tuple(map(_is_steady, values, responses, furthest))
         narrow = any(each.dtype.kind in "iu" and each.dtype.itemsize < 4 for each in arguments)
         native = tuple(self._native(arguments)) if narrow else ()
-        return Reference(values=tuple(values), responses=responses, native=native)
+        return Reference(values=tuple(values), responses=responses, steady=steady, native=native)
 
     @runs_user_code
     def _values(self, wide: Sequence[Any], seed: int, change: float) -> list[np.ndarray]:
@@ -146,6 +155,18 @@ class ReferenceFunction:
         import jax
 
         return [np.asarray(each) for each in jax.jit(self._reference)(*arguments)]
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.nan_to_num(np.abs(one.astype(np.float64) - other.astype(np.float64)))
+
+
+def _is_steady(value: np.ndarray, response: np.ndarray, furthest: np.ndarray) -> bool:
+    """Says whether no element is moved further, by changes of one unit, than so many normal errors reach."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        straight = _reach(value) * _UNIT * np.nan_to_num(response) + 2 * _UNIT * np.abs(np.nan_to_num(value))
+        return bool((furthest <= straight).all())
 
 
 def _leaves(results: Any) -> list[Any]:

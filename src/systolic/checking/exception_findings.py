@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from systolic.analysis import KernelCall
+from systolic.analysis import KernelCall, Operand
+from systolic.checking.access import Access
 from systolic.checking.finding import Finding, Grade, call_finding
 from systolic.checking.interpreting import DeadlockError
-from systolic.checking.watching import FIRST_BUFFER, Access, Watch
+from systolic.checking.watching import FIRST_BUFFER, Watch
 from systolic.compiler import CompilerTimeout, FunctionExit, WorkerEnded, source_line
 
 _BLOCK_OUTSIDE = re.compile(
@@ -28,6 +29,8 @@ _LACKING = (
     r"'\w*Transform' object has no attribute|not (?:currently )?supported in (?:TPU )?interpret|"
     r"(?:SC|Sparse)\w*(?:Mesh|Subcore|Core)\b.*(?:interpret|support)|prng_(?:seed|random_bits)"
 )
+# What JAX says of a function that needs a mesh.
+_NO_MESH = re.compile(r"context mesh cannot be empty|unbound axis name|Number of devices \d+ must be")
 _WORDS = {"swap": "write"}
 _RAISED = re.compile(r"^\w*(?:Error|Exception): .*", re.MULTILINE)
 
@@ -44,14 +47,17 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, 
     text = str(error)
     if isinstance(error, DeadlockError):
         wait = next(iter(watch.waits.values()), Access())
+        on = f" on device {wait.device}" if watch.devices > 1 else ""
         return about(
             calls,
             "deadlock",
-            value=f"it waits for {semaphore_name(calls, wait.number)} that nobody signals{wait.at_step}",
+            value=f"it waits for {semaphore_name(calls, wait.number)} that nobody signals{wait.at_step}{on}",
             limit=f"it never ends ({conditions})",
             fix="start a copy for every wait, with the same semaphore and as many bytes",
             where=wait.where,
         )
+    if watch.entering.early:
+        return no_barrier(calls, watch.entering.early[0])
     access = watch.failed or Access()
     where = access.where or source_line(error) or ""
     if access.out_of_scope:
@@ -97,6 +103,20 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, 
     return _failed(error, calls, where)
 
 
+def no_barrier(calls: Sequence[KernelCall], copy: Access) -> Finding:
+    """Reports a copy to a device that may not run the kernel yet."""
+    return about(
+        calls,
+        "race",
+        value=f"device {copy.device} begins a copy to device {copy.other}, and nothing has told it that this one is in "
+        "the kernel, too",
+        limit="until then the memory that it writes to, and the semaphore, may be in use by something else there",
+        fix="before the first copy signal pltpu.get_barrier_semaphore() of both neighbours, wait for theirs, and give "
+        "collective_id in pltpu.CompilerParams",
+        where=copy.where,
+    )
+
+
 def _failed(error: Exception, calls: Sequence[KernelCall], where: str) -> Finding:
     text = str(error)
     said = (_RAISED.findall(text) or [f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"])[-1].strip()
@@ -117,13 +137,31 @@ def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
     """Names one of the interpreter's buffers by its number from 0; "" where its use is not known."""
     if len(calls) != 1:
         return ""
-    call = calls[0]
+    buffers = _buffers(calls[0])
+    if not 0 <= number < len(buffers):
+        return ""
+    operand, whole = buffers[number]
+    return f"{operand.name} in HBM" if whole else operand.name
+
+
+def scratch_buffers(call: KernelCall) -> tuple[int, ...]:
+    """Numbers the interpreter's buffers from 0, and lists those of scratch memory for floats in VMEM."""
+    return tuple(
+        number
+        for number, (operand, _) in enumerate(_buffers(call))
+        if operand.role == "scratch" and operand.memory == "vmem" and "float" in operand.dtype
+    )
+
+
+def _buffers(call: KernelCall) -> list[tuple[Operand, bool]]:
+    """Lists the interpreter's buffers: the operand of each, and whether it is the whole array in HBM.
+
+    It makes one of each array in HBM, then one of each of the kernel's parameters that has another memory.
+    """
     aliased = {out for _, out in call.aliases}
     outputs = [each for at, each in enumerate(call.of("output")) if at not in aliased]
-    # It makes one of each array in HBM, then one of each of the kernel's parameters that has another memory.
-    names = [f"{each.name} in HBM" for each in (*call.of("input"), *outputs)]
-    names += [each.name for each in call.operands if each.memory not in ("hbm", "semaphore")]
-    return names[number] if 0 <= number < len(names) else ""
+    inside = [each for each in call.operands if each.memory not in ("hbm", "semaphore")]
+    return [*((each, True) for each in (*call.of("input"), *outputs)), *((each, False) for each in inside)]
 
 
 def semaphore_name(calls: Sequence[KernelCall], number: int | None) -> str:
@@ -169,7 +207,9 @@ def trace_failure(error: Exception, chip: str = "") -> Finding:
         "trace",
         "tracing it raises ",
         limit="there is nothing to check",
-        fix="call it with these arguments in plain JAX first; give static arguments with --param",
+        fix='give it a mesh of as many devices as it needs: --mesh x=4 (mesh={"x": 4})'
+        if _NO_MESH.search(str(error))
+        else "call it with these arguments in plain JAX first; give static arguments with --param",
         chip=chip,
     )
 

@@ -7,24 +7,27 @@ memory goes on to whole registers, as the chip's does: a copy of an edge's regis
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from systolic.bugs import runs_user_code
+from systolic.checking.access import Access
 from systolic.checking.unkind import left_over
-from systolic.checking.watching import FIRST_BUFFER, FIRST_SEMAPHORE, Access, Watch
+from systolic.checking.virtual_devices import traced_as_on
+from systolic.checking.watching import FIRST_BUFFER, FIRST_SEMAPHORE, Watch
+from systolic.checking.windows import Windows
 from systolic.chips import Chip
 from systolic.compat import (
-    abstract_mesh_in_all_threads,
+    all_references,
+    copies_between_devices_in_order,
     end_interpreted_kernel,
     interpret_params,
     interpreted_failure,
@@ -44,6 +47,8 @@ _POLL_S = 0.1
 # Nothing but another of the kernel's threads can end a wait, and these are at most two: when all wait, they wait for
 # ever. A copy that another thread is just doing takes far less than this.
 _DEADLOCK_S = 3.0
+# Another device may be computing between two things that it does, on a CPU that all of them share.
+_DEADLOCK_OF_SEVERAL_S = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +61,16 @@ class Conditions:
       memory: what is in memory that nobody has written: NaN and the largest integers, zeros, or large finite numbers of
         both signs.
       cores: how many cores share the steps along parallel axes.
+      late: whether blocks are read as early, and written back as late, as a TPU may; else in the order of the steps.
+      spoiled: buffers of scratch memory that hold anything again when the blocks of all outputs end, by number.
     """
 
     order: int = 0
     copies: Literal["eager", "on_wait"] = "on_wait"
     memory: Literal["nan", "zero", "large"] = "nan"
     cores: int = 1
+    late: bool = False
+    spoiled: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,30 +125,26 @@ class Interpreted:
         return any(bool((each != each).any()) for each in self.outputs)
 
 
-@contextlib.contextmanager
-def traced_as_on(chip: Chip) -> Iterator[None]:
-    """Lets every thread trace and run as if the device were one of this chip."""
-    from jax.sharding import AbstractDevice, AbstractMesh
-
-    device = AbstractDevice(device_kind=chip.device_kind, num_cores=chip.cores_per_device, platform="tpu")
-    with abstract_mesh_in_all_threads(AbstractMesh((), (), abstract_device=device)):
-        yield
-
-
 class Interpreter:
     """Runs one function; what it compiles for some conditions is used again.
 
     Args:
       fn: takes the flat arguments.
       chip: whose device it is traced for.
+      mesh: the axes of the mesh of devices on which it runs; none: one device.
+      outputs: how many outputs of its kernel have blocks, where scratch memory is spoiled.
 
     Attributes:
       watch: what was done in the last run.
     """
 
-    def __init__(self, fn: Callable[..., Any], chip: Chip) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], chip: Chip, mesh: Mapping[str, int] | None = None, *, outputs: int = 0
+    ) -> None:
         self._fn = fn
+        self._outputs = outputs
         self._chip = chip
+        self._mesh = dict(mesh or {})
         self._compiled: dict[Conditions, Callable[..., Any]] = {}
         self.watch = Watch()
 
@@ -162,12 +167,21 @@ class Interpreter:
 
         log = logging.getLogger("jax._src.callback")
         level = log.level
-        self.watch = Watch()
+        windows = Windows(late=conditions.late, scratch=conditions.spoiled, outputs=self._outputs)
+        self.watch = Watch(devices=math.prod(self._mesh.values()), windows=windows)
         log.setLevel(logging.CRITICAL)  # it would show the traceback of what is raised anyway
         try:
-            with traced_as_on(self._chip), unkind_interpreter(left_over), interpreter_reports() as reports:
-                call = self._compiled.get(conditions) or self._compile(arguments, conditions)
-                outputs = _waited_for(lambda: _outputs(call, arguments), time_limit_s)
+            with (
+                traced_as_on(self._chip, self._mesh),
+                all_references(),
+                unkind_interpreter(left_over),
+                copies_between_devices_in_order(),
+                interpreter_reports() as reports,
+            ):
+                # The others are up to the watch.
+                traced = replace(conditions, late=False, spoiled=())
+                call = self._compiled.get(traced) or self._compile(arguments, traced)
+                outputs = _waited_for(lambda: _outputs(call, arguments), time_limit_s, self.watch)
                 raced = races_found()
         except BaseException as error:
             if error.__cause__ is None and not isinstance(error, DeadlockError | TooSlowError):
@@ -225,7 +239,7 @@ def _outputs(call: Callable[..., Any], arguments: Sequence[np.ndarray]) -> list[
     return [np.asarray(each) for each in jax.tree.leaves(call(*arguments))]
 
 
-def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float) -> list[np.ndarray]:
+def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float, watch: Watch) -> list[np.ndarray]:
     """Calls `run` in a thread of its own, so that it can be given up.
 
     Raises:
@@ -243,7 +257,8 @@ def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float) -> lis
     thread = threading.Thread(target=target, daemon=True)
     thread.start()
     waiting_since: dict[int, float] = {}
-    started = time.monotonic()
+    started = acted = time.monotonic()
+    acts = 0
     while True:
         thread.join(_POLL_S)
         if not thread.is_alive():
@@ -251,7 +266,10 @@ def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float) -> lis
         waits = semaphore_waits()
         now = time.monotonic()
         waiting_since = {each: waiting_since.get(each, now) for each in waits}
-        if waits and min(now - since for since in waiting_since.values()) > _DEADLOCK_S:
+        if watch.acts != acts:
+            acts, acted = watch.acts, now
+        quiet_s = _DEADLOCK_S if watch.devices == 1 else _DEADLOCK_OF_SEVERAL_S
+        if waits and min(now - acted, *(now - since for since in waiting_since.values())) > quiet_s:
             stop: Exception = DeadlockError()
         elif now - started > time_limit_s:
             stop = TooSlowError(f"it was stopped after {time_limit_s:.0f} s")
@@ -283,4 +301,5 @@ def _place(text: str) -> str:
 def words(conditions: Conditions) -> str:
     """Says how copies are done, and in which order steps."""
     done = "done when they are started" if conditions.copies == "eager" else "done when they are waited for"
-    return f"{done}, order {conditions.order}"
+    late = ", blocks read early and written back late" if conditions.late else ""
+    return f"{done}, order {conditions.order}{late}"

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from systolic.analysis import KernelCall, op_count
+from systolic.checking.access import Access
 from systolic.checking.comparing import Comparison, Reference, compared, place
-from systolic.checking.exception_findings import about, buffer_name, run_failure, semaphore_name
+from systolic.checking.exception_findings import about, buffer_name, no_barrier, run_failure, semaphore_name
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.guessing import guessed
 from systolic.checking.interpreting import Conditions, Interpreted, Race, words
 from systolic.checking.rounding import has_narrow, most_sums, sums, sums_narrowly
-from systolic.checking.watching import Access, Watch, first_difference
+from systolic.checking.watching import Watch, first_difference
 from systolic.compiler import written_at
 
 
@@ -52,6 +53,9 @@ class Judge:
 
     def of_runs(self, results: Sequence[tuple[Conditions, Interpreted]]) -> Iterator[Finding]:
         """Finds races, semaphores left with a count, and results that depend on the conditions. Inputs are equal."""
+        early = next((result.watch.entering.early for _, result in results if result.watch.entering.early), [])
+        if early:
+            yield no_barrier(self.calls, early[0])
         races = dict.fromkeys(race for _, result in results for race in result.races)
         seen = set()
         for race in races:
@@ -96,6 +100,8 @@ class Judge:
         base, first = results[0]
         said = set()
         for conditions, result in results[1:]:
+            if conditions.spoiled:
+                continue  # what comes of that may be meant: see `of_scratch`
             for at, (one, other) in enumerate(zip(first.outputs, result.outputs, strict=True)):
                 differs = _differs(one, other)
                 if conditions.memory != base.memory:
@@ -124,6 +130,25 @@ class Judge:
                     else "clear the accumulator at its first step, and mask the ends of blocks that are not full",
                     where=read.where if read is not None else "",
                 )
+
+    def of_scratch(self, results: Sequence[tuple[Conditions, Interpreted]]) -> Iterator[Finding]:
+        """Warns of scratch memory whose contents one block of the output leaves to the next."""
+        base = results[0][1]
+        for _, result in (each for each in results if each[0].spoiled):
+            for at, (one, other) in enumerate(zip(base.outputs, result.outputs, strict=True)):
+                differs = _differs(one, other)
+                if differs.any():
+                    yield about(
+                        self.calls,
+                        "uninitialised",
+                        "warning",
+                        value=f"{_output(at, base)}{place(differs)} depend on what scratch memory held when another "
+                        "block of the output ended",
+                        limit="that is meant where something is carried on, as by a prefix sum; a sum that is not "
+                        "cleared for each block of the output is wrong, and nothing else shows it",
+                        fix="clear the accumulator at the first step of each block of the output, or give a reference",
+                    )
+                    return
 
     def _first(self, read: Access | None) -> str:
         if read is None or read.number is None:
@@ -159,7 +184,8 @@ class Judge:
             # NaN that stays whatever lies in memory is made by arithmetic.
             made = empty & np.all([_is_nan(each[at]) for each in others], axis=0) if others else np.zeros_like(empty)
             if (empty & ~made).any() and (clean or right is not None):
-                yield self._nan(name, empty & ~made)
+                back = results[0][1].watch.windows.came_back
+                yield self._nan(name, empty & ~made) if back is None else self._came_back(name, back)
             if made.any() and right is None and clean and not (data and self._made):
                 yield self._arithmetic(name, made, "error" if data else "warning")
             self._made |= bool(made.any())
@@ -168,6 +194,8 @@ class Judge:
                 native = wanted.native[at] if wanted.native else None
                 response = wanted.responses[at]
                 found = compared(got, right, response, terms=terms, roundings=roundings, native=native)
+                if data and not wanted.steady[at]:  # only what is not finite is wrong whatever the rounding
+                    found = replace(found, error=np.where(np.isfinite(found.error), 0.0, found.error))
                 yield from self._wrong(name, found, empty & ~made)
 
     def _other_results(self, outputs: Sequence[np.ndarray], wanted: Reference | None) -> Iterator[Finding]:
@@ -206,6 +234,19 @@ class Judge:
             fix="clear the accumulator at its first step, and mask ends along k"
             if everywhere
             else "make the grid reach the end (pl.cdiv), and mask the ends of what is summed over",
+        )
+
+    def _came_back(self, name: str, back: Access) -> Finding:
+        return about(
+            self.calls,
+            "revisited-output",
+            grade="note" if self.assumed else "error",
+            value=f"{name}NaN: a pipeline in the kernel comes back to a block of its output after others, and reads "
+            "what its window holds then",
+            limit="all steps that write one output block must follow each other: a block that comes back is not read "
+            "in again, so what was summed up is lost",
+            fix="put the axis that is summed over last in the pipeline's grid",
+            where=back.where,
         )
 
     def _arithmetic(self, name: str, made: np.ndarray, grade: Grade) -> Finding:

@@ -15,16 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from systolic.analysis import argument_texts, described
+from systolic.analysis import KernelCall, argument_texts, body_equations, described
 from systolic.bugs import raise_own, runs_user_code
 from systolic.checking.comparing import Reference, ReferenceFunction
-from systolic.checking.exception_findings import exception_finding, trace_failure
+from systolic.checking.exception_findings import exception_finding, scratch_buffers, trace_failure
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.inputs import HARDER, Data, Flat, NoInputError, is_index, made_up, without_keys
-from systolic.checking.interpreting import Conditions, Interpreted, Interpreter, TooSlowError, traced_as_on
+from systolic.checking.interpreting import Conditions, Interpreted, Interpreter, TooSlowError
 from systolic.checking.judging import Judge
 from systolic.checking.report import RunSummary
 from systolic.checking.scaling import ScaledArguments, scaled_arguments
+from systolic.checking.virtual_devices import provide_devices, traced_as_on
+from systolic.checking.watching import FIRST_BUFFER
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage, under_settings
 
@@ -58,6 +60,7 @@ def run_in_worker(
     reference: Callable[..., Any] | NamedFunction | None = None,
     seeds: Sequence[int] = (0, 1, 2),
     settings: Mapping[str, Any] | None = None,
+    mesh: Mapping[str, int] | None = None,
 ) -> RunOutcome:
     """Calls `run_checks` in a worker: user code may crash the process, and wait for ever.
 
@@ -69,14 +72,16 @@ def run_in_worker(
       reference: a function of the same arguments, or its name.
       seeds: see `run_checks`.
       settings: JAX's settings to trace under; see `compiler.tracing_settings`.
+      mesh: see `run_checks`.
 
     Raises:
       NamedFunctionError: there is no function of that name.
     """
+    provide_devices(mesh)
     with under_settings(settings or {}):
         loaded = fn.load() if isinstance(fn, NamedFunction) else fn
         other = reference.load() if isinstance(reference, NamedFunction) else reference
-        return run_checks(loaded, args, values=values, reference=other, chip=chip, seeds=seeds)
+        return run_checks(loaded, args, values=values, reference=other, chip=chip, seeds=seeds, mesh=mesh)
 
 
 def run_checks(
@@ -87,6 +92,7 @@ def run_checks(
     values: Sequence[np.ndarray | None] | None = None,
     reference: Callable[..., Any] | None = None,
     seeds: Sequence[int] = (0, 1, 2),
+    mesh: Mapping[str, int] | None = None,
 ) -> RunOutcome:
     """Runs `fn(*args)` in TPU interpret mode, on smaller arguments where these are large; see `scaled_arguments`.
 
@@ -98,6 +104,8 @@ def run_checks(
       reference: a function of the same arguments; it is run in float64.
       seeds: one run each. The first makes the inputs; each decides on an order of steps and of copies, and on what is
         in memory that nobody wrote.
+      mesh: the axes of a mesh with their sizes, which is set while the function is traced, over as many devices that
+        the CPU plays. None: one device, and no mesh.
     """
     import jax
 
@@ -107,12 +115,12 @@ def run_checks(
     flat = Flat(fn, tree, keys)
     try:
         known = argument_values(args) if values is None else list(values)
-        scaled = scaled_arguments(functools.partial(_traced, flat, chip), leaves, known)
+        scaled = scaled_arguments(functools.partial(_traced, flat, chip, mesh), leaves, known)
     except Exception as error:  # noqa: BLE001 -- whatever the user's function raises is the answer
         raise_own(error)
         summary = RunSummary(ran=False, seeds=seeds, seconds=time.perf_counter() - started)
         return RunOutcome(findings=(trace_failure(error),), summary=summary)
-    runs = _Runs(flat=flat, chip=chip, scaled=scaled, seeds=seeds, started=started)
+    runs = _Runs(flat=flat, chip=chip, mesh=mesh, scaled=scaled, seeds=seeds, started=started)
     runs.all(Flat(reference, tree, keys) if reference is not None else None)
     worst = runs.judge.worst
     shown = [each if at in keys else used for at, (each, used) in enumerate(zip(whole, scaled.leaves, strict=True))]
@@ -135,10 +143,10 @@ def run_checks(
 
 
 @runs_user_code
-def _traced(flat: Flat, chip: Chip, leaves: Sequence[Any]) -> Any:
+def _traced(flat: Flat, chip: Chip, mesh: Mapping[str, int] | None, leaves: Sequence[Any]) -> Any:
     import jax
 
-    with at_stage("tracing"), traced_as_on(chip):
+    with at_stage("tracing"), traced_as_on(chip, mesh):
         return jax.jit(lambda *given: flat(*given), keep_unused=True).trace(*leaves).jaxpr
 
 
@@ -148,6 +156,7 @@ class _Runs:
 
     flat: Flat
     chip: Chip
+    mesh: Mapping[str, int] | None
     scaled: ScaledArguments
     seeds: tuple[int, ...]
     started: float
@@ -185,8 +194,10 @@ class _Runs:
                 "only their shape was given, and they may choose its blocks",
                 "give the values: --arg s32[4]=0,3,3,9, or an array in place of a shape",
             )
-        interpreter = Interpreter(self.flat, self.chip)
-        conditions = list(self._conditions())
+        carried = self._carried() if reference is None else ()
+        outputs = len(self.scaled.calls[0].of("output")) if carried else 0
+        interpreter = Interpreter(self.flat, self.chip, self.mesh, outputs=outputs)
+        conditions = list(self._conditions(carried))
         results: list[tuple[Conditions, Interpreted]] = []
         for each in conditions:
             if results and not self._has_time():
@@ -202,6 +213,7 @@ class _Runs:
         self.ran = True
         self.data.append("normal")
         self.findings += self.judge.of_runs(results)
+        self.findings += self.judge.of_scratch(results)
         wanted = ReferenceFunction(reference) if reference is not None else None
         self.findings += self.judge.of_values(inputs, results, self._wanted(wanted, inputs))
         made = all(value is not None for value in values)
@@ -243,13 +255,27 @@ class _Runs:
         """Whether one more run fits."""
         return time.perf_counter() - self.started + self.slowest_s < _TIME_LIMIT_S
 
-    def _conditions(self) -> Iterator[Conditions]:
+    def _conditions(self, carried: tuple[int, ...]) -> Iterator[Conditions]:
         parallel = any("parallel" in call.semantics for call in self.scaled.calls)
         cores = self.chip.cores_per_device if parallel else 1
         for at, seed in enumerate(self.seeds):
             copies, memory = "eager" if at % 2 else "on_wait", "zero" if at % 3 == 2 else "nan"
             yield Conditions(order=seed, copies=copies, memory=memory, cores=cores)
+        if cores == 1 and any(map(_reads_what_it_writes, self.scaled.calls)):
+            yield Conditions(order=self.seeds[0], late=True)
+        if cores == 1 and carried:
+            yield Conditions(order=self.seeds[0], spoiled=carried)
         yield Conditions(order=self.seeds[0], memory="large", cores=cores)
+
+    def _carried(self) -> tuple[int, ...]:
+        """Buffers that one block of the output may leave to the next; none where copies may fill them ahead."""
+        if len(self.scaled.calls) != 1 or self.mesh:
+            return ()
+        call = self.scaled.calls[0]
+        copies = any(each.primitive.name == "dma_start" for each in body_equations(call.body))
+        if copies or not all(each.is_cut for each in call.of("output")):
+            return ()
+        return tuple(FIRST_BUFFER + number for number in scratch_buffers(call))
 
     def _interpreted(
         self, interpreter: Interpreter, inputs: Sequence[np.ndarray], conditions: Conditions
@@ -288,3 +314,11 @@ class _Runs:
 
     def _note(self, value: str, limit: str, fix: str, grade: Grade = "note") -> None:
         self.findings.append(Finding(rule="run", grade=grade, value=value, limit=limit, fix=fix))
+
+
+def _reads_what_it_writes(call: KernelCall) -> bool:
+    """Says whether an output takes the place of an input that a pipeline reads ahead, block by block."""
+    inputs, outputs = call.of("input"), call.of("output")
+    return any(
+        inputs[given].is_cut and outputs[out].is_cut and inputs[given].buffers != 1 for given, out in call.aliases
+    )

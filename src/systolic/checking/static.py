@@ -20,7 +20,6 @@ from systolic.analysis import (
 from systolic.bugs import raise_own, runs_user_code
 from systolic.checking.exception_findings import trace_failure
 from systolic.checking.finding import Finding, call_finding
-from systolic.checking.interpreting import traced_as_on
 from systolic.checking.report import KernelUse, OperandUse
 from systolic.checking.rules.around import around_findings
 from systolic.checking.rules.blocks import block_findings
@@ -29,6 +28,7 @@ from systolic.checking.rules.dtypes import dtype_findings
 from systolic.checking.rules.grid import grid_findings
 from systolic.checking.rules.memory import memory_findings
 from systolic.checking.rules.steps import step_findings
+from systolic.checking.virtual_devices import provide_devices, traced_as_on
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction, at_stage, compiler_is_there, traced_jaxpr, under_settings
 from systolic.timing import target_of
@@ -48,6 +48,7 @@ def read_kernels(
     values: Sequence[np.ndarray | None],
     chip: Chip,
     settings: Mapping[str, Any],
+    mesh: Mapping[str, int] | None = None,
 ) -> StaticResult:
     """Traces `fn(*args)` for a chip and applies every rule that needs neither compiler nor execution. For a worker.
 
@@ -57,9 +58,10 @@ def read_kernels(
       values: what the flat arguments hold; None where it is not known.
       chip: the chip for which it is traced.
       settings: JAX's settings to trace under; see `compiler.tracing_settings`.
+      mesh: the axes of a mesh that is set meanwhile; none: there is no mesh.
     """
     try:
-        jaxpr = _traced(fn, args, chip, settings)
+        jaxpr = _traced(fn, args, chip, settings, mesh)
     except Exception as error:  # noqa: BLE001 -- whatever the user's function raises while it is traced is the answer
         raise_own(error)
         return StaticResult(findings=(trace_failure(error, chip.name),), kernels=())
@@ -81,14 +83,19 @@ def read_kernels(
 
 
 def _traced(
-    fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], chip: Chip, settings: Mapping[str, Any]
+    fn: Callable[..., Any] | NamedFunction,
+    args: Sequence[Any],
+    chip: Chip,
+    settings: Mapping[str, Any],
+    mesh: Mapping[str, int] | None,
 ) -> Any:
-    """Traces a function for a chip; where there is no TPU compiler, for a device of its kind that JAX makes up."""
-    if compiler_is_there():
+    """Traces a function for a chip; for devices of its kind that JAX makes up: without the TPU compiler, and a mesh."""
+    if compiler_is_there() and not mesh:
         return traced_jaxpr(fn, args, target_of(chip), settings=settings)
     import jax
 
-    with under_settings(settings), traced_as_on(chip):
+    provide_devices(mesh)
+    with under_settings(settings), traced_as_on(chip, mesh):
         loaded = fn.load() if isinstance(fn, NamedFunction) else fn
         return _closed_jaxpr(jax.jit(loaded, keep_unused=True), args)
 

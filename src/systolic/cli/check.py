@@ -14,6 +14,7 @@ from systolic.cli.function import function_options, named
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import check_target, give
 from systolic.cli.progress import progress_bar
+from systolic.cli.slice_options import mesh_option
 from systolic.cli.tables import console
 
 
@@ -22,6 +23,7 @@ from systolic.cli.tables import console
 @chip_option()
 @flag_option
 @click.option("--reference", metavar="FILE.py:REF", help="A function of the same arguments, run in float64.")
+@mesh_option("Devices that the CPU plays, and a mesh of them, set while the function is traced: x=2,y=4.")
 @click.option("--run/--no-run", default=True, show_default=True, help="Run it in TPU interpret mode.")
 @click.option(
     "--compile/--no-compile",
@@ -42,6 +44,7 @@ def check(
     parameters: tuple[tuple[str, object], ...],
     chips: tuple[Chip, ...],
     reference: str | None,
+    mesh: str,
     run: bool,
     compiles: bool,
     strict: bool,
@@ -61,6 +64,7 @@ def check(
     Examples:
       systolic check kernel.py:mine --arg "bf16[4096,4096]" --arg "bf16[4096,4096]" --chip v5e,v6e,v7x
       systolic check kernel.py:mine --reference kernel.py:plain --arg "f32[1000,512]" --param tile_m=256
+      systolic check kernel.py:gathered --arg "f32[1024,512]" --mesh x=8 --chip v6e
       systolic check examples/planted_faults.py:dropped_tail --arg "bf16[1024,1000]" --arg "bf16[1000,1024]" --json -
     """
     check_target(json_file)
@@ -69,6 +73,7 @@ def check(
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         from systolic.compiler import named_argument
+        from systolic.compiler.named_shardings import mesh_axes
 
         pending = submit_check(
             pool,
@@ -79,6 +84,7 @@ def check(
             run=run,
             compiles=compiles,
             seeds=range(seeds),
+            mesh=mesh_axes(mesh) if mesh else None,
         )
         bar.planned(len(pending.jobs))
         for job in pending.jobs:

@@ -106,3 +106,15 @@ def attached_tpu_chips() -> int:
     from jax._src import hardware_utils
 
     return hardware_utils.num_available_tpu_chips_and_device_id()[0]
+
+
+def cpu_devices(count: int) -> list[Any]:
+    """As many devices of the CPU; where JAX has begun with fewer, it begins anew. For a worker's process."""
+    import jax
+
+    if len(jax.devices("cpu")) < count:
+        from jax.extend import backend
+
+        backend.clear_backends()
+        jax.config.update("jax_num_cpu_devices", count)
+    return jax.devices("cpu")[:count]

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
@@ -99,6 +100,49 @@ def watched_interpreter(watch: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         calls.callback = before
+
+
+def left_over_memory() -> str:
+    """What the kernel that TPU interpret mode runs finds in memory that nobody wrote: "nan", "zero" or "large"."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    return interpret_pallas_call._get_shared_memory().uninitialized_memory
+
+
+@functools.lru_cache(maxsize=4096)
+def is_pipeline_write_back(source: Any) -> bool:
+    """Whether a copy is one by which `emit_pipeline` writes a block of an output back."""
+    frames = source.traceback.frames if source.traceback is not None else ()
+    return any(frame.function_name.split(".")[-1] == "copy_out" and "pipeline" in frame.file_name for frame in frames)
+
+
+@contextmanager
+def copies_between_devices_in_order() -> Iterator[None]:
+    """Lets copies from one device to a semaphore of another end in the order in which they were begun.
+
+    Interpret mode ends them the other way round, as it does on one device, where many engines copy at once. Those
+    between two devices go through the same links behind each other; JAX' own `all_gather` counts on it.
+    """
+    from jax._src.pallas.mosaic.interpret import shared_memory
+
+    memory: Any = shared_memory.SharedMemory
+    before = memory.append_semaphore_task
+    waiting: dict[Any, deque[Callable[[], None]]] = {}
+
+    def append(self: Any, semaphore: Any, core: Any, task: Any) -> None:
+        dma = getattr(task, "__self__", None)
+        if dma is not None and dma.src_device_id != dma.dst_device_id and task.__name__ == "execute_read_and_write":
+            queue = waiting.setdefault((id(self), dma.src_device_id, semaphore, core), deque())
+            queue.append(task)
+            before(self, semaphore, core, lambda: queue.popleft()())
+        else:
+            before(self, semaphore, core, task)
+
+    memory.append_semaphore_task = append
+    try:
+        yield
+    finally:
+        memory.append_semaphore_task = before
 
 
 def swap_past_the_end(error: Exception) -> str:

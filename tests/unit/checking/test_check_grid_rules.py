@@ -235,3 +235,28 @@ def test_axes_that_vmap_makes_are_parallel() -> None:
     said = functools.partial(product, semantics=("parallel", "arbitrary", "arbitrary"))
     (call,) = traced(jax.vmap(said), BF16(2, 1024, 512), BF16(2, 512, 768))[1]
     assert call.call.semantics == ("parallel", "parallel", "arbitrary", "arbitrary")
+
+
+def test_an_output_that_nobody_takes_is_memory_of_each_core() -> None:
+    def scaled(x: jax.Array, *, returned: bool) -> Any:
+        def kernel(x_ref: Any, out_ref: Any, kept_ref: Any) -> None:
+            kept_ref[...] = x_ref[...] * 2
+            out_ref[...] = kept_ref[...]
+
+        block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        shapes = [x, jax.ShapeDtypeStruct((8, 128), x.dtype)]
+        out, kept = pl.pallas_call(
+            kernel,
+            grid=(4,),
+            in_specs=[block],
+            out_specs=[block, pl.BlockSpec((8, 128), lambda i: (0, 0))],
+            out_shape=shapes,
+            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        )(x)
+        return (out, kept) if returned else out
+
+    x = jax.ShapeDtypeStruct((32, 128), jnp.float32)
+    taken = rules(functools.partial(scaled, returned=True), x, on=V5P)
+    thrown_away = rules(functools.partial(scaled, returned=False), x, on=V5P)
+    assert taken["parallel-revisit"] == "error"
+    assert "parallel-revisit" not in thrown_away

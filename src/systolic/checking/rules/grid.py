@@ -17,6 +17,8 @@ def grid_findings(call: KernelCall, found: GridVisits, chip: Chip) -> Iterator[F
         return
     outputs = [at for at, operand in enumerate(call.operands) if operand.role == "output"]
     aliased = {outputs[out] for _, out in call.aliases}
+    # Memory that a launcher asks for as an output whose contents it throws away: each core may have its own.
+    unused = {outputs[at] for at in call.unused}
     for at, visits in found.visits.items():
         if 0 in visits.operand.shape:  # there is nothing to be outside of
             continue
@@ -24,10 +26,11 @@ def grid_findings(call: KernelCall, found: GridVisits, chip: Chip) -> Iterator[F
         if visits.operand.role == "input":
             yield from _unread(call, visits)
             continue
-        if at not in aliased:
+        if at not in aliased and at not in unused:
             yield from _unwritten(call, visits)
         yield from _revisited(call, visits)
-        yield from _shared(call, found.grid, visits, chip)
+        if at not in unused:
+            yield from _shared(call, found.grid, visits, chip)
 
 
 def _outside(call: KernelCall, visits: Visits) -> Iterator[Finding]:

@@ -1,0 +1,115 @@
+"""Windows of blocks, as unkind as a TPU's pipeline leaves them.
+
+Interpret mode writes a block back as soon as its last step has ended, and reads the next one after that. A TPU begins
+to read a block one step ahead, and the writing back of a block ends one step late: what the two steps before have
+written may not be there yet. And a window of `emit_pipeline` holds anything once its block is written back: the next
+block that it is given to is another one, or the same without what it held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from systolic.checking.access import Access, line_of
+from systolic.checking.unkind import left_over
+from systolic.compat import buffer_view, is_pipeline_write_back, left_over_memory
+
+# A step's block is read from the step before it on, and one that a step has written is there when the next step has
+# ended: Pallas' schedule copies in, waits, computes, copies out, and waits for what it copied out the time before.
+_IN_FLIGHT = 2
+
+_Place = tuple[Any, int, int, int, Any]  # memory, buffer, device, core, transforms
+
+
+@dataclass(slots=True)
+class Windows:
+    """Follows the windows of one run.
+
+    Attributes:
+      late: whether what is written back comes as late as it may.
+      scratch: buffers that are spoiled when the blocks of all outputs end, by their numbers in interpret mode.
+      outputs: how many outputs have blocks.
+      came_back: a block that a pipeline inside of a kernel has written back again, after others; None: there is none.
+    """
+
+    late: bool = False
+    scratch: Sequence[int] = ()
+    outputs: int = 0
+    came_back: Access | None = None
+    _step: int = 0
+    _written: set[str] = field(default_factory=set)  # outputs that were written back since the step began
+    _stores: dict[tuple[int, int], list[tuple[int, _Place, np.ndarray]]] = field(default_factory=dict)
+    _copied_out: dict[tuple[int, int], _Place] = field(default_factory=dict)  # by device and semaphore
+    _copied_in: set[tuple[int, int]] = field(default_factory=set)  # buffers, by device
+    _blocks: dict[tuple[int, int, int], list[str]] = field(default_factory=dict)  # as they were written back
+
+    def at_step(self) -> None:
+        """Another step of the grid begins."""
+        self._step += 1
+        if self.scratch and len(self._written) == self.outputs:
+            for number in self.scratch:
+                _spoil((None, number, 0, 0, ()))
+        self._written.clear()
+
+    def called(
+        self, name: str, source: Any, options: Mapping[str, Any], args: Sequence[Any], function: Callable[..., Any]
+    ) -> Any:
+        """Calls a function of the interpreter's with its arguments; see `compat.watched_interpreter`."""
+        if name == "get" and self.late and options.get("input_name") is not None:
+            return self._read_early(args, function)
+        if name == "store" and options.get("output_name") is not None:
+            self._written.add(options["output_name"])
+            if self.late:
+                self._keep(_place(args))
+        found = function(*args)
+        if name == "dma_start":
+            self._copy_started(source, args)
+        elif name == "dma_wait" and (window := self._copied_out.pop((int(args[1]), int(args[3])), None)) is not None:
+            _spoil(window)
+        return found
+
+    def _keep(self, place: _Place) -> None:
+        view = buffer_view(*place)
+        if view is not None:
+            stores = self._stores.setdefault((place[2], place[1]), [])
+            stores.append((self._step, place, np.array(view)))
+            del stores[: -4 * _IN_FLIGHT]
+
+    def _read_early(self, args: Sequence[Any], function: Callable[..., Any]) -> Any:
+        place = _place(args)
+        recent = [each for each in self._stores.get((place[2], place[1]), ()) if each[0] >= self._step - _IN_FLIGHT]
+        written = [(where, np.array(buffer_view(*where))) for _, where, _ in recent]
+        for _, where, before in reversed(recent):
+            buffer_view(*where)[...] = before
+        try:
+            return function(*args)
+        finally:
+            for where, now in written:
+                buffer_view(*where)[...] = now
+
+    def _copy_started(self, source: Any, args: Sequence[Any]) -> None:
+        device, core = int(args[1]), int(args[2])
+        self._copied_in.add((device, int(args[7])))
+        if source is None or not is_pipeline_write_back(source) or (device, int(args[4])) in self._copied_in:
+            return
+        self._copied_out[device, int(args[9])] = (args[3], int(args[4]), device, core, args[5])
+        blocks = self._blocks.setdefault((device, int(args[4]), int(args[7])), [])
+        block = str(args[8])
+        if blocks and blocks[-1] != block and block in blocks and self.came_back is None:
+            self.came_back = Access(where=line_of(source), device=device)
+        blocks.append(block)
+
+
+def _place(args: Sequence[Any]) -> _Place:
+    """Where an access is: of the arguments of `get` and `store`."""
+    return args[3], int(args[4]), int(args[1]), int(args[2]), args[5]
+
+
+def _spoil(place: _Place) -> None:
+    view = buffer_view(*place)
+    if view is not None:
+        view[...] = left_over(np, view.shape, view.dtype, left_over_memory())

@@ -1,0 +1,189 @@
+"""What TPU interpret mode does with references, beyond its own: reshaped ones, and stores under a mask."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from systolic.compat.reshaped import is_reshaped, read_reshaped, write_reshaped
+
+_Place = tuple[Any, Any, Any, Any, Any]  # a token, the device, the core, the memory, the number of the buffer
+
+
+def buffer_view(memory: Any, buffer: int, device: int, core: int, transforms: Any) -> Any:
+    """A part of a buffer of the kernel that TPU interpret mode runs, to be read and written unnoticed by it.
+
+    Args:
+      memory: the number of its memory space; None: of any.
+      buffer: its number.
+      device: whose it is.
+      core: likewise.
+      transforms: which part, as interpret mode gives it to its functions.
+
+    Returns:
+      A view; None: there is no such buffer.
+    """
+    held = _held(memory, buffer, device, core)
+    if held is None:
+        return None
+    found = held.content[_ranges(transforms)]
+    return found if getattr(found, "ndim", 0) else None  # NumPy gives no view of one element
+
+
+def _held(memory: Any, buffer: int, device: int, core: int) -> Any:
+    """A buffer of the interpreter's; None: there is no such."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    calls: Any = interpret_pallas_call
+    known = calls._get_shared_memory().mem
+    if memory is None:
+        return next((held for key, held in list(known.items()) if key[1:3] == (buffer, device)), None)
+    name = calls.TPU_MEMORY_SPACE_NAMES[int(memory)]
+    return known.get((name, buffer, device, calls._local_core_id_or_zero_if_hbm(core, name)))
+
+
+def _ranges(transforms: Any) -> tuple[int | slice, ...]:
+    import jax
+    from jax._src.pallas.mosaic.interpret import utils
+
+    return utils.to_range(jax.tree.map(int, transforms))
+
+
+@contextmanager
+def all_references() -> Iterator[None]:
+    """Lets TPU interpret mode take references that a kernel reshapes or bitcasts, and masks of stores as they are.
+
+    Its own test whether a masked store ends inside of its buffer (jax 0.10 to 0.12) holds every dimension against the
+    first, and calls stores of 8 × 2 elements out of bounds.
+    """
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    calls: Any = interpret_pallas_call
+    before = {name: getattr(calls, name) for name in ("get", "store", "swap")}
+    for name, made in (("get", _get), ("store", _store), ("swap", _swap)):
+        function: Any = made(before[name])
+        function.__wrapped__ = made(before[name].__wrapped__)  # which copies of the kernel's own call
+        setattr(calls, name, function)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(calls, name, function)
+
+
+def _array(place: _Place) -> tuple[tuple[int, ...], Any]:
+    """Shape and dtype of a buffer."""
+    _, device, core, memory, number = place
+    held = _held(memory, int(number), int(device), int(core))
+    return tuple(held.logical_shape), held.dtype
+
+
+def _whole(transforms: Any) -> tuple[Any, ...]:
+    import jax
+
+    return jax.tree.map(int, tuple(transforms))
+
+
+def _get(get: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(get)
+    def got(*given: Any, **kw: Any) -> Any:
+        place, transforms, rest = given[:5], given[5], given[6:]
+        if not is_reshaped(transforms):
+            return get(*given, **kw)
+        return place[0], read_reshaped(
+            lambda slices: get(*place, slices, *rest, **kw)[1], _whole(transforms), *_array(place)
+        )
+
+    return got
+
+
+def _store(store: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(store)
+    def stored(*given: Any, **kw: Any) -> Any:
+        place, transforms, value, rest = given[:5], given[5], given[6], given[7:]
+        if not is_reshaped(transforms):
+            return store(*given, **kw)
+
+        def write(slices: Any, part: Any) -> None:
+            store(*place, slices, part, *rest, **kw)
+
+        write_reshaped(write, _whole(transforms), *_array(place), np.asarray(value))
+        return place[0]
+
+    return stored
+
+
+def _swap(swap: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(swap)
+    def swapped(*given: Any, **kw: Any) -> Any:
+        place, transforms, value, mask = given[:5], given[5], np.asarray(given[6]), given[7]
+        if is_reshaped(transforms):
+            if mask is not None:
+                raise NotImplementedError("a masked store to a reference that is reshaped")
+            return place[0], write_reshaped(
+                lambda slices, part: swap(*place, slices, part, None, **kw)[1],
+                _whole(transforms),
+                *_array(place),
+                value,
+            )
+        if mask is None:
+            return swap(*given, **kw)
+        return _masked(swap, place, transforms, value, np.asarray(mask), kw)
+
+    return swapped
+
+
+def _masked(
+    swap: Callable[..., Any], place: _Place, transforms: Any, value: np.ndarray, mask: np.ndarray, kw: dict[str, Any]
+) -> Any:
+    """Stores under a mask, in whose place the part that is inside of the buffer is stored, with what was there."""
+    shape, _ = _array(place)
+    ranges = _ranges(transforms)
+    if any(isinstance(each, int) and each >= size for each, size in zip(ranges, shape, strict=False)):
+        return swap(*place, transforms, value, None, **kw) if mask.any() else (place[0], value)
+    inside, region = _clipped(ranges, shape)
+    outside = mask.copy()
+    outside[inside] = False
+    if outside.any():
+        return swap(*place, transforms, value, None, **kw)  # which says how far it is out of bounds
+    if not mask[inside].size:
+        return place[0], value
+    indexer = _indexer(region, shape)
+    view = buffer_view(place[3], int(place[4]), int(place[1]), int(place[2]), (indexer,))
+    if view is None:  # one element
+        return swap(*place, transforms, value, mask, **kw)
+    before = np.array(view)
+    swap(*place, (indexer,), np.where(mask[inside], value[inside], before), None, **kw)
+    found = value.copy()
+    found[inside] = np.where(mask[inside], before, value[inside])
+    return place[0], found
+
+
+def _clipped(
+    ranges: Sequence[int | slice], shape: Sequence[int]
+) -> tuple[tuple[slice, ...], list[int | tuple[int, int, int]]]:
+    """The part of what is accessed that is inside of a buffer, and the place of that: start, size, stride."""
+    inside, region = list[slice](), list[int | tuple[int, int, int]]()
+    for each, size in itertools.zip_longest(ranges, shape):
+        if isinstance(each, int):
+            region.append(each)
+            continue
+        start, stop, step = (0, size, 1) if each is None else (each.start, each.stop, each.step or 1)
+        count = len(range(start, min(stop, size), step))
+        inside.append(slice(0, count))
+        region.append((start, count, step))
+    return tuple(inside), region
+
+
+def _indexer(region: Sequence[int | tuple[int, int, int]], shape: tuple[int, ...]) -> Any:
+    from jax._src.state import indexing as jax_indexing
+
+    indexing: Any = jax_indexing  # which exports none of its names
+
+    indices = tuple(each if isinstance(each, int) else indexing.Slice(*each) for each in region)
+    return indexing.NDIndexer(indices=indices, shape=shape, int_indexer_shape=())
