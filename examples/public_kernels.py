@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import jax
@@ -102,7 +103,6 @@ def tokamax_gmm(
     tile_n: int = 128,
 ) -> jax.Array:
     """The same by the kernel of tokamax, which has to be installed and needs Python 3.12."""
-    from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu_kernel as kernel
-
+    kernel = importlib.import_module("tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_kernel")
     tiles = (tile_m, tile_k, tile_n)
     return kernel.gmm(lhs, rhs, group_sizes, jax.lax.Precision.DEFAULT, lhs.dtype, tiles)
