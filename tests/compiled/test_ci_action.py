@@ -143,6 +143,20 @@ def test_what_is_installed_is_one_argument_of_pip(runner: Runner) -> None:
     assert done.stdout.split("\n")[:-1] == ["-m", "pip", "install", runner.known["inputs.systolic"], "pytest"]
 
 
+@pytest.mark.parametrize("has_one", [True, False])
+def test_a_comment_is_written_anew_or_for_the_first_time(runner: Runner, has_one: bool) -> None:
+    (runner.folder / "comparison.md").write_text("faster")
+    gh, log = runner.folder / "programs" / "gh", runner.folder / "log"
+    edited = "true" if has_one else '[ "$4" != --edit-last ]'
+    gh.write_text(f'#!/bin/sh\necho "$@" >> "{log}"\n{edited}\n')
+    gh.chmod(0o755)
+    runner.known |= {"github.token": "secret", "github.event.pull_request.number": "7"}
+    assert runner.step("Comment on the pull request").returncode == 0
+    comment = f"pr comment 7 --body-file {runner.folder}/comparison.md"
+    wanted = [comment.replace("7 ", "7 --edit-last ", 1), *([] if has_one else [comment])]
+    assert log.read_text().splitlines() == wanted
+
+
 @pytest.mark.slow
 def test_kernels_are_checked(runner: Runner) -> None:
     runner.commit(256)

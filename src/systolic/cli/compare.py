@@ -13,9 +13,10 @@ import click
 from rich.markup import escape
 
 from systolic.chips import flags_text
-from systolic.cli.output import check_target, give
+from systolic.cli.options import output_options
+from systolic.cli.output import check_target, give, note
 from systolic.cli.results import read_document, wrong_kind
-from systolic.cli.tables import console, show_table
+from systolic.cli.tables import chosen_format, console, show_table
 from systolic.explaining import Explanation, ExplanationError
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.compared import ComparedRow, Comparison, compare_explanations, compare_runs
@@ -29,6 +30,14 @@ _COLUMNS: tuple[Column[ComparedRow], ...] = (
     numeric("before", lambda row: _value(row, row.before)),
     numeric("after", lambda row: _value(row, row.after)),
     numeric("change", lambda row: _change(row)),
+)
+# As numbers, for what reads CSV.
+_NUMBERS: tuple[Column[ComparedRow], ...] = (
+    *_COLUMNS[:2],
+    textual("unit", lambda row: row.unit),
+    numeric("before", lambda row: row.before),
+    numeric("after", lambda row: row.after),
+    numeric("change", lambda row: row.change),
 )
 _WANTED = "the result of `systolic explain --json FILE` or of `systolic simulate --json FILE`"
 
@@ -52,13 +61,8 @@ class _Answer:
     metavar="PERCENT",
     help="Exit code 1 if B takes more than PERCENT longer than A on any chip, or has no time where A has one.",
 )
-@click.option(
-    "--json",
-    "json_file",
-    metavar="FILE|-",
-    help="Write the results as one JSON object to FILE; - is standard output, in place of the table.",
-)
-def compare(before: Path, after: Path, fail_above: float | None, json_file: str | None) -> int:
+@output_options
+def compare(before: Path, after: Path, fail_above: float | None, json_file: str | None, quiet: bool) -> int:
     """Compare what `systolic explain --json` wrote of a function before and after a change.
 
     Rows are matched by chip, and by the function's name where a file holds several. Files of `systolic simulate --json`
@@ -99,6 +103,8 @@ def compare(before: Path, after: Path, fail_above: float | None, json_file: str 
             console().print(f"\n[bold]slower by more than {fail_above:g}%[/]: {names}")
 
     give(json_file, "compare", map(_record, comparisons), summary, show)
+    if json_file not in (None, "-"):
+        note(f"written {json_file}", quiet=quiet)
     return 1 if failed else 0
 
 
@@ -224,7 +230,7 @@ def _show(comparisons: Sequence[Comparison], lost: Sequence[_Answer], unmatched:
         flags = dict.fromkeys(map(flags_text, (comparison.flags_before, comparison.flags_after)))
         if any(flags):
             out.print(f"compiled with {' → '.join(text or 'no flags' for text in flags)}", markup=False, soft_wrap=True)
-        show_table(out, _COLUMNS, comparison.rows)
+        show_table(out, _NUMBERS if chosen_format() == "csv" else _COLUMNS, comparison.rows)
         for title in comparison.findings_gone:
             out.print(f"finding gone: {escape(title)}")
         for title in comparison.findings_new:

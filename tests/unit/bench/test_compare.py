@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +78,16 @@ def test_in_python_it_takes_two_explanations_or_two_runs_and_is_kept() -> None:
         systolic.compare(before, after.run)
     with pytest.raises(ValueError, match="format"):
         systolic.Comparison.from_json(found.to_json().replace('"format": 1', '"format": 2'))
+
+
+def test_it_writes_markdown_and_numbers_as_csv(run: Run, tmp_path: Path) -> None:
+    files = write(tmp_path / "a.json", an_explanation()), write(tmp_path / "b.json", a_faster_one())
+    _, markdown, _ = run(*files, "--format", "markdown")
+    assert "| time | simulated time |" in markdown
+    _, table, said = run(*files, "--format", "csv")
+    (row, *_) = csv.DictReader(io.StringIO(table))
+    assert (row["unit"], float(row["after"])) == ("µs", pytest.approx(a_faster_one().time_us))
+    assert "faster" in said
 
 
 def test_an_operand_that_only_one_side_has() -> None:

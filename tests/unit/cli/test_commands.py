@@ -26,6 +26,15 @@ def test_the_list_says_what_the_command_says_of_itself(name: str, sentence: str)
     assert re.split(r"(?<=\.) ", help_text)[0] == sentence
 
 
+@pytest.mark.parametrize(("name", "_"), SENTENCES)
+def test_what_gives_json_gives_tables_in_every_form(name: str, _: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    for each in command.commands.values() if isinstance(command, click.Group) else [command]:
+        options = {option for parameter in each.params for option in parameter.opts}
+        assert "--format" in options or "--json" not in options, each.name
+
+
 def test_help_cuts_no_sentence_in_80_columns() -> None:
     output = CliRunner().invoke(cli, ["--help"], terminal_width=80).output
     shown = " ".join(output.split())
