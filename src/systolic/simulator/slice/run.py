@@ -123,6 +123,8 @@ class PartitionContents:
         found = [each(name, call, index) for each in self.operand_words]
         if all(each is None for each in found):
             return None
+        if all(each is found[0] for each in found):
+            return found[0]
         words = [each() if each is not None else None for each in found]
         if any(each != words[0] for each in words if not isinstance(each, Unknown)):
             raise DivergedError(f"operand {index} of {name} holds something else on other partitions")
