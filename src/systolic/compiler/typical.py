@@ -47,6 +47,7 @@ def typical_value(equation: Any) -> np.ndarray:
 
 @functools.cache
 def _primitive() -> Any:
+    import jax.numpy as jnp
     from jax.extend.core import Primitive
     from jax.interpreters import batching, mlir
 
@@ -58,7 +59,7 @@ def _primitive() -> Any:
     def each(args: Any, dims: Any, *, value: tuple[int, ...]) -> tuple[Any, Any]:
         (x,), (dim,) = args, dims
         copies = value * x.shape[dim]
-        return made.bind(batching.moveaxis(x, dim, 0), value=copies), 0
+        return made.bind(jnp.moveaxis(x, dim, 0), value=copies), 0
 
     batching.primitive_batchers[made] = each
     return made

@@ -213,11 +213,12 @@ class Core:
         elif not isinstance(at, Unknown):
             address = self._first_word(operand.space, at)
             self._check_first_word(name, operand, address, contents)
-            self._memory.define(operand.space, address, operand.padded_words, contents)
+            self._memory.define(operand.space, address, operand.padded_words, contents, brought=False)
 
     def _check_first_word(self, name: str, operand: CallOperand, address: int, contents: Contents) -> None:
         """Checks that what the program's own copies have brought is what the caller says is there."""
-        brought = self._memory.word(operand.space or "", address)
+        # What an earlier call found there may still be: another core can have brought what is there now.
+        brought = self._memory.brought_word(operand.space or "", address)
         if isinstance(brought, Unknown):
             return
         said, mask = contents(), operand.first_word_mask

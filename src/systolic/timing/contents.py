@@ -95,9 +95,17 @@ class KernelContents:
             found = self._first.operand_words(*key)
             if key not in self._first._local:
                 return found
+            if found is not None and not self._first._executed.local and key not in self._found:
+                # The same call with an operand of its own, for which this device's are worked out if anybody asks.
+                self._found[key] = functools.cache(lambda: self._contents(*key))
         if key not in self._found:
             self._found[key] = self._looked_up(*key)
         return self._found[key]
+
+    def _contents(self, name: str, call: int, index: int) -> Words | Unknown:
+        contents = self._looked_up(name, call, index)
+        assert contents is not None  # as on the first device
+        return contents()
 
     def _looked_up(self, name: str, call: int, index: int) -> Contents | None:
         shape = self._hlo.operand_shape(name, index)

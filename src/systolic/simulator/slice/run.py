@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -125,10 +126,16 @@ class PartitionContents:
             return None
         if all(each is found[0] for each in found):
             return found[0]
-        words = [each() if each is not None else None for each in found]
-        if any(each != words[0] for each in words if not isinstance(each, Unknown)):
-            raise DivergedError(f"operand {index} of {name} holds something else on other partitions")
-        return found[0]
+        if any(each is None for each in found):
+            raise DivergedError(f"operand {index} of {name} is known on some partitions alone")
+
+        def words() -> Words | Unknown:
+            known = [each() for each in found if each is not None]
+            if any(each != known[0] for each in known if not isinstance(each, Unknown)):
+                raise DivergedError(f"operand {index} of {name} holds something else on other partitions")
+            return known[0]
+
+        return functools.cache(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
