@@ -157,6 +157,22 @@ def test_one_device_for_all_is_what_all_devices_do(pool, name, chip_name, extent
     assert dataclasses.replace(one, way="all devices") == every
 
 
+@pytest.mark.parametrize(("chip_name", "extents"), [("v6e", "2x2"), ("v5p", "2x2x1")])
+def test_devices_that_go_on_with_the_last_at_barriers_are_off_by_hops(
+    pool, monkeypatch: pytest.MonkeyPatch, chip_name, extents
+) -> None:
+    every = simulated(pool, "reduce-scatter", chip_name, extents, one_for_all=False)
+    monkeypatch.setattr(run, "MOST_APART", 1)
+    one = simulated(pool, "reduce-scatter", chip_name, extents)
+    assert one.way == "one device for all, from barriers on with the last"
+    assert one.devices == every.devices
+    shape = SliceShape.parse(chip(chip_name), extents)
+    routes = Routes(shape)
+    farthest_us = max(routes.between(0, device.id).latency_s for device in shape.devices) * 1e6
+    # How far devices can be apart behind a barrier: the first one's signals are on their way so much longer to the last.
+    assert one.time_us == pytest.approx(every.time_us, abs=farthest_us)
+
+
 def test_devices_that_differ_are_refused_before_they_send_too_much(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (network, run):
         monkeypatch.setattr(module, "MOST_COPIES", 40)

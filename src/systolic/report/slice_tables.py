@@ -16,6 +16,8 @@ _MOST_CLASSES = 16
 WAYS = {
     "one device for all": "one device was simulated, which stands for all: their copies go equally far, and each has "
     "an equal share of its links",
+    "one device for all, from barriers on with the last": "one device was simulated, which stands for all: their "
+    "copies go equally far, and each has an equal share of its links; behind barriers of all they go on with the last",
     "all devices": "all devices were simulated together",
 }
 

@@ -210,6 +210,11 @@ class Sequencer:
             assert self._others is not None
             self._others.signal(self._core, self._translation.name, time, address, amount, label)
 
+    def together(self, time: int, block: int, label: str) -> int | None:
+        """Goes through the barrier of all devices that a block ends with; None: by executing it."""
+        assert self._others is not None
+        return self._others.together(self._core, time, self._translation.barriers[block], label)
+
     # ---- SparseCores ----
 
     def signal(self, time: int, address: int, amount: int) -> None:

@@ -18,6 +18,7 @@ from systolic.simulator.other_devices import RemoteTarget
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.fair_shares import fair_rates
+from systolic.simulator.slice.global_barriers import GlobalBarrier
 from systolic.simulator.slice.network import Ended, Network, Stream
 from systolic.simulator.slice.routes import Link, Route, Routes
 
@@ -45,6 +46,8 @@ class OneForAll:
     network: PatternNetwork
     addresses: Addresses
     count: int  # of devices
+    barriers_alike: bool = False  # whether all go on with the last one at a barrier of all
+    barriers: int = 0  # that were passed so
     _targets: dict[tuple[object, ...], tuple[RemoteTarget, tuple[Any, ...]]] = field(default_factory=dict)
     _patterns: list[Pattern] = field(default_factory=list)
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -106,6 +109,13 @@ class OneForAll:
     def send(self, sender: Device, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
         """Sends bytes; see `Network.send`."""
         self.network.send(sender.number, time, route, size_bytes, ended)
+
+    def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
+        """When the last device goes on, if that counts for all."""
+        if not self.barriers_alike:
+            return None
+        self.barriers += 1
+        return barrier.end_cycles(time, self.routes, self.clock_hz, wait_cycles)
 
 
 class PatternNetwork(Network):

@@ -26,6 +26,9 @@ from systolic.simulator.slice.routes import Routes
 from systolic.simulator.slice.surroundings import AllDevices
 from systolic.simulator.slice.tables import check_tables
 
+# Devices of a slice of which all are executed where they differ at barriers alone.
+MOST_APART = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceSetup:
@@ -176,8 +179,11 @@ def run_devices(
     """
     check_tables(facts, where.assignment)
     if one_for_all and not setup.sparse_programs:
+        # What differs at a barrier of all differs by microseconds; to tell it of many devices would take hours.
+        alike = len(where.assignment) > MOST_APART
         try:
-            return _run_one_for_all(with_tables(given.of_all(setup), where, facts), where, facts, spans)
+            known = with_tables(given.of_all(setup), where, facts)
+            return _run_one_for_all(known, where, facts, spans, barriers_alike=alike)
         except DivergedError:
             pass
     return _run_all(setup, where, facts, given, spans)
@@ -223,8 +229,13 @@ def _run_all(
     )
 
 
-def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, spans: int) -> DevicesRun:
+def _run_one_for_all(
+    setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, spans: int, *, barriers_alike: bool
+) -> DevicesRun:
     """Runs one device that stands for all.
+
+    Args:
+      barriers_alike: let all devices go on with the last one at a barrier of all; see `global_barriers`.
 
     Raises:
       DivergedError: it cannot.
@@ -243,6 +254,7 @@ def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, s
         network=network,
         addresses=Addresses(where.shape),
         count=count,
+        barriers_alike=barriers_alike,
     )
     words = [
         {address: joined([each[core][address] for each in identities]) for address in known}
@@ -263,7 +275,7 @@ def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, s
         communications=(tuple(device.communications),) * count,
         links=network.results(),
         iterations=max(core.iterations for core in device.cores),
-        way="one device for all",
+        way="one device for all, from barriers on with the last" if around.barriers else "one device for all",
     )
 
 

@@ -10,7 +10,7 @@ that is behind goes first; and it yields None where a wait can't be satisfied by
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +23,16 @@ from systolic.simulator.reading.blocks import Block, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
 from systolic.simulator.reading.listing import Instruction, Program, physical, registers
+from systolic.simulator.slice.global_barriers import GlobalBarrier, global_barriers
 from systolic.simulator.translating.bundle import BundleCode, is_matrix
 from systolic.simulator.translating.control_flow import dispatch
 from systolic.simulator.translating.events import EventCode, is_event
+from systolic.simulator.translating.literals import quoted
 from systolic.simulator.translating.liveness import live_instructions
 from systolic.simulator.translating.mentions import Mentions
 from systolic.simulator.translating.names import Allocations, Names
 from systolic.simulator.translating.remote import RemoteCode
-from systolic.simulator.translating.scalar import flag_names
+from systolic.simulator.translating.scalar import flag_counts, flag_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class Translation:
     source: str
     blocks: tuple[Block, ...]  # those that `sequencer.left` counts
     operands: tuple[CallOperand, ...]
+    barriers: Mapping[int, GlobalBarrier] = field(default_factory=dict)  # by the block that they end
 
     def listing_line(self, error: BaseException) -> int | None:
         """Finds the line of the listing whose code raised `error`; None where that can't be told."""
@@ -94,15 +97,19 @@ class _Translator:
         self.program = program
         self.machine = machine
         self.blocks = split_blocks(program, machine.branch_delay_slots)
+        self.barriers = global_barriers(program, self.blocks) if remote is not None else {}
         copies = CopyReader(program)
         followed = copies.followed(top_level=top_level)
         alive = live_instructions(program, self.blocks, followed, remote=remote is not None)
         numbered = remote.numbered if remote is not None else {}
-        names = Names(flag_names(program), allocations, shared=top_level, numbered=numbered)
+        flags = flag_names(program)
+        counts = flag_counts(program, flags) if top_level else {}
+        names = Names(flags, allocations, shared=top_level, numbered=numbered, counts=counts)
         self.mentions = Mentions(names)
         events = EventCode(program, self.mentions, copies, followed, shared=shared, remote=remote)
         self.code = BundleCode(self.mentions, events, alive)
         self.segments: list[Segment] = []
+        self.remote = remote
 
     def translate(self) -> Translation:
         bodies = [self._block(number, block) for number, block in enumerate(self.blocks)]
@@ -133,6 +140,7 @@ class _Translator:
             source=source,
             blocks=self.blocks,
             operands=call_operands(self.program),
+            barriers=self.barriers,
         )
 
     # ---- one block ----
@@ -193,7 +201,20 @@ class _Translator:
         if instruction.predicate is None:
             return to(block.taken)
         taken, following = ([f"    {line}" for line in to(target)] for target in (block.taken, block.following))
-        return ["if jump:", *taken, "else:", *following]
+        branch = ["if jump:", *taken, "else:", *following]
+        barrier = self.barriers.get(number)
+        if barrier is None:
+            return branch
+        label = quoted(self.remote.label(barrier.signal)) if self.remote is not None else ""
+        apart = [f"    {line}" for line in branch]
+        return [
+            f"r = together(t, {number}, {label})",
+            "if r is None:",
+            *apart,
+            "else:",
+            "    t = r",
+            f"    block = {barrier.end}",
+        ]
 
     def _close(self, block: int, gathered: _Gathered, cycles: int, code: list[str]) -> None:
         """Lets the time of the straight code since the last event pass."""
@@ -227,7 +248,7 @@ _CALLED = (
     *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
     *("send_descriptor", "wait_for_sparse_core", "general", "signal_any"),
     *("segment", "load", "store", "word", "operand", "parameter", "vector", "pushed"),
-    *("call", "lap", "left", "too_long"),
+    *("call", "lap", "left", "too_long", "together"),
 )
 
 _MARK = re.compile(r"  # line (\d+)$")
