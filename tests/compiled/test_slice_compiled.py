@@ -169,7 +169,7 @@ def test_devices_that_go_on_with_the_last_at_barriers_are_off_by_hops(
     shape = SliceShape.parse(chip(chip_name), extents)
     routes = Routes(shape)
     farthest_us = max(routes.between(0, device.id).latency_s for device in shape.devices) * 1e6
-    # How far devices can be apart behind a barrier: the first one's signals are on their way so much longer to the last.
+    # How far devices can be apart behind a barrier: the first one's signals need so long for the last.
     assert one.time_us == pytest.approx(every.time_us, abs=farthest_us)
 
 
