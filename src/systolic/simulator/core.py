@@ -57,6 +57,7 @@ class DeviceSetup:
     progression: Progression  # what does
     remember: bool
     max_iterations: int
+    skipped: frozenset[str]  # operations that are not executed, as if they took no time
     remembered: dict[str, Memo] = field(default_factory=dict)  # by the matrix units of all cores, by program
     tables: Mapping[int, Words] = field(default_factory=dict)  # what lies in HBM beside the parameters, by pointer
 
@@ -189,6 +190,11 @@ class Core:
         for operand in translation.operands:
             if operand.is_input:
                 self._hand_over(name, totals.calls, operand, registers)
+        if name in self._setup.skipped:
+            for operand in in_place:
+                self._overwritten(name, operand, registers)
+            totals.calls += 1
+            return time
         sequencer = self._sequencer(name, time, registers)
         before = self._totals(name)
         end = yield from self._inside(sequencer, time)

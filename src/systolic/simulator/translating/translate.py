@@ -48,6 +48,11 @@ class Translation:
     operands: tuple[CallOperand, ...]
     barriers: Mapping[int, GlobalBarrier] = field(default_factory=dict)  # by the block that they end
 
+    @property
+    def alone(self) -> bool:
+        """Whether it sends nothing to other cores or devices, and signals none."""
+        return not _ACTS.search(self.source)
+
     def listing_line(self, error: BaseException) -> int | None:
         """Finds the line of the listing whose code raised `error`; None where that can't be told."""
         found = None
@@ -251,6 +256,7 @@ _CALLED = (
     *("call", "lap", "left", "too_long", "together"),
 )
 
+_ACTS = re.compile(r"\b(?:general|signal|signal_any|send|send_descriptor|together)\(")
 _MARK = re.compile(r"  # line (\d+)$")
 
 
