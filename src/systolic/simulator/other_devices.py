@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,4 +57,8 @@ class OtherDevices(Protocol):
 
     def together(self, core: int, time: int, barrier: GlobalBarrier, label: str) -> int | None:
         """When a barrier of all devices is over; None: it has to be executed."""
+        ...
+
+    def apart(self, times: Sequence[int]) -> int:
+        """When all go on that have come back from a detour, each at a time of its own."""
         ...

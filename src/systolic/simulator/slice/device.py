@@ -131,3 +131,7 @@ class Device:
             self.communications[core].waited(label, time, end)
             self.dma.stalled(core, time, end, "semaphore")
         return end
+
+    def apart(self, times: Sequence[int]) -> int:
+        """When all go on that have come back from a detour."""
+        return self._around.back_together(times)

@@ -117,6 +117,15 @@ class OneForAll:
         self.barriers += 1
         return barrier.end_cycles(time, self.routes, self.clock_hz, wait_cycles)
 
+    def back_together(self, times: Sequence[int]) -> int:
+        """When the last device goes on, if that counts for all."""
+        last = max(times)
+        if last > min(times):
+            if not self.barriers_alike:
+                raise DivergedError("a branch that devices take differently")
+            self.barriers += 1
+        return last
+
 
 class PatternNetwork(Network):
     """The links of a slice of which one device stands for all: a stream is what all devices send at once.

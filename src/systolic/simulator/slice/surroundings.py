@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,6 +51,10 @@ class Surroundings(Protocol):
         """When a barrier of all devices is over; None: they execute it."""
         ...
 
+    def back_together(self, times: Sequence[int]) -> int:
+        """When all devices go on that have come back from a detour, each at a time of its own."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class AllDevices:
@@ -89,3 +94,7 @@ class AllDevices:
     def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
         """They execute it."""
         return None
+
+    def back_together(self, times: Sequence[int]) -> int:
+        """Each takes its own way."""
+        raise AssertionError("a device of its own has no words of others")

@@ -16,7 +16,7 @@ from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError, reading
-from systolic.simulator.hardware.lanes import FUNCTIONS
+from systolic.simulator.hardware.lanes import FUNCTIONS, Lanes
 from systolic.simulator.hardware.mxu import MatrixOp, Segment, matrix_ops
 from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
 from systolic.simulator.reading.blocks import Block, split_blocks
@@ -26,6 +26,7 @@ from systolic.simulator.reading.listing import Instruction, Program, physical, r
 from systolic.simulator.slice.global_barriers import GlobalBarrier, global_barriers
 from systolic.simulator.translating.bundle import BundleCode, is_matrix
 from systolic.simulator.translating.control_flow import dispatch
+from systolic.simulator.translating.detours import BRANCH, Detour, with_detours
 from systolic.simulator.translating.events import EventCode, is_event
 from systolic.simulator.translating.literals import quoted
 from systolic.simulator.translating.liveness import live_instructions
@@ -46,7 +47,8 @@ class Translation:
     source: str
     blocks: tuple[Block, ...]  # those that `sequencer.left` counts
     operands: tuple[CallOperand, ...]
-    barriers: Mapping[int, GlobalBarrier] = field(default_factory=dict)  # by the block that they end
+    barriers: Mapping[int, GlobalBarrier] = field(default_factory=dict)  # by the block that ends where they begin
+    detours: Mapping[int, Detour] = field(default_factory=dict)  # by the block with the branch
 
     @property
     def alone(self) -> bool:
@@ -118,6 +120,7 @@ class _Translator:
 
     def translate(self) -> Translation:
         bodies = [self._block(number, block) for number, block in enumerate(self.blocks)]
+        detours = self._detours(bodies) if self.remote is not None else {}
         scalars = " = ".join(sorted(name for name in self.mentions.variables if name[0] != "w"))
         vectors = " = ".join(sorted(name for name in self.mentions.variables if name[0] == "w"))
         counts = [f"n{number}" for number in range(len(self.blocks))]
@@ -134,19 +137,28 @@ class _Translator:
             *dispatch(bodies, 0, len(bodies), "        "),
         ]
         source = "\n".join(lines)
-        scope: dict[str, Any] = {**FUNCTIONS, "nothing": NEVER_WRITTEN, "Unknown": Unknown, "__builtins__": {}}
         with reading(self.program.name):  # an expression may be too deep for Python
-            exec(compile(source, _file_name(self.program.name), "exec"), scope)
+            run = self._compiled(source, "run")
         return Translation(
             name=self.program.name,
-            run=scope["run"],
+            run=run,
             segments=tuple(self.segments),
             addresses=self.mentions.names.addresses,
             source=source,
             blocks=self.blocks,
             operands=call_operands(self.program),
             barriers=self.barriers,
+            detours=detours,
         )
+
+    def _detours(self, bodies: list[list[str]]) -> dict[int, Detour]:
+        variables, called = frozenset(self.mentions.variables), frozenset(_CALLED)
+        return with_detours(bodies, self.blocks, variables, called, lambda source: self._compiled(source, "detour"))
+
+    def _compiled(self, source: str, name: str) -> Callable[..., Any]:
+        scope: dict[str, Any] = {**FUNCTIONS, **_NAMES, "__builtins__": {}}
+        exec(compile(source, _file_name(self.program.name), "exec"), scope)
+        return scope[name]
 
     # ---- one block ----
 
@@ -206,7 +218,7 @@ class _Translator:
         if instruction.predicate is None:
             return to(block.taken)
         taken, following = ([f"    {line}" for line in to(target)] for target in (block.taken, block.following))
-        branch = ["if jump:", *taken, "else:", *following]
+        branch = [BRANCH, *taken, "else:", *following]
         barrier = self.barriers.get(number)
         if barrier is None:
             return branch
@@ -253,8 +265,11 @@ _CALLED = (
     *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
     *("send_descriptor", "wait_for_sparse_core", "general", "signal_any"),
     *("segment", "load", "store", "word", "operand", "parameter", "vector", "pushed"),
-    *("call", "lap", "left", "too_long", "together"),
+    *("call", "lap", "left", "too_long", "together", "apart"),
 )
+
+# What its code mentions besides.
+_NAMES = {"nothing": NEVER_WRITTEN, "Unknown": Unknown, "Lanes": Lanes, "type": type}
 
 _ACTS = re.compile(r"\b(?:general|signal|signal_any|send|send_descriptor|together)\(")
 _MARK = re.compile(r"  # line (\d+)$")
