@@ -129,7 +129,6 @@ def test_many_flags_of_the_top_level_have_numbers() -> None:
     numbers = [found.address(name) for name in sorted(names)]
     assert len({number + more for number in numbers for more in range(2)}) == 2400
     assert all(SHARED_FLAGS_FROM <= number < (1 << FLAG_BITS) - 1 for number in numbers)
+    unknown = Names(names, Allocations(), shared=True, numbered={})
     with pytest.raises(SimulationError, match="no number is left"):
-        unknown = Names(names, Allocations(), shared=True, numbered={})
-        for name in names:
-            unknown.address(name)
+        [unknown.address(name) for name in names]

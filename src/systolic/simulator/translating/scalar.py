@@ -66,7 +66,8 @@ def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
     unclear: set[str] = set()
     for bundle in program.bundles:
         for instruction in bundle.instructions:
-            direct = Counter(_used_as_flags(instruction))
+            lea = instruction.opcode == "scalar_lea.sflag"
+            direct = Counter(() if lea else _used_as_flags(instruction))
             for text, count in Counter(instruction.operands).items():
                 named = _ALLOCATION.fullmatch(text)
                 if named is None or count > direct[text]:
