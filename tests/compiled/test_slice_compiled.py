@@ -169,7 +169,7 @@ def test_devices_that_go_on_with_the_last_at_barriers_are_off_by_hops(
     every = simulated(pool, "reduce-scatter", chip_name, extents, one_for_all=False)
     monkeypatch.setattr(run, "MOST_APART", 1)
     one = simulated(pool, "reduce-scatter", chip_name, extents)
-    assert one.way == "one device for all, from barriers on with the last"
+    assert one.way == "one device for all, as slow as the slowest"
     assert one.devices == every.devices
     shape = SliceShape.parse(chip(chip_name), extents)
     routes = Routes(shape)

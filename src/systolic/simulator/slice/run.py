@@ -26,7 +26,7 @@ from systolic.simulator.slice.routes import Routes
 from systolic.simulator.slice.surroundings import AllDevices
 from systolic.simulator.slice.tables import check_tables
 
-# Devices of a slice of which all are executed where they differ at barriers alone.
+# Devices of a slice of which all are executed where one that is as slow as the slowest could stand for them.
 MOST_APART = 16
 
 
@@ -179,11 +179,11 @@ def run_devices(
     """
     check_tables(facts, where.assignment)
     if one_for_all and not setup.sparse_programs:
-        # What differs at a barrier of all differs by microseconds; to tell it of many devices would take hours.
+        # To execute every one of many devices would take hours.
         alike = len(where.assignment) > MOST_APART
         try:
             known = with_tables(given.of_all(setup), where, facts)
-            return _run_one_for_all(known, where, facts, spans, barriers_alike=alike)
+            return _run_one_for_all(known, where, facts, spans, slowest_counts=alike)
         except DivergedError:
             pass
     return _run_all(setup, where, facts, given, spans)
@@ -230,12 +230,12 @@ def _run_all(
 
 
 def _run_one_for_all(
-    setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, spans: int, *, barriers_alike: bool
+    setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, spans: int, *, slowest_counts: bool
 ) -> DevicesRun:
     """Runs one device that stands for all.
 
     Args:
-      barriers_alike: let all devices go on with the last one at a barrier of all; see `global_barriers`.
+      slowest_counts: let the slowest count for all where devices differ at a barrier of all, or their routes.
 
     Raises:
       DivergedError: it cannot.
@@ -246,7 +246,7 @@ def _run_one_for_all(
     clock_hz = setup.chip.machine.clock_hz
     identities = where.identities(facts)
     count = len(identities)
-    network = PatternNetwork(where.routes, schedule, clock_hz, spans)
+    network = PatternNetwork(where.routes, schedule, clock_hz, spans, slowest_counts=slowest_counts)
     around = OneForAll(
         schedule=schedule,
         clock_hz=clock_hz,
@@ -254,7 +254,7 @@ def _run_one_for_all(
         network=network,
         addresses=Addresses(where.shape),
         count=count,
-        barriers_alike=barriers_alike,
+        slowest_counts=slowest_counts,
     )
     words = [
         {address: joined([each[core][address] for each in identities]) for address in known}
@@ -269,13 +269,16 @@ def _run_one_for_all(
             raise too_many_copies(network.copies * count, f" ({error})") from error
         raise
     run = tuple(core.result(int(end)) for core, end in zip(device.cores, ends, strict=True))
+    differed = around.differed or network.differed
     return DevicesRun(
         devices=(run,) * count,
         sparse_cores=((),) * count,
         communications=(tuple(device.communications),) * count,
         links=network.results(),
         iterations=max(core.iterations for core in device.cores),
-        way="one device for all, from barriers on with the last" if around.barriers else "one device for all",
+        way="one device for all, as slow as the slowest"
+        if around.differed or network.differed
+        else "one device for all",
     )
 
 
