@@ -276,9 +276,7 @@ def _run_one_for_all(
         communications=(tuple(device.communications),) * count,
         links=network.results(),
         iterations=max(core.iterations for core in device.cores),
-        way="one device for all, as slow as the slowest"
-        if around.differed or network.differed
-        else "one device for all",
+        way="one device for all, as slow as the slowest" if differed else "one device for all",
     )
 
 
