@@ -299,6 +299,11 @@ class _OfOneDevice:
         self._sequencer = sequencer
         self._device = device
         self.parameter = sequencer.parameter
+        self.iterations = sequencer.iterations
+        self.too_long = sequencer.too_long
+
+    def lap(self, loop: int, time: int) -> None:
+        """Rounds of a detour are nobody's."""
 
     def load(self, address: int, comment: str) -> Any:
         return lane(self._sequencer.load(address, comment), self._device)

@@ -16,7 +16,8 @@ from systolic.simulator.reading.blocks import Block
 from systolic.simulator.translating.control_flow import dispatch
 
 BRANCH = "if jump:"  # the line of a block's code that branches
-_MAY_CALL = ("load", "operand", "parameter")  # of what programs call: it changes nothing
+# What it may call of what programs call: nothing of it changes anything but how many rounds are counted.
+_MAY_CALL = ("load", "operand", "parameter", "lap", "too_long")
 _MOST_BLOCKS = 256
 
 
@@ -64,6 +65,7 @@ def with_detours(
             f"def detour(t, sequencer, block{''.join(f', {name}' for name in read)}):",
             *(f"    {name} = sequencer.{name}" for name in _MAY_CALL),
             *(f"    n{each} = 0" for each in range(number + 1, end)),
+            "    iterations, limit = 0, sequencer.iterations.left",
             f"    while block < {end}:",
             *dispatch(bodies, number + 1, end, "        "),
             f"    return (t, {''.join(f'{name}, ' for name in written)})",
@@ -83,7 +85,7 @@ def with_detours(
 
 
 def _meeting_place(number: int, blocks: Sequence[Block]) -> int | None:
-    """The block to which all ways from a branch lead, if they go forwards and nothing else is between."""
+    """The block to which all ways from a branch lead, if there is one and nothing leads back before the branch."""
     targets = (blocks[number].taken, blocks[number].following)
     if blocks[number].branch is None or any(each is None or each <= number for each in targets):
         return None
@@ -91,7 +93,7 @@ def _meeting_place(number: int, blocks: Sequence[Block]) -> int | None:
     inside = number + 1
     while inside < end:
         for target in (blocks[inside].taken if blocks[inside].branch is not None else None, blocks[inside].following):
-            if target is not None and target <= inside:
+            if target is not None and target <= number:
                 return None
             end = max(end, target or 0)
         if blocks[inside].following is None or end - number > _MOST_BLOCKS:

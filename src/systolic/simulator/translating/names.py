@@ -21,7 +21,7 @@ _PARAMETERS_FROM = 1 << 27
 _PARAMETERS_TO = 1 << 28
 
 # Numbers between the sync flags of one name and those of the next, in a called program and in the top-level program.
-# There it is as many as the name has flags, where that is known.
+# It is as many as the name has flags, where that is known.
 _FLAG_SPAN = 64
 _SHARED_FLAG_SPAN = 8
 
@@ -59,7 +59,7 @@ class Names:
       flags: names of sync flags. Programs pack their numbers into `FLAG_BITS` bits, so these stay small.
       allocations: shared with the other programs of the run.
       shared: the flags are those of the top-level program.
-      counts: how many flags a name of the top-level program stands for, where that is known.
+      counts: how many flags a name stands for, where that is known.
       numbered: flags that have numbers already.
     """
 
