@@ -62,7 +62,8 @@ def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
 
     An allocation that is mentioned as the flag itself alone, and of which no address is made, holds one.
     """
-    counts: dict[str, int] = {}
+    offsets: dict[str, set[int]] = {}
+    cleared: dict[str, set[int]] = {}
     unclear: set[str] = set()
     for bundle in program.bundles:
         for instruction in bundle.instructions:
@@ -72,10 +73,14 @@ def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
                 named = _ALLOCATION.fullmatch(text)
                 if named is None or count > direct[text]:
                     unclear.update(_MENTIONED.findall(text))
-                else:
-                    name, offset = named.group(1), int(named.group(2) or "0", 0)
-                    counts[name] = max(counts.get(name, 0), offset + 1)
-    return {name: count for name, count in counts.items() if name in flags and (count > 1 or name not in unclear)}
+                    continue
+                name, offset = named.group(1), int(named.group(2) or "0", 0)
+                offsets.setdefault(name, set()).add(offset)
+                if instruction.opcode == "vsyncpa":
+                    cleared.setdefault(name, set()).add(offset)
+    found = {name: max(its) + 1 for name, its in offsets.items() if name in flags}
+    several = {name: count for name, count in found.items() if count > 1 and len(cleared.get(name, ())) == count}
+    return several | {name: 1 for name, count in found.items() if count == 1 and name not in unclear}
 
 
 def _used_as_flags(instruction: Instruction) -> tuple[str, ...]:

@@ -111,8 +111,6 @@ class _Translator:
         numbered = remote.numbered if remote is not None else {}
         flags = flag_names(program)
         counts = flag_counts(program, flags)
-        if not top_level:  # where an array of flags is not set flag by flag
-            counts = {name: count for name, count in counts.items() if count == 1}
         names = Names(flags, allocations, shared=top_level, numbered=numbered, counts=counts)
         self.mentions = Mentions(names)
         events = EventCode(program, self.mentions, copies, followed, shared=shared, remote=remote)
