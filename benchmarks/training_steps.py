@@ -29,7 +29,7 @@ from systolic.chips import chip as chip_named
 from systolic.chips import with_flags
 from systolic.cli.options import Workers, output_options, worker_options
 from systolic.cli.output import check_target, versions, write_json
-from systolic.cli.progress import progress_bar
+from systolic.cli.progress import progress_bar, result_of
 from systolic.cli.tables import console, show_table
 from systolic.compiler import NamedFunction
 from systolic.experiments import Outcome
@@ -139,7 +139,7 @@ def main(only: str | None, workers: Workers, json_file: str | None, quiet: bool)
                 found.append(record(row, recipe, None, reason))
                 continue
             try:
-                found.append(record(row, recipe, job.result(), ""))
+                found.append(record(row, recipe, result_of(job, pool, bar), ""))
             except Exception as error:  # noqa: BLE001 -- why it is not predicted
                 outcome = Outcome.failed(row["op"], error)
                 found.append(record(row, recipe, None, f"{outcome.status}: {outcome.located_reason}"))

@@ -39,7 +39,7 @@ def splash_attention(query: jax.Array, key: jax.Array, value: jax.Array, config:
             head_shards=1,
             q_seq_shards=1,
         )
-    by_head = ((query / math.sqrt(config.head_dim)).astype(query.dtype), key, value)
+    by_head = ((query / math.sqrt(config.key_dim)).astype(query.dtype), key, value)
     context: Any = jax.vmap(kernel)(*(each.swapaxes(1, 2) for each in by_head))
     return context.swapaxes(1, 2)
 
@@ -56,7 +56,7 @@ def plain_attention(
         seen &= at > positions[:, None] - window
     scores = jnp.where(seen, scores / math.sqrt(query.shape[3]), np.finfo(np.float32).min)
     shares = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    return jnp.einsum("bkgst,btkf->bskgf", shares, value).reshape(query.shape)
+    return jnp.einsum("bkgst,btkf->bskgf", shares, value).reshape(*query.shape[:3], value.shape[3])
 
 
 def _blocks(length: int, config: Config) -> splash.BlockSizes:

@@ -12,6 +12,14 @@ class Config:
     """A decoder: embedding, layers of attention and MLP, and a projection to the vocabulary.
 
     Attributes:
+      mlp_width: of the MLP; of a model with experts that of the first `dense_layers` layers, which have none.
+      experts: in each layer, of which a token goes to `experts_per_token`; 0: an MLP in their place.
+      shared_experts: that every token goes to; together they are one MLP.
+      expert_width: of one of them.
+      grouped: what multiplies by experts: "megablox", JAX's own Pallas kernel with `expert_tiles`, "systolic", or
+        "plain", which runs anywhere.
+      kv_rank: from so many features of a token keys and values of all heads are made (latent attention); None: from
+        all. `rope_dim` features are rotated then, the same for all heads' keys, behind `head_dim` that are not.
       gated: whether the MLP is silu(x @ gate) * (x @ up), with two matrices before the last one; else gelu(x @ up).
       window: how far back a token sees; None: to the beginning.
       attention: "splash", JAX's own Pallas kernel for TPUs, or "plain", which runs anywhere.
@@ -30,6 +38,15 @@ class Config:
     kv_heads: int
     head_dim: int
     mlp_width: int
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_experts: int = 0
+    expert_width: int = 0
+    dense_layers: int = 0
+    grouped: str = "megablox"
+    expert_tiles: tuple[int, int, int] = (512, 1024, 1024)  # rows, features, columns, as MaxText's base.yml has them
+    kv_rank: int | None = None
+    rope_dim: int = 0
     gated: bool = True
     window: int | None = None
     rope_theta: float = 10_000.0
@@ -41,11 +58,24 @@ class Config:
     loss_chunks: int = 1
 
     @property
+    def key_dim(self) -> int:
+        """Features of a head's queries and keys."""
+        return self.head_dim + (self.rope_dim if self.kv_rank is not None else 0)
+
+    @property
     def matrix_parameters(self) -> int:
-        """Weights that each token is multiplied with: all but the embedding's table and the norms."""
+        """Weights that each token is multiplied with: all but the embedding's table, norms, and other experts."""
         attention = self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        mlp = self.width * self.mlp_width * (3 if self.gated else 2)
-        return self.layers * (attention + mlp) + self.width * self.vocabulary
+        if self.kv_rank is not None:
+            attention = self.width * self.heads * (self.key_dim + self.head_dim)
+            attention += self.width * (self.kv_rank + self.rope_dim) + 2 * self.kv_rank * self.heads * self.head_dim
+        matrices = 3 if self.gated else 2
+        mlp = self.width * self.mlp_width * matrices
+        layers = self.layers * (attention + mlp)
+        if self.experts:
+            chosen = self.width * self.expert_width * matrices * (self.experts_per_token + self.shared_experts)
+            layers += (self.layers - self.dense_layers) * (chosen + self.width * self.experts - mlp)
+        return layers + self.width * self.vocabulary
 
     def forward_flops(self, tokens: int, seq: int, *, causal: bool) -> float:
         """Operations of a forward pass over sequences of `seq` tokens, by the usual count.
@@ -54,7 +84,7 @@ class Config:
         causal mask leaves half.
         """
         seen = min(seq, self.window or seq)
-        attention = 4 * self.layers * self.heads * self.head_dim * seen * (0.5 if causal else 1.0)
+        attention = 2 * self.layers * self.heads * (self.key_dim + self.head_dim) * seen * (0.5 if causal else 1.0)
         return tokens * (2 * self.matrix_parameters + attention)
 
 
@@ -86,6 +116,24 @@ CONFIGS: Mapping[str, Config] = {
         mlp_width=64,
         attention="plain",
     ),
+    "tiny-moe": Config(
+        vocabulary=64,
+        width=32,
+        layers=3,
+        heads=4,
+        kv_heads=4,
+        head_dim=8,
+        mlp_width=64,
+        experts=8,
+        experts_per_token=2,
+        shared_experts=1,
+        expert_width=16,
+        dense_layers=1,
+        kv_rank=16,
+        rope_dim=4,
+        attention="plain",
+        grouped="plain",
+    ),
     "llama3.1-8b": Config(width=4096, layers=32, heads=32, mlp_width=14_336, **_LLAMA),
     "llama3.1-70b": Config(width=8192, layers=80, heads=64, mlp_width=28_672, **_LLAMA),
     "llama3.1-405b": Config(width=16_384, layers=126, heads=128, mlp_width=53_248, **_LLAMA),
@@ -95,6 +143,24 @@ CONFIGS: Mapping[str, Config] = {
     "maxtext-16b": _maxtext(16),
     "maxtext-32b": _maxtext(32),
     "maxtext-64b": _maxtext(64),
+    # DeepSeek-V2-Lite.
+    "deepseek2-16b": Config(
+        vocabulary=102_400,
+        width=2048,
+        layers=27,
+        heads=16,
+        kv_heads=16,
+        head_dim=128,
+        mlp_width=10_944,
+        experts=64,
+        experts_per_token=6,
+        shared_experts=2,
+        expert_width=1408,
+        dense_layers=1,
+        kv_rank=512,
+        rope_dim=64,
+        norm_epsilon=1e-6,
+    ),
     # Their layer norms and learned positions cost what RMS norms and rotated ones do.
     "gpt3-175b": Config(
         vocabulary=50_304, width=12_288, layers=96, heads=96, kv_heads=96, head_dim=128, mlp_width=49_152, gated=False

@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from .attention import attend
 from .config import Config
+from .experts import routed
 from .sharding import Sharding
 
 # What the backward pass of a layer finds in memory; "none" means that all of it is there.
@@ -46,9 +47,24 @@ def project(x: jax.Array, weight: jax.Array, equation: str) -> jax.Array:
 
 
 def projections(x: jax.Array, weights: Any, positions: jax.Array, config: Config) -> tuple[jax.Array, ...]:
-    """Queries, keys and values, the first two rotated: (batch, sequence, heads, head_dim)."""
+    """Queries, keys and values, the first two rotated: (batch, sequence, heads, features)."""
+    if config.kv_rank is not None:
+        return latent_projections(x, weights, positions, config)
     query, key, value = (project(x, weights[name], "bsd,dhf->bshf") for name in ("query", "key", "value"))
     query, key = (rotate(each, positions, config.rope_theta) for each in (query, key))
+    return checkpoint_name(query, "query"), checkpoint_name(key, "key"), checkpoint_name(value, "value")
+
+
+def latent_projections(x: jax.Array, weights: Any, positions: jax.Array, config: Config) -> tuple[jax.Array, ...]:
+    """The same where keys and values of all heads come from a few features of a token (DeepSeek-V2, section 2.1)."""
+    query, turned_query = jnp.split(project(x, weights["query"], "bsd,dhf->bshf"), [config.head_dim], axis=-1)
+    latent, turned = jnp.split(project(x, weights["kv_down"], "bsd,dr->bsr"), [config.kv_rank or 0], axis=-1)
+    latent = rms_norm(latent, weights["kv_norm"], config.norm_epsilon)
+    key, value = jnp.split(project(latent, weights["kv_up"], "bsr,rhf->bshf"), [config.head_dim], axis=-1)
+    turned_query = rotate(turned_query, positions, config.rope_theta)
+    turned = jnp.broadcast_to(rotate(turned[:, :, None], positions, config.rope_theta), turned_query.shape)
+    query = jnp.concatenate([query, turned_query], axis=-1)
+    key = jnp.concatenate([key, turned], axis=-1)
     return checkpoint_name(query, "query"), checkpoint_name(key, "key"), checkpoint_name(value, "value")
 
 
@@ -64,6 +80,14 @@ def mlp(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> jax.A
     return checkpoint_name(project(hidden, weights["down"], "bsf,fd->bsd"), "down")
 
 
+def feed_forward(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> jax.Array:
+    """The MLP; in a layer with experts those that every token goes to, and those that its router chooses."""
+    if "router" not in weights:
+        return mlp(x, weights, config, sharding)
+    chosen = routed(x, weights, config, sharding)
+    return chosen + mlp(x, weights, config, sharding) if config.shared_experts else chosen
+
+
 def layer(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """One layer, and its keys and values."""
     with jax.named_scope("attention"):
@@ -73,7 +97,7 @@ def layer(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> tup
         x += checkpoint_name(project(context, weights["out"], "bshf,hfd->bsd"), "out")
         x = sharding.constrain(x, "batch", "sequence", "residual")
     with jax.named_scope("mlp"):
-        x += mlp(rms_norm(x, weights["mlp_norm"], config.norm_epsilon), weights, config, sharding)
+        x += feed_forward(rms_norm(x, weights["mlp_norm"], config.norm_epsilon), weights, config, sharding)
         return sharding.constrain(x, "batch", "sequence", "residual"), (key, value)
 
 
@@ -104,7 +128,7 @@ def forward(
 ) -> tuple[jax.Array, Any]:
     """What the layers make of tokens, normed; and if wanted the keys and values of all layers.
 
-    The layers are one loop, so that compiling takes as long for many as for two.
+    Layers that are alike are one loop, so that compiling takes as long for many as for two.
     """
 
     def body(x: jax.Array, weights: Any) -> tuple[jax.Array, Any]:
@@ -115,6 +139,15 @@ def forward(
         # The loop itself keeps the compiler from sharing what is computed twice.
         body = jax.checkpoint(body, policy=remat_policy(config.remat), prevent_cse=False)
     x = sharding.constrain(embed(tokens, parameters["embedding"], config), "batch", "sequence", "residual")
-    x, cache = jax.lax.scan(body, x, parameters["layers"])
+    caches = []
+    for weights in stacks(parameters):
+        x, cache = jax.lax.scan(body, x, weights)
+        caches.append(cache)
     with jax.named_scope("loss"):
-        return rms_norm(x, parameters["norm"], config.norm_epsilon), cache
+        x = rms_norm(x, parameters["norm"], config.norm_epsilon)
+    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *caches) if len(caches) > 1 else caches[0]
+
+
+def stacks(parameters: Any) -> list[Any]:
+    """Weights of layers that are computed alike, one stack behind the other."""
+    return [parameters[name] for name in ("dense_layers", "layers") if name in parameters]

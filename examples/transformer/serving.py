@@ -14,7 +14,7 @@ from systolic import Step
 
 from .attention import plain_attention
 from .config import Config, configured
-from .layers import embed, forward, mlp, project, projections, rms_norm
+from .layers import embed, feed_forward, forward, project, projections, rms_norm, stacks
 from .sharding import Sharding, placed
 from .step import PARTS, init
 
@@ -44,11 +44,15 @@ def decode_step(
             context = plain_attention(query, keys[number], values[number], position[None], config.window)
             x += project(context, weights["out"], "bshf,hfd->bsd")
         with jax.named_scope("mlp"):
-            x += mlp(rms_norm(x, weights["mlp_norm"], config.norm_epsilon), weights, config, sharding)
+            x += feed_forward(rms_norm(x, weights["mlp_norm"], config.norm_epsilon), weights, config, sharding)
         return (x, (keys, values)), None
 
     x = embed(tokens, parameters["embedding"], config)
-    (x, cache), _ = jax.lax.scan(body, (x, cache), (jnp.arange(config.layers), parameters["layers"]))
+    first = 0
+    for weights in stacks(parameters):
+        count = len(weights["mlp_norm"])
+        (x, cache), _ = jax.lax.scan(body, (x, cache), (first + jnp.arange(count), weights))
+        first += count
     return _next_token(parameters, rms_norm(x, parameters["norm"], config.norm_epsilon), sharding), cache
 
 
@@ -75,15 +79,18 @@ def decode(
     """The last token of `batch` sequences a device, whose cache has room for `seq` tokens, for `systolic step`."""
     known, sharding = configured(config, remat="none", **changes), Sharding(mesh)
     sequences = batch * sharding.devices
-    half = jax.ShapeDtypeStruct(
-        (known.layers, sequences, seq, known.kv_heads, known.head_dim), jnp.bfloat16, sharding=sharding.of(*_CACHE)
+    cache = tuple(
+        jax.ShapeDtypeStruct(
+            (known.layers, sequences, seq, known.kv_heads, features), jnp.bfloat16, sharding=sharding.of(*_CACHE)
+        )
+        for features in (known.key_dim, known.head_dim)
     )
     tokens = jax.ShapeDtypeStruct((sequences, 1), jnp.int32, sharding=sharding.of("batch", None))
     position = np.int32(seq - 1)  # where the cache is written decides how: its value has to be known
     flops = _flops(known, sequences, sequences, seq, causal=False)
     return Step(
         fn=jax.jit(functools.partial(decode_step, config=known, sharding=sharding), donate_argnums=1),
-        args=(_weights(known, sharding), (half, half), tokens, position),
+        args=(_weights(known, sharding), cache, tokens, position),
         tokens=sequences,
         flops=flops,
         flops_causal=flops,  # the one token sees the whole cache

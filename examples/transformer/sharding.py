@@ -11,13 +11,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 # A mesh may lack any of these axes. Weights are cut along `fsdp` and gathered layer by layer where they are used.
 RULES: Mapping[str, tuple[str, ...]] = {
-    "batch": ("data", "fsdp"),
+    "batch": ("data", "fsdp", "expert"),
     "sequence": (),
     "width": ("fsdp",),
     "residual": ("tensor",),  # the width of what goes from layer to layer
     "heads": ("tensor",),
     "mlp": ("tensor",),
     "vocabulary": ("tensor",),
+    "experts": ("expert",),
 }
 
 # Names of the dimensions of every weight; those of the layers lie one behind the other in a first dimension.
@@ -34,6 +35,13 @@ WEIGHTS: Mapping[str, tuple[str | None, ...]] = {
     "gate": (None, "width", "mlp"),
     "up": (None, "width", "mlp"),
     "down": (None, "mlp", "width"),
+    "kv_down": (None, "width", None),
+    "kv_norm": (None, None),
+    "kv_up": (None, "width", "heads", None),
+    "router": (None, "width", None),
+    "expert_gate": (None, "experts", "width", "mlp"),
+    "expert_up": (None, "experts", "width", "mlp"),
+    "expert_down": (None, "experts", "mlp", "width"),
 }
 
 
@@ -68,6 +76,10 @@ class Sharding:
     def devices(self) -> int:
         """Devices of the mesh."""
         return 1 if self.mesh is None else self.mesh.size
+
+    def size(self, axis: str) -> int:
+        """Devices along an axis; 1 where the mesh has no such axis."""
+        return 1 if self.mesh is None else self.mesh.shape.get(axis, 1)
 
     def of_weights(self, tree: Any) -> Any:
         """The same tree with a sharding in place of each weight, by the weight's name."""

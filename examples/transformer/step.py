@@ -18,7 +18,7 @@ from .layers import forward, project
 from .sharding import Sharding, placed
 
 # Names that stand in the name stacks of operations, and of which a step's table speaks.
-PARTS = ("attention", "mlp", "loss", "embedding", "optimizer")
+PARTS = ("attention", "mlp", "router", "experts", "loss", "embedding", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,29 +35,44 @@ class AdamW:
 
 def init(key: jax.Array, config: Config) -> Any:
     """Weights, drawn so that every product keeps the size of what goes into it; norms begin at 0."""
-    c, deep = config, config.layers
-    shapes = {
-        "embedding": ((c.vocabulary, c.width), c.width),
-        "logits": ((c.width, c.vocabulary), c.width),
-    }
-    inner = {
-        "query": ((deep, c.width, c.heads, c.head_dim), c.width),
-        "key": ((deep, c.width, c.kv_heads, c.head_dim), c.width),
-        "value": ((deep, c.width, c.kv_heads, c.head_dim), c.width),
-        "out": ((deep, c.heads, c.head_dim, c.width), c.heads * c.head_dim),
-        "up": ((deep, c.width, c.mlp_width), c.width),
-        "down": ((deep, c.mlp_width, c.width), c.mlp_width),
-    }
-    if c.gated:
-        inner["gate"] = ((deep, c.width, c.mlp_width), c.width)
-    keys = iter(jax.random.split(key, len(shapes) + len(inner)))
+    c = config
+    outer = {"embedding": ((c.vocabulary, c.width), c.width), "logits": ((c.width, c.vocabulary), c.width)}
+    keys = iter(jax.random.split(key, 64))
 
     def drawn(shape: tuple[int, ...], fan_in: int) -> jax.Array:
         return jax.random.normal(next(keys), shape) / math.sqrt(fan_in)
 
-    layers = {name: drawn(*its) for name, its in inner.items()}
-    layers |= {name: jnp.zeros((deep, c.width)) for name in ("attention_norm", "mlp_norm")}
-    return {**{name: drawn(*its) for name, its in shapes.items()}, "norm": jnp.zeros(c.width), "layers": layers}
+    def stack(deep: int, experts: int) -> Any:
+        layers = {name: drawn((deep, *shape), fan_in) for name, (shape, fan_in) in _matrices(c, experts).items()}
+        layers |= {name: jnp.zeros((deep, c.width)) for name in ("attention_norm", "mlp_norm")}
+        return layers | ({"kv_norm": jnp.zeros((deep, c.kv_rank))} if c.kv_rank is not None else {})
+
+    weights = {name: drawn(*its) for name, its in outer.items()}
+    dense = c.dense_layers if c.experts else 0
+    weights |= {"norm": jnp.zeros(c.width), "layers": stack(c.layers - dense, c.experts)}
+    return weights | ({"dense_layers": stack(dense, 0)} if dense else {})
+
+
+def _matrices(c: Config, experts: int) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Of a layer: the shape of each matrix, and how many features go into one that comes out."""
+    found: dict[str, tuple[tuple[int, ...], int]] = {
+        "query": ((c.width, c.heads, c.key_dim), c.width),
+        "out": ((c.heads, c.head_dim, c.width), c.heads * c.head_dim),
+    }
+    if c.kv_rank is None:
+        found |= dict.fromkeys(("key", "value"), ((c.width, c.kv_heads, c.head_dim), c.width))
+    else:
+        found["kv_down"] = (c.width, c.kv_rank + c.rope_dim), c.width
+        found["kv_up"] = (c.kv_rank, c.heads, 2 * c.head_dim), c.kv_rank
+    inner = ("gate", "up") if c.gated else ("up",)
+    width = c.shared_experts * c.expert_width if experts else c.mlp_width
+    if width:
+        found |= dict.fromkeys(inner, ((c.width, width), c.width)) | {"down": ((width, c.width), width)}
+    if experts:
+        found["router"] = (c.width, experts), c.width
+        found |= {f"expert_{name}": ((experts, c.width, c.expert_width), c.width) for name in ("gate", "up")}
+        found["expert_down"] = (experts, c.expert_width, c.width), c.expert_width
+    return found
 
 
 def loss(parameters: Any, batch: Any, config: Config, sharding: Sharding) -> jax.Array:
@@ -140,9 +155,9 @@ def train(
     """A training step of a published model, for `systolic step`.
 
     Args:
-      mesh: with any of the axes `data`, `fsdp` and `tensor`; None: one device.
+      mesh: with any of the axes `data`, `fsdp`, `tensor` and `expert`; None: one device.
       config: a name of `config.CONFIGS`, or a configuration.
-      batch: sequences a device; all of them together are cut along the axes `data` and `fsdp`.
+      batch: sequences a device; all of them together are cut along the axes `data`, `fsdp` and `expert`.
       seq: tokens of a sequence.
       changes: fields of the configuration that are to be otherwise, such as `layers=2` or `remat="minimal"`.
     """

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from systolic.checking import CheckReport, check
     from systolic.chips import Chip, chip
-    from systolic.compiler import slice_devices, slice_mesh
+    from systolic.compiler import slice_devices, slice_mesh, typical
     from systolic.experiments import Outcome, simulate_many
     from systolic.explaining import Explanation, explain
     from systolic.ops import Plan, Planner, plan, use
@@ -80,6 +80,7 @@ __all__ = [
     "step",
     "to_qwix",
     "tune",
+    "typical",
     "use",
 ]
 
@@ -87,7 +88,7 @@ __all__ = [
 _DOORS = {
     "systolic.checking": ("CheckReport", "check"),
     "systolic.chips": ("Chip", "chip"),
-    "systolic.compiler": ("slice_devices", "slice_mesh"),
+    "systolic.compiler": ("slice_devices", "slice_mesh", "typical"),
     "systolic.experiments": ("Outcome", "simulate_many"),
     "systolic.explaining": ("Explanation", "explain"),
     "systolic.ops": ("Plan", "Planner", "plan", "use"),

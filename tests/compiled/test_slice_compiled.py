@@ -41,6 +41,10 @@ def next_one(x: jax.Array) -> jax.Array:
     return lax.ppermute(x, ALL, [(device, (device + 1) % count) for device in range(count)])
 
 
+def between_pairs(x: jax.Array) -> jax.Array:
+    return lax.ppermute(x, ALL, [(device, device ^ 1) for device in range(lax.axis_size(ALL))])
+
+
 # Some devices send, some do not, some receive: XLA looks such permutations up in a table.
 SOME = [(0, 3), (1, 0), (3, 1)]
 
@@ -51,6 +55,7 @@ def between_some(x: jax.Array) -> jax.Array:
 
 FUNCTIONS = {
     "collective-permute of some": (between_some, PartitionSpec(ALL)),
+    "collective-permute of pairs": (between_pairs, PartitionSpec(ALL)),
     "all-gather": (functools.partial(lax.all_gather, axis_name=ALL, tiled=True), PartitionSpec()),
     "reduce-scatter": (functools.partial(lax.psum_scatter, axis_name=ALL, tiled=True), PartitionSpec(ALL)),
     "all-reduce": (functools.partial(lax.psum, axis_name=ALL), PartitionSpec()),
@@ -155,6 +160,31 @@ def test_one_device_for_all_is_what_all_devices_do(pool, name, chip_name, extent
     if one.way == "all devices":  # then it would have been wrong
         assert len(every.classes) > 1 or name == "reduce-scatter"
     assert dataclasses.replace(one, way="all devices") == every
+
+
+@pytest.mark.parametrize(("chip_name", "extents"), [("v6e", "2x2"), ("v5p", "2x2x1")])
+def test_devices_that_go_on_with_the_last_at_barriers_are_off_by_hops(
+    pool, monkeypatch: pytest.MonkeyPatch, chip_name, extents
+) -> None:
+    every = simulated(pool, "reduce-scatter", chip_name, extents, one_for_all=False)
+    monkeypatch.setattr(run, "MOST_APART", 1)
+    one = simulated(pool, "reduce-scatter", chip_name, extents)
+    assert one.way == "one device for all, as slow as the slowest"
+    assert one.devices == every.devices
+    shape = SliceShape.parse(chip(chip_name), extents)
+    routes = Routes(shape)
+    farthest_us = max(routes.between(0, device.id).latency_s for device in shape.devices) * 1e6
+    # How far devices can be apart behind a barrier: the first one's signals need so long for the last.
+    assert one.time_us == pytest.approx(every.time_us, abs=farthest_us)
+
+
+def test_devices_that_find_their_partners_by_branches_go_on_together(pool) -> None:
+    one = simulated(pool, "collective-permute of pairs", "v6e", "4x8")
+    every = simulated(pool, "collective-permute of pairs", "v6e", "4x8", one_for_all=False)
+    assert one.way.startswith("one device for all")
+    assert link_bytes(one) == link_bytes(every)
+    # Some ways through the branches are longer than others, by cycles.
+    assert one.time_us == pytest.approx(every.time_us, rel=0.02)
 
 
 def test_devices_that_differ_are_refused_before_they_send_too_much(pool, monkeypatch: pytest.MonkeyPatch) -> None:

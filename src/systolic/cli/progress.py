@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 from systolic.cli.output import note
+from systolic.compiler import WorkerPool
 from systolic.experiments import Progress
+
+_R = TypeVar("_R")
+
+# How often a bar on a terminal is brought up to date, and how often a line is written elsewhere.
+_LOOK_S, _NOTE_S = 1.0, 30.0
 
 
 class Bar(Progress):
@@ -21,7 +29,13 @@ class Bar(Progress):
         self._progress = progress
         self._quiet = quiet
         self._jobs = 0
+        self._doing = ""
         self._task = progress.add_task("starting", total=None) if progress else None
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether a terminal shows it."""
+        return self._progress is not None
 
     def planned(self, jobs: int) -> None:
         """There are `jobs` more."""
@@ -36,12 +50,32 @@ class Bar(Progress):
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, advance=1, description=label)
 
+    def doing(self, text: str) -> None:
+        """What is done now. Without a terminal it is said when it becomes something else."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=text)
+        elif text != self._doing:
+            note(text, quiet=self._quiet)
+        self._doing = text
+
     def found(self, text: str) -> None:
         """Part of the answer is known."""
         if self._progress is not None:
             self._progress.console.print(text, markup=False, soft_wrap=True)
         else:
             note(text, quiet=self._quiet)
+
+
+def result_of(job: Future[_R], pool: WorkerPool, bar: Bar) -> _R:
+    """What a job that takes minutes gives; meanwhile the bar says how far the pool is.
+
+    Raises:
+      Exception: what the job raises.
+    """
+    every_s = _LOOK_S if bar.on_terminal else _NOTE_S
+    while not wait([job], timeout=every_s).done:
+        bar.doing("; ".join(pool.progress()))
+    return job.result()
 
 
 @contextmanager

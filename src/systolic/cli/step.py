@@ -17,7 +17,7 @@ from systolic.chips import Chip, SliceError, SliceShape, flags_text
 from systolic.cli.function import StaticParameter, function_options, named
 from systolic.cli.options import FiniteFloat, Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import SIMULATED, check_target, give, heading, note, write_text
-from systolic.cli.progress import progress_bar
+from systolic.cli.progress import progress_bar, result_of
 from systolic.cli.slice_options import AskedSlice, slice_options
 from systolic.cli.tables import console, show_section
 from systolic.compiler import NamedFunction, NamedFunctionError, check_available
@@ -183,7 +183,7 @@ def _answers(asked: list[_Asked], workers: Workers, spans: int, *, quiet: bool) 
         found = []
         for each, job in zip(asked, jobs, strict=True):
             try:
-                found.append(_Answer(asked=each, run=job.result(), outcome=None))
+                found.append(_Answer(asked=each, run=result_of(job, pool, bar), outcome=None))
             except Exception as error:  # noqa: BLE001 -- whatever the step raises is its outcome
                 found.append(_Answer(asked=each, run=None, outcome=Outcome.failed(each.label, error)))
     return found

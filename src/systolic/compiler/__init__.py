@@ -9,7 +9,13 @@ The compiler runs in worker processes, which may crash without harm:
 from systolic.compiler.arguments import PlacedArray, abstract_arguments, argument_values
 from systolic.compiler.blame import is_kernel_code, short_place, source_line, written_at
 from systolic.compiler.cache import CacheWarning, ProgramCache, cache_folder
-from systolic.compiler.contents import PallasOperands, inner_jaxprs, pallas_operands
+from systolic.compiler.contents import (
+    DeviceExecutions,
+    PallasOperands,
+    device_executions,
+    inner_jaxprs,
+    pallas_operands,
+)
 from systolic.compiler.deferred import Deferred, Missing
 from systolic.compiler.driver import compile_function
 from systolic.compiler.endings import (
@@ -46,6 +52,7 @@ from systolic.compiler.slice_devices import slice_devices, slice_mesh, topology_
 from systolic.compiler.stage import at_stage
 from systolic.compiler.submit import submit_compilation, tracing_settings
 from systolic.compiler.tracing import traced_jaxpr, under_settings
+from systolic.compiler.typical import typical
 from systolic.versions import versions
 
 __all__ = [
@@ -60,6 +67,7 @@ __all__ = [
     "CompilerRefusal",
     "CompilerTimeout",
     "Deferred",
+    "DeviceExecutions",
     "FunctionExit",
     "Missing",
     "NamedFunction",
@@ -83,6 +91,7 @@ __all__ = [
     "check_sharded_call",
     "compile_function",
     "compiler_is_there",
+    "device_executions",
     "function_name",
     "inner_jaxprs",
     "is_kernel_code",
@@ -96,6 +105,7 @@ __all__ = [
     "topology_of",
     "traced_jaxpr",
     "tracing_settings",
+    "typical",
     "under_settings",
     "versions",
     "with_jit_options",

@@ -16,6 +16,7 @@ import numpy as np
 from systolic.compat import scan_counts
 from systolic.compiler.deferred import Deferred, Missing, applied
 from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
+from systolic.compiler.typical import PRIMITIVE, typical_value
 
 _PALLAS = "pallas_call"
 _IN_MEMORY = "with_memory_space_constraint"  # the same array; JAX does not run it outside of a program
@@ -30,7 +31,7 @@ class PallasOperands:
         site: which call in the function's text it is an execution of; a loop executes the same one many times.
         equation: of that call.
         shapes: of the operands, in the order of the compiled operation's.
-        operands: their contents: arrays, or `Missing`.
+        operands: their contents: arrays, or `Missing`. Those that are `local` may be others on other devices.
     """
 
     site: tuple[int, ...]
@@ -39,9 +40,29 @@ class PallasOperands:
     operands: tuple[Deferred, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceExecutions:
+    """All executions of Pallas calls on one device.
+
+    Attributes:
+        found: in order.
+        local: whether other devices may execute other calls, because a value decides that is not the same on all.
+    """
+
+    found: list[PallasOperands]
+    local: bool
+
+
 def pallas_operands(
     closed_jaxpr: Any, arguments: Sequence[Any], names: Sequence[str], *, partition: int = 0
 ) -> list[PallasOperands]:
+    """Every execution of a Pallas call in a traced function, in order; see `device_executions`."""
+    return device_executions(closed_jaxpr, arguments, names, partition=partition).found
+
+
+def device_executions(
+    closed_jaxpr: Any, arguments: Sequence[Any], names: Sequence[str], *, partition: int = 0
+) -> DeviceExecutions:
     """Every execution of a Pallas call in a traced function, in order, with what its operands hold.
 
     Args:
@@ -60,7 +81,7 @@ def pallas_operands(
     ]
     walk = _Walk(partition)
     walk.run(closed_jaxpr.jaxpr, [Deferred.known(const) for const in closed_jaxpr.consts], given, ())
-    return walk.found
+    return DeviceExecutions(found=walk.found, local=walk.chose)
 
 
 @dataclass(slots=True)
@@ -68,6 +89,7 @@ class _Walk:
     partition: int
     found: list[PallasOperands] = field(default_factory=list)
     place: MeshPlace | None = None  # inside of `jax.shard_map`
+    chose: bool = False  # what to execute by a value that other devices may have otherwise
 
     def run(
         self,
@@ -105,9 +127,11 @@ class _Walk:
         if name == "shard_map":
             return self._shard_map(equation, inputs, path)
         if self.place is not None and name == "axis_index":
-            return [Deferred.known(np.int32(self.place.at[equation.params["axis_name"]]))]
+            return [Deferred.known(np.int32(self.place.at[equation.params["axis_name"]]), local=True)]
         if name in KEEPS_VALUE or name == _IN_MEMORY:
             return inputs
+        if name == PRIMITIVE:
+            return [_known_or(inputs[0], typical_value(equation))]
         if self.place is not None and names_axis(equation):
             return _missing(equation, f"what other devices give to a {name}")
         if not any(map(self._follows, inner_jaxprs(equation.params))):
@@ -126,17 +150,19 @@ class _Walk:
         return self.run(inner[0].jaxpr, consts, inputs, path, used if same else None)
 
     def _follows(self, closed: Any) -> bool:
-        """Whether a jaxpr is gone through: it holds a Pallas call, or asks which device it is on."""
-        return _holds_pallas(closed) or (self.place is not None and _names_axes(closed))
+        """Whether a jaxpr is gone through: it holds a Pallas call, says what is typical, or asks where it is."""
+        return _holds(_PALLAS, closed) or _holds(PRIMITIVE, closed) or (self.place is not None and _names_axes(closed))
 
     def _shard_map(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         params = equation.params
         place = MeshPlace.of(params["mesh"], self.partition)
         parts = [
-            applied(lambda whole, spec=spec: place.part(np.asarray(whole), spec), value)
+            applied(lambda whole, spec=spec: place.part(np.asarray(whole), spec), value, local=any(spec))
             for spec, value in zip(params["in_specs"], inputs, strict=True)
         ]
-        outputs = _Walk(self.partition, self.found, place).run(params["jaxpr"], [], parts, path)
+        inside = _Walk(self.partition, self.found, place)
+        outputs = inside.run(params["jaxpr"], [], parts, path)
+        self.chose |= inside.chose
         cut = Deferred.known(Missing("what the devices of a shard_map compute together"))
         return [cut if any(spec) else output for spec, output in zip(params["out_specs"], outputs, strict=True)]
 
@@ -175,7 +201,9 @@ class _Walk:
         body_end = cond_end + params["body_nconsts"]
         cond_consts, body_consts, carry = inputs[:cond_end], inputs[cond_end:body_end], inputs[body_end:]
         for _ in range(_MOST_ROUNDS):
-            goes_on = self._closed(params["cond_jaxpr"], [*cond_consts, *carry], path)[0].get()
+            decides = self._closed(params["cond_jaxpr"], [*cond_consts, *carry], path)[0]
+            self.chose |= decides.local
+            goes_on = decides.get()
             if isinstance(goes_on, Missing):
                 return _missing(equation, goes_on.why)
             if not goes_on:
@@ -184,6 +212,7 @@ class _Walk:
         return _missing(equation, f"a loop of more than {_MOST_ROUNDS:,} rounds around a kernel")
 
     def _cond(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
+        self.chose |= inputs[0].local
         chosen = inputs[0].get()
         if isinstance(chosen, Missing):
             return _missing(equation, chosen.why)
@@ -233,11 +262,21 @@ def inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
                 yield _Closed(each)
 
 
-def _holds_pallas(closed: Any) -> bool:
+def _holds(primitive: str, closed: Any) -> bool:
     return any(
-        equation.primitive.name == _PALLAS or any(map(_holds_pallas, inner_jaxprs(equation.params)))
+        equation.primitive.name == primitive or any(_holds(primitive, inner) for inner in inner_jaxprs(equation.params))
         for equation in closed.jaxpr.eqns
     )
+
+
+def _known_or(value: Deferred, typical: np.ndarray) -> Deferred:
+    """A value, or in its place what is typical of it where it is missing."""
+
+    def compute() -> Any:
+        found = value.get()
+        return typical if isinstance(found, Missing) else found
+
+    return Deferred(compute, [value])
 
 
 def _missing(equation: Any, why: str) -> list[Deferred]:

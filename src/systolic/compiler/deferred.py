@@ -19,19 +19,21 @@ class Deferred:
 
     Args:
         compute: may ask for the values in `needs`, and for no others.
+        local: whether it may be another value on another device; it is so too where one of `needs` is.
     """
 
-    __slots__ = ("_compute", "_needs", "_value")
+    __slots__ = ("_compute", "_needs", "_value", "local")
 
-    def __init__(self, compute: Callable[[], Any], needs: Sequence[Deferred] = ()) -> None:
+    def __init__(self, compute: Callable[[], Any], needs: Sequence[Deferred] = (), *, local: bool = False) -> None:
         self._compute: Callable[[], Any] | None = compute
         self._needs = needs
         self._value: Any = None
+        self.local = local or any(need.local for need in needs)
 
     @classmethod
-    def known(cls, value: Any) -> Deferred:
+    def known(cls, value: Any, *, local: bool = False) -> Deferred:
         """One that is there already."""
-        made = cls(lambda: None)
+        made = cls(lambda: None, local=local)
         made._value, made._compute = value, None
         return made
 
@@ -53,11 +55,11 @@ class Deferred:
         return self._value
 
 
-def applied(function: Callable[[Any], Any], value: Deferred) -> Deferred:
+def applied(function: Callable[[Any], Any], value: Deferred, *, local: bool = False) -> Deferred:
     """What a function makes of a value; where that is missing, so is this."""
 
     def compute() -> Any:
         found = value.get()
         return found if isinstance(found, Missing) else function(found)
 
-    return Deferred(compute, [value])
+    return Deferred(compute, [value], local=local)

@@ -100,6 +100,11 @@ class WorkerPool:
         except RuntimeError as error:
             raise CompilerError("the worker pool is closed") from error
 
+    def progress(self) -> tuple[str, ...]:
+        """How far each job is that runs, in a few words: "compiling, 120 operations so far"."""
+        with self._lock:
+            return tuple(sorted(worker.progress for worker in self._busy))
+
     def close(self) -> None:
         """Kill the workers, cancel what has not run, and remove the workers' folders. May be called again."""
         with self._lock:

@@ -18,7 +18,7 @@ from systolic.compiler.dump import dump_flags
 from systolic.compiler.endings import CompilerCrash, CompilerOutOfMemory, CompilerTimeout, FunctionExit
 from systolic.compiler.folders import make_worker_folder
 from systolic.compiler.limits import WALL_TIMES, LimitReachedError, Limits, Watch
-from systolic.compiler.stage import FOLDER_VARIABLE, stage_in
+from systolic.compiler.stage import FOLDER_VARIABLE, progress_in, stage_in
 from systolic.compiler.worker import DUMP_VARIABLE, PARENT_VARIABLE, STACK_SIGNAL
 
 _SYS_PATH_VARIABLE = "SYSTOLIC_WORKER_SYS_PATH"
@@ -79,6 +79,11 @@ class WorkerProcess:
     def alive(self) -> bool:
         """Whether the process still runs."""
         return not self._ended and self._process.poll() is None
+
+    @property
+    def progress(self) -> str:
+        """How far its job is, in a few words."""
+        return progress_in(self._folder.path)
 
     def call(self, job: bytes, *, limits: Limits) -> wire.Reply:
         """Send a pickled job and wait for what comes of it.

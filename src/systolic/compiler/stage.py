@@ -55,6 +55,17 @@ def stage_in(folder: Path) -> tuple[Stage | None, str]:
     return next((stage for stage in get_args(Stage) if stage == text), None), where
 
 
+def progress_in(folder: Path) -> str:
+    """How far the worker of `folder` is: its stage, and of a compilation how many operations have a listing already."""
+    stage, _ = stage_in(folder)
+    if stage != "compiling":
+        return stage or "starting"
+    with suppress(OSError):
+        listings = sum(1 for _ in (folder / "dump").glob("*-??-final_bundles.txt"))
+        return f"compiling, {listings} operations so far"
+    return stage
+
+
 _noted: tuple[Stage, str] | None = None
 
 

@@ -16,6 +16,8 @@ _MOST_CLASSES = 16
 WAYS = {
     "one device for all": "one device was simulated, which stands for all: their copies go equally far, and each has "
     "an equal share of its links",
+    "one device for all, as slow as the slowest": "one device was simulated, which stands for all: where their copies "
+    "go differently far, or they differ at a barrier of all, it is as slow as the slowest",
     "all devices": "all devices were simulated together",
 }
 

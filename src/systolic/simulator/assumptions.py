@@ -32,6 +32,23 @@ ZEROS = Progression(first=0, step=0)
 _OTHERS = (Progression(first=1000, step=1000), Progression(first=1_000_000, step=-1000))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One run of a program.
+
+    Attributes:
+      assumed: operations in which something counts for values that are not known.
+      progression: what does.
+      most_iterations: of all loops together.
+      skipped: operations that are not executed, as if they took no time.
+    """
+
+    assumed: frozenset[str]
+    progression: Progression = ZEROS
+    most_iterations: int
+    skipped: frozenset[str] = frozenset()
+
+
 class Assumption:
     """The values that are assumed during one call of an operation."""
 
@@ -80,11 +97,17 @@ class DeviceRun:
         return max(core.cycles for core in self.cores)
 
 
-def check_time(run: ProgramRun, assumed: Mapping[str, str], run_with: Callable[[Progression, int], ProgramRun]) -> None:
+def check_time(
+    run: ProgramRun,
+    cycles: int,
+    assumed: Mapping[str, str],
+    run_with: Callable[[Progression, int], ProgramRun],
+) -> None:
     """Checks that a program takes the same time whatever the values that were assumed in it.
 
     Args:
-      run: with zeros.
+      run: with zeros, perhaps of a part of the program.
+      cycles: of the whole program with zeros.
       assumed: whose value was not known, by operation.
       run_with: runs it with other values, and so many iterations at the most.
 
@@ -96,12 +119,12 @@ def check_time(run: ProgramRun, assumed: Mapping[str, str], run_with: Callable[[
             other = run_with(progression, 2 * run.iterations + _MORE_ITERATIONS)
         except SimulationError as error:
             raise never_ends(assumed) from error
-        changed = abs(other.cycles - run.cycles) > _SAME_TIME * run.cycles
+        changed = abs(other.cycles - run.cycles) > _SAME_TIME * cycles
         if changed or abs(other.iterations - run.iterations) > _SAME_ITERATIONS:
             name = max(assumed, key=lambda name: abs(_cycles(other, name) - _cycles(run, name)))
             raise UnknownTimeError(
-                f"how long {name} takes depends on {assumed[name]}: the program takes {run.cycles:,} cycles with zeros "
-                f"there, {other.cycles:,} with other values"
+                f"how long {name} takes depends on {assumed[name]}: the program takes {cycles:,} cycles with zeros "
+                f"there, {cycles + other.cycles - run.cycles:,} with other values"
             )
 
 

@@ -57,6 +57,7 @@ class DeviceSetup:
     progression: Progression  # what does
     remember: bool
     max_iterations: int
+    skipped: frozenset[str]  # operations that are not executed, as if they took no time
     remembered: dict[str, Memo] = field(default_factory=dict)  # by the matrix units of all cores, by program
     tables: Mapping[int, Words] = field(default_factory=dict)  # what lies in HBM beside the parameters, by pointer
 
@@ -189,6 +190,11 @@ class Core:
         for operand in translation.operands:
             if operand.is_input:
                 self._hand_over(name, totals.calls, operand, registers)
+        if name in self._setup.skipped:
+            for operand in in_place:
+                self._overwritten(name, operand, registers)
+            totals.calls += 1
+            return time
         sequencer = self._sequencer(name, time, registers)
         before = self._totals(name)
         end = yield from self._inside(sequencer, time)
@@ -213,11 +219,12 @@ class Core:
         elif not isinstance(at, Unknown):
             address = self._first_word(operand.space, at)
             self._check_first_word(name, operand, address, contents)
-            self._memory.define(operand.space, address, operand.padded_words, contents)
+            self._memory.define(operand.space, address, operand.padded_words, contents, brought=False)
 
     def _check_first_word(self, name: str, operand: CallOperand, address: int, contents: Contents) -> None:
         """Checks that what the program's own copies have brought is what the caller says is there."""
-        brought = self._memory.word(operand.space or "", address)
+        # What an earlier call found there may still be: another core can have brought what is there now.
+        brought = self._memory.brought_word(operand.space or "", address)
         if isinstance(brought, Unknown):
             return
         said, mask = contents(), operand.first_word_mask

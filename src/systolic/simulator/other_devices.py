@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from systolic.simulator.hardware.memory import Memory
+
+if TYPE_CHECKING:
+    from systolic.simulator.slice.global_barriers import GlobalBarrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +53,12 @@ class OtherDevices(Protocol):
 
     def memory(self, target: RemoteTarget) -> Memory:
         """The memory of a core."""
+        ...
+
+    def together(self, core: int, time: int, barrier: GlobalBarrier, label: str) -> int | None:
+        """When a barrier of all devices is over; None: it has to be executed."""
+        ...
+
+    def apart(self, times: Sequence[int]) -> int:
+        """When all go on that have come back from a detour, each at a time of its own."""
         ...

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from systolic.chips import Chip, MachineModel, SliceError, SliceShape
 from systolic.chips.constants import check_constants
 from systolic.chips.time_error import time_error
-from systolic.simulator.assumptions import ZEROS, DeviceRun, ProgramRun, Progression, check_time, never_ends
+from systolic.simulator.assumptions import ZEROS, Attempt, DeviceRun, ProgramRun, Progression, check_time, never_ends
 from systolic.simulator.core import TOP_LEVEL, Core, DeviceSetup, OperandWords
 from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.dma import DmaEngine
@@ -103,11 +103,12 @@ class PreparedProgram:
         check_constants(chip.machine, self.prepared_for)
         known = self._known(parameters)
 
-        def device(assumed: Set[str], progression: Progression, most: int) -> DeviceRun:
-            setup = self._setup(chip, assumed, progression, most, remember=remember)
+        def device(attempt: Attempt) -> DeviceRun:
+            progression = attempt.progression
+            setup = self._setup(chip, attempt, remember=remember)
             setup = replace(setup, parameters=known, operand_words=operand_words)
             run = _run_device(setup, spans if progression == ZEROS else 0)
-            if progression != ZEROS or not self.may_prefetch:
+            if progression != ZEROS or attempt.skipped or not self.may_prefetch:
                 return run
             cold = _run_device(replace(setup, initial=lambda address: int(address in self.flags)), 0)
             return replace(run, prefetch_cycles=max(0, cold.cycles - run.cycles))
@@ -161,9 +162,9 @@ class PreparedProgram:
             parameters=tuple(map(self._known, parameters or [()] * len(assignment))), operand_words=tuple(operand_words)
         )
 
-        def devices(assumed: Set[str], progression: Progression, most: int) -> DevicesRun:
-            setup = self._setup(chip, assumed, progression, most, remember=remember)
-            kept = spans if progression == ZEROS else 0
+        def devices(attempt: Attempt) -> DevicesRun:
+            setup = self._setup(chip, attempt, remember=remember)
+            kept = spans if attempt.progression == ZEROS else 0
             return run_devices(setup, where, facts, given, kept, one_for_all=one_for_all)
 
         run, assumed = self._assuming(devices, max_iterations)
@@ -172,9 +173,7 @@ class PreparedProgram:
             run, where, facts, chip, kernels, lambda cores, sparse: self._simulated(chip, cores, sparse, 0, assumed)
         )
 
-    def _setup(
-        self, chip: Chip, assumed: Set[str], progression: Progression, most: int, *, remember: bool
-    ) -> DeviceSetup:
+    def _setup(self, chip: Chip, attempt: Attempt, *, remember: bool) -> DeviceSetup:
         return DeviceSetup(
             chip=chip,
             translations=self.translations,
@@ -183,38 +182,54 @@ class PreparedProgram:
             hlo=self.hlo,
             parameters=(),
             operand_words=_nothing_known,
-            assumed=frozenset(assumed),
-            progression=progression,
+            assumed=attempt.assumed,
+            progression=attempt.progression,
             initial=lambda _: 1,
             pointers=self.pointers,
             remember=remember,
-            max_iterations=most,
+            max_iterations=attempt.most_iterations,
+            skipped=attempt.skipped,
         )
 
-    def _assuming(
-        self, run_with: Callable[[Set[str], Progression, int], _Run], most: int
-    ) -> tuple[_Run, dict[str, str]]:
+    def _assuming(self, run_with: Callable[[Attempt], _Run], most: int) -> tuple[_Run, dict[str, str]]:
         """Runs the program, with zeros for values that XLA's own operations compute and nobody knows.
+
+        Which operations have such values is found out by running it, again and again. Kernels, which have none and take
+        most of the time, are left out meanwhile.
 
         Returns:
           The run, and what is taken as zero, by operation.
         """
+        kernels = self.hlo.kernels if self.hlo is not None else frozenset(self.translations)
+        long = frozenset(each for each in kernels if each in self.translations and self.translations[each].alone)
         assumed: dict[str, str] = {}
+        skipped: frozenset[str] = frozenset()
+        shorter: _Run | None = None
         while True:
+            attempt = Attempt(assumed=frozenset(assumed), most_iterations=most, skipped=skipped)
             try:
-                run = run_with(assumed.keys(), ZEROS, most)
-                break
+                run = run_with(attempt)
             except UnknownValueError as error:
-                kernels = self.hlo.kernels if self.hlo is not None else frozenset(self.translations)
                 if not error.computed or error.program in {TOP_LEVEL, *kernels, *assumed}:
                     raise
                 assumed[error.program] = error.why
+                skipped = long if self.hlo is not None else skipped
             except SimulationError as error:
                 if not assumed:
                     raise
                 raise never_ends(assumed) from error
+            else:
+                if not skipped:
+                    break
+                shorter, skipped = run, frozenset()
         if assumed:
-            check_time(run, assumed, lambda progression, most: run_with(assumed.keys(), progression, most))
+            base, without = (run, frozenset[str]()) if shorter is None else (shorter, long)
+
+            def other(progression: Progression, most: int) -> ProgramRun:
+                assuming = Attempt(assumed=frozenset(assumed), progression=progression, most_iterations=most)
+                return run_with(replace(assuming, skipped=without))
+
+            check_time(base, run.cycles, assumed, other)
         return run, assumed
 
     def _simulated(

@@ -6,12 +6,14 @@ import re
 import struct
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.assumptions import Assumption
 from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.lanes import Lanes, joined, lane
 from systolic.simulator.hardware.loop_timer import LoopTimer
 from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES, Memory
 from systolic.simulator.hardware.mxu import Mxus
@@ -210,6 +212,23 @@ class Sequencer:
             assert self._others is not None
             self._others.signal(self._core, self._translation.name, time, address, amount, label)
 
+    def together(self, time: int, block: int, label: str) -> int | None:
+        """Goes through the barrier of all devices that a block ends with; None: by executing it."""
+        assert self._others is not None
+        return self._others.together(self._core, time, self._translation.barriers[block], label)
+
+    def apart(self, number: int, time: int, jump: Lanes, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Takes a detour for every device: the time at which they are back, and registers."""
+        assert self._others is not None
+        detour = self._translation.detours[number]
+        found = []
+        for device, jumps in enumerate(jump.values):
+            block = detour.taken if jumps else detour.following
+            own = (lane(value, device) for value in values)
+            found.append(detour.run(time, _OfOneDevice(self, device), block, *own))
+        times, *registers = zip(*found, strict=True)
+        return (self._others.apart(times), *map(joined, registers))
+
     # ---- SparseCores ----
 
     def signal(self, time: int, address: int, amount: int) -> None:
@@ -271,3 +290,23 @@ class Sequencer:
         if self._assumption is None or not isinstance(value, Unknown) or not value.computed:
             return value
         return self._assumption.value(place)
+
+
+class _OfOneDevice:
+    """What a detour asks for, as one device finds it."""
+
+    def __init__(self, sequencer: Sequencer, device: int) -> None:
+        self._sequencer = sequencer
+        self._device = device
+        self.parameter = sequencer.parameter
+        self.iterations = sequencer.iterations
+        self.too_long = sequencer.too_long
+
+    def lap(self, loop: int, time: int) -> None:
+        """Rounds of a detour are nobody's."""
+
+    def load(self, address: int, comment: str) -> Any:
+        return lane(self._sequencer.load(address, comment), self._device)
+
+    def operand(self, register: str) -> Any:
+        return lane(self._sequencer.operand(register), self._device)

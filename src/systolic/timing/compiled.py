@@ -13,10 +13,10 @@ import numpy as np
 from systolic.chips import Chip, SliceShape
 from systolic.compiler import (
     CompiledProgram,
+    DeviceExecutions,
     NamedFunction,
-    PallasOperands,
     Target,
-    pallas_operands,
+    device_executions,
     topology_of,
     traced_jaxpr,
 )
@@ -52,14 +52,16 @@ def kernel_contents(
     def traced() -> Any:
         return traced_jaxpr(fn, args, target, settings=settings)
 
-    def executions(partition: int) -> list[PallasOperands]:
+    def executions(partition: int) -> DeviceExecutions:
         jaxpr = traced()
         names = [parameter_name(prepared, number) for number in range(len(values))]
         given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
-        return pallas_operands(jaxpr, given, names, partition=partition)
+        return device_executions(jaxpr, given, names, partition=partition)
 
     hlo = top_level_hlo(prepared)
-    return [KernelContents(hlo, functools.partial(executions, partition)) for partition in range(partitions)]
+    first = KernelContents(hlo, functools.partial(executions, 0))
+    others = (KernelContents(hlo, functools.partial(executions, each), first) for each in range(1, partitions))
+    return [first, *others]
 
 
 def top_level_hlo(prepared: PreparedProgram) -> TopLevelHlo:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from systolic.compiler import Missing, PallasOperands
+from systolic.compiler import DeviceExecutions, Missing, PallasOperands
 from systolic.simulator import TopLevelHlo, Unknown, Words, words_of
 
 # What decides control flow is small; larger arrays are not turned into words for nothing.
@@ -72,23 +72,49 @@ class KernelContents:
     numbers operations in the function's order.
 
     Args:
-      executions: every execution of a Pallas call; asked for when the first kernel runs.
+      executions: every execution of a Pallas call on this device; asked for when the first kernel runs.
+      first: the same of another device, which is asked first; whatever is the same on all is worked out once.
     """
 
-    def __init__(self, hlo: TopLevelHlo, executions: Callable[[], list[PallasOperands]]) -> None:
+    def __init__(
+        self, hlo: TopLevelHlo, executions: Callable[[], DeviceExecutions], first: KernelContents | None = None
+    ) -> None:
         self._hlo = hlo
         self._executions = executions
+        self._first = first
+        self._found: dict[OperandKey, Contents | None] = {}
+        self._local: set[OperandKey] = set()
 
     def operand_words(self, name: str, call: int, index: int) -> Contents | None:
         """Contents of operand `index` of the operation `name` when it is called for the time `call`, from 0.
 
         None where the program's own copies have to say.
         """
+        key = name, call, index
+        if self._first is not None:
+            found = self._first.operand_words(*key)
+            if key not in self._first._local:
+                return found
+            if found is not None and not self._first._executed.local and key not in self._found:
+                # The same call with an operand of its own, for which this device's are worked out if anybody asks.
+                self._found[key] = functools.cache(lambda: self._contents(*key))
+        if key not in self._found:
+            self._found[key] = self._looked_up(*key)
+        return self._found[key]
+
+    def _contents(self, name: str, call: int, index: int) -> Words | Unknown:
+        contents = self._looked_up(name, call, index)
+        assert contents is not None  # as on the first device
+        return contents()
+
+    def _looked_up(self, name: str, call: int, index: int) -> Contents | None:
         shape = self._hlo.operand_shape(name, index)
         if name not in self._hlo.kernels or shape is None:
             return None
         if math.prod(shape.sizes) > _MOST_ELEMENTS:
             return None
+        if self._executed.local:
+            self._local.add((name, call, index))
         sites = self._sites.get(self._key(name))
         names = self._names[self._key(name)]
         if sites is None or len(sites) != len(names):
@@ -97,7 +123,10 @@ class KernelContents:
         if call >= len(calls):
             return None
         operand = calls[call].operands[index]
+        if operand.local:
+            self._local.add((name, call, index))
 
+        @functools.cache
         def words() -> Words | Unknown:
             value = operand.get()
             return (
@@ -119,10 +148,14 @@ class KernelContents:
         return found
 
     @functools.cached_property
+    def _executed(self) -> DeviceExecutions:
+        return self._executions()
+
+    @functools.cached_property
     def _sites(self) -> dict[_Key, list[list[PallasOperands]]]:
         """Executions by the shapes of their operands, then by the place in the function, in order."""
         found: dict[_Key, dict[tuple[int, ...], list[PallasOperands]]] = {}
-        for execution in self._executions():
+        for execution in self._executed.found:
             found.setdefault(execution.shapes, {}).setdefault(execution.site, []).append(execution)
         return {key: list(sites.values()) for key, sites in found.items()}
 

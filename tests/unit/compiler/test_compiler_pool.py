@@ -13,6 +13,7 @@ import pytest
 
 from systolic.compiler import CompilerCrash, CompilerError, CompilerTimeout, TaskError, WorkerPool
 from systolic.compiler.folders import make_worker_folder, sweep_worker_folders
+from systolic.compiler.stage import FOLDER_VARIABLE, at_stage
 
 PATIENCE_S = 30
 
@@ -291,3 +292,25 @@ def test_a_sweep_takes_only_what_nobody_owns(temporary):
     assert sweep_worker_folders() == [abandoned.path]
     assert sorted(path.name for path in temporary.iterdir()) == sorted([owned.path.name, "somebody-elses"])
     owned.remove()
+
+
+def _compiles(started: str, go_on: str) -> None:
+    with at_stage("compiling"):
+        folder = Path(os.environ[FOLDER_VARIABLE]) / "dump"
+        for number in range(3):
+            (folder / f"17{number}-fusion.{number}-02-final_bundles.txt").touch()
+        (folder / "17-fusion.0-01-schedule-analysis_final_bundles.txt").touch()
+        Path(started).touch()
+        while not Path(go_on).exists():
+            time.sleep(0.01)
+
+
+def test_a_pool_says_how_far_its_jobs_are(pool, tmp_path):
+    started, go_on = tmp_path / "started", tmp_path / "go_on"
+    assert pool.progress() == ()
+    job = pool.submit(_compiles, str(started), str(go_on))
+    wait_until(started.exists)
+    assert pool.progress() == ("compiling, 3 operations so far",)
+    go_on.touch()
+    job.result()
+    assert pool.progress() == ()

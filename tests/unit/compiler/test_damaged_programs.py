@@ -14,7 +14,7 @@ from listing_mutations import compiled_programs, mutated, mutated_program, read_
 from simulator_listings import V5E, listing, loop, shown, simulate
 
 from systolic.chips import chip
-from systolic.compiler import CompilerError
+from systolic.compiler import CompilerError, DeviceExecutions
 from systolic.compiler.dump import read_dump
 from systolic.simulator import HloShape, SimulatedRun, SimulationError, Unknown, parse_hlo, prepare_listings, words_of
 from systolic.simulator.reading.blocks import split_blocks
@@ -139,7 +139,7 @@ def test_sizes_past_all_memory() -> None:
     assert hlo.parameters[0].shape is None
     found = parameter_contents(hlo, [np.zeros(3, np.int32)] * 2)
     assert isinstance(found[0], Unknown)
-    assert KernelContents(hlo, list).operand_words("k.1", 0, 0) is None
+    assert KernelContents(hlo, lambda: DeviceExecutions(found=[], local=False)).operand_words("k.1", 0, 0) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
 from systolic import slice_mesh
-from systolic.compiler import Missing, pallas_operands
+from systolic.compiler import Missing, device_executions, pallas_operands
 
 MESH = slice_mesh("v6e", "2x4", data=2, model=4)
 SIZES = np.arange(16, dtype=np.int32)
@@ -81,3 +81,27 @@ def test_a_constraint_keeps_the_value() -> None:
 
     (found,) = operands(fn, SIZES, partition=2)
     np.testing.assert_array_equal(found, SIZES[8:12])
+
+
+def test_what_may_differ_between_devices_is_marked() -> None:
+    def body(cut, whole):
+        return copied(cut, whole, whole + lax.axis_index("model"), lax.psum(whole, "model"), jnp.cumsum(whole))
+
+    args = (SIZES, SIZES)
+    traced = jax.make_jaxpr(sharded(body, P("data"), P(), out=P("data")))(*args)
+    executions = device_executions(traced, args, ["cut", "whole"])
+    (found,) = executions.found
+    assert [each.local for each in found.operands] == [True, False, True, False, False]
+    assert not executions.local
+
+
+@pytest.mark.parametrize("decided_by", ["place", "argument"])
+def test_devices_that_execute_something_else_are_marked(decided_by: str) -> None:
+    def body(sizes):
+        decides = lax.axis_index("model") if decided_by == "place" else sizes[0]
+        return lax.cond(decides == 1, lambda: copied(sizes), lambda: sizes)
+
+    traced = jax.make_jaxpr(sharded(body, P(), out=P("data")))(SIZES)
+    found = [device_executions(traced, (SIZES,), ["x"], partition=partition) for partition in range(2)]
+    assert [each.local for each in found] == [decided_by == "place"] * 2
+    assert [len(each.found) for each in found] == ([0, 1] if decided_by == "place" else [int(SIZES[0] == 1)] * 2)

@@ -104,6 +104,7 @@ SIZES = {
     "maxtext-32b": 31.7,
     "gpt3-175b": 175.2,
     "maxtext-22b": 22.1,
+    "deepseek2-16b": 15.7,
 }
 
 

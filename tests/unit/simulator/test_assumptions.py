@@ -7,6 +7,7 @@ from simulator_listings import V5E, listing
 
 from systolic.experiments import Outcome
 from systolic.simulator import SimulatedRun, UnknownTimeError, UnknownValueError, prepare_listings
+from systolic.simulator.sequencer import Progress, Sequencer
 
 HLO = "ENTRY %m {\n  %op.1 = s32[4]{0} fusion(%x)\n}\n"
 KERNEL = 'ENTRY %m {\n  %op.1 = s32[4]{0} custom-call(%x), custom_call_target="tpu_custom_call"\n}\n'
@@ -75,3 +76,26 @@ def test_in_a_kernel_nothing_is_assumed() -> None:
         simulate(*branched(100), hlo=KERNEL)
     assert not isinstance(raised.value, UnknownTimeError)
     assert Outcome.failed("x", raised.value).status == "unknown"
+
+
+def test_kernels_are_left_out_while_it_is_found_out_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    executed: list[str] = []
+    run = Sequencer.run
+
+    def counted(self: Sequencer, time: int) -> Progress:
+        executed.append(self._translation.name)
+        return run(self, time)
+
+    monkeypatch.setattr(Sequencer, "run", counted)
+    top = listing(*(f"%{number} = inlined_call /* %op.{number} = f(%x) */" for number in (2, 1, 3)), *BUSY)
+    operation = branched(50)
+    programs = {"TLP": top, "op.1": listing(*operation), "op.2": listing(*[""] * 300), "op.3": listing(*operation)}
+    kernel = '  %op.2 = s32[4]{0} custom-call(%x), custom_call_target="tpu_custom_call"\n'
+    hlo = f"ENTRY %m {{\n{kernel}  %op.1 = s32[4]{{0}} fusion(%x)\n  %op.3 = s32[4]{{0}} fusion(%x)\n}}\n"
+    found = prepare_listings(programs, V5E, hlo_text=hlo).run(V5E)
+    (core,) = found.cores
+    assert {op.name: op.calls for op in core.ops} == {"op.2": 1, "op.1": 1, "op.3": 1}
+    assert found.cycles == 5000 + 3 + 300 + 2 * (10 + 50 + 1)
+    assert [each.partition(":")[0] for each in found.assumptions] == ["op.1", "op.3"]
+    # Before anything was known to be unknown, and at the end.
+    assert executed.count("op.2") == 2

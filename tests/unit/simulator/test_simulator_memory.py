@@ -54,6 +54,15 @@ def test_contents_follow_copies() -> None:
     assert (found.word("hbm", 5000), found.word("hbm", 5001)) == (3, 99)
 
 
+def test_what_an_operation_was_told_is_not_what_the_program_brought() -> None:
+    found = memory()
+    found.define("vmem", 128, 8, lambda: [7] * 8, brought=False)
+    assert found.word("vmem", 128) == 7
+    assert isinstance(found.brought_word("vmem", 128), Unknown)
+    found.copy("vmem", 128, "vmem", 512, 8, contiguous=True)
+    assert found.brought_word("vmem", 512) == 7
+
+
 def test_what_is_overwritten_is_not_known() -> None:
     found = memory()
     found.define("vmem", 0, 8, lambda: list(range(8)))

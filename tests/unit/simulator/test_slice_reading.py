@@ -7,11 +7,14 @@ from simulator_listings import listing
 
 from systolic.chips import SliceError, SliceShape, chip
 from systolic.simulator import SimulationError, prepare_listings
+from systolic.simulator.hardware.dma import FLAG_BITS, SHARED_FLAGS_FROM
 from systolic.simulator.reading.collectives import parse_collectives
 from systolic.simulator.reading.listing import Program, parse_listing
 from systolic.simulator.slice.barrier_flags import barrier_flags
 from systolic.simulator.slice.identity import identity_words
 from systolic.simulator.slice.launch import without_launch
+from systolic.simulator.translating.names import Allocations, Names
+from systolic.simulator.translating.scalar import flag_counts, flag_names
 
 
 def hlo(groups: str, partitions: int = 8) -> str:
@@ -100,3 +103,32 @@ def test_a_slice_of_one_device_is_that_device() -> None:
     assert (one.slowest, one.devices, one.links, one.collectives) == (prepared.run(known), 1, (), ())
     with pytest.raises(SliceError, match="one device"):
         prepared.run_slice(SliceShape.parse(known, "2x2"), range(4), chip=known)
+
+
+def test_flags_whose_number_is_certain_take_no_more() -> None:
+    program = parse_listing(
+        "TLP",
+        listing(
+            "%1 = vsyncpa [#allocation1], 0",
+            "%2 = vsyncpa [#allocation2], 0",
+            "%3 = vsyncpa [#allocation2 + $0x1], 0",
+            "%s4_s4 = scalar_lea.sflag [#allocation2], %s3_s3",
+            "%5 = vsyncpa [#allocation3], 0",
+            "%s6_s6 = scalar_lea.sflag [#allocation3], %s3_s3",
+            "%7 = dma.done.wait [#allocation1], 16",
+            "%s8_s8 = sor.u32 [#allocation4], %s3_s3",
+            "%9 = dma.done.wait [#allocation4], 16",
+        ),
+    )
+    assert flag_counts(program, flag_names(program)) == {"allocation1": 1, "allocation2": 2}
+
+
+def test_many_flags_of_the_top_level_have_numbers() -> None:
+    names = frozenset(f"allocation{number}" for number in range(1200))
+    found = Names(names, Allocations(), shared=True, numbered={}, counts=dict.fromkeys(names, 2))
+    numbers = [found.address(name) for name in sorted(names)]
+    assert len({number + more for number in numbers for more in range(2)}) == 2400
+    assert all(SHARED_FLAGS_FROM <= number < (1 << FLAG_BITS) - 1 for number in numbers)
+    unknown = Names(names, Allocations(), shared=True, numbered={})
+    with pytest.raises(SimulationError, match="no number is left"):
+        [unknown.address(name) for name in names]

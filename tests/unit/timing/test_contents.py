@@ -15,7 +15,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.compiler import Missing, NamedFunctionError, argument_values, named_argument, pallas_operands
+from systolic import typical
+from systolic.compiler import (
+    DeviceExecutions,
+    Missing,
+    NamedFunctionError,
+    argument_values,
+    named_argument,
+    pallas_operands,
+)
 from systolic.compiler.named import named_function
 from systolic.compiler.pickling import dumps
 from systolic.simulator import Unknown, parse_hlo
@@ -54,6 +62,31 @@ def first_operands(fn, *args) -> list[np.ndarray]:
 def test_values_computed_from_an_argument() -> None:
     (values,) = first_operands(lambda i, x: gather(jnp.cumsum(i) % 8, x), INDEX, X)
     np.testing.assert_array_equal(values, np.cumsum(INDEX) % 8)
+
+
+def test_what_is_typical_counts_where_nothing_is_known() -> None:
+    shape = jax.ShapeDtypeStruct(INDEX.shape, INDEX.dtype)
+
+    def fn(index, x):
+        @jax.checkpoint
+        def body(x, _):
+            return gather(typical(jnp.cumsum(index), INDEX) % 4, x), None
+
+        return lax.scan(body, x, None, length=2)[0]
+
+    for values in first_operands(fn, shape, X):
+        np.testing.assert_array_equal(values, INDEX % 4)
+    for values in first_operands(fn, INDEX, X):
+        np.testing.assert_array_equal(values, np.cumsum(INDEX) % 4)
+
+
+def test_what_is_typical_changes_nothing_when_it_runs() -> None:
+    kept = jax.jit(lambda index: typical(index, np.zeros(8)))
+    np.testing.assert_array_equal(kept(INDEX), INDEX)
+    several = np.stack([INDEX, INDEX + 1])
+    np.testing.assert_array_equal(jax.vmap(kept, in_axes=1, out_axes=1)(several.T), several.T)
+    with pytest.raises(ValueError, match="same shape"):
+        typical(jnp.asarray(INDEX), 3)
 
 
 def test_nested_functions_and_loops() -> None:
@@ -113,14 +146,15 @@ HLO = """ENTRY %main (i: s32[8], x: f32[64,128]) -> f32[64,128] {
 def test_kernels_are_matched_in_the_order_in_which_they_were_written() -> None:
     hlo = parse_hlo(HLO)
     executions = found(lambda i, x: gather(i + 1, gather(i, x)), INDEX, X)
-    contents = KernelContents(hlo, lambda: executions)
+    contents = KernelContents(hlo, lambda: DeviceExecutions(found=executions, local=False))
     for name, expected in (("g.2", INDEX), ("g.10", INDEX + 1)):
         words = contents.operand_words(name, 0, 0)
         assert words is not None
         assert list(words())[:8] == expected.tolist()  # type: ignore[arg-type]
     assert contents.operand_words("g.2", 1, 0) is None  # it ran once
     assert contents.operand_words("other", 0, 0) is None
-    assert KernelContents(hlo, lambda: executions[:1]).operand_words("g.2", 0, 0) is None
+    fewer = DeviceExecutions(found=executions[:1], local=False)
+    assert KernelContents(hlo, lambda: fewer).operand_words("g.2", 0, 0) is None
 
 
 def test_arguments_as_contents_of_memory() -> None:

@@ -36,6 +36,7 @@ class _Buffer:
     size: int  # words
     contents: Contents
     skip: int  # words of `contents` before the buffer's first
+    brought: bool = True  # by the program itself; else it was said to be there when an operation was called
 
     def words(self, first: int, size: int) -> Words | Unknown:
         found = self.contents()
@@ -83,12 +84,12 @@ class Memory:
         if len(self._scalar) > _MOST_SCALAR_WORDS:
             self._check_scalar(len(self._scalar))
 
-    def define(self, space: str, first: int, size: int, contents: Contents) -> None:
-        """Lets `size` words of `space`, from `first` on, hold `contents`."""
+    def define(self, space: str, first: int, size: int, contents: Contents, *, brought: bool = True) -> None:
+        """Lets `size` words of `space`, from `first` on, hold `contents`; see `brought_word`."""
         if space == "smem":
             self._fill(first, size, contents())
             return
-        self._define(space, _Buffer(first, size, contents, 0))
+        self._define(space, _Buffer(first, size, contents, 0, brought))
 
     def _define(self, space: str, buffer: _Buffer) -> None:
         self.forget(space, buffer.first, buffer.size)
@@ -119,6 +120,11 @@ class Memory:
             return COMPUTED
         words = buffer.words(address, 1)
         return words if isinstance(words, Unknown) else words[0] if words else NEVER_WRITTEN
+
+    def brought_word(self, space: str, address: int) -> int | Unknown:
+        """Reads one word that the program has brought there itself."""
+        buffer = None if space == "smem" else self._buffer(space, address)
+        return COMPUTED if buffer is not None and not buffer.brought else self.word(space, address)
 
     def copy(
         self,

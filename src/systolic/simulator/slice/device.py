@@ -15,6 +15,7 @@ from systolic.simulator.mailboxes import Mailboxes
 from systolic.simulator.other_devices import RemoteCopy, RemoteTarget
 from systolic.simulator.slice.addresses import COUNTS_COPIES
 from systolic.simulator.slice.communication import Communications
+from systolic.simulator.slice.global_barriers import GlobalBarrier
 from systolic.simulator.slice.surroundings import Surroundings
 from systolic.simulator.sparse_core.device import SparseCores
 
@@ -40,6 +41,7 @@ class Device:
         self.number = number
         self._around = around
         self._latency = setup.chip.machine.dma_latency_cycles
+        self._wait_cycles = setup.chip.machine.dma_wait_cycles
         timelines = [Timeline(spans) for _ in words] if spans else None
         schedule = around.schedule
         self.communications = [Communications() for _ in words]
@@ -120,3 +122,16 @@ class Device:
         self._around.receiver(self, target).dma.land(
             target.core, program, address & FLAG_MASK, lands, (amount ^ _SIGN) - _SIGN, label if route.links else ""
         )
+
+    def together(self, core: int, time: int, barrier: GlobalBarrier, label: str) -> int | None:
+        """When a barrier of all devices is over; None: it has to be executed."""
+        end = self._around.barrier_end(time, barrier, self._wait_cycles)
+        if end is not None:
+            self.communications[core].signalled(label, time)
+            self.communications[core].waited(label, time, end)
+            self.dma.stalled(core, time, end, "semaphore")
+        return end
+
+    def apart(self, times: Sequence[int]) -> int:
+        """When all go on that have come back from a detour."""
+        return self._around.back_together(times)

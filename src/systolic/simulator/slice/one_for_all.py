@@ -18,6 +18,7 @@ from systolic.simulator.other_devices import RemoteTarget
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.fair_shares import fair_rates
+from systolic.simulator.slice.global_barriers import GlobalBarrier
 from systolic.simulator.slice.network import Ended, Network, Stream
 from systolic.simulator.slice.routes import Link, Route, Routes
 
@@ -45,6 +46,8 @@ class OneForAll:
     network: PatternNetwork
     addresses: Addresses
     count: int  # of devices
+    slowest_counts: bool = False  # whether all are as slow as the slowest where they differ
+    differed: bool = False  # whether they did
     _targets: dict[tuple[object, ...], tuple[RemoteTarget, tuple[Any, ...]]] = field(default_factory=dict)
     _patterns: list[Pattern] = field(default_factory=list)
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -90,9 +93,10 @@ class OneForAll:
                 raise DivergedError("two devices send to one")
             routes = tuple(self.routes.between(sender, target) for sender, target in enumerate(devices))
             if len({(len(route.links), route.latency_s) for route in routes}) > 1:
-                raise DivergedError("routes that take differently long")
+                self._as_the_slowest("routes that take differently long")
+            longest = max(routes, key=lambda route: (route.latency_s, len(route.links)))
             number = self._known[devices] = len(self._patterns)
-            self._patterns.append(Pattern(routes[0].links, routes[0].latency_s, routes))
+            self._patterns.append(Pattern(longest.links, longest.latency_s, routes))
         return number
 
     def route(self, sender: Device, target: RemoteTarget) -> Route:
@@ -107,6 +111,25 @@ class OneForAll:
         """Sends bytes; see `Network.send`."""
         self.network.send(sender.number, time, route, size_bytes, ended)
 
+    def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
+        """When the last device goes on, if that counts for all."""
+        if not self.slowest_counts:
+            return None
+        self.differed = True
+        return barrier.end_cycles(time, self.routes, self.clock_hz, wait_cycles)
+
+    def back_together(self, times: Sequence[int]) -> int:
+        """When the last device goes on, if that counts for all."""
+        last = max(times)
+        if last > min(times):
+            self._as_the_slowest("a branch that devices take differently")
+        return last
+
+    def _as_the_slowest(self, why: str) -> None:
+        if not self.slowest_counts:
+            raise DivergedError(why)
+        self.differed = True
+
 
 class PatternNetwork(Network):
     """The links of a slice of which one device stands for all: a stream is what all devices send at once.
@@ -114,8 +137,12 @@ class PatternNetwork(Network):
     Rates are those of all devices' streams together, and have to be the same on all.
     """
 
-    def __init__(self, routes: Routes, schedule: Schedule, clock_hz: float, spans: int) -> None:
+    def __init__(
+        self, routes: Routes, schedule: Schedule, clock_hz: float, spans: int, *, slowest_counts: bool = False
+    ) -> None:
         super().__init__(routes, schedule, clock_hz, spans)
+        self._slowest_counts = slowest_counts
+        self.differed = False
         self._most_copies = sys.maxsize
         self._active: dict[Stream, None] = {}
         self._rates: dict[frozenset[Stream], dict[Stream, float]] = {}
@@ -152,7 +179,10 @@ class PatternNetwork(Network):
         found: dict[Stream, float] = {}
         for (stream, _), rate in fair_rates(routes, self.capacity).items():
             if abs(found.setdefault(stream, rate) - rate) > 1e-9 * rate:
-                raise DivergedError("devices have different shares of their links")
+                if not self._slowest_counts:
+                    raise DivergedError("devices have different shares of their links")
+                self.differed = True
+                found[stream] = min(found[stream], rate)
         return found
 
     def links_of(self, stream: Stream) -> Sequence[Link]:

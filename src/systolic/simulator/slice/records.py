@@ -18,7 +18,7 @@ from systolic.simulator.records import SimulatedRun
 from systolic.summary import Summarised, Summary
 from systolic.untrusted import read_record
 
-Way = Literal["one device for all", "all devices"]
+Way = Literal["one device for all", "one device for all, as slow as the slowest", "all devices"]
 CollectiveKind = Literal[
     "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute", "pallas", "barrier"
 ]

@@ -39,6 +39,7 @@ class Routes:
         self._links = shape.links
         self._wrap = shape.wrap
         self._known: dict[tuple[int, int, str], Link] = {}
+        self.devices = len(shape.devices)
         self.between = cache(self._between)
 
     def _between(self, source: int, target: int) -> Route:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,9 @@ from systolic.simulator.slice.records import LinkRun, Way
 from systolic.simulator.slice.routes import Routes
 from systolic.simulator.slice.surroundings import AllDevices
 from systolic.simulator.slice.tables import check_tables
+
+# Devices of a slice of which all are executed where one that is as slow as the slowest could stand for them.
+MOST_APART = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +127,18 @@ class PartitionContents:
         found = [each(name, call, index) for each in self.operand_words]
         if all(each is None for each in found):
             return None
-        words = [each() if each is not None else None for each in found]
-        if any(each != words[0] for each in words if not isinstance(each, Unknown)):
-            raise DivergedError(f"operand {index} of {name} holds something else on other partitions")
-        return found[0]
+        if all(each is found[0] for each in found):
+            return found[0]
+        if any(each is None for each in found):
+            raise DivergedError(f"operand {index} of {name} is known on some partitions alone")
+
+        def words() -> Words | Unknown:
+            known = [each() for each in found if each is not None]
+            if any(each != known[0] for each in known if not isinstance(each, Unknown)):
+                raise DivergedError(f"operand {index} of {name} holds something else on other partitions")
+            return known[0]
+
+        return functools.cache(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +179,11 @@ def run_devices(
     """
     check_tables(facts, where.assignment)
     if one_for_all and not setup.sparse_programs:
+        # To execute every one of many devices would take hours.
+        alike = len(where.assignment) > MOST_APART
         try:
-            return _run_one_for_all(with_tables(given.of_all(setup), where, facts), where, facts, spans)
+            known = with_tables(given.of_all(setup), where, facts)
+            return _run_one_for_all(known, where, facts, spans, slowest_counts=alike)
         except DivergedError:
             pass
     return _run_all(setup, where, facts, given, spans)
@@ -214,8 +229,13 @@ def _run_all(
     )
 
 
-def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, spans: int) -> DevicesRun:
+def _run_one_for_all(
+    setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, spans: int, *, slowest_counts: bool
+) -> DevicesRun:
     """Runs one device that stands for all.
+
+    Args:
+      slowest_counts: let the slowest count for all where devices differ at a barrier of all, or their routes.
 
     Raises:
       DivergedError: it cannot.
@@ -226,7 +246,7 @@ def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, s
     clock_hz = setup.chip.machine.clock_hz
     identities = where.identities(facts)
     count = len(identities)
-    network = PatternNetwork(where.routes, schedule, clock_hz, spans)
+    network = PatternNetwork(where.routes, schedule, clock_hz, spans, slowest_counts=slowest_counts)
     around = OneForAll(
         schedule=schedule,
         clock_hz=clock_hz,
@@ -234,6 +254,7 @@ def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, s
         network=network,
         addresses=Addresses(where.shape),
         count=count,
+        slowest_counts=slowest_counts,
     )
     words = [
         {address: joined([each[core][address] for each in identities]) for address in known}
@@ -248,13 +269,14 @@ def _run_one_for_all(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, s
             raise too_many_copies(network.copies * count, f" ({error})") from error
         raise
     run = tuple(core.result(int(end)) for core, end in zip(device.cores, ends, strict=True))
+    differed = around.differed or network.differed
     return DevicesRun(
         devices=(run,) * count,
         sparse_cores=((),) * count,
         communications=(tuple(device.communications),) * count,
         links=network.results(),
         iterations=max(core.iterations for core in device.cores),
-        way="one device for all",
+        way="one device for all, as slow as the slowest" if differed else "one device for all",
     )
 
 

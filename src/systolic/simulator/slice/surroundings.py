@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from systolic.simulator.other_devices import RemoteTarget
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
+from systolic.simulator.slice.global_barriers import GlobalBarrier
 from systolic.simulator.slice.network import Ended, Network
 from systolic.simulator.slice.routes import Route, Routes
 
@@ -45,6 +47,14 @@ class Surroundings(Protocol):
         """Sends bytes from `time` on; `ended` is told when the last of them has left."""
         ...
 
+    def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
+        """When a barrier of all devices is over; None: they execute it."""
+        ...
+
+    def back_together(self, times: Sequence[int]) -> int:
+        """When all devices go on that have come back from a detour, each at a time of its own."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class AllDevices:
@@ -80,3 +90,11 @@ class AllDevices:
     def send(self, sender: Device, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
         """Sends bytes; see `Network.send`."""
         self.network.send(sender.number, time, route, size_bytes, ended)
+
+    def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
+        """They execute it."""
+        return None
+
+    def back_together(self, times: Sequence[int]) -> int:
+        """Each takes its own way."""
+        raise AssertionError("a device of its own has no words of others")

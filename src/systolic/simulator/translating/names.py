@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import FLAG_BITS, NUMBERED_FLAGS, SHARED_FLAGS_FROM
@@ -20,6 +21,7 @@ _PARAMETERS_FROM = 1 << 27
 _PARAMETERS_TO = 1 << 28
 
 # Numbers between the sync flags of one name and those of the next, in a called program and in the top-level program.
+# It is as many as the name has flags, where that is known.
 _FLAG_SPAN = 64
 _SHARED_FLAG_SPAN = 8
 
@@ -57,13 +59,21 @@ class Names:
       flags: names of sync flags. Programs pack their numbers into `FLAG_BITS` bits, so these stay small.
       allocations: shared with the other programs of the run.
       shared: the flags are those of the top-level program.
+      counts: how many flags a name stands for, where that is known.
       numbered: flags that have numbers already.
     """
 
     def __init__(
-        self, flags: frozenset[str], allocations: Allocations, *, shared: bool, numbered: Mapping[str, int]
+        self,
+        flags: frozenset[str],
+        allocations: Allocations,
+        *,
+        shared: bool,
+        numbered: Mapping[str, int],
+        counts: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._flags = flags
+        self._counts = counts
         self._allocations = allocations
         self._span = _SHARED_FLAG_SPAN if shared else _FLAG_SPAN
         self._next_flag = SHARED_FLAGS_FROM if shared else NUMBERED_FLAGS
@@ -78,10 +88,14 @@ class Names:
         """
         if name not in self.addresses:
             if name in self._flags:
-                if self._next_flag + self._span > self._flags_end:
-                    raise SimulationError(f"no number is left for the sync flags {name}")
-                self.addresses[name] = self._next_flag
-                self._next_flag += self._span
+                self.addresses[name] = self._flag_number(name)
             else:
                 self.addresses[name] = self._allocations.next_address()
         return self.addresses[name] + offset
+
+    def _flag_number(self, name: str) -> int:
+        found = self._next_flag
+        self._next_flag += self._counts.get(name, self._span)
+        if self._next_flag > self._flags_end:
+            raise SimulationError(f"no number is left for the sync flags {name}")
+        return found

@@ -7,6 +7,7 @@ is not known is a `values.Unknown`, which goes through arithmetic as it is.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 
 from systolic.simulator.errors import SimulationError
@@ -18,6 +19,7 @@ from systolic.simulator.translating.names import Names
 _REGISTER = re.compile(r"(!?)(%\w+_(?:s|p|v)\d+)", re.ASCII)
 _NUMBER = re.compile(r"-?\d+|0x[0-9a-f]+", re.ASCII)
 _FLOAT = re.compile(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)", re.ASCII)
+_MENTIONED = re.compile(r"#(\w+)", re.ASCII)
 _ALLOCATION = re.compile(r"\[?#(\w+)(?: \+ \$(0x[0-9a-f]+))?\]?", re.ASCII)
 _SPILL = re.compile(r"\[smem:\[#(\w+_spill)(?: \+ \$(0x[0-9a-f]+))?\]\]", re.ASCII)
 
@@ -53,6 +55,32 @@ def flag_names(program: Program) -> frozenset[str]:
         if register in used_registers or not found.isdisjoint(allocations):
             found |= allocations
     return frozenset(found)
+
+
+def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
+    """How many flags an allocation holds, where that is certain: several are each set at first, by their own addresses.
+
+    An allocation that is mentioned as the flag itself alone, and of which no address is made, holds one.
+    """
+    offsets: dict[str, set[int]] = {}
+    cleared: dict[str, set[int]] = {}
+    unclear: set[str] = set()
+    for bundle in program.bundles:
+        for instruction in bundle.instructions:
+            lea = instruction.opcode == "scalar_lea.sflag"
+            direct = Counter(() if lea else _used_as_flags(instruction))
+            for text, count in Counter(instruction.operands).items():
+                named = _ALLOCATION.fullmatch(text)
+                if named is None or count > direct[text]:
+                    unclear.update(_MENTIONED.findall(text))
+                    continue
+                name, offset = named.group(1), int(named.group(2) or "0", 0)
+                offsets.setdefault(name, set()).add(offset)
+                if instruction.opcode == "vsyncpa":
+                    cleared.setdefault(name, set()).add(offset)
+    found = {name: max(its) + 1 for name, its in offsets.items() if name in flags}
+    several = {name: count for name, count in found.items() if count > 1 and len(cleared.get(name, ())) == count}
+    return several | {name: 1 for name, count in found.items() if count == 1 and name not in unclear}
 
 
 def _used_as_flags(instruction: Instruction) -> tuple[str, ...]:

@@ -10,27 +10,30 @@ that is behind goes first; and it yields None where a wait can't be satisfied by
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError, reading
-from systolic.simulator.hardware.lanes import FUNCTIONS
+from systolic.simulator.hardware.lanes import FUNCTIONS, Lanes
 from systolic.simulator.hardware.mxu import MatrixOp, Segment, matrix_ops
 from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
 from systolic.simulator.reading.blocks import Block, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
 from systolic.simulator.reading.listing import Instruction, Program, physical, registers
+from systolic.simulator.slice.global_barriers import GlobalBarrier, global_barriers
 from systolic.simulator.translating.bundle import BundleCode, is_matrix
 from systolic.simulator.translating.control_flow import dispatch
+from systolic.simulator.translating.detours import BRANCH, Detour, with_detours
 from systolic.simulator.translating.events import EventCode, is_event
+from systolic.simulator.translating.literals import quoted
 from systolic.simulator.translating.liveness import live_instructions
 from systolic.simulator.translating.mentions import Mentions
 from systolic.simulator.translating.names import Allocations, Names
 from systolic.simulator.translating.remote import RemoteCode
-from systolic.simulator.translating.scalar import flag_names
+from systolic.simulator.translating.scalar import flag_counts, flag_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,13 @@ class Translation:
     source: str
     blocks: tuple[Block, ...]  # those that `sequencer.left` counts
     operands: tuple[CallOperand, ...]
+    barriers: Mapping[int, GlobalBarrier] = field(default_factory=dict)  # by the block that ends where they begin
+    detours: Mapping[int, Detour] = field(default_factory=dict)  # by the block with the branch
+
+    @property
+    def alone(self) -> bool:
+        """Whether it sends nothing to other cores or devices, and signals none."""
+        return not _ACTS.search(self.source)
 
     def listing_line(self, error: BaseException) -> int | None:
         """Finds the line of the listing whose code raised `error`; None where that can't be told."""
@@ -94,18 +104,23 @@ class _Translator:
         self.program = program
         self.machine = machine
         self.blocks = split_blocks(program, machine.branch_delay_slots)
+        self.barriers = global_barriers(program, self.blocks) if remote is not None else {}
         copies = CopyReader(program)
         followed = copies.followed(top_level=top_level)
         alive = live_instructions(program, self.blocks, followed, remote=remote is not None)
         numbered = remote.numbered if remote is not None else {}
-        names = Names(flag_names(program), allocations, shared=top_level, numbered=numbered)
+        flags = flag_names(program)
+        counts = flag_counts(program, flags)
+        names = Names(flags, allocations, shared=top_level, numbered=numbered, counts=counts)
         self.mentions = Mentions(names)
         events = EventCode(program, self.mentions, copies, followed, shared=shared, remote=remote)
         self.code = BundleCode(self.mentions, events, alive)
         self.segments: list[Segment] = []
+        self.remote = remote
 
     def translate(self) -> Translation:
         bodies = [self._block(number, block) for number, block in enumerate(self.blocks)]
+        detours = self._detours(bodies) if self.remote is not None else {}
         scalars = " = ".join(sorted(name for name in self.mentions.variables if name[0] != "w"))
         vectors = " = ".join(sorted(name for name in self.mentions.variables if name[0] == "w"))
         counts = [f"n{number}" for number in range(len(self.blocks))]
@@ -122,18 +137,28 @@ class _Translator:
             *dispatch(bodies, 0, len(bodies), "        "),
         ]
         source = "\n".join(lines)
-        scope: dict[str, Any] = {**FUNCTIONS, "nothing": NEVER_WRITTEN, "Unknown": Unknown, "__builtins__": {}}
         with reading(self.program.name):  # an expression may be too deep for Python
-            exec(compile(source, _file_name(self.program.name), "exec"), scope)
+            run = self._compiled(source, "run")
         return Translation(
             name=self.program.name,
-            run=scope["run"],
+            run=run,
             segments=tuple(self.segments),
             addresses=self.mentions.names.addresses,
             source=source,
             blocks=self.blocks,
             operands=call_operands(self.program),
+            barriers=self.barriers,
+            detours=detours,
         )
+
+    def _detours(self, bodies: list[list[str]]) -> dict[int, Detour]:
+        variables, called = frozenset(self.mentions.variables), frozenset(_CALLED)
+        return with_detours(bodies, self.blocks, variables, called, lambda source: self._compiled(source, "detour"))
+
+    def _compiled(self, source: str, name: str) -> Callable[..., Any]:
+        scope: dict[str, Any] = {**FUNCTIONS, **_NAMES, "__builtins__": {}}
+        exec(compile(source, _file_name(self.program.name), "exec"), scope)
+        return scope[name]
 
     # ---- one block ----
 
@@ -193,7 +218,20 @@ class _Translator:
         if instruction.predicate is None:
             return to(block.taken)
         taken, following = ([f"    {line}" for line in to(target)] for target in (block.taken, block.following))
-        return ["if jump:", *taken, "else:", *following]
+        branch = [BRANCH, *taken, "else:", *following]
+        barrier = self.barriers.get(number)
+        if barrier is None:
+            return branch
+        label = quoted(self.remote.label(barrier.signal)) if self.remote is not None else ""
+        apart = [f"    {line}" for line in branch]
+        return [
+            f"r = together(t, {number}, {label})",
+            "if r is None:",
+            *apart,
+            "else:",
+            "    t = r",
+            f"    block = {barrier.end}",
+        ]
 
     def _close(self, block: int, gathered: _Gathered, cycles: int, code: list[str]) -> None:
         """Lets the time of the straight code since the last event pass."""
@@ -227,9 +265,13 @@ _CALLED = (
     *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
     *("send_descriptor", "wait_for_sparse_core", "general", "signal_any"),
     *("segment", "load", "store", "word", "operand", "parameter", "vector", "pushed"),
-    *("call", "lap", "left", "too_long"),
+    *("call", "lap", "left", "too_long", "together", "apart"),
 )
 
+# What its code mentions besides.
+_NAMES = {"nothing": NEVER_WRITTEN, "Unknown": Unknown, "Lanes": Lanes, "type": type}
+
+_ACTS = re.compile(r"\b(?:general|signal|signal_any|send|send_descriptor|together)\(")
 _MARK = re.compile(r"  # line (\d+)$")
 
 

@@ -1,0 +1,153 @@
+"""Barriers of all devices: each signals the first device, which waits for all others and then signals each of them.
+
+The first device so does something else than the others, and one that stands for all cannot execute that. Where such a
+barrier begins and ends is read off the listing, so that it can be left out: what it takes is known without executing
+it. It is taken to take as long on every device as on the one that goes on last; others are ahead of it by microseconds,
+and wait for it where they next need what it sends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from systolic.simulator.hardware.lanes import DivergedError
+from systolic.simulator.reading.blocks import Block
+from systolic.simulator.reading.listing import Instruction, Program, physical, registers
+from systolic.simulator.slice.routes import Routes
+
+_WAIT = "global-barrier-wait"
+# What a barrier's blocks may hold: nothing of it is left when they are over.
+_ALLOWED = ("vsyncadd.remote", "vsyncadd", "vwait.ge.trace", "sbr.rel", "sld", "smov", "sphi", "pphi", "por", "pnand")
+_ALLOWED_KINDS = ("scmp", "sadd", "ssub", "sand", "sor", "sshll", "sshrl", "compiler-scheduling-barrier", "vtrace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalBarrier:
+    """A barrier of all devices in a listing.
+
+    Attributes:
+      end: the block behind it.
+      others: how many devices the first one waits for.
+      signal: the instruction by which others signal the first device.
+      before_cycles: until a device has signalled the first one.
+      between_cycles: until that one, which has all signals, begins to signal the others.
+      each_cycles: from one of its signals to the next.
+      after_cycles: behind a device's own wait.
+      waits: how many waits those cycles do not hold.
+    """
+
+    end: int
+    others: int
+    signal: Instruction
+    before_cycles: int
+    between_cycles: int
+    each_cycles: int
+    after_cycles: int
+    waits: int = 2
+
+    def end_cycles(self, time: float, routes: Routes, clock_hz: float, wait_cycles: int) -> int:
+        """When the last device goes on, if all come there at a time.
+
+        Raises:
+          DivergedError: it is not about all devices.
+        """
+        count = routes.devices
+        if count != self.others + 1:
+            raise DivergedError(f"a barrier of {self.others + 1} of {count} devices")
+        way = [routes.between(0, device).latency_s * clock_hz for device in range(1, count)]
+        back = [routes.between(device, 0).latency_s * clock_hz for device in range(1, count)]
+        known = time + self.before_cycles + max(back) + wait_cycles + self.between_cycles
+        last = max(known + number * self.each_cycles + latency for number, latency in enumerate(way))
+        return math.ceil(last) + wait_cycles + self.after_cycles
+
+
+def global_barriers(program: Program, blocks: Sequence[Block]) -> dict[int, GlobalBarrier]:
+    """Finds barriers of the one form that was seen, by the block that ends with the first question who is first."""
+    found: dict[int, GlobalBarrier] = {}
+    for first in range(len(blocks) - 7):
+        barrier = _barrier_at(first, program, blocks)
+        if barrier is not None:
+            found[first] = barrier
+    return found
+
+
+def _barrier_at(first: int, program: Program, blocks: Sequence[Block]) -> GlobalBarrier | None:
+    signal, ask, wait, loop, again, own, end = range(first + 1, first + 8)
+    waits = [list(_with(program, blocks[each], "vwait.ge.trace")) for each in (wait, own)]
+    if any(len(each) != 1 or _WAIT not in each[0].comment for each in waits):
+        return None
+    (all_there,), (told,) = waits
+    flag = all_there.operands[0]
+    signals = [list(_with(program, blocks[each], "vsyncadd.remote")) for each in (signal, loop)]
+    joins = (
+        (blocks[first].taken, blocks[first].following) == (ask, signal)
+        and _leads(blocks[signal], ask)
+        and (blocks[ask].taken, blocks[ask].following) == (again, wait)
+        and _leads(blocks[wait], loop)
+        and (blocks[loop].taken, blocks[loop].following) == (loop, again)
+        and (blocks[again].taken, blocks[again].following) == (end, own)
+        and _leads(blocks[own], end)
+    )
+    if not joins or any(len(each) != 1 for each in signals) or told.operands != (flag, "1"):
+        return None
+    inside = [each for number in range(signal, end) for each in _instructions(program, blocks[number])]
+    if not all(_is_allowed(each) for each in inside) or not all_there.operands[1].isdecimal():
+        return None
+    if _needed(program, blocks, end, {physical(f"%{each.dest}") for each in inside if each.dest and "_" in each.dest}):
+        return None
+    return GlobalBarrier(
+        end=end,
+        others=int(all_there.operands[1]),
+        signal=signals[0][0],
+        before_cycles=blocks[signal].cycles,
+        between_cycles=blocks[wait].cycles,
+        each_cycles=blocks[loop].cycles,
+        after_cycles=blocks[own].cycles,
+    )
+
+
+def _leads(block: Block, to: int) -> bool:
+    return block.branch is None and block.following == to
+
+
+def _instructions(program: Program, block: Block) -> Iterator[Instruction]:
+    for bundle in program.bundles[block.first : block.last + 1]:
+        yield from bundle.instructions
+
+
+def _with(program: Program, block: Block, opcode: str) -> Iterator[Instruction]:
+    return (each for each in _instructions(program, block) if each.opcode == opcode)
+
+
+def _is_allowed(instruction: Instruction) -> bool:
+    return instruction.opcode in _ALLOWED or instruction.opcode.startswith(_ALLOWED_KINDS)
+
+
+def _needed(program: Program, blocks: Sequence[Block], begin: int, written: set[str]) -> bool:
+    """Whether anything from a block on reads a register before it is written again."""
+    pending, seen = [(begin, frozenset(written))], set[tuple[int, frozenset[str]]]()
+    while pending:
+        state = pending.pop()
+        if state in seen:
+            continue
+        seen.add(state)
+        number, left = state
+        for bundle in program.bundles[blocks[number].first : blocks[number].last + 1]:
+            read = registers(" ".join(" ".join((*each.operands, _condition(each))) for each in bundle.instructions))
+            if not left.isdisjoint(read):
+                return True
+            left -= {
+                physical(f"%{each.dest}")
+                for each in bundle.instructions
+                if each.dest and "_" in each.dest and each.predicate is None
+            }
+        if left:
+            pending += [(to, left) for to in (blocks[number].taken, blocks[number].following) if to is not None]
+    return False
+
+
+def _condition(instruction: Instruction) -> str:
+    predicate = instruction.predicate
+    return f"%{predicate.register}" if predicate is not None and predicate.register else ""

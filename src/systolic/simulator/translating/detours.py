@@ -1,0 +1,126 @@
+"""Scalar code that devices run differently, between a branch and where all of its ways meet again.
+
+Whom a device sends to is often looked up in a tree of branches on its own number. One device that stands for all cannot
+take several ways. It takes such a detour once for every device, with that device's words, and goes on where they meet:
+nothing happens on the way but arithmetic, so that only registers have to be put together again.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from systolic.simulator.reading.blocks import Block
+from systolic.simulator.translating.control_flow import dispatch
+
+BRANCH = "if jump:"  # the line of a block's code that branches
+# What it may call of what programs call: nothing of it changes anything but how many rounds are counted.
+_MAY_CALL = ("load", "operand", "parameter", "lap", "too_long")
+_MOST_BLOCKS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detour:
+    """A detour as a Python function.
+
+    Attributes:
+      taken, following: where the branch leads to.
+      run: (time, sequencer, block, registers read) → (time, registers written).
+    """
+
+    taken: int
+    following: int
+    run: Callable[..., tuple[Any, ...]]
+
+
+def with_detours(
+    bodies: list[list[str]],
+    blocks: Sequence[Block],
+    variables: Set[str],
+    called: Set[str],
+    compiled: Callable[[str], Callable[..., Any]],
+) -> dict[int, Detour]:
+    """Finds all detours of a program, and lets its code take them, in place.
+
+    Args:
+      bodies: code of every block.
+      variables: its registers.
+      called: what it calls.
+      compiled: compiles the source of a function.
+    """
+    found: dict[int, Detour] = {}
+    described = [_Effects.of(body, variables, called) for body in bodies]
+    for number, block in enumerate(blocks):
+        end = _meeting_place(number, blocks)
+        if end is None or BRANCH not in bodies[number] or block.taken is None or block.following is None:
+            continue
+        inside = described[number + 1 : end]
+        if not all(each.harmless for each in inside):
+            continue
+        written = sorted(set().union(*(each.written for each in inside)))
+        read = sorted({*written, *set().union(*(each.read for each in inside))})
+        source = [
+            f"def detour(t, sequencer, block{''.join(f', {name}' for name in read)}):",
+            *(f"    {name} = sequencer.{name}" for name in _MAY_CALL),
+            *(f"    n{each} = 0" for each in range(number + 1, end)),
+            "    iterations, limit = 0, sequencer.iterations.left",
+            f"    while block < {end}:",
+            *dispatch(bodies, number + 1, end, "        "),
+            f"    return (t, {''.join(f'{name}, ' for name in written)})",
+        ]
+        found[number] = Detour(taken=block.taken, following=block.following, run=compiled("\n".join(source)))
+        at = bodies[number].index(BRANCH)
+        lines = bodies[number][at:]
+        taken_apart = f"    t, {''.join(f'{name}, ' for name in written)} = apart({number}, t, jump, "
+        bodies[number][at:] = [
+            "if type(jump) is Lanes:",
+            f"{taken_apart}({''.join(f'{name}, ' for name in read)}))",
+            f"    block = {end}",
+            f"el{lines[0]}",
+            *lines[1:],
+        ]
+    return found
+
+
+def _meeting_place(number: int, blocks: Sequence[Block]) -> int | None:
+    """The block to which all ways from a branch lead, if there is one and nothing leads back before the branch."""
+    targets = (blocks[number].taken, blocks[number].following)
+    if blocks[number].branch is None or any(each is None or each <= number for each in targets):
+        return None
+    end = max(each for each in targets if each is not None)
+    inside = number + 1
+    while inside < end:
+        for target in (blocks[inside].taken if blocks[inside].branch is not None else None, blocks[inside].following):
+            if target is not None and target <= number:
+                return None
+            end = max(end, target or 0)
+        if blocks[inside].following is None or end - number > _MOST_BLOCKS:
+            return None
+        inside += 1
+    return end if end > number + 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Effects:
+    """What a block's code reads and writes, and whether nothing else comes of it."""
+
+    read: frozenset[str]
+    written: frozenset[str]
+    harmless: bool
+
+    @staticmethod
+    def of(body: Sequence[str], variables: Set[str], called: Set[str]) -> _Effects:
+        names: Mapping[type, set[str]] = {ast.Load: set(), ast.Store: set()}
+        harmless = True
+        for node in ast.walk(ast.parse("\n".join(body))):
+            if isinstance(node, ast.Name) and type(node.ctx) in names:
+                names[type(node.ctx)].add(node.id)
+            harmless = harmless and not isinstance(node, ast.Yield | ast.YieldFrom | ast.Return)
+        harmless = harmless and not (names[ast.Load] & called) - set(_MAY_CALL)
+        return _Effects(
+            read=frozenset(names[ast.Load] & variables),
+            written=frozenset(names[ast.Store] & variables),
+            harmless=harmless,
+        )
