@@ -86,8 +86,8 @@ RAGGED = (array(16, 8, 128), array(16, 16, 8, 128), LENGTHS, PAGES, np.array([0,
 SOUND: tuple[Case, ...] = (
     sound(paged, array(2, 4, 128, dtype="bfloat16"), *_pages("bfloat16"), LENGTHS, PAGES, reference=None,
           name="no reference"),
-    *(sound(paged, array(2, 8, 128), *_pages("float32"), LENGTHS, PAGES, reference=paged_plain, **options)
-      for options in ({}, {"inline": False})),
+    sound(paged, array(2, 8, 128), *_pages("float32"), LENGTHS, PAGES, reference=paged_plain),
+    sound(paged, array(2, 8, 128), *_pages("float32"), LENGTHS, PAGES, reference=paged_plain, inline=False),
     sound(paged_int8, array(2, 8, 128), *_pages("float32"), LENGTHS, PAGES, reference=None),
     sound(ragged, *RAGGED, reference=ragged_plain),
     sound(ragged, array(16, 8, 128, dtype="bfloat16"), array(16, 16, 8, 128, dtype="bfloat16"), *RAGGED[2:],

@@ -66,7 +66,7 @@ def columns_plain(lhs, rhs, sizes):
 
 
 def _gradient_plain(lhs, rhs, sizes):
-    return gradient(lambda *both: grouped_plain(*both, sizes), 2)(lhs, rhs)
+    return gradient(lambda left, right: grouped_plain(left, right, sizes), 2)(lhs, rhs)
 
 
 def _operands(dtype="float32", groups=4) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -5,6 +5,7 @@ Where it is not installed there are none, and `MISSING` says so.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 
 import jax
@@ -19,7 +20,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 def tokamax_gmm(lhs, rhs, sizes, *, transposed=False):
     """Rows in groups, each times its own matrix."""
-    from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu_kernel as kernel
+    kernel = importlib.import_module("tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_kernel")
 
     # Of bfloat16 the compiler takes no other than the default.
     precision = _HIGHEST if lhs.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
@@ -28,23 +29,21 @@ def tokamax_gmm(lhs, rhs, sizes, *, transposed=False):
 
 def tokamax_tgmm(lhs, rhs, sizes):
     """Columns of lhs in groups, each times the rows of rhs of its group: a matrix a group."""
-    from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu_kernel as kernel
+    kernel = importlib.import_module("tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_kernel")
 
     return kernel.tgmm(lhs, rhs, sizes, _HIGHEST, jnp.float32, TILES)
 
 
 def tokamax_gmm_v2(lhs, rhs, sizes):
     """The same as the first, by copies of the kernel's own."""
-    from tokamax._src.ops.gmm_v2.gmm_v2 import gmm_v2
-
-    return gmm_v2(lhs, rhs, sizes, preferred_element_type=jnp.float32, maybe_quantize_lhs=False)
+    kernel = importlib.import_module("tokamax._src.ops.gmm_v2.gmm_v2")
+    return kernel.gmm_v2(lhs, rhs, sizes, preferred_element_type=jnp.float32, maybe_quantize_lhs=False)
 
 
 def tokamax_splash(q, k, v, *, causal=True):
     """Over [heads, length, depth], unscaled."""
-    from tokamax._src.ops.experimental.tpu.splash_attention import splash_attention_kernel as kernels
-    from tokamax._src.ops.experimental.tpu.splash_attention import splash_attention_mask as masks
-
+    splash = "tokamax._src.ops.experimental.tpu.splash_attention"
+    kernels, masks = (importlib.import_module(f"{splash}.splash_attention_{each}") for each in ("kernel", "mask"))
     mask = (masks.CausalMask if causal else masks.FullMask)((q.shape[1], k.shape[1]))
     return kernels.make_splash_mha(mask=mask, q_seq_shards=1)(q, k, v)
 

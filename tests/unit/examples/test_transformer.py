@@ -114,8 +114,10 @@ def test_published_models_have_their_sizes(name: str) -> None:
     weights = jax.eval_shape(functools.partial(init, config=config), jax.random.key(0))
     count = sum(each.size for each in jax.tree.leaves(weights))
     assert count / 1e9 == pytest.approx(SIZES[name], rel=0.01)
-    norms = (2 * config.layers + 1) * config.width
-    assert count == config.matrix_parameters + config.vocabulary * config.width + norms
+    norms = (2 * config.layers + 1) * config.width + config.layers * (config.kv_rank or 0)
+    others = config.experts - config.experts_per_token  # with whose weights a token is not multiplied
+    others *= (config.layers - config.dense_layers) * 3 * config.width * config.expert_width
+    assert count == config.matrix_parameters + others + config.vocabulary * config.width + norms
 
 
 def test_a_step_over_a_slice_says_what_it_is() -> None:
