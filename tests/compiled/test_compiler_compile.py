@@ -260,9 +260,20 @@ def test_a_mistake_in_the_function_is_the_users_own(pool):
         compile_in(pool, wrong, (square(256), square(256)), V5E)
 
 
-def test_a_constant_function_has_no_program(pool):
+def test_a_kernel_without_arguments_compiles_for_the_chip(pool):
+    def filled():
+        def fill(out_vmem):
+            out_vmem[...] = jnp.ones(out_vmem.shape, out_vmem.dtype)
+
+        return pl.pallas_call(fill, out_shape=square(256))()
+
+    program = compile_in(pool, filled, (), V5P)
+    assert (program.argument_bytes, program.output_bytes) == (0, 256 * 256 * 4)
+
+
+def test_a_function_of_nothing_has_no_program(pool):
     with pytest.raises(CompilerError, match="nothing to run"):
-        compile_in(pool, lambda: jnp.float32(3), (), V5E)
+        compile_in(pool, lambda: (), (), V5E)
 
 
 @pytest.mark.parametrize(("name", "topology", "says"), [("v9", "v9:2x2", "v9:2x2"), ("v6e", "v5e:2x2", "TPU v5 lite")])

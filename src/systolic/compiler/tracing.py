@@ -105,7 +105,9 @@ def trace(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], devices: 
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type),
         abstract_arguments(args),
     )
-    return _traced(inner, placed, options)
+    # Where no argument says which device it is for, results do.
+    shardings = {} if jax.tree.leaves(placed) else {"out_shardings": sharding}
+    return _traced(inner, placed, options, **shardings)
 
 
 @runs_user_code
