@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -89,7 +90,10 @@ def gradients_of(axes: dict[str, int] | None) -> list[np.ndarray]:
     mesh = None if axes is None else jax.sharding.Mesh(np.array(jax.devices()).reshape(*axes.values()), tuple(axes))
     parameters: Any = jax.jit(functools.partial(init, config=MIXED))(jax.random.key(0))
     function = functools.partial(loss, config=MIXED, sharding=Sharding(mesh))
-    return [np.asarray(each) for each in jax.tree.leaves(jax.jit(jax.value_and_grad(function))(parameters, BATCH))]
+    # In bfloat16 a token may go to another expert for a rounding.
+    with mock.patch.object(jnp, "bfloat16", jnp.float32), jax.default_matmul_precision("highest"):
+        found = jax.jit(jax.value_and_grad(function))(parameters, BATCH)
+    return [np.asarray(each) for each in jax.tree.leaves(found)]
 
 
 @pytest.mark.slow
@@ -98,4 +102,4 @@ def test_cutting_it_over_devices_changes_nothing(axes: dict[str, int]) -> None:
     with WorkerPool(max_workers=1) as pool:
         found = pool.submit(with_virtual_devices, 4, gradients_of, axes).result()
     for mine, other in zip(found, gradients_of(None), strict=True):
-        np.testing.assert_allclose(mine, other, atol=2**-5 * np.abs(other).max())  # products are rounded to bfloat16
+        assert np.linalg.norm(mine - other) <= 1e-5 * np.linalg.norm(other)
