@@ -132,14 +132,14 @@ _EXPRESSIONS = (ast.Name, ast.Constant, ast.Tuple, ast.List, ast.Starred, ast.Ca
 _EXPRESSIONS += (ast.IfExp, ast.Subscript, ast.Slice, ast.Attribute, ast.operator, ast.unaryop, ast.cmpop)
 _EXPRESSIONS += (ast.expr_context,)
 _REGISTER = re.compile(
-    r"[spwxdnq]\d+|m_\w+|_|r|t|sequencer|block|iterations|limit|jump|nothing|vector|Unknown|machine|cycle|computed",
+    r"[spwxdnq]\d+|m_\w+|_|r|t|sequencer|block|iterations|limit|jump|nothing|vector|Unknown|Lanes|machine|cycle|computed",
     re.ASCII,
 )
 _CALLED = (
     "start wait blocked add put segment load store call send receive signal move word operand parameter wait_for_value "
     "pushed lap left count too_long float_compare float_from_signed float_result larger leading_zeros rounded_float "
     "signed_division signed_from_float signed_from_whole_float smaller send_descriptor wait_for_sparse_core "
-    "general signal_any picked "
+    "general signal_any picked together apart type "
     "stream copy task barrier read_argument write_argument lanes round tile core"
 )
 
