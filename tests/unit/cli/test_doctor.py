@@ -43,7 +43,7 @@ def test_a_store_is_counted_and_not_changed(tmp_path: Path) -> None:
     assert (found.trials, found.subjects, found.problem) == (2, 1, "")
     assert found.schema is not None
     assert file.read_bytes() == before
-    assert "2 trials of 1 products" in part("trial store").about
+    assert "2 trials of 1 product" in part("trial store").about
     assert f"schema {found.schema}" in part("trial store").about
 
 

@@ -80,7 +80,7 @@ def test_a_byte_that_is_no_text_costs_one_row(store: TrialStore, capsys: pytest.
             assert len(act()) == 39
     with pytest.warns(StoreWarning, match="trial 7"):
         assert main(["table", "show", "--store", str(store.file)]) == 0
-    assert "1 products" in capsys.readouterr().out
+    assert "1 product in" in capsys.readouterr().out
     with pytest.warns(StoreWarning, match="trial 7"):
         assert main(["table", "export", str(store.file.parent / "kept.json"), "--store", str(store.file), "-q"]) == 0
     health = store.health()
@@ -347,7 +347,7 @@ def test_what_is_read_only_is_noticed_before_the_work_and_can_be_read(what: str)
     assert done.returncode == 0, done.stderr
     assert f"the trials in {store.file} cannot be read or written" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert done.stdout.count("1 products") == 2
+    assert done.stdout.count("1 product in") == 2
 
 
 def test_a_locked_store_is_no_damage(store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
