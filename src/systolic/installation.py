@@ -176,7 +176,7 @@ def _store() -> Part:
         return _unusable("trial store", f"{found.file}: {count} rows cannot be read, such as {first}")
     if not os.access(found.file, os.W_OK):
         return _unusable("trial store", f"{found.file} cannot be written to")
-    kept = f"{found.trials:,} trials of {found.subjects:,} products"
+    kept = f"{found.trials:,} trials of {found.subjects:,} product{'' if found.subjects == 1 else 's'}"
     return Part(name="trial store", state="works", about=f"{found.file}, schema {found.schema}: {kept}")
 
 
