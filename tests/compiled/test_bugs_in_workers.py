@@ -33,7 +33,7 @@ PLANTED = [
     ("check", "systolic.checking.static", "calls_on_grids", "checking/static.py"),
     ("check", "systolic.compat", "attached_tpu_chips", ""),  # that nobody needs here
     ("check", "systolic.checking.running", "scaled_arguments", "checking/running.py"),
-    ("check", "systolic.checking.interpreting", "abstract_mesh_in_all_threads", "checking/interpreting.py"),
+    ("check", "systolic.checking.virtual_devices", "abstract_mesh_in_all_threads", "checking/virtual_devices.py"),
     ("check", "systolic.compiler.driver", "_compile", "compiler/driver.py"),
     ("simulate", "systolic.timing.compiled", "prepare_listings", "timing/compiled.py"),
     ("explain", "systolic.explaining.function_analysis", "calls_on_grids", "explaining/function_analysis.py"),

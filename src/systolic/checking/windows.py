@@ -43,9 +43,9 @@ class Windows:
     _step: int = 0
     _written: set[str] = field(default_factory=set)  # outputs that were written back since the step began
     _stores: dict[tuple[int, int], list[tuple[int, _Place, np.ndarray]]] = field(default_factory=dict)
-    _copied_out: dict[tuple[int, int], _Place] = field(default_factory=dict)  # by device and semaphore
+    _copied_out: dict[tuple[int, int, int], _Place] = field(default_factory=dict)  # by device, core and semaphore
     _copied_in: set[tuple[int, int]] = field(default_factory=set)  # buffers, by device
-    _blocks: dict[tuple[int, int, int], list[str]] = field(default_factory=dict)  # as they were written back
+    _blocks: dict[tuple[int, int, int, int], list[str]] = field(default_factory=dict)  # as they were written back
 
     def at_step(self) -> None:
         """Another step of the grid begins."""
@@ -68,7 +68,7 @@ class Windows:
         found = function(*args)
         if name == "dma_start":
             self._copy_started(source, args)
-        elif name == "dma_wait" and (window := self._copied_out.pop((int(args[1]), int(args[3])), None)) is not None:
+        elif name == "dma_wait" and (window := self._copied_out.pop(_at_core(args, 3), None)) is not None:
             _spoil(window)
         return found
 
@@ -96,12 +96,17 @@ class Windows:
         self._copied_in.add((device, int(args[7])))
         if source is None or not is_pipeline_write_back(source) or (device, int(args[4])) in self._copied_in:
             return
-        self._copied_out[device, int(args[9])] = (args[3], int(args[4]), device, core, args[5])
-        blocks = self._blocks.setdefault((device, int(args[4]), int(args[7])), [])
+        self._copied_out[_at_core(args, 9)] = (args[3], int(args[4]), device, core, args[5])
+        blocks = self._blocks.setdefault((device, core, int(args[4]), int(args[7])), [])
         block = str(args[8])
         if blocks and blocks[-1] != block and block in blocks and self.came_back is None:
             self.came_back = Access(where=line_of(source), device=device)
         blocks.append(block)
+
+
+def _at_core(args: Sequence[Any], at: int) -> tuple[int, int, int]:
+    """The device and the core that call, and a number among the arguments: cores have semaphores of their own."""
+    return int(args[1]), int(args[2]), int(args[at])
 
 
 def _place(args: Sequence[Any]) -> _Place:
