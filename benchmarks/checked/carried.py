@@ -13,7 +13,7 @@ TILE = 128
 
 
 def _index_maps(outermost):
-    """Those of lhs, rhs and the output, the axis that is summed over last or first."""
+    """Makes the index maps of lhs, rhs and the output, with the axis that is summed over last or first."""
     if outermost:
         return lambda kk, i, j: (i, kk), lambda kk, i, j: (kk, j), lambda kk, i, j: (i, j)
     return lambda i, j, kk: (i, kk), lambda i, j, kk: (kk, j), lambda i, j, kk: (i, j)

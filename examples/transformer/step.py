@@ -54,7 +54,7 @@ def init(key: jax.Array, config: Config) -> Any:
 
 
 def _matrices(c: Config, experts: int) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Of a layer: the shape of each matrix, and how many features go into one that comes out."""
+    """Gives the shape of each matrix of a layer, and how many features go into one that comes out."""
     found: dict[str, tuple[tuple[int, ...], int]] = {
         "query": ((c.width, c.heads, c.key_dim), c.width),
         "out": ((c.heads, c.head_dim, c.width), c.heads * c.head_dim),

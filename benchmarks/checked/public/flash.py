@@ -42,7 +42,7 @@ def flash_with_bias(q, k, v, bias):
 
 
 def flash_with_segments(q, k, v, segments):
-    """Of sequences that lie behind each other."""
+    """Attends within each of several sequences that lie behind each other."""
     ids = flash.SegmentIds(segments, segments)
     sizes = _sizes(FORWARD)
     return flash.flash_attention(q, k, v, segment_ids=ids, causal=True, block_sizes=sizes, sm_scale=q.shape[-1] ** -0.5)

@@ -52,7 +52,7 @@ def splash_mqa(q, k, v, *, mask="causal"):
 
 
 def splash_with_segments(q, k, v, segments):
-    """Of sequences that lie behind each other."""
+    """Attends within each of several sequences that lie behind each other."""
     kernel = kernels.make_splash_mha(mask=_mask("causal", q.shape[0], q.shape[1]), head_shards=1, q_seq_shards=1)
     return kernel(q, k, v, segment_ids=kernels.SegmentIds(segments[0], segments[0]))
 

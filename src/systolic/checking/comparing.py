@@ -258,6 +258,12 @@ def _reach(result: np.ndarray) -> float:
     return math.sqrt(2 * math.log(2 * max(result.size, 1) / _FALSE_ALARM))
 
 
+def is_nan(array: np.ndarray) -> np.ndarray:
+    """Says where an array is NaN, also of types that `np.isnan` does not take."""
+    with np.errstate(invalid="ignore"):
+        return array != array
+
+
 def place(wrong: np.ndarray) -> str:
     """Says where the marked elements lie: an edge, some rows, or everywhere."""
     where = np.argwhere(wrong)

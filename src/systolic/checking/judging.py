@@ -1,29 +1,27 @@
-"""Findings from the results of runs in interpret mode."""
+"""Findings from the values that runs in interpret mode return."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from systolic.analysis import KernelCall, op_count
 from systolic.checking.access import Access
-from systolic.checking.comparing import Comparison, Reference, compared, place
-from systolic.checking.exception_findings import about, buffer_name, no_barrier, run_failure, semaphore_name
+from systolic.checking.comparing import Comparison, Reference, compared, is_nan, place
+from systolic.checking.exception_findings import about
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.guessing import guessed
-from systolic.checking.interpreting import Conditions, Interpreted, Race, words
+from systolic.checking.interpreting import Conditions, Interpreted
 from systolic.checking.rounding import has_narrow, most_sums, sums, sums_narrowly
-from systolic.checking.watching import Watch, first_difference
 from systolic.compiler import written_at
 
 
 @dataclass(slots=True)
 class Judge:
-    """Makes findings of runs.
+    """Makes findings of what runs return.
 
     Attributes:
       calls: the Pallas calls that were run.
@@ -47,114 +45,6 @@ class Judge:
         self._roundings = max(1, sum(roundings for _, roundings in found))
         self._rounds = not self.calls or any(map(has_narrow, self.calls))
 
-    def of_error(self, error: Exception, conditions: Conditions, watch: Watch) -> Finding:
-        """Reports a run that ended in an exception."""
-        return run_failure(error, self.calls, f"copies {words(conditions)}", watch)
-
-    def of_runs(self, results: Sequence[tuple[Conditions, Interpreted]]) -> Iterator[Finding]:
-        """Finds races, semaphores left with a count, and results that depend on the conditions. Inputs are equal."""
-        early = next((result.watch.entering.early for _, result in results if result.watch.entering.early), [])
-        if early:
-            yield no_barrier(self.calls, early[0])
-        races = dict.fromkeys(race for _, result in results for race in result.races)
-        seen = set()
-        for race in races:
-            key = (frozenset(race.accesses), race.buffer)
-            if key not in seen:
-                seen.add(key)
-                yield self._race(race)
-        if not races and any(result.raced for _, result in results):
-            yield self._race(None)
-        if left := next((result for _, result in results if result.semaphore_left), None):
-            last = left.signalled
-            of = f"; the last that signals it is this line{last.at_step}" if last.where else ""
-            yield about(
-                self.calls,
-                "semaphore",
-                value=f"{semaphore_name(self.calls, last.number)} holds {left.semaphore_left:,} when the kernel ends"
-                + of,
-                limit="it has to end at zero: a copy was started and not waited for, and may come too late",
-                fix="wait for every copy that is started",
-                where=last.where,
-            )
-        yield from self._dependent(results)
-
-    def _race(self, race: Race | None) -> Finding:
-        if race is None:
-            value, where = "the race detector found one", ""
-        else:
-            name = buffer_name(self.calls, race.buffer) or f"a buffer in {race.memory}"
-            first, second = (f"a {kind} {f'at {at}' if at else _PIPELINE}" for kind, at in race.accesses)
-            value = f"{name}: {first}, and {second}, are in no order"
-            where = next((at for _, at in race.accesses if at), "")
-        return about(
-            self.calls,
-            "race",
-            value=value,
-            limit="one of them writes: what is read depends on which comes first",
-            fix="wait for the copy before its buffer is used, or give the next copy another buffer",
-            where=where,
-        )
-
-    def _dependent(self, results: Sequence[tuple[Conditions, Interpreted]]) -> Iterator[Finding]:
-        base, first = results[0]
-        said = set()
-        for conditions, result in results[1:]:
-            if conditions.spoiled:
-                continue  # what comes of that may be meant: see `of_scratch`
-            for at, (one, other) in enumerate(zip(first.outputs, result.outputs, strict=True)):
-                differs = _differs(one, other)
-                if conditions.memory != base.memory:
-                    differs &= ~(_is_nan(one) | _is_nan(other))  # NaN is reported as such
-                rule = "order" if conditions.memory == base.memory else "uninitialised"
-                if not differs.any() or said & {"order", rule}:
-                    continue
-                said.add(rule)
-                by_order = rule == "order"
-                read = first_difference(first.watch, result.watch) if by_order else None
-                yield about(
-                    self.calls,
-                    rule,
-                    value=f"{_output(at, first)}two runs on the same inputs differ in {place(differs)}: "
-                    + (
-                        f"with copies {words(base)} and copies {words(conditions)}" + self._first(read)
-                        if by_order
-                        else f"with {_MEMORIES[base.memory]} and with {_MEMORIES[conditions.memory]} in memory that "
-                        "nobody wrote"
-                    ),
-                    limit="a result must not depend on the order of copies and of parallel steps"
-                    if by_order
-                    else "what is in memory at the start is anything",
-                    fix="look for a missing wait, or a parallel axis whose steps share something"
-                    if by_order
-                    else "clear the accumulator at its first step, and mask the ends of blocks that are not full",
-                    where=read.where if read is not None else "",
-                )
-
-    def of_scratch(self, results: Sequence[tuple[Conditions, Interpreted]]) -> Iterator[Finding]:
-        """Warns of scratch memory whose contents one block of the output leaves to the next."""
-        base = results[0][1]
-        for _, result in (each for each in results if each[0].spoiled):
-            for at, (one, other) in enumerate(zip(base.outputs, result.outputs, strict=True)):
-                differs = _differs(one, other)
-                if differs.any():
-                    yield about(
-                        self.calls,
-                        "uninitialised",
-                        "warning",
-                        value=f"{_output(at, base)}{place(differs)} depend on what scratch memory held when another "
-                        "block of the output ended",
-                        limit="that is meant where something is carried on, as by a prefix sum; a sum that is not "
-                        "cleared for each block of the output is wrong, and nothing else shows it",
-                        fix="clear the accumulator at the first step of each block of the output, or give a reference",
-                    )
-                    return
-
-    def _first(self, read: Access | None) -> str:
-        if read is None or read.number is None:
-            return ""
-        return f"; the first read that differs is of {buffer_name(self.calls, read.number) or 'a buffer'}{read.at_step}"
-
     def of_values(
         self,
         inputs: Sequence[np.ndarray],
@@ -171,7 +61,7 @@ class Judge:
           data: what kind of inputs it is, in words; "" for normal ones.
         """
         base, outputs = results[0][0], results[0][1].outputs
-        clean = not any(_is_nan(each).any() for each in inputs)
+        clean = not any(is_nan(each).any() for each in inputs)
         if not data:
             yield from self._other_results(outputs, wanted)
         if wanted is not None and [each.shape for each in outputs] != [each.shape for each in wanted.values]:
@@ -179,10 +69,10 @@ class Judge:
         others = [other.outputs for conditions, other in results[1:] if conditions.memory != base.memory]
         for at, got in enumerate(outputs):
             right = None if wanted is None else wanted.values[at]
-            empty = _is_nan(got) & ~(np.zeros(got.shape, bool) if right is None else _is_nan(right))
+            empty = is_nan(got) & ~(np.zeros(got.shape, bool) if right is None else is_nan(right))
             name = (f"result {at}: " if len(outputs) > 1 else "") + (f"of {data}: " if data else "")
             # NaN that stays whatever lies in memory is made by arithmetic.
-            made = empty & np.all([_is_nan(each[at]) for each in others], axis=0) if others else np.zeros_like(empty)
+            made = empty & np.all([is_nan(each[at]) for each in others], axis=0) if others else np.zeros_like(empty)
             if (empty & ~made).any() and (clean or right is not None):
                 back = results[0][1].watch.windows.came_back
                 yield self._nan(name, empty & ~made) if back is None else self._came_back(name, back)
@@ -328,8 +218,6 @@ class Judge:
                 )
 
 
-_MEMORIES = {"nan": "NaN and the largest integers", "zero": "zeros", "large": "large finite numbers"}
-_PIPELINE = "by Pallas' own copy of a block"
 # So many times over its tolerance a sum in a narrow type is no loss of a digit any more.
 _GROSS = 100.0
 
@@ -337,20 +225,6 @@ _GROSS = 100.0
 def _is_coarse(array: np.ndarray) -> bool:
     """Says whether an array holds floats of fewer than 64 bits; NumPy does not take bfloat16 for a number."""
     return array.dtype.kind in "fV" and array.dtype.itemsize < 8
-
-
-def _output(at: int, result: Interpreted) -> str:
-    return f"result {at}: " if len(result.outputs) > 1 else ""
-
-
-def _is_nan(array: Any) -> np.ndarray:
-    array = np.asarray(array)
-    with np.errstate(invalid="ignore"):
-        return array != array  # also of types that np.isnan does not take
-
-
-def _differs(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return (one != other) & ~(_is_nan(one) & _is_nan(other))
 
 
 def _ratio(found: tuple[float, float]) -> float:

@@ -18,12 +18,13 @@ import numpy as np
 from systolic.analysis import KernelCall, argument_texts, body_equations, described
 from systolic.bugs import raise_own, runs_user_code
 from systolic.checking.comparing import Reference, ReferenceFunction
-from systolic.checking.exception_findings import exception_finding, scratch_buffers, trace_failure
+from systolic.checking.exception_findings import exception_finding, run_failure, scratch_buffers, trace_failure
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.inputs import HARDER, Data, Flat, NoInputError, is_index, made_up, without_keys
-from systolic.checking.interpreting import Conditions, Interpreted, Interpreter, TooSlowError
+from systolic.checking.interpreting import Conditions, Interpreted, Interpreter, TooSlowError, words
 from systolic.checking.judging import Judge
 from systolic.checking.report import RunSummary
+from systolic.checking.run_findings import run_findings
 from systolic.checking.scaling import ScaledArguments, scaled_arguments
 from systolic.checking.virtual_devices import provide_devices, traced_as_on
 from systolic.checking.watching import FIRST_BUFFER
@@ -212,8 +213,7 @@ class _Runs:
             results.append((each, result))
         self.ran = True
         self.data.append("normal")
-        self.findings += self.judge.of_runs(results)
-        self.findings += self.judge.of_scratch(results)
+        self.findings += run_findings(self.scaled.calls, results)
         wanted = ReferenceFunction(reference) if reference is not None else None
         self.findings += self.judge.of_values(inputs, results, self._wanted(wanted, inputs))
         made = all(value is not None for value in values)
@@ -231,7 +231,7 @@ class _Runs:
         prefetches: bool,
     ) -> None:
         """Runs the function on inputs that are harder than normal ones, until something is wrong."""
-        for data, words in HARDER.items():
+        for data, kind in HARDER.items():
             if not self._has_time():
                 return
             inputs = made_up(self.scaled.leaves, self.scaled.values, self.seeds[0], indices=prefetches, data=data)
@@ -246,7 +246,7 @@ class _Runs:
             self.data.append(data)
             wanted = self._wanted(reference, inputs)
             known = {(each.rule, each.grade) for each in self.findings}
-            found = list(self.judge.of_values(inputs, results, wanted, data=words))
+            found = list(self.judge.of_values(inputs, results, wanted, data=kind))
             self.findings += [each for each in found if (each.rule, each.grade) not in known]
             if any(each.grade == "error" for each in found):
                 return
@@ -287,7 +287,7 @@ class _Runs:
             self._note(f"a run {error}".replace("it was", "was"), _NOTHING_SAID, _SMALLER, "warning")
             return None
         except Exception as error:  # noqa: BLE001 -- whatever the kernel raises is the answer
-            found = self.judge.of_error(error, conditions, interpreter.watch)
+            found = run_failure(error, self.scaled.calls, f"copies {words(conditions)}", interpreter.watch)
             if (found.rule, found.grade) == ("run", "error"):  # the interpreter says nothing of the kernel
                 raise_own(error)
             self.findings.append(found)

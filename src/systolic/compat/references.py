@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from systolic.compat.reshaped import is_reshaped, read_reshaped, write_reshaped
+from systolic.compat.reshaped import is_reshaped, read_reshaped, slicing, write_reshaped
 
 _Place = tuple[Any, Any, Any, Any, Any]  # a token, the device, the core, the memory, the number of the buffer
 
@@ -153,7 +153,7 @@ def _masked(
         return swap(*place, transforms, value, None, **kw)  # which says how far it is out of bounds
     if not mask[inside].size:
         return place[0], value
-    indexer = _indexer(region, shape)
+    indexer = slicing(region, shape)
     view = buffer_view(place[3], int(place[4]), int(place[1]), int(place[2]), (indexer,))
     if view is None:  # one element
         return swap(*place, transforms, value, mask, **kw)
@@ -178,12 +178,3 @@ def _clipped(
         inside.append(slice(0, count))
         region.append((start, count, step))
     return tuple(inside), region
-
-
-def _indexer(region: Sequence[int | tuple[int, int, int]], shape: tuple[int, ...]) -> Any:
-    from jax._src.state import indexing as jax_indexing
-
-    indexing: Any = jax_indexing  # which exports none of its names
-
-    indices = tuple(each if isinstance(each, int) else indexing.Slice(*each) for each in region)
-    return indexing.NDIndexer(indices=indices, shape=shape, int_indexer_shape=())

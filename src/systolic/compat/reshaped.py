@@ -16,6 +16,16 @@ import numpy as np
 _Box = tuple[tuple[int, int, int], ...]  # start, size and stride along each dimension
 
 
+def slicing(region: Sequence[int | tuple[int, int, int]], shape: tuple[int, ...]) -> Any:
+    """Makes the transform that slices a reference of that shape: an index, or start, size and stride, a dimension."""
+    from jax._src.state import indexing as jax_indexing
+
+    indexing: Any = jax_indexing  # which exports none of its names
+
+    indices = tuple(each if isinstance(each, int) else indexing.Slice(*each) for each in region)
+    return indexing.NDIndexer(indices=indices, shape=shape, int_indexer_shape=())
+
+
 def is_reshaped(transforms: Any) -> bool:
     """Whether a reference is more than sliced."""
     return any(not hasattr(each, "indices") for each in transforms)
@@ -36,7 +46,7 @@ def read_reshaped(read: Callable[[Any], Any], transforms: Sequence[Any], shape: 
     slices, rest, inner = _split(transforms, shape)
     held = np.zeros(inner, dtype)
     for box in _boxes(_elements(inner, rest, dtype), inner):
-        held[_region(box)] = read((*slices, _indexer(box, inner)))
+        held[_region(box)] = read((*slices, slicing(box, inner)))
     return _seen(held, rest)
 
 
@@ -60,7 +70,7 @@ def write_reshaped(
     held.reshape(-1)[places] = value
     before = None
     for box in _boxes(places[..., None], inner):
-        before = write((*slices, _indexer(box, inner)), held[_region(box)])
+        before = write((*slices, slicing(box, inner)), held[_region(box)])
         if before is not None:
             held[_region(box)] = before
     if before is None:
@@ -119,14 +129,6 @@ def _boxes_of(places: np.ndarray) -> list[_Box]:
 
 def _region(box: _Box) -> tuple[slice, ...]:
     return tuple(slice(start, start + size * stride, stride) for start, size, stride in box)
-
-
-def _indexer(box: _Box, shape: tuple[int, ...]) -> Any:
-    from jax._src.state import indexing as jax_indexing
-
-    indexing: Any = jax_indexing  # which exports none of its names
-
-    return indexing.NDIndexer(indices=tuple(indexing.Slice(*each) for each in box), shape=shape, int_indexer_shape=())
 
 
 def _indices(indexer: Any) -> tuple[int | slice, ...]:

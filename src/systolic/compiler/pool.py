@@ -101,7 +101,7 @@ class WorkerPool:
             raise CompilerError("the worker pool is closed") from error
 
     def progress(self) -> tuple[str, ...]:
-        """How far each job is that runs, in a few words: "compiling, 120 operations so far"."""
+        """Say how far each running job is, in a few words: "compiling, 120 operations so far"."""
         with self._lock:
             return tuple(sorted(worker.progress for worker in self._busy))
 

@@ -82,7 +82,7 @@ class WorkerProcess:
 
     @property
     def progress(self) -> str:
-        """How far its job is, in a few words."""
+        """A few words on how far its job is."""
         return progress_in(self._folder.path)
 
     def call(self, job: bytes, *, limits: Limits) -> wire.Reply:

@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from systolic.call_errors import WrongCallError
+
 if TYPE_CHECKING:
     from jax import Array
     from jax.typing import ArrayLike
 
 PRIMITIVE = "systolic_typical"
+
+
+class TypicalError(WrongCallError, ValueError):
+    """A value that cannot stand for the contents of an array."""
 
 
 def typical(x: Array, value: ArrayLike) -> Array:
@@ -26,13 +32,13 @@ def typical(x: Array, value: ArrayLike) -> Array:
       value: known when the function is traced; of the same shape.
 
     Raises:
-      ValueError: the shapes differ, or x is not of whole numbers.
+      TypicalError: the shapes differ, or x is not of whole numbers.
     """
     import jax.numpy as jnp
 
     known = np.asarray(value)
     if known.shape != x.shape or not jnp.issubdtype(x.dtype, jnp.integer):
-        raise ValueError(
+        raise TypicalError(
             f"typical takes whole numbers and a value of the same shape, not {x.dtype}{x.shape} and {known.shape}"
         )
     # A parameter has to be hashable, and travels where an operand that nothing uses would be dropped.

@@ -1,146 +1,17 @@
-"""Two explanations, or two simulated runs, of the same thing: what changed from one to the other."""
+"""Compares two explanations, or two simulated runs, of the same thing."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-import cattrs
-
 from systolic.call_errors import WrongCallError
-from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
 from systolic.explaining import Explanation, OperandTraffic
+from systolic.report.comparison import ComparedRow, Comparison
 from systolic.report.explained_tables import program, rate_tflops
-from systolic.report.time_errors import verdict_text
 from systolic.simulator import SimulatedRun, SliceRun, same_kernel
-from systolic.summary import Summarised, Summary
-from systolic.untrusted import read_record
 
 Run = SimulatedRun | SliceRun
-FORMAT = 1  # of `Comparison.to_json`
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedRow:
-    """One quantity before and after; None where one side has none.
-
-    Attributes:
-      group: "time", "waiting", "communication", "collective", "memory", "units", "traffic".
-      unit: "µs", "cycles", "share", "bytes", "bundles", "Tflop/s".
-    """
-
-    group: str
-    quantity: str
-    unit: str
-    before: float | None
-    after: float | None
-
-    @property
-    def change(self) -> float | None:
-        """Relative: 0.1 is a tenth more. Of shares, the difference. None where it is not known."""
-        if self.before is None or self.after is None:
-            return None
-        if self.unit == "share":
-            return self.after - self.before
-        if self.before == self.after:
-            return 0.0
-        return self.after / self.before - 1 if self.before else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison(Summarised):
-    """What changed on one chip.
-
-    Attributes:
-      findings_gone: titles of findings that only the first has.
-      findings_new: titles of findings that only the second has.
-    """
-
-    chip: str
-    before: str  # the function's name
-    after: str
-    rows: tuple[ComparedRow, ...]
-    findings_gone: tuple[str, ...] = ()
-    findings_new: tuple[str, ...] = ()
-    flags_before: Mapping[str, str] = field(default_factory=dict)  # that the first was compiled with
-    flags_after: Mapping[str, str] = field(default_factory=dict)
-    error_before: TimeError | None = None  # how far either simulated time may be off
-    error_after: TimeError | None = None
-    same_kernel: bool = False  # whether both take most of their time in Pallas kernels of one name
-    topology_before: str = ""  # the slice; "" on one device
-    topology_after: str = ""
-    format: int = FORMAT
-
-    def to_json(self) -> str:
-        """Writes JSON text, which `from_json` reads."""
-        return json.dumps(cattrs.unstructure(self), allow_nan=False)
-
-    @staticmethod
-    def from_json(text: str) -> Comparison:
-        """Reads a comparison that `to_json` wrote.
-
-        Raises:
-          ValueError: the text is none, or of another version's format.
-        """
-        return read_record(text, Comparison, "comparison")
-
-    @property
-    def before_us(self) -> float:
-        """The first's simulated time."""
-        return self.rows[0].before or 0.0
-
-    @property
-    def after_us(self) -> float:
-        """The second's simulated time."""
-        return self.rows[0].after or 0.0
-
-    @property
-    def ratio_error_percent(self) -> float | None:
-        """The error of the ratio of the two times; None: not known."""
-        if self.error_before is None or self.error_after is None:
-            return None
-        return ratio_error_percent(self.error_before, self.error_after, same_kernel=self.same_kernel)
-
-    @property
-    def verdict(self) -> RatioVerdict:
-        """Whether the second is faster than the first, by more than their times may be off."""
-        return ratio_verdict(1 / (1 + self.slower), self.ratio_error_percent)
-
-    @property
-    def slower(self) -> float:
-        """How much longer the second takes, relative to the first: 0.1 is a tenth longer."""
-        return self.rows[0].change or 0.0
-
-    def summary(self) -> Summary:
-        """Says whether it has become faster, with a row for each quantity, in its unit; shares in per cent."""
-        names = " → ".join(dict.fromkeys(filter(None, (self.before, self.after))))
-        change = f"{abs(self.slower):.1%} {'slower' if self.slower > 0 else 'faster'}" if self.slower else "as fast"
-
-        def shown(row: ComparedRow, value: float | None) -> float | None:
-            return value if value is None or row.unit != "share" else 100 * value
-
-        return Summary(
-            heading=f"{self.chip} {names}: {change}, simulated {self.before_us:,.1f} → {self.after_us:,.1f} µs",
-            facts={
-                "verdict": verdict_text(self.verdict, self.ratio_error_percent, same_kernel=self.same_kernel),
-                "findings gone": "; ".join(self.findings_gone),
-                "findings new": "; ".join(self.findings_new),
-            },
-            columns=("of", "quantity", "unit", "before", "after", "change %"),
-            rows=tuple(
-                (
-                    row.group,
-                    row.quantity,
-                    "%" if row.unit == "share" else row.unit,
-                    shown(row, row.before),
-                    shown(row, row.after),
-                    None if row.change is None else 100 * row.change,
-                )
-                for row in self.rows
-            ),
-        )
 
 
 class NotComparableError(WrongCallError, TypeError):

@@ -1,0 +1,137 @@
+"""Findings from runs in interpret mode on equal inputs: what raced, was left over, or depended on the conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from systolic.analysis import KernelCall
+from systolic.checking.access import Access
+from systolic.checking.comparing import is_nan, place
+from systolic.checking.exception_findings import about, buffer_name, no_barrier, semaphore_name
+from systolic.checking.finding import Finding
+from systolic.checking.interpreting import Conditions, Interpreted, Race, words
+from systolic.checking.watching import first_difference
+
+_MEMORIES = {"nan": "NaN and the largest integers", "zero": "zeros", "large": "large finite numbers"}
+_PIPELINE = "by Pallas' own copy of a block"
+
+
+def run_findings(calls: Sequence[KernelCall], results: Sequence[tuple[Conditions, Interpreted]]) -> Iterator[Finding]:
+    """Finds races, semaphores left with a count, and results that depend on the conditions; all inputs are equal."""
+    early = next((result.watch.entering.early for _, result in results if result.watch.entering.early), [])
+    if early:
+        yield no_barrier(calls, early[0])
+    races = dict.fromkeys(race for _, result in results for race in result.races)
+    seen = set()
+    for race in races:
+        key = (frozenset(race.accesses), race.buffer)
+        if key not in seen:
+            seen.add(key)
+            yield _race(calls, race)
+    if not races and any(result.raced for _, result in results):
+        yield _race(calls, None)
+    if left := next((result for _, result in results if result.semaphore_left), None):
+        last = left.signalled
+        of = f"; the last that signals it is this line{last.at_step}" if last.where else ""
+        yield about(
+            calls,
+            "semaphore",
+            value=f"{semaphore_name(calls, last.number)} holds {left.semaphore_left:,} when the kernel ends" + of,
+            limit="it has to end at zero: a copy was started and not waited for, and may come too late",
+            fix="wait for every copy that is started",
+            where=last.where,
+        )
+    yield from _dependent(calls, results)
+    yield from _left_in_scratch(calls, results)
+
+
+def _left_in_scratch(
+    calls: Sequence[KernelCall], results: Sequence[tuple[Conditions, Interpreted]]
+) -> Iterator[Finding]:
+    """Warns of scratch memory whose contents one block of the output leaves to the next."""
+    base = results[0][1]
+    for _, result in (each for each in results if each[0].spoiled):
+        for at, (one, other) in enumerate(zip(base.outputs, result.outputs, strict=True)):
+            differs = _differs(one, other)
+            if differs.any():
+                yield about(
+                    calls,
+                    "uninitialised",
+                    "warning",
+                    value=f"{_output(at, base)}{place(differs)} depend on what scratch memory held when another "
+                    "block of the output ended",
+                    limit="that is meant where something is carried on, as by a prefix sum; a sum that is not "
+                    "cleared for each block of the output is wrong, and nothing else shows it",
+                    fix="clear the accumulator at the first step of each block of the output, or give a reference",
+                )
+                return
+
+
+def _race(calls: Sequence[KernelCall], race: Race | None) -> Finding:
+    if race is None:
+        value, where = "the race detector found one", ""
+    else:
+        name = buffer_name(calls, race.buffer) or f"a buffer in {race.memory}"
+        first, second = (f"a {kind} {f'at {at}' if at else _PIPELINE}" for kind, at in race.accesses)
+        value = f"{name}: {first}, and {second}, are in no order"
+        where = next((at for _, at in race.accesses if at), "")
+    return about(
+        calls,
+        "race",
+        value=value,
+        limit="one of them writes: what is read depends on which comes first",
+        fix="wait for the copy before its buffer is used, or give the next copy another buffer",
+        where=where,
+    )
+
+
+def _dependent(calls: Sequence[KernelCall], results: Sequence[tuple[Conditions, Interpreted]]) -> Iterator[Finding]:
+    base, first = results[0]
+    said = set()
+    for conditions, result in results[1:]:
+        if conditions.spoiled:
+            continue  # what comes of that may be meant: see `_left_in_scratch`
+        for at, (one, other) in enumerate(zip(first.outputs, result.outputs, strict=True)):
+            differs = _differs(one, other)
+            if conditions.memory != base.memory:
+                differs &= ~(is_nan(one) | is_nan(other))  # NaN is reported as such
+            rule = "order" if conditions.memory == base.memory else "uninitialised"
+            if not differs.any() or said & {"order", rule}:
+                continue
+            said.add(rule)
+            by_order = rule == "order"
+            read = first_difference(first.watch, result.watch) if by_order else None
+            yield about(
+                calls,
+                rule,
+                value=f"{_output(at, first)}two runs on the same inputs differ in {place(differs)}: "
+                + (
+                    f"with copies {words(base)} and copies {words(conditions)}" + _first(calls, read)
+                    if by_order
+                    else f"with {_MEMORIES[base.memory]} and with {_MEMORIES[conditions.memory]} in memory that "
+                    "nobody wrote"
+                ),
+                limit="a result must not depend on the order of copies and of parallel steps"
+                if by_order
+                else "what is in memory at the start is anything",
+                fix="look for a missing wait, or a parallel axis whose steps share something"
+                if by_order
+                else "clear the accumulator at its first step, and mask the ends of blocks that are not full",
+                where=read.where if read is not None else "",
+            )
+
+
+def _first(calls: Sequence[KernelCall], read: Access | None) -> str:
+    if read is None or read.number is None:
+        return ""
+    return f"; the first read that differs is of {buffer_name(calls, read.number) or 'a buffer'}{read.at_step}"
+
+
+def _output(at: int, result: Interpreted) -> str:
+    return f"result {at}: " if len(result.outputs) > 1 else ""
+
+
+def _differs(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return (one != other) & ~(is_nan(one) & is_nan(other))
