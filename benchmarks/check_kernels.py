@@ -18,11 +18,11 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import click
-from checked import carried, copies, devices, products, public, rows
+from checked import carried, copies, devices, products, public, rows, subcores
 from checked.case import Case
 
 from systolic.checking import CheckReport, submit_check
-from systolic.chips import Chip
+from systolic.chips import Chip, chip
 from systolic.cli.options import chip_option
 from systolic.cli.progress import progress_bar
 from systolic.compiler import WorkerPool
@@ -34,6 +34,7 @@ MODULES = {
     "products": products,
     "carried": carried,
     "devices": devices,
+    "subcores": subcores,
     "public": public,
 }
 CASES = {module: (*found.FAULTS, *found.SOUND) for module, found in MODULES.items()}
@@ -56,7 +57,7 @@ def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
                 pool,
                 each.fn,
                 each.args,
-                chips,
+                (chip(each.chip),) if each.chip else chips,
                 reference=each.reference,
                 compiles=False,
                 seeds=(0, 1),

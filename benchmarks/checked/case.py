@@ -21,6 +21,7 @@ class Case:
       reference: a function of the same arguments; None: it is checked without one.
       at_least: the grade that has to be found.
       mesh: axes of a mesh with their sizes; none: it runs on one device.
+      chip: the chip that has what it needs; "": any.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Case:
     rules: frozenset[str] = frozenset()
     at_least: str = "error"
     mesh: tuple[tuple[str, int], ...] = ()
+    chip: str = ""
 
 
 def array(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
@@ -43,13 +45,14 @@ def sound(
     reference: Callable[..., Any] | None,
     name: str = "",
     mesh: tuple[tuple[str, int], ...] = (),
+    chip: str = "",
     **options: Any,
 ) -> Case:
     """A kernel that is right."""
     bound = functools.partial(fn, **options)
     words = f" {', '.join(f'{key}={value}' for key, value in options.items())}" if options else ""
     whole = f"{fn.__name__}{words}{' ' * bool(name)}{name}"
-    return Case(name=whole, fn=bound, args=args, reference=reference, mesh=mesh)
+    return Case(name=whole, fn=bound, args=args, reference=reference, mesh=mesh, chip=chip)
 
 
 def faulty(
@@ -60,6 +63,7 @@ def faulty(
     reference: Callable[..., Any] | None,
     at_least: str = "error",
     mesh: tuple[tuple[str, int], ...] = (),
+    chip: str = "",
     **options: Any,
 ) -> Case:
     """The same kernel with one fault.
@@ -76,4 +80,5 @@ def faulty(
         rules=frozenset(rules.split()),
         at_least=at_least,
         mesh=mesh,
+        chip=chip,
     )

@@ -28,9 +28,11 @@ from systolic.chips import Chip
 from systolic.compat import (
     all_references,
     copies_between_devices_in_order,
+    cores_compiled_once,
     end_interpreted_kernel,
     interpret_params,
     interpreted_failure,
+    interpreted_subcores,
     interpreter_reports,
     races_found,
     semaphore_waits,
@@ -39,7 +41,7 @@ from systolic.compat import (
 )
 
 _ACCESS = r"(read|write) of \('(\w+)', (\d+), \d+, \d+\)\[.*?\] from \(?-?\d+, -?\d+\)?,? ([^\n]*)"
-_RACE = re.compile(rf"RACE DETECTED\n\s+{_ACCESS}\n.*?\n\s+{_ACCESS}\n")
+_RACE = re.compile(rf"RACE DETECTED\n\s+{_ACCESS}\n(?:.*\n)*?\s+{_ACCESS}\n")
 _PLACE = re.compile(r"(?P<file>[^\n]*?):(?P<line>\d+)(?::\d+)? \((?P<name>.*)\)")
 _SEMAPHORE = re.compile(r"Semaphore (\d+) has non-zero count[^\n]*: (-?\d+)")
 
@@ -110,6 +112,7 @@ class Interpreted:
       semaphore_left: what a semaphore held when a kernel ended, which should be nothing; 0.
       signalled: what signalled that semaphore last.
       watch: what was done.
+      on_subcores: whether a kernel ran on the subcores of SparseCores.
     """
 
     outputs: tuple[np.ndarray, ...]
@@ -118,6 +121,7 @@ class Interpreted:
     semaphore_left: int
     signalled: Access
     watch: Watch
+    on_subcores: bool = False
 
     @property
     def has_nan(self) -> bool:
@@ -146,6 +150,8 @@ class Interpreter:
         self._chip = chip
         self._mesh = dict(mesh or {})
         self._compiled: dict[Conditions, Callable[..., Any]] = {}
+        self._on_subcores = False
+        self._programs: dict[int, Any] = {}  # of cores
         self.watch = Watch()
 
     def run(
@@ -174,6 +180,7 @@ class Interpreter:
             with (
                 traced_as_on(self._chip, self._mesh),
                 all_references(),
+                cores_compiled_once(self._programs),
                 unkind_interpreter(left_over),
                 copies_between_devices_in_order(),
                 interpreter_reports() as reports,
@@ -200,6 +207,7 @@ class Interpreter:
             semaphore_left=int(left[2]) if left else 0,
             signalled=signalled or Access(),
             watch=self.watch,
+            on_subcores=self._on_subcores,
         )
 
     def _compile(self, arguments: Sequence[np.ndarray], conditions: Conditions) -> Callable[..., Any]:
@@ -216,8 +224,9 @@ class Interpreter:
             grid_point_recorder=lambda *point: self.watch.at_grid_point(*point),
         )
         watch = watched_interpreter(lambda *call: self.watch.called(*call))
-        with pltpu.force_tpu_interpret_mode(params), watch:
+        with pltpu.force_tpu_interpret_mode(params), watch, interpreted_subcores() as meshes:
             compiled = _compiled(self._fn, arguments)
+        self._on_subcores = bool(meshes)
         self._compiled[conditions] = compiled
         return compiled
 

@@ -24,12 +24,16 @@ def run_findings(calls: Sequence[KernelCall], results: Sequence[tuple[Conditions
     if early:
         yield no_barrier(calls, early[0])
     races = dict.fromkeys(race for _, result in results for race in result.races)
+    dependent = list(_dependent(calls, results))
+    # Subcores that both do all of the work write the same numbers to the same place, as those of JAX' own guide do.
+    alike = not dependent and results[0][1].on_subcores
     seen = set()
     for race in races:
         key = (frozenset(race.accesses), race.buffer)
         if key not in seen:
             seen.add(key)
-            yield _race(calls, race)
+            twice = alike and {kind for kind, _ in race.accesses} == {"write"}
+            yield _written_twice(calls, race) if twice else _race(calls, race)
     if not races and any(result.raced for _, result in results):
         yield _race(calls, None)
     if left := next((result for _, result in results if result.semaphore_left), None):
@@ -43,7 +47,7 @@ def run_findings(calls: Sequence[KernelCall], results: Sequence[tuple[Conditions
             fix="wait for every copy that is started",
             where=last.where,
         )
-    yield from _dependent(calls, results)
+    yield from dependent
     yield from _left_in_scratch(calls, results)
 
 
@@ -84,6 +88,18 @@ def _race(calls: Sequence[KernelCall], race: Race | None) -> Finding:
         limit="one of them writes: what is read depends on which comes first",
         fix="wait for the copy before its buffer is used, or give the next copy another buffer",
         where=where,
+    )
+
+
+def _written_twice(calls: Sequence[KernelCall], race: Race) -> Finding:
+    return about(
+        calls,
+        "race",
+        "warning",
+        value=f"several subcores write one place in {race.memory}, in no order, and wrote the same in all runs",
+        limit="the work is done twice, or what one of them writes is lost",
+        fix="share the work among all axes of the mesh: core_axis_name=(core, subcore), or the index of both",
+        where=next((at for _, at in race.accesses if at), ""),
     )
 
 

@@ -14,6 +14,7 @@ from systolic.analysis import (
     Operand,
     Visits,
     VmemEstimate,
+    body_equations,
     calls_on_grids,
     vmem_estimate,
 )
@@ -67,12 +68,15 @@ def read_kernels(
         return StaticResult(findings=(trace_failure(error, chip.name),), kernels=())
     calls = calls_on_grids(jaxpr, values)
     if not calls:
+        on_cores = any(each.primitive.name == "mpmd_map" for each in body_equations(jaxpr))
         nothing = Finding(
             rule="no-kernel",
             grade="note",
-            value="there is no pallas_call in the function",
+            value="its kernel has no grid: it runs on a mesh of cores"
+            if on_cores
+            else "there is no pallas_call in the function",
             limit="only the compiler's verdict and the run say something about it",
-            fix="name the function that launches the kernel",
+            fix="read these" if on_cores else "name the function that launches the kernel",
             chip=chip.name,
         )
         return StaticResult(findings=(nothing,), kernels=())

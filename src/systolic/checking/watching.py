@@ -54,7 +54,8 @@ class Watch:
     def at_grid_point(self, token: Any, point: Sequence[Any], core: Any) -> Any:
         """Takes note of the step that a core begins; of several devices it is not said which one's it is."""
         if self.devices == 1:
-            self._steps[int(core)] = tuple(int(each) for each in point)
+            # By NumPy: what JAX computes here may wait for ever for the threads that wait in here.
+            self._steps[int(core)] = tuple(np.asarray(point).tolist())
             self.windows.at_step()
         return token
 

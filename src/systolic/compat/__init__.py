@@ -19,6 +19,7 @@ from systolic.compat.functions import (
 )
 from systolic.compat.interpreter import (
     copies_between_devices_in_order,
+    cores_compiled_once,
     end_interpreted_kernel,
     interpret_mode_is_forced,
     interpret_params,
@@ -34,6 +35,7 @@ from systolic.compat.interpreter import (
     watched_interpreter,
 )
 from systolic.compat.references import all_references, buffer_view
+from systolic.compat.subcores import interpreted_subcores
 
 __all__ = [
     "abstract_mesh_in_all_threads",
@@ -42,6 +44,7 @@ __all__ = [
     "attached_tpu_chips",
     "buffer_view",
     "copies_between_devices_in_order",
+    "cores_compiled_once",
     "cpu_devices",
     "donated_arguments",
     "end_interpreted_kernel",
@@ -50,6 +53,7 @@ __all__ = [
     "interpret_params",
     "interpreted_effects",
     "interpreted_failure",
+    "interpreted_subcores",
     "interpreter_reports",
     "is_pipeline_write_back",
     "jit_shardings",

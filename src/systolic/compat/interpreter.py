@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -100,6 +101,35 @@ def watched_interpreter(watch: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         calls.callback = before
+
+
+@contextmanager
+def cores_compiled_once(compiled: dict[int, tuple[Any, Any]]) -> Iterator[None]:
+    """Lets the cores of a kernel share one compiled program; jax 0.10 compiles it for each of them anew.
+
+    Args:
+      compiled: kept between runs: each core's program as a jaxpr, so that its number stays its own, and compiled.
+    """
+    import jax
+    from jax._src.pallas.mosaic.interpret import thread_map
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+    module: Any = thread_map
+    before = module._run_jaxpr
+    lock = threading.Lock()
+
+    def _run_jaxpr(jaxpr: Any, consts: Any, *args: Any) -> None:  # the name by which `semaphore_waits` knows a core
+        with lock:
+            if id(jaxpr) not in compiled:
+                program = jax.jit(lambda *args: jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*args) and None)
+                compiled[id(jaxpr)] = jaxpr, program.lower(*args).compile()
+        compiled[id(jaxpr)][1](*args)
+
+    module._run_jaxpr = _run_jaxpr
+    try:
+        yield
+    finally:
+        module._run_jaxpr = before
 
 
 def left_over_memory() -> str:

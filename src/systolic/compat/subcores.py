@@ -1,0 +1,152 @@
+"""Kernels of SparseCores in TPU interpret mode, which knows none of their operations.
+
+Such a kernel is traced anew, with what the interpreter lacks in terms of what it has: `subcore_operations.py` says how.
+Every subcore is a core of the interpreter then, with a thread and memory of its own, so that its race detector sees
+copies of two subcores to one place. What subcores share (their barrier, `VMEM_SHARED`, additions to each other's
+memory) is not there: such kernels raise NotImplementedError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from systolic.compat.subcore_operations import operations
+
+
+@contextmanager
+def interpreted_subcores() -> Iterator[list[Any]]:
+    """Lets TPU interpret mode run kernels on a mesh of subcores, while it compiles them; yields the meshes found."""
+    from jax._src.core import extend_axis_env_nd
+    from jax._src.pallas.mosaic import core as mosaic
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+    from jax.experimental.pallas import tpu_sc as plsc
+
+    calls: Any = interpret_pallas_call
+    before = calls.interpret_pallas_call
+    found: list[Any] = []
+    kinds = (plsc.VectorSubcoreMesh, plsc.ScalarSubcoreMesh)
+
+    @functools.wraps(before)
+    def interpret(*args: Any, jaxpr: Any, mesh: Any, compiler_params: Any, interpret_params: Any, **kw: Any) -> Any:
+        if isinstance(mesh, kinds):
+            found.append(mesh)
+            _refuse_shared(jaxpr)
+            with extend_axis_env_nd(mesh.shape.items()):
+                jaxpr = _retraced(jaxpr)
+            # Which subcore one is the interpreter takes from the grid, where it is told of no mesh.
+            grid = tuple(mesh.shape.values())
+            given = compiler_params or mosaic.CompilerParams()
+            compiler_params = dataclasses.replace(given, dimension_semantics=("parallel",) * len(grid))
+            interpret_params = dataclasses.replace(interpret_params, num_cores_or_threads=math.prod(grid))
+            mesh = None
+        return before(
+            *args, jaxpr=jaxpr, mesh=mesh, compiler_params=compiler_params, interpret_params=interpret_params, **kw
+        )
+
+    calls.interpret_pallas_call = interpret
+    try:
+        yield found
+    finally:
+        calls.interpret_pallas_call = before
+
+
+def _refuse_shared(jaxpr: Any) -> None:
+    """Raises NotImplementedError where a kernel has memory that subcores share."""
+    for body in _bodies(jaxpr):
+        for var in (*body.constvars, *body.invars):
+            if "shared" in str(getattr(var.aval, "memory_space", "")).lower():
+                raise NotImplementedError("memory that the subcores of a SparseCore share")
+
+
+def _bodies(jaxpr: Any) -> Iterator[Any]:
+    """Yields a jaxpr, and all in it."""
+    from jax._src.core import jaxprs_in_params
+
+    yield jaxpr
+    for equation in jaxpr.eqns:
+        for inner in jaxprs_in_params(equation.params):
+            yield from _bodies(inner)
+
+
+def _is_changed(jaxpr: Any) -> bool:
+    return any(_operation(each) for body in _bodies(jaxpr) for each in body.eqns)
+
+
+def _operation(equation: Any) -> Any:
+    """What makes an equation of those that the interpreter knows; None: it is one."""
+    from jax._src.pallas.mosaic import sc_primitives
+
+    return (
+        _parallel_loop if equation.primitive is sc_primitives.parallel_loop_p else operations().get(equation.primitive)
+    )
+
+
+def _parallel_loop(equation: Any, inputs: Sequence[Any]) -> Any:
+    from jax import lax
+
+    lower, upper, step, consts, carry = equation.params["tree"].unflatten(inputs)
+
+    def body(turn: Any, carried: Any) -> Any:
+        return _evaluated(equation.params["jaxpr"], *consts, lower + turn * step, *carried)
+
+    return lax.fori_loop(0, (upper - lower + step - 1) // step, body, list(carry))
+
+
+def _retraced(jaxpr: Any) -> Any:
+    """Traces a jaxpr anew, with what the interpreter lacks in terms of what it has."""
+    from jax._src import linear_util
+    from jax._src.interpreters import partial_eval
+
+    if not _is_changed(jaxpr):
+        return jaxpr
+    avals = [var.aval for var in (*jaxpr.constvars, *jaxpr.invars)]
+    info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    made, _, hoisted = partial_eval.trace_to_jaxpr_dynamic(
+        linear_util.wrap_init(functools.partial(_evaluated, jaxpr), debug_info=info), avals
+    )
+    if hoisted:
+        raise NotImplementedError("a SparseCore kernel with constants of its own")
+    if not jaxpr.constvars:
+        return made
+    if hasattr(made, "with_consts"):  # jax 0.12, where constants are the inputs that have a value
+        return made.with_consts(jaxpr.consts)
+    return partial_eval.convert_invars_to_constvars(made, len(jaxpr.constvars))
+
+
+def _evaluated(jaxpr: Any, *values: Any) -> Sequence[Any]:
+    from jax._src import source_info_util
+    from jax._src.core import Literal
+
+    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), values, strict=True))
+    for equation in jaxpr.eqns:
+        inputs = [each.val if isinstance(each, Literal) else known[each] for each in equation.invars]
+        source = equation.source_info
+        with source_info_util.user_context(source.traceback, name_stack=source.name_stack):
+            operation = _operation(equation)
+            made = None if operation is None else operation(equation, inputs)
+            if made is None:
+                params = equation.primitive.get_bind_params(_changed(equation.params))
+                made = equation.primitive.bind(*inputs, **params)
+        outputs = made if equation.primitive.multiple_results else [made]
+        known.update(zip(equation.outvars, outputs, strict=True))
+    return [each.val if isinstance(each, Literal) else known[each] for each in jaxpr.outvars]
+
+
+def _changed(params: dict[str, Any]) -> dict[str, Any]:
+    """Traces the jaxprs anew that a loop, a branch or a scope has."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(changed, value)) if any(hasattr(each, "eqns") for each in value) else value
+        if not hasattr(value, "eqns"):
+            return value
+        inner = getattr(value, "jaxpr", value)
+        # Up to jax 0.11 a closed jaxpr holds an open one.
+        return _retraced(value) if inner is value else value.replace(jaxpr=_retraced(inner))
+
+    return {name: changed(value) for name, value in params.items()}
