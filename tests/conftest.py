@@ -22,6 +22,20 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
+    # Programs for the CPU run once or twice, those of interpret mode too: optimising them takes half of the time.
+    if not {"unit", "interpret"} & set(request.path.parts):
+        yield
+        return
+    import jax
+
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 # Hypothesis' limit of 200 ms an example is one by the clock: a busy machine misses it.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")

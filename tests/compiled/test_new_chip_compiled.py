@@ -111,7 +111,7 @@ def test_a_record_is_checked_explained_and_multiplied_for() -> None:
 
 
 # The other lessons take long, and find chips in the same way: `make test-slow` runs them.
-QUICK = ("block_matmul", "first_matmul", "roofline")
+QUICK = ("block_matmul", "roofline")
 
 
 @pytest.mark.parametrize(

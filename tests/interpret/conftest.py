@@ -18,14 +18,3 @@ def _clean_interpreter() -> Iterator[None]:
 
     yield
     pltpu.reset_tpu_interpret_mode_state()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quickly_compiled() -> Iterator[None]:
-    # Programs for the CPU run once or twice here. Those for TPUs are compiled in other processes, with their own flags.
-    import jax
-
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)

@@ -15,7 +15,7 @@ from systolic.lessons.kernels.cores import add_matrices, sine, triangle
 def right(fn: Callable[..., jax.Array], reference: Callable[..., jax.Array], *args: jax.ShapeDtypeStruct) -> None:
     for semantics, on in (("arbitrary", "v5e"), ("parallel", "v5p")):
         outcome = run_checks(
-            functools.partial(fn, semantics=semantics), args, chip=chip(on), reference=reference, seeds=(0, 1)
+            functools.partial(fn, semantics=semantics), args, chip=chip(on), reference=reference, seeds=(0,)
         )
         assert [each for each in outcome.findings if each.grade != "note"] == []
         assert outcome.summary.error is not None

@@ -16,7 +16,7 @@ from systolic.lessons.kernels.pl_kernel import matmul_kernel
 
 def checked(fn, m: int, k: int, n: int, on: str = "v5e") -> RunOutcome:
     args = jax.ShapeDtypeStruct((m, k), jnp.bfloat16), jax.ShapeDtypeStruct((k, n), jnp.bfloat16)
-    return run_checks(fn, args, chip=chip(on), reference=lambda x, y: x @ y, seeds=(0, 1))
+    return run_checks(fn, args, chip=chip(on), reference=lambda x, y: x @ y, seeds=(0,))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from systolic.lessons.kernels.reductions import naive_sum_kernel, sum_axis_first
 
 def checked(fn: Callable[..., jax.Array], *shape: int, on: str = "v5e") -> RunOutcome:
     args = [jax.ShapeDtypeStruct(shape, jnp.float32)]
-    return run_checks(fn, args, chip=chip(on), reference=lambda x: x.sum(axis=0), seeds=(0, 1))
+    return run_checks(fn, args, chip=chip(on), reference=lambda x: x.sum(axis=0), seeds=(0,))
 
 
 def errors(outcome: RunOutcome) -> set[str]:

@@ -62,7 +62,7 @@ def test_sums(fn: Callable[..., jax.Array], shape: tuple[int, ...]) -> None:
 def test_nothing_races_in_place() -> None:
     x = jax.ShapeDtypeStruct((3, 32, 128), jnp.float32)
     outcome = run_checks(
-        functools.partial(sum_in_place, bm=8), [x], chip=chip("v5e"), reference=lambda x: x.sum(axis=0), seeds=(0, 1)
+        functools.partial(sum_in_place, bm=8), [x], chip=chip("v5e"), reference=lambda x: x.sum(axis=0), seeds=(0,)
     )
     assert [each for each in outcome.findings if each.grade != "note"] == []
     assert outcome.summary.error is not None

@@ -24,7 +24,7 @@ from systolic.lessons.sparse_core import subcores
 )
 def test_rows(fn, index: np.ndarray) -> None:
     table = jax.ShapeDtypeStruct((200, 128), jnp.float32)
-    outcome = run_checks(fn, (table, index), chip=chip("v5e"), reference=lambda t, i: t[i], seeds=(0, 1))
+    outcome = run_checks(fn, (table, index), chip=chip("v5e"), reference=lambda t, i: t[i], seeds=(0,))
     assert [each for each in outcome.findings if each.grade != "note"] == []
     assert outcome.summary.error == 0
 

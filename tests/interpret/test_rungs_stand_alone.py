@@ -28,11 +28,11 @@ def right(m, k, n, dtype, races, **chosen):
     np.testing.assert_array_equal(out.astype(np.float64), np.asarray(lhs, np.float64) @ np.asarray(rhs, np.float64))
 
 import jax.numpy as jnp
-for dtype in ("float32", "bfloat16", "int8"):
-    for races in (False, True) if dtype == "bfloat16" else (False,):
-        right(1, 1, 1, dtype, races, **ONE)
-        right(100, 70, 30, dtype, races, **RAGGED)
-        right(256, 384, 256, dtype, races, **SEVERAL)
+right(1, 1, 1, "float32", False, **ONE)
+right(100, 70, 30, "bfloat16", True, **RAGGED)
+right(256, 384, 256, "bfloat16", True, **SEVERAL)
+right(256, 384, 256, "bfloat16", False, **SEVERAL)
+right(256, 384, 256, "int8", False, **SEVERAL)
 try:
     pasted.matmul(jnp.ones((200, 300)), jnp.ones((300, 256)), **REFUSED)
 except ValueError as error:
