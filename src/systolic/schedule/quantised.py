@@ -7,7 +7,8 @@ the result on their way out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from systolic.chips import Chip
 from systolic.schedule.buffers import VmemBuffer, total_bytes
@@ -36,7 +37,7 @@ class QuantizedSchedule:
       subtile_m: rows that are multiplied at a time; below `tile_m` weights that a subtile makes are kept for all rows.
       tile_k, tile_n: of the weight.
       subtile_n: columns that are multiplied at a time.
-      tile_blocks: rows of scales of a tile.
+      tile_blocks: scales of a column of a tile.
       makes_rows: whether rows are multiplied in another form than they come in.
       slots: tiles of the weight in VMEM.
       out_slots: tiles of the result.
@@ -89,10 +90,10 @@ class QuantizedSchedule:
             shape = (of_rows[0], padded(spec.lhs_blocks, LANES))
             fixed.append(VmemBuffer(name="lhs scales", shape=shape, dtype="float32", copies=2))
         if tiles.tile_k < spec.k:
-            fixed.append(VmemBuffer(name="acc", shape=out, dtype="float32", copies=1))
+            fixed.append(VmemBuffer(name="acc", shape=out, dtype="float32", copies=spec.weights))
         if _keeps(route, config.subtile_m, tiles.tile_m):
             made = (tiles.tile_k, config.subtile_n)
-            fixed.append(VmemBuffer(name="weights", shape=made, dtype=route.pushed, copies=1))
+            fixed.append(VmemBuffer(name="weights", shape=made, dtype=route.pushed, copies=spec.weights))
         if spec.residual:
             fixed.append(VmemBuffer(name="residual", shape=out, dtype=spec.dtype_out, copies=2))
         stored = VmemBuffer(
@@ -101,15 +102,12 @@ class QuantizedSchedule:
         scales = VmemBuffer(
             name="scales", shape=(padded(tile_blocks, _SUBLANES), tiles.tile_n), dtype=spec.dtype_scale, copies=1
         )
-        made = _made_bytes(config, route)
+        made = _made_bytes(config, route) * spec.weights
         usable = int((chip.usable_vmem_bytes_per_core - made - 2 * MIB) / _COMPILER_SHARE)
         left = usable - total_bytes(fixed)
-        slots = min(max(left // (stored.bytes + scales.bytes), 2), _MOST_SLOTS)
-        buffers = (
-            *fixed,
-            VmemBuffer(name="values", shape=stored.shape, dtype="int8", copies=slots),
-            VmemBuffer(name="scales", shape=scales.shape, dtype=spec.dtype_scale, copies=slots),
-        )
+        slots = min(max(left // (spec.weights * (stored.bytes + scales.bytes)), 2), _MOST_SLOTS)
+        copies = slots * spec.weights
+        buffers = (*fixed, replace(stored, copies=copies), replace(scales, copies=copies))
         violations = vmem_violations(buffers, usable)
         if violations:
             raise IllegalTilesError(str(config), violations)
@@ -154,8 +152,8 @@ def _common(block: int) -> int:
 
 
 def stretch_cycles(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip) -> float:
-    """Cycles of one stretch of straight code."""
-    return route_cycles(route, spec, config.subtile_m, config.tiles.tile_k, config.subtile_n, chip)
+    """Cycles of one stretch of straight code, of both weights where there are two."""
+    return spec.weights * route_cycles(route, spec, config.subtile_m, config.tiles.tile_k, config.subtile_n, chip)
 
 
 def rows_multiple(spec: QuantizedSpec) -> int:
@@ -195,11 +193,9 @@ def _require(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip
     if spec.block % BLOCK_ROWS and spec.blocks > 1:
         limit, fix = f"kernels take multiples of {BLOCK_ROWS}", "quantize with such a block"
         found.append(Violation(rule="scale-block", value=f"block={spec.block}", limit=limit, fix=fix))
-    blocks = tiles.tile_k / spec.block
-    scales = spec.blocks > 1 and blocks % _SUBLANES
-    if tiles.tile_k != spec.k and (scales or tiles.tile_k % route.depth):
-        fix = f"use tile_k={spec.k}, or a multiple of {_SUBLANES} blocks"
-        limit = f"scales of a tile fill registers of {_SUBLANES} rows"
+    if tiles.tile_k != spec.k and ((spec.blocks > 1 and tiles.tile_k % spec.block) or tiles.tile_k % route.depth):
+        fix = f"use tile_k={spec.k}, or a multiple of {math.lcm(spec.block, route.depth)}"
+        limit = "a tile has whole blocks, and whole dots"
         found.append(Violation(rule="tile-of-scales", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
     rows = rows_multiple(spec)
     if tiles.tile_m < spec.m and (tiles.tile_m % rows or config.subtile_m % rows):
