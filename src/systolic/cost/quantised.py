@@ -11,7 +11,7 @@ from systolic.cost.pipeline import ModelledTime
 from systolic.cost.ranking import TimedConfig, legal_configs
 from systolic.schedule import LANES, KernelConfig, Tiles
 from systolic.schedule.grouped import largest_divisor, padded
-from systolic.schedule.quantised import QuantizedSchedule, rows_multiple, stretch_cycles
+from systolic.schedule.quantised import SUBLANES, QuantizedSchedule, rows_multiple, stretch_cycles
 from systolic.schedule.quantised_route import route_of
 from systolic.spec import QuantizedSpec, dtype_bytes, format_bytes
 
@@ -61,6 +61,9 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     # A tile cannot be there earlier than its copy takes, and all slots but one are under way at a time.
     waited_us = its.steps * (tile_us + machine.dma_latency_cycles * us) / (its.slots - 1)
     ramp_us = rows_us + tile_us + out_us + 2 * machine.dma_latency_cycles * us + step * us
+    if its.grid_k > 1 and spec.blocks > 1 and its.tile_blocks % SUBLANES:
+        scales_bytes = spec.weights * spec.blocks * spec.n * dtype_bytes(spec.dtype_scale)
+        ramp_us += _copy_us(2 * scales_bytes, 1, chip)  # XLA copies them ahead of the kernel
     time_us = ramp_us + max(compute_us - step * us, copy_us - rows_us - tile_us - out_us, waited_us)
     return ModelledTime(time_us=time_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
 
@@ -98,7 +101,9 @@ def _space(spec: QuantizedSpec) -> Iterator[KernelConfig]:
     heights = [spec.m] if spec.m <= most_rows[0] else []
     heights += [padded(-(-spec.m // -(-spec.m // most)), rows) for most in most_rows if most < spec.m]
     widths = dict.fromkeys(largest_divisor(spec.n, LANES, most) for most in _COLUMNS)
-    deep = math.lcm(spec.block, LANES) if spec.blocks > 1 else LANES
+    deep = math.lcm(SUBLANES * spec.block, LANES) if spec.blocks > 1 else LANES
+    if deep > LANES and largest_divisor(spec.k, deep, spec.k - 1) == spec.k:
+        deep = math.lcm(spec.block, LANES)  # the scales are copied ahead of the kernel
     depths = dict.fromkeys([spec.k, *(largest_divisor(spec.k, deep, most) for most in _DEPTHS if most < spec.k)])
     for tile_m in dict.fromkeys(heights):
         parts = [tile_m, *(padded(tile_m // 2, rows) for _ in range(tile_m % (2 * rows) == 0))]
