@@ -94,6 +94,35 @@ def test_scales_of_tensors_and_other_blocks() -> None:
     check(quantised(random, (8, 128), "e4m3b11", axis=-1), quantised(random, (128, 128), "e4m3"), "v7x")
 
 
+@pytest.mark.parametrize(("chip", "row_format", "block"), [("v5e", "int8", 64), ("v6e", "e4m3", None)])
+def test_a_weight_that_is_not_quantised(chip: str, row_format: str, block: int | None) -> None:
+    """It is multiplied in bfloat16, beside the values of rows, which that holds; both sides have derivatives."""
+    random = np.random.default_rng(9)
+    lhs = quantised(random, (20, 192), row_format, axis=-1, block=block)
+    weight, given = rows(random, 192, 100), random.standard_normal((20, 100)).astype(np.float32)
+    right = np.asarray(weight).astype(np.float64)
+    allowed = (192 + 8) * 2.0**-23 * (np.abs(exact(lhs)) @ np.abs(right))
+    for implementation in ("interpret", "xla"):
+        out = np.asarray(multiply(lhs, weight, implementation=implementation, chip=chip))
+        assert np.all(np.abs(out - exact(lhs) @ right) <= allowed)
+    np.testing.assert_array_equal(interpreted(lhs, weight.astype(jnp.float32), chip=chip), out)
+
+    def loss(scales: Any, weight: Any, fn: Any) -> Any:
+        return (jax.nn.relu(fn(systolic.Quantized(lhs.values, scales), weight)) * given).sum()
+
+    def plain(lhs: systolic.Quantized, weight: Any) -> Any:
+        return jnp.matmul(lhs.dequantize(), weight.astype(jnp.float32), precision="highest")
+
+    ours = functools.partial(interpreted, chip=chip)
+    found, expected = (jax.grad(loss, (0, 1))(lhs.scales, weight, fn) for fn in (ours, plain))
+    for one, other in zip(found, expected, strict=True):
+        one, other = (np.asarray(each).astype(np.float64) for each in (one, other))
+        # float32 sums, and a cotangent and rows that are multiplied as bfloat16.
+        np.testing.assert_allclose(one, other, atol=2.0**-6 * np.abs(other).max())
+    quantised_here = interpreted(lhs.dequantize(), weight, quantize_lhs=row_format, chip=chip)
+    assert np.abs(np.asarray(quantised_here) - exact(lhs) @ right).max() < 0.1 * np.abs(exact(lhs) @ right).max()
+
+
 @pytest.mark.parametrize(
     ("chip", "name", "row_format"), [("v6e", "int8", "int8"), ("v5e", "int4", "int4"), ("v7x", "e4m3", "e4m3")]
 )

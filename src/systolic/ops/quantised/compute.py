@@ -13,7 +13,6 @@ from jax.custom_batching import custom_vmap
 
 from systolic.ops.cuts import cut_like
 from systolic.ops.dispatch import dispatched, each_of_batch
-from systolic.ops.quantised.array import Quantized
 from systolic.ops.quantised.pallas import by_pallas
 from systolic.ops.quantised.product import (
     OF_COLUMNS,
@@ -22,9 +21,8 @@ from systolic.ops.quantised.product import (
     differentiated,
     each_weight,
 )
-from systolic.ops.quantised.quantize import dequantize
 from systolic.ops.quantised.sharded import Summed, sharded_cotangents, sharded_finish, sharded_product
-from systolic.ops.quantised.xla import by_xla, finished, quantised_rows
+from systolic.ops.quantised.xla import by_xla, finished, quantised_rows, weight_of
 from systolic.ops.target import explicit_mesh
 
 
@@ -76,7 +74,7 @@ def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, sum
     values, scales, rows = kept.values, kept.scales, quantised_rows(product, kept)
     dtype = kept.lhs.dtype if kept.lhs_scales is None else jnp.dtype("float32")
     given = cotangent.astype(dtype)
-    weight = dequantize(Quantized(values, scales), dtype)
+    weight = weight_of(kept, dtype)
     to_rows = summed(jnp.matmul(given, weight.mT, preferred_element_type=jnp.float32), "n")
     # XLA leaves these out where nobody asks for derivatives of scales.
     left = kept.lhs if rows is None else rows.numbers.astype(dtype)

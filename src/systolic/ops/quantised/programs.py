@@ -20,8 +20,7 @@ from systolic.ops.matmul.product import Backend, Implementation
 from systolic.ops.quantised.array import Quantized
 from systolic.ops.quantised.pallas import by_pallas
 from systolic.ops.quantised.product import Operands, QuantizedProduct, each_weight
-from systolic.ops.quantised.quantize import dequantize
-from systolic.ops.quantised.xla import ScaledRows, finished, product_of_values, quantised_rows
+from systolic.ops.quantised.xla import ScaledRows, finished, product_of_values, quantised_rows, weight_of
 from systolic.schedule import KernelConfig
 from systolic.spec import LARGEST, QuantizedSpec
 
@@ -96,10 +95,7 @@ def by_xla_in_form(form: str, spec: QuantizedSpec, *arrays: Array) -> Array:
 def _sum_in_form(form: str, spec: QuantizedSpec, rows: ScaledRows | None, operands: Operands) -> Array:
     if form == "dequantized":
         left = operands.lhs if rows is None else rows.numbers.astype(jnp.bfloat16)
-        weight = operands.values
-        if weight.dtype.name in LARGEST:
-            weight = dequantize(Quantized(weight, operands.scales), left.dtype)
-        return jnp.matmul(left, weight, preferred_element_type=jnp.float32)
+        return jnp.matmul(left, weight_of(operands, left.dtype), preferred_element_type=jnp.float32)
     if rows is not None:
         return product_of_values(rows, operands.values, operands.scales, as_stored=form == "values")
     lhs, scales = operands.lhs, operands.scales.astype(jnp.float32)

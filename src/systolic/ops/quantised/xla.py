@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -12,6 +12,7 @@ from systolic.kernels.functions import as_dtype
 from systolic.ops.quantised.array import Quantized
 from systolic.ops.quantised.product import Operands, QuantizedProduct, each_weight
 from systolic.ops.quantised.quantize import dequantize, quantize
+from systolic.spec import LARGEST
 
 
 class ScaledRows(NamedTuple):
@@ -38,11 +39,19 @@ def by_xla(product: QuantizedProduct, operands: Operands) -> Array:
     totals = []
     for its in each_weight(operands):
         if rows is None:
-            weight = dequantize(Quantized(its.values, its.scales), its.lhs.dtype)
+            weight = weight_of(its, its.lhs.dtype)
             totals.append(jnp.matmul(its.lhs, weight, preferred_element_type=jnp.float32))
         else:
             totals.append(product_of_values(rows, its.values, its.scales))
     return finished(product, totals, operands)
+
+
+def weight_of(operands: Operands, dtype: Any) -> Array:
+    """What the weight stands for, rounded to `dtype`."""
+    its = operands
+    if its.values.dtype.name not in LARGEST:
+        return its.values.astype(dtype)  # not quantised
+    return dequantize(Quantized(its.values, its.scales), dtype)
 
 
 def quantised_rows(product: QuantizedProduct, operands: Operands) -> ScaledRows | None:
