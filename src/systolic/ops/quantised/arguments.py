@@ -135,10 +135,8 @@ def _weight(rhs: Any, name: str) -> _Weight:
         found = _Weight(values=its.values, scales=its.scales)
     else:
         values = operand(rhs, name)
-        if values.dtype.name not in LARGEST:
-            if not jnp.issubdtype(values.dtype, jnp.floating):
-                raise SpecError(f"{name} is {values.dtype.name}; beside a quantised lhs use floats or a Quantized")
-            values = values.astype(jnp.bfloat16)
+        if values.dtype.name not in (*LARGEST, "float32", "bfloat16"):
+            raise SpecError(f"{name} is {values.dtype.name}; beside a quantised lhs use floats or a Quantized")
         found = _Weight(values=values, scales=jnp.ones((1,) * values.ndim, jnp.float32))
     if found.values.ndim < 2:
         raise SpecError(f"{name} is of shape {list(found.values.shape)}; it has to be a matrix [k, n]")

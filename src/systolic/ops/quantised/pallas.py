@@ -18,6 +18,7 @@ from systolic.ops.quantised.product import Operands, QuantizedProduct
 from systolic.ops.target import for_a_tpu
 from systolic.schedule import LANES
 from systolic.schedule.quantised import QuantizedSchedule, aligned_sizes
+from systolic.spec import QuantizedSpec
 
 
 def by_pallas(product: QuantizedProduct, operands: Operands) -> Array:
@@ -46,13 +47,13 @@ def _by_pallas(product: QuantizedProduct, plans: Plans, operands: Operands) -> A
         out = quantised_product(
             QuantizedOperands(
                 lhs=_padded(its.lhs, rows, 0),
-                values=its.values,
+                values=_as_stored(its.values, spec),
                 scales=its.scales,
                 bias=None if its.bias is None else its.bias.astype(jnp.float32)[None],
                 residual=_padded(its.residual, rows, 0),
                 lhs_scales=_padded(its.lhs_scales, rows, 0),
                 out_scale=None if its.out_scale is None else its.out_scale.astype(jnp.float32)[None],
-                up_values=its.up_values,
+                up_values=None if its.up_values is None else _as_stored(its.up_values, spec),
                 up_scales=its.up_scales,
             ),
             spec=spec,
@@ -62,6 +63,11 @@ def _by_pallas(product: QuantizedProduct, plans: Plans, operands: Operands) -> A
             interpret=product.backend.interpret,
         )
     return out[:m, :n]
+
+
+def _as_stored(values: Array, spec: QuantizedSpec) -> Array:
+    """Values as the kernel reads them: a weight in float32 is rounded."""
+    return values if values.dtype.name == spec.dtype_rhs else values.astype(spec.dtype_rhs)
 
 
 def _aligned(operands: Operands) -> Operands:

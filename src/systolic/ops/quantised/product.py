@@ -14,7 +14,7 @@ class Operands(NamedTuple):
     """Arrays of a product."""
 
     lhs: Any  # [m, k], floats or values
-    values: Any  # [k, n]
+    values: Any  # [k, n]; of a weight that is not quantised float32 or bfloat16, multiplied as bfloat16
     scales: Any  # [blocks, n]
     bias: Any = None  # [n]
     residual: Any = None  # [m, n]
@@ -70,7 +70,7 @@ class QuantizedProduct:
             k=k,
             n=n,
             dtype_lhs=operands.lhs.dtype.name,
-            dtype_rhs=operands.values.dtype.name,
+            dtype_rhs=operands.values.dtype.name if operands.values.dtype.name in LARGEST else "bfloat16",
             dtype_out=self.dtype_out,
             block=k // operands.scales.shape[0],
             dtype_scale=operands.scales.dtype.name,
