@@ -85,6 +85,19 @@ test_any_formats_and_blocks = settings(deadline=None, max_examples=4)(given(**si
 test_many_formats_and_blocks = pytest.mark.slow(settings(deadline=None, max_examples=150)(given(**sizes)(check_sizes)))
 
 
+def test_what_is_fused_behind_both_scales() -> None:
+    random = np.random.default_rng(10)
+    lhs, q = quantised(random, (40, 256), "int8", axis=-1), quantised(random, (256, 200), "int4", block=128)
+    bias, scale = random.standard_normal(200).astype(np.float32), random.uniform(0.5, 2, 200).astype(np.float32)
+    residual = random.standard_normal((40, 200)).astype(np.float32)
+    fused = {"bias": bias, "activation": "relu", "residual": residual, "out_scale": scale}
+    expected = (np.maximum(exact(lhs) @ exact(q) + bias, 0) + residual) * scale
+    allowed = (bound(exact(lhs), q, 2) + 8 * 2.0**-23 * (np.abs(bias) + np.abs(residual) + 1)) * scale
+    for implementation in ("interpret", "xla"):
+        out = np.asarray(multiply(lhs, q, implementation=implementation, chip="v6e", **fused))
+        assert np.all(np.abs(out - expected) <= allowed)
+
+
 def test_scales_of_tensors_and_other_blocks() -> None:
     random = np.random.default_rng(1)
     q = quantised(random, (384, 128), "int8", block=128)
