@@ -1,7 +1,7 @@
 """tpu-inference's kernel for rows that are quantised in the call, as vLLM calls it on TPUs, with its own tuned tiles.
 
-Nothing of it is kept here: whoever wants the race installs it, `python -m pip install --no-deps tpu-inference`. Only the files of
-its kernel are loaded, for its package needs vLLM, and sets flags of the compiler for the whole process.
+Nothing of it is kept here: whoever wants the race installs it, `python -m pip install --no-deps tpu-inference`. Only
+the files of its kernel are loaded, for its package needs vLLM, and sets flags of the compiler for the whole process.
 """
 
 from __future__ import annotations
