@@ -76,6 +76,30 @@ def test_rows_are_read_once_and_quantised_in_the_kernel(
     assert others <= 2 * m * k + scales  # XLA may have copied the small arrays to VMEM ahead of the call
 
 
+@pytest.mark.parametrize(
+    ("chip", "m", "name", "block", "rows", "beside"),
+    [
+        ("v5e", 16, "int4", 128, None, False),
+        ("v6e", 100, "int4", None, None, True),
+        ("v6e", 16, "int8", None, "int8", True),
+        ("v7x", 40, "fp4", None, None, False),
+    ],
+)
+def test_gated_products_read_both_weights_and_write_one_result(
+    chip: str, m: int, name: str, block: int | None, rows: str | None, beside: bool
+) -> None:
+    k, n = 1024, 512
+    quantize = functools.partial(systolic.quantize, dtype=name, block=block)
+    columns = 2 * n if beside else n
+    weights = [jax.eval_shape(quantize, jax.ShapeDtypeStruct((k, columns), jnp.float32))] * (1 if beside else 2)
+    fn = functools.partial(systolic.gated_matmul, quantize_lhs=rows, implementation="pallas", chip=chip)
+    run = systolic.simulate(fn, jax.ShapeDtypeStruct((m, k), jnp.bfloat16), *weights, chip=chip)
+    kernel = max((one for core in run.cores for one in core.ops), key=lambda one: one.hbm_read_bytes)
+    values = 2 * k * n * (8 if name == "int8" else 4) // 8
+    assert values <= kernel.hbm_read_bytes <= values + 2 * m * k + 2 * 4 * max(8, k // (block or k)) * n
+    assert sum(one.hbm_written_bytes for core in run.cores for one in core.ops) <= 2 * 2 * m * n
+
+
 @pytest.mark.parametrize(("chip", "m", "k", "n", "block"), [("v6e", 100, 416, 300, 32), ("v5e", 3, 130, 60, None)])
 def test_odd_sizes(chip: str, m: int, k: int, n: int, block: int | None) -> None:
     q = jax.eval_shape(

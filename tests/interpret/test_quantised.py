@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -124,6 +125,7 @@ def config(tile_m: int, tile_k: int, tile_n: int, subtile_m: int, subtile_n: int
         ("int8", None, config(32, 256, 128, 32, 128)),  # one scale, k in four steps
         ("int4", None, config(48, 256, 128, 48, 128)),  # and sums of rows that are taken off once
         ("fp4", 32, config(16, 256, 384, 16, 128)),
+        ("int8", 128, config(48, 256, 128, 48, 128)),  # scales of two blocks a step
     ],
 )
 def test_steps_race_with_nothing(name: str, block: int | None, tiles: KernelConfig) -> None:
@@ -155,6 +157,29 @@ def test_what_is_fused() -> None:
         slack = 2.0**-8 * np.abs(left) @ np.abs(exact(q))
         allowed = bound(left.reshape(10, 256), q, route(10, q, "v6e")).reshape(2, 5, 200) + 2.0**-20 + slack
         assert np.all(np.abs(np.asarray(out) - expected) <= allowed)
+
+
+def test_a_scale_of_the_result() -> None:
+    """Of each column, behind everything else; integers are rounded to the nearest and saturate."""
+    random = np.random.default_rng(9)
+    q, lhs = weight(random, 256, 200, "int8"), rows(random, 7, 256)
+    residual, scale = random.standard_normal((7, 200)).astype(np.float32), random.uniform(0.5, 30, 200)
+    scale = scale.astype(np.float32)
+    left = np.asarray(lhs).astype(np.float64)
+    exactly = (np.maximum(left @ exact(q), 0) + residual) * scale
+    allowed = (bound(left, q, route(7, q, "v6e")) + 4 * 2.0**-23 * (np.abs(left) @ np.abs(exact(q)))) * scale + 2.0**-20
+    for implementation in ("interpret", "xla"):
+        multiply = functools.partial(
+            systolic.matmul, lhs, q, activation="relu", residual=residual, implementation=implementation, chip="v6e"
+        )
+        out = np.asarray(multiply(out_scale=scale, preferred_element_type="float32"))
+        slack = 0 if implementation == "interpret" else 2.0**-7 * (np.abs(left) @ np.abs(exact(q))) * scale
+        assert np.all(np.abs(out - exactly) <= allowed + slack)
+        rounded = np.asarray(multiply(out_scale=scale, preferred_element_type="int8")).astype(np.float64)
+        assert np.abs(rounded).max() <= 128
+        assert np.all(np.abs(rounded - np.clip(exactly, -128, 127)) <= 0.5 + allowed + slack)
+        one = np.asarray(multiply(out_scale=2.0, preferred_element_type="float32"))
+        np.testing.assert_array_equal(one, 2 * np.asarray(multiply(preferred_element_type="float32")))
 
 
 def test_squares_tensors_and_batches() -> None:

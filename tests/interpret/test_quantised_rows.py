@@ -85,6 +85,19 @@ test_any_formats_and_blocks = settings(deadline=None, max_examples=4)(given(**si
 test_many_formats_and_blocks = pytest.mark.slow(settings(deadline=None, max_examples=150)(given(**sizes)(check_sizes)))
 
 
+def test_what_is_fused_behind_both_scales() -> None:
+    random = np.random.default_rng(10)
+    lhs, q = quantised(random, (40, 256), "int8", axis=-1), quantised(random, (256, 200), "int4", block=128)
+    bias, scale = random.standard_normal(200).astype(np.float32), random.uniform(0.5, 2, 200).astype(np.float32)
+    residual = random.standard_normal((40, 200)).astype(np.float32)
+    fused = {"bias": bias, "activation": "relu", "residual": residual, "out_scale": scale}
+    expected = (np.maximum(exact(lhs) @ exact(q) + bias, 0) + residual) * scale
+    allowed = (bound(exact(lhs), q, 2) + 8 * 2.0**-23 * (np.abs(bias) + np.abs(residual) + 1)) * scale
+    for implementation in ("interpret", "xla"):
+        out = np.asarray(multiply(lhs, q, implementation=implementation, chip="v6e", **fused))
+        assert np.all(np.abs(out - expected) <= allowed)
+
+
 def test_scales_of_tensors_and_other_blocks() -> None:
     random = np.random.default_rng(1)
     q = quantised(random, (384, 128), "int8", block=128)
@@ -92,6 +105,35 @@ def test_scales_of_tensors_and_other_blocks() -> None:
     check(quantised(random, (8, 384), "int8", axis=-1, block=192), q, "v6e")  # both in blocks of 64
     check(quantised(random, (8, 384), "int8", axis=-1, block=128), quantised(random, (384, 128), "int8"), "v6e")
     check(quantised(random, (8, 128), "e4m3b11", axis=-1), quantised(random, (128, 128), "e4m3"), "v7x")
+
+
+@pytest.mark.parametrize(("chip", "row_format", "block"), [("v5e", "int8", 64), ("v6e", "e4m3", None)])
+def test_a_weight_that_is_not_quantised(chip: str, row_format: str, block: int | None) -> None:
+    """It is multiplied in bfloat16, beside the values of rows, which that holds; both sides have derivatives."""
+    random = np.random.default_rng(9)
+    lhs = quantised(random, (20, 192), row_format, axis=-1, block=block)
+    weight, given = rows(random, 192, 100), random.standard_normal((20, 100)).astype(np.float32)
+    right = np.asarray(weight).astype(np.float64)
+    allowed = (192 + 8) * 2.0**-23 * (np.abs(exact(lhs)) @ np.abs(right))
+    for implementation in ("interpret", "xla"):
+        out = np.asarray(multiply(lhs, weight, implementation=implementation, chip=chip))
+        assert np.all(np.abs(out - exact(lhs) @ right) <= allowed)
+    np.testing.assert_array_equal(interpreted(lhs, weight.astype(jnp.float32), chip=chip), out)
+
+    def loss(scales: Any, weight: Any, fn: Any) -> Any:
+        return (jax.nn.relu(fn(systolic.Quantized(lhs.values, scales), weight)) * given).sum()
+
+    def plain(lhs: systolic.Quantized, weight: Any) -> Any:
+        return jnp.matmul(lhs.dequantize(), weight.astype(jnp.float32), precision="highest")
+
+    ours = functools.partial(interpreted, chip=chip)
+    found, expected = (jax.grad(loss, (0, 1))(lhs.scales, weight, fn) for fn in (ours, plain))
+    for one, other in zip(found, expected, strict=True):
+        one, other = (np.asarray(each).astype(np.float64) for each in (one, other))
+        # float32 sums, and a cotangent and rows that are multiplied as bfloat16.
+        np.testing.assert_allclose(one, other, atol=2.0**-6 * np.abs(other).max())
+    quantised_here = interpreted(lhs.dequantize(), weight, quantize_lhs=row_format, chip=chip)
+    assert np.abs(np.asarray(quantised_here) - exact(lhs) @ right).max() < 0.1 * np.abs(exact(lhs) @ right).max()
 
 
 @pytest.mark.parametrize(

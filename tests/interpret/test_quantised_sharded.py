@@ -72,6 +72,26 @@ with jax.default_matmul_precision("highest"):
         for left, right in pairs:
             given = put(rows.scales, *left[:1]), put(rows.values, *left), cut(by_block, *right)
             close(jax.jit(jax.grad(of_scales))(*given), jax.grad(of_scales)(rows.scales, rows.values, by_block))
+    # Two weights, a scale of the result, and a weight that is not quantised: rows and columns cut, and k.
+    gated = functools.partial(systolic.gated_matmul, implementation=by, chip="v6e")
+    plain, up = normal(k, n), systolic.quantize(normal(k, n), dtype="int8", axis=0, block=128)
+    leaves = zip(jax.tree.leaves(by_block), jax.tree.leaves(up), strict=True)
+    beside = systolic.Quantized(*(jnp.concatenate(both, 1) for both in leaves))
+    def gated_loss(lhs, gate, up, scales):
+        return (gated(lhs, systolic.Quantized(gate.values, scales), up) ** 2).sum()
+    for left, right in pairs[:2] if by == "xla" else pairs[:1]:
+        its = put(lhs, *left), cut(by_block, *right), cut(up, *right)
+        close(jax.jit(gated)(*its), gated(lhs, by_block, up))
+        close(jax.jit(gated)(its[0], cut(beside, *right)), gated(lhs, by_block, up))
+        scaled = jax.jit(multiply)(its[0], its[1], out_scale=put(bias))
+        close(scaled, multiply(lhs, by_block, out_scale=bias))
+        of_rows = systolic.Quantized(put(rows.values, *left), put(rows.scales, *left[:1]))
+        close(jax.jit(multiply)(of_rows, put(plain, *right)), multiply(rows, plain))
+        if by == "xla":
+            found = jax.jit(jax.grad(gated_loss, argnums=(0, 3)))(*its, its[1].scales)
+            close(found, jax.grad(gated_loss, argnums=(0, 3))(lhs, by_block, up, by_block.scales))
+            weight_loss = lambda weight, of_rows: (multiply(of_rows, weight) ** 2).sum()
+            close(jax.jit(jax.grad(weight_loss))(put(plain, *right), of_rows), jax.grad(weight_loss)(plain, rows))
 assert jax.jit(multiply)(put(lhs, "x"), cut(by_block, None, "y")).sharding.spec == P("x", "y")
 
 # In a program for TPUs there is a kernel, and no warning.

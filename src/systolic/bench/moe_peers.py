@@ -28,12 +28,13 @@ class Peer:
 
     Attributes:
       config: how it is called, where that is a choice.
-      program: of the arguments of `moe_programs.arguments`; None: there is none, and `reason` says why.
+      program: of `arguments`, or of those that XLA's program has; None: there is none, and `reason` says why.
     """
 
     name: str
     config: str = ""
     program: Callable[..., Any] | None
+    arguments: tuple[Any, ...] | None = None
     reason: str = ""
 
 

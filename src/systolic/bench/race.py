@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from systolic.bench import layer_programs, moe_programs, sharded_programs, sparse_programs
+from systolic.bench import layer_programs, moe_programs, quantised_peers, sharded_programs, sparse_programs
 from systolic.bench.cases import Case
 from systolic.bench.layers import LayersSpec
 from systolic.bench.moe import MoeSpec
@@ -22,7 +22,7 @@ from systolic.experiments import Experiment, Outcome, Runner, Stopped
 from systolic.op import RacedPrograms, op_of
 from systolic.ops import plan
 from systolic.schedule import TilesError
-from systolic.spec import Spec, SpecError
+from systolic.spec import QuantizedSpec, Spec, SpecError
 
 Who = str  # "ours", "xla", "flagged xla", "xla: " and one of its forms, or the name of a public kernel
 Against = Literal["all", "xla", "nothing"]
@@ -53,7 +53,7 @@ def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, agains
                 asked.append(("flagged xla", case.spec))
                 asked += [(_form(name), case.spec) for name in _forms(case.spec, chip)]
             if against == "all":
-                asked += [(peer.name, case.spec) for peer in _peers(case.spec)]
+                asked += [(peer.name, case.spec) for peer in _peers(case.spec, chip)]
             if case.even is not None:
                 asked.append(("ours", case.even))
             for who, spec in asked:
@@ -77,7 +77,7 @@ def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, agains
                 even=outcomes.get((chip.name, "ours", case.even), _NOT_RUN),
                 peers=tuple(
                     _peer_time(peer, outcomes.get((chip.name, peer.name, case.spec), _NOT_RUN))
-                    for peer in (_peers(case.spec) if against == "all" else ())
+                    for peer in (_peers(case.spec, chip) if against == "all" else ())
                 ),
             ),
             _certain(outcomes.get((chip.name, "flagged xla", case.spec), _NOT_RUN)),
@@ -106,17 +106,18 @@ def _experiment(name: str, chip: Chip, who: Who, spec: Spec) -> Experiment | Non
         raced = _raced(spec, chip)
     except _UNPLANNED:
         return None
-    if (fn := _program(raced, who, spec)) is None:
-        return None
     args = raced.arguments if who == "ours" or raced.xla_arguments is None else raced.xla_arguments
+    forms = {_form(name): fn for name, fn in raced.xla_forms.items()}
+    programs = {"ours": raced.ours, "xla": raced.xla, "flagged xla": raced.xla, **forms}
+    if who in programs:
+        fn = programs[who]
+    else:
+        peer = next(one for one in _peers(spec, chip) if one.name == who)
+        fn, args = peer.program, peer.arguments or args
+    if fn is None:
+        return None
     topology = spec.topology if isinstance(spec, ShardedSpec) else None
     return Experiment(fn=fn, args=args, chip=compiled_for, topology=topology, label=f"{chip.name} {name} {who}")
-
-
-def _program(raced: RacedPrograms, who: Who, spec: Any) -> Callable[..., Any] | None:
-    forms = {_form(name): fn for name, fn in raced.xla_forms.items()}
-    known = {"ours": raced.ours, "xla": raced.xla, "flagged xla": raced.xla, **forms}
-    return known[who] if who in known else next(peer.program for peer in _peers(spec) if peer.name == who)
 
 
 def _form(name: str) -> Who:
@@ -131,7 +132,9 @@ def _forms(spec: Any, chip: Chip) -> Sequence[str]:
         return ()
 
 
-def _peers(spec: Any) -> Sequence[Peer]:
+def _peers(spec: Any, chip: Chip) -> Sequence[Peer]:
+    if isinstance(spec, QuantizedSpec):
+        return tuple(quantised_peers.peers(spec, chip))
     if isinstance(spec, PatternSpec):
         return tuple(sparse_programs.peers(spec))
     return tuple(peers(spec)) if isinstance(spec, MoeSpec) else ()

@@ -196,10 +196,14 @@ _QUANTISED_ROWS_FORMATS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+# Of these also gate and up of Llama-3 8B in one kernel.
+_QUANTISED_GATED = ("int4/128", "int8/128", "w8a8", "fp8")
+
+
 def _quantised(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
     """Rows in bfloat16 times weights of a few bits; their names begin with the format, and its block.
 
-    Behind them the same rows, quantised in the call.
+    Behind them the same rows, quantised in the call, and gated products.
     """
     if dtype != "bfloat16":
         return
@@ -207,10 +211,14 @@ def _quantised(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
         *((label, name, block, None) for label, name, block in _QUANTISED_FORMATS),
         *((label, name, None, row_format) for label, row_format, name in _QUANTISED_ROWS_FORMATS),
     ]
-    weights = [one for one in WEIGHTS if one[0] in _QUANTISED_WEIGHTS]
-    for (label, name, block, row_format), (group, rows), (weight, k, n) in itertools.product(
-        formats, _QUANTISED_ROWS, weights
-    ):
+    weights = [(*one, False) for one in WEIGHTS if one[0] in _QUANTISED_WEIGHTS]
+    _, k, n = _LLAMA
+    products = [*itertools.product(formats, _QUANTISED_ROWS, weights)]
+    products += itertools.product(
+        [one for one in formats if one[0] in _QUANTISED_GATED], _QUANTISED_ROWS, [("llama3-8b mlp", k, n, True)]
+    )
+    for (label, name, block, row_format), (group, rows), (weight, k, n, gated) in products:
+        label = f"gated-{label}" if gated else label
         for m in rows:
             spec = QuantizedSpec(
                 m=m,
@@ -221,6 +229,8 @@ def _quantised(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
                 dtype_out=dtype,
                 block=k if block is None else block,
                 quantize_lhs=row_format,
+                gated=gated,
+                activation="silu" if gated else "",
             )
             yield Case(suite="quantised", group=f"{label} {group}", name=f"{label} {weight} {m}", spec=spec)
 

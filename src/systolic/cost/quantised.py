@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 
 from systolic.chips import Chip
@@ -10,13 +11,13 @@ from systolic.cost.pipeline import ModelledTime
 from systolic.cost.ranking import TimedConfig, legal_configs
 from systolic.schedule import LANES, KernelConfig, Tiles
 from systolic.schedule.grouped import largest_divisor, padded
-from systolic.schedule.quantised import QuantizedSchedule, rows_multiple, stretch_cycles
+from systolic.schedule.quantised import SUBLANES, QuantizedSchedule, rows_multiple, stretch_cycles
 from systolic.schedule.quantised_route import route_of
 from systolic.spec import QuantizedSpec, dtype_bytes, format_bytes
 
 _STEP_CYCLES = 200  # scalar code of one step, as simulated on v6e
 _REGISTER_BYTES = 4096
-_COPIES = 3  # that a step starts and waits for: values, scales, result
+_COPIES_OF_A_WEIGHT = 2  # that a step starts and waits for, values and scales, besides one of the result
 _MOST_ROWS = (512, 256, 128, 64, 16)  # of a block, where not all of m is one
 # Products of narrow rows take half of the time, so that a weight that is read once for 512 rows would be waited for.
 _MOST_NARROW_ROWS = (2048, 1024, *_MOST_ROWS)
@@ -40,11 +41,11 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     its, machine, estimate = QuantizedSchedule.of(spec, config, chip), chip.machine, chip.step_estimate
     us = 1e6 / machine.clock_hz
     stretches = its.tile_m // its.subtile_m * (its.tile_n // its.subtile_n)
-    ends = estimate.fill_cycles + estimate.drain_cycles_per_row * its.subtile_m
-    held = _COPIES * (machine.dma_issue_cycles + machine.dma_wait_cycles)
+    ends = spec.weights * (estimate.fill_cycles + estimate.drain_cycles_per_row * its.subtile_m)
+    held = (_COPIES_OF_A_WEIGHT * spec.weights + 1) * (machine.dma_issue_cycles + machine.dma_wait_cycles)
     step = stretches * (stretch_cycles(spec, config, its.route, chip) + ends) + _STEP_CYCLES + held
     if its.keeps_weights:  # the weights that are made are stored in VMEM, a register a cycle
-        step += its.tile_k * its.tile_n * dtype_bytes(its.route.pushed) / _REGISTER_BYTES
+        step += spec.weights * its.tile_k * its.tile_n * dtype_bytes(its.route.pushed) / _REGISTER_BYTES
     quantised = its.tile_m * spec.k * dtype_bytes("float32") / _REGISTER_BYTES if spec.quantize_lhs else 0
     compute_us = (its.steps * step + its.grid_m * quantised * _QUANTISE_CYCLES) * us
     rows_us = _copy_us(its.tile_m * spec.k * dtype_bytes(spec.dtype_lhs), 1, chip)
@@ -53,12 +54,16 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     runs = its.tile_k * values_bytes // (its.tile_k * its.tile_n) // 8 if its.grid_n > 1 else 1
     tile_us = _copy_us(values_bytes, max(runs, 1), chip)
     tile_us += _copy_us(its.tile_blocks * its.tile_n * dtype_bytes(spec.dtype_scale), 1, chip)
+    tile_us *= spec.weights
     out_us = _copy_us(its.tile_m * its.tile_n * dtype_bytes(spec.dtype_out), its.tile_m // 8 + 1, chip)
     results = its.grid_m * its.grid_n
     copy_us = its.grid_m * rows_us + its.steps * tile_us + results * out_us * (2 if spec.residual else 1)
     # A tile cannot be there earlier than its copy takes, and all slots but one are under way at a time.
     waited_us = its.steps * (tile_us + machine.dma_latency_cycles * us) / (its.slots - 1)
     ramp_us = rows_us + tile_us + out_us + 2 * machine.dma_latency_cycles * us + step * us
+    if its.grid_k > 1 and spec.blocks > 1 and its.tile_blocks % SUBLANES:
+        scales_bytes = spec.weights * spec.blocks * spec.n * dtype_bytes(spec.dtype_scale)
+        ramp_us += _copy_us(2 * scales_bytes, 1, chip)  # XLA copies them ahead of the kernel
     time_us = ramp_us + max(compute_us - step * us, copy_us - rows_us - tile_us - out_us, waited_us)
     return ModelledTime(time_us=time_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
 
@@ -96,7 +101,10 @@ def _space(spec: QuantizedSpec) -> Iterator[KernelConfig]:
     heights = [spec.m] if spec.m <= most_rows[0] else []
     heights += [padded(-(-spec.m // -(-spec.m // most)), rows) for most in most_rows if most < spec.m]
     widths = dict.fromkeys(largest_divisor(spec.n, LANES, most) for most in _COLUMNS)
-    depths = dict.fromkeys([spec.k, *(largest_divisor(spec.k, LANES, most) for most in _DEPTHS if most < spec.k)])
+    deep = math.lcm(SUBLANES * spec.block, LANES) if spec.blocks > 1 else LANES
+    if deep > LANES and largest_divisor(spec.k, deep, spec.k - 1) == spec.k:
+        deep = math.lcm(spec.block, LANES)  # the scales are copied ahead of the kernel
+    depths = dict.fromkeys([spec.k, *(largest_divisor(spec.k, deep, most) for most in _DEPTHS if most < spec.k)])
     for tile_m in dict.fromkeys(heights):
         parts = [tile_m, *(padded(tile_m // 2, rows) for _ in range(tile_m % (2 * rows) == 0))]
         for tile_k in depths:

@@ -7,7 +7,8 @@ the result on their way out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from systolic.chips import Chip
 from systolic.schedule.buffers import VmemBuffer, total_bytes
@@ -19,8 +20,9 @@ from systolic.spec import QuantizedSpec, dtype_bytes, format_bytes
 
 _MOST_SLOTS = 4
 _OUT_SLOTS = 4
-_SUBLANES = 8
+SUBLANES = 8
 _COMPILER_SHARE = 1.2  # of the buffers, for what the compiler adds to them; besides what one subtile makes
+_ASKED_SHARE = 1.1  # of all of that: what the compiler needs depends on what it may have
 # Values of eight bits fill registers of 32 rows, and dots take whole ones.
 BLOCK_ROWS = 32
 MOST_CYCLES = 10500  # of one stretch of straight code: about as many bundles
@@ -36,7 +38,7 @@ class QuantizedSchedule:
       subtile_m: rows that are multiplied at a time; below `tile_m` weights that a subtile makes are kept for all rows.
       tile_k, tile_n: of the weight.
       subtile_n: columns that are multiplied at a time.
-      tile_blocks: rows of scales of a tile.
+      tile_blocks: scales of a column of a tile.
       makes_rows: whether rows are multiplied in another form than they come in.
       slots: tiles of the weight in VMEM.
       out_slots: tiles of the result.
@@ -79,7 +81,7 @@ class QuantizedSchedule:
         ]
         if _makes_rows(spec, route):
             fixed.append(VmemBuffer(name="rows", shape=fixed[0].shape, dtype=route.rows, copies=1))
-        of_rows = (padded(tiles.tile_m, _SUBLANES), LANES)  # one number for each row, in every lane
+        of_rows = (padded(tiles.tile_m, SUBLANES), LANES)  # one number for each row, in every lane
         if route.offset:
             fixed.append(VmemBuffer(name="row sums", shape=(spec.blocks, *of_rows), dtype="float32", copies=1))
         if spec.scales_rows:
@@ -89,27 +91,28 @@ class QuantizedSchedule:
             shape = (of_rows[0], padded(spec.lhs_blocks, LANES))
             fixed.append(VmemBuffer(name="lhs scales", shape=shape, dtype="float32", copies=2))
         if tiles.tile_k < spec.k:
-            fixed.append(VmemBuffer(name="acc", shape=out, dtype="float32", copies=1))
+            fixed.append(VmemBuffer(name="acc", shape=out, dtype="float32", copies=spec.weights))
         if _keeps(route, config.subtile_m, tiles.tile_m):
             made = (tiles.tile_k, config.subtile_n)
-            fixed.append(VmemBuffer(name="weights", shape=made, dtype=route.pushed, copies=1))
+            fixed.append(VmemBuffer(name="weights", shape=made, dtype=route.pushed, copies=spec.weights))
         if spec.residual:
             fixed.append(VmemBuffer(name="residual", shape=out, dtype=spec.dtype_out, copies=2))
         stored = VmemBuffer(
             name="values", shape=(format_bytes(spec.dtype_rhs, tiles.tile_k), tiles.tile_n), dtype="int8", copies=1
         )
         scales = VmemBuffer(
-            name="scales", shape=(padded(tile_blocks, _SUBLANES), tiles.tile_n), dtype=spec.dtype_scale, copies=1
+            name="scales", shape=(padded(tile_blocks, SUBLANES), tiles.tile_n), dtype=spec.dtype_scale, copies=1
         )
-        made = _made_bytes(config, route)
+        made, dots = _made_bytes(config, route) * spec.weights, _dots_bytes(config, route) * spec.weights
+        # One weight was never seen to need room for its dots that it could not get; two were.
+        made += dots if spec.gated else 0
         usable = int((chip.usable_vmem_bytes_per_core - made - 2 * MIB) / _COMPILER_SHARE)
         left = usable - total_bytes(fixed)
-        slots = min(max(left // (stored.bytes + scales.bytes), 2), _MOST_SLOTS)
-        buffers = (
-            *fixed,
-            VmemBuffer(name="values", shape=stored.shape, dtype="int8", copies=slots),
-            VmemBuffer(name="scales", shape=scales.shape, dtype=spec.dtype_scale, copies=slots),
-        )
+        slots = min(max(left // (spec.weights * (stored.bytes + scales.bytes)), 2), _MOST_SLOTS)
+        copies = slots * spec.weights
+        buffers = (*fixed, replace(stored, copies=copies), replace(scales, copies=copies))
+        asked = int((total_bytes(buffers) * _COMPILER_SHARE + made + 2 * MIB) * _ASKED_SHARE)
+        asked += 0 if spec.gated else dots
         violations = vmem_violations(buffers, usable)
         if violations:
             raise IllegalTilesError(str(config), violations)
@@ -128,7 +131,7 @@ class QuantizedSchedule:
             slots=slots,
             out_slots=_OUT_SLOTS,
             buffers=buffers,
-            vmem_limit_bytes=max(int(total_bytes(buffers) * _COMPILER_SHARE) + made + 2 * MIB, chip.scoped_vmem_bytes),
+            vmem_limit_bytes=min(max(asked, chip.scoped_vmem_bytes), chip.usable_vmem_bytes_per_core),
         )
 
     @property
@@ -154,13 +157,13 @@ def _common(block: int) -> int:
 
 
 def stretch_cycles(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip) -> float:
-    """Cycles of one stretch of straight code."""
-    return route_cycles(route, spec, config.subtile_m, config.tiles.tile_k, config.subtile_n, chip)
+    """Cycles of one stretch of straight code, of both weights where there are two."""
+    return spec.weights * route_cycles(route, spec, config.subtile_m, config.tiles.tile_k, config.subtile_n, chip)
 
 
 def rows_multiple(spec: QuantizedSpec) -> int:
     """Rows of whole registers, of the result and of quantised lhs: where a block or a subtile of rows may begin."""
-    of_result = _SUBLANES * 4 // max(dtype_bytes(spec.dtype_out), 1)
+    of_result = SUBLANES * 4 // max(dtype_bytes(spec.dtype_out), 1)
     return max(of_result, {None: 0, "int4": 2 * BLOCK_ROWS}.get(spec.row_format, BLOCK_ROWS))
 
 
@@ -180,6 +183,14 @@ def _made_bytes(config: KernelConfig, route: Route) -> int:
     return made + 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")
 
 
+def _dots_bytes(config: KernelConfig, route: Route) -> int:
+    """Sums of every dot of a subtile with weights as codes, of which v5e and v6e keep many: refusals say so."""
+    if route.made != "codes":
+        return 0
+    dots = config.tiles.tile_k // route.depth
+    return dots * config.subtile_m * config.subtile_n * dtype_bytes("float32")
+
+
 def _require(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip) -> None:
     tiles, found = config.tiles, list[Violation]()
     for letter in "kn":
@@ -195,11 +206,9 @@ def _require(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip
     if spec.block % BLOCK_ROWS and spec.blocks > 1:
         limit, fix = f"kernels take multiples of {BLOCK_ROWS}", "quantize with such a block"
         found.append(Violation(rule="scale-block", value=f"block={spec.block}", limit=limit, fix=fix))
-    blocks = tiles.tile_k / spec.block
-    scales = spec.blocks > 1 and blocks % _SUBLANES
-    if tiles.tile_k != spec.k and (scales or tiles.tile_k % route.depth):
-        fix = f"use tile_k={spec.k}, or a multiple of {_SUBLANES} blocks"
-        limit = f"scales of a tile fill registers of {_SUBLANES} rows"
+    if tiles.tile_k != spec.k and ((spec.blocks > 1 and tiles.tile_k % spec.block) or tiles.tile_k % route.depth):
+        fix = f"use tile_k={spec.k}, or a multiple of {math.lcm(spec.block, route.depth)}"
+        limit = "a tile has whole blocks, and whole dots"
         found.append(Violation(rule="tile-of-scales", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
     rows = rows_multiple(spec)
     if tiles.tile_m < spec.m and (tiles.tile_m % rows or config.subtile_m % rows):

@@ -259,6 +259,6 @@ def _depth(block: int, mxu_rows: int) -> int:
 
 
 def _weights_depth(spec: QuantizedSpec, chip: Chip) -> int:
-    """Whole blocks, as many as fill a unit, that divide k."""
-    several = math.lcm(spec.block, max(chip.machine.mxu_rows, _LANES))
-    return several if spec.k % several == 0 else spec.k
+    """Whole blocks, as many as fill a unit, or else registers, that divide k."""
+    several = (math.lcm(spec.block, rows) for rows in (max(chip.machine.mxu_rows, _LANES), _LANES))
+    return next((rows for rows in several if spec.k % rows == 0), spec.k)

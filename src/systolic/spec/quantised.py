@@ -1,4 +1,4 @@
-"""A product with a quantised right-hand side, and perhaps a quantised left-hand side."""
+"""A product with a quantised right-hand side, a quantised left-hand side, or both."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from systolic.spec.matmul import LARGEST_SIZE
 
 _SCALES = ("float32", "bfloat16")
 _FLOATS = ("float32", "bfloat16")
+_PLAIN = "bfloat16"
 # Formats of rows that the kernel takes. Rows in others are cast ahead of it, which is exact.
 ROW_FORMATS = ("int8", "int4", "float8_e4m3fn", "float8_e5m2")
 _INTEGERS = ("int8", "int4")
@@ -19,21 +20,24 @@ _CODED_AS = {"int4": "float8_e4m3fn", "float4_e2m1fn": "float8_e5m2"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedSpec:
-    """`activation(lhs[m, k] @ (values[k, n] · scales) + bias) + residual`, with a scale for `block` rows of a column.
+    """`(activation(lhs[m, k] @ (values[k, n] · scales) + bias) + residual) · out_scale`, a scale for `block` of k.
 
     Attributes:
       dtype_lhs: bfloat16, or float32, which is multiplied as bfloat16; or one of `ROW_FORMATS`, of values with scales.
       lhs_block: columns of a row of lhs that share a scale, of a lhs that has scales: k, or as many as `block`.
       quantize_lhs: one of `ROW_FORMATS`, to which the kernel quantises each row of lhs with a scale of its own; None:
         it does not.
-      dtype_rhs: of the values.
+      dtype_rhs: of the values; bfloat16 beside quantised rows, of a weight that is not quantised: its scales are one.
       block: rows of a column of the right-hand side that share a scale, a divisor of k; k: one scale a column.
       dtype_scale: float32 or bfloat16.
       bias, residual: whether these are added.
       activation: the name of a function of the sum and the bias.
+      gated: whether there is a second weight like the first, whose product is multiplied by the activation:
+        `activation(lhs @ gate) · (lhs @ up)`.
+      out_scale: whether the result is multiplied by a number for each column.
 
     Raises:
-      SpecError: a size is below one or above 2³¹ − 1, or a dtype is unknown.
+      SpecError: a size is below one or above 2³¹ − 1, a dtype is unknown, or `gated` comes with another fusion.
       QuantizationError: nothing is quantised to `dtype_rhs`, or the block does not divide k.
     """
 
@@ -50,6 +54,8 @@ class QuantizedSpec:
     residual: bool = False
     lhs_block: int | None = None
     quantize_lhs: str | None = None
+    gated: bool = False
+    out_scale: bool = False
 
     def __post_init__(self) -> None:
         for name in ("m", "k", "n", "block"):
@@ -60,12 +66,17 @@ class QuantizedSpec:
             raise SpecError(f"dtype_lhs={self.dtype_lhs!r}; use {', '.join((*_FLOATS, *ROW_FORMATS))}")
         self._check_rows()
         dtype_bytes(self.dtype_out)
-        if self.dtype_rhs not in LARGEST:
-            raise QuantizationError(f"dtype_rhs={self.dtype_rhs!r} is no format; use one of {', '.join(LARGEST)}")
+        if self.dtype_rhs not in LARGEST and not (self.dtype_rhs == _PLAIN and self.scales_rows):
+            beside = f", or {_PLAIN} beside quantised rows"
+            raise QuantizationError(
+                f"dtype_rhs={self.dtype_rhs!r} is no format; use one of {', '.join(LARGEST)}{beside}"
+            )
         if self.dtype_scale not in _SCALES:
             raise QuantizationError(f"dtype_scale={self.dtype_scale!r}; use {' or '.join(_SCALES)}")
         if self.k % self.block:
             raise QuantizationError(f"block={self.block} does not divide k={self.k}; use a divisor")
+        if self.gated and (self.bias or self.residual or self.out_scale):
+            raise SpecError("gated products take neither bias, residual nor out_scale; leave them out")
 
     def _check_rows(self) -> None:
         in_hbm = self.lhs_block is not None
@@ -78,6 +89,11 @@ class QuantizedSpec:
                 f"quantize_lhs={self.quantize_lhs!r} of dtype_lhs={self.dtype_lhs!r}; floats are quantised to "
                 f"{', '.join(ROW_FORMATS)}"
             )
+
+    @property
+    def weights(self) -> int:
+        """How many weights the rows are multiplied by."""
+        return 2 if self.gated else 1
 
     @property
     def blocks(self) -> int:
@@ -120,7 +136,7 @@ class QuantizedSpec:
     @property
     def flops(self) -> int:
         """Multiplications and additions, without those of the scales."""
-        return 2 * self.m * self.k * self.n
+        return 2 * self.m * self.k * self.n * self.weights
 
     @property
     def lhs_bytes(self) -> int:
@@ -129,11 +145,12 @@ class QuantizedSpec:
 
     @property
     def rhs_bytes(self) -> int:
-        """Bytes of values and scales."""
-        return format_bytes(self.dtype_rhs, self.k * self.n) + self.blocks * self.n * dtype_bytes(self.dtype_scale)
+        """Bytes of values and scales, of both weights where there are two."""
+        scales = self.blocks * self.n * dtype_bytes(self.dtype_scale)
+        return self.weights * (format_bytes(self.dtype_rhs, self.k * self.n) + scales)
 
     @property
     def least_hbm_bytes(self) -> int:
         """Everything read once, the result written once."""
-        beside = self.m * self.n * dtype_bytes(self.dtype_out) * (2 if self.residual else 1) + 4 * self.n * self.bias
-        return self.lhs_bytes + self.rhs_bytes + beside
+        results = self.m * self.n * dtype_bytes(self.dtype_out) * (2 if self.residual else 1)
+        return self.lhs_bytes + self.rhs_bytes + results + 4 * self.n * (self.bias + self.out_scale)

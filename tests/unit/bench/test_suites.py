@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 
 import jax
 import numpy as np
 import pytest
 
-from systolic.bench import layer_programs
+from systolic.bench import layer_programs, quantised_peers
 from systolic.bench.suites import (
     DECODE,
     FUSED_SIZES,
@@ -88,7 +89,7 @@ def test_layers() -> None:
 
 
 def test_quantised_has_every_format_with_every_number_of_rows() -> None:
-    cases = suite("quantised")
+    cases = [case for case in suite("quantised") if not case.spec.gated]
     specs = [case.spec for case in cases]
     combinations = {(one.row_format, one.dtype_rhs, one.block < one.k, one.m, one.k) for one in specs}
     assert len(combinations) == len(cases) == (5 + 4) * 7 * 3
@@ -97,6 +98,25 @@ def test_quantised_has_every_format_with_every_number_of_rows() -> None:
         outs = [jax.eval_shape(fn, *raced.arguments) for fn in (raced.ours, raced.xla, *raced.xla_forms.values())]
         assert set(outs) == {jax.ShapeDtypeStruct((1, 14336), "bfloat16")}
         assert "dequantized" in raced.xla_forms
+
+
+def test_quantised_has_gated_products_beside_plain_ones() -> None:
+    gated = [case for case in suite("quantised") if case.spec.gated]
+    assert len(gated) == 4 * 7
+    assert all(case.name.startswith("gated-") for case in gated)
+    raced = op_of(gated[0].spec).raced(gated[0].spec, chip("v5e"))
+    outs = [jax.eval_shape(fn, *raced.arguments) for fn in (raced.ours, raced.xla, *raced.xla_forms.values())]
+    assert set(outs) == {jax.ShapeDtypeStruct((1, 14336), "bfloat16")}
+
+
+def test_tpu_inference_races_what_its_kernel_takes_or_says_why_not() -> None:
+    by_name = {case.name: case.spec for case in suite("quantised")}
+    assert not list(quantised_peers.peers(by_name["int4/128 llama3-8b gate 16"], chip("v6e")))
+    assert not list(quantised_peers.peers(by_name["gated-w8a8 llama3-8b mlp 16"], chip("v6e")))
+    (peer,) = quantised_peers.peers(by_name["w8a8 llama3-8b gate 16"], chip("v6e"))
+    assert (peer.program is None) == bool(peer.reason)
+    if importlib.util.find_spec("tpu_inference") is None:
+        assert "not installed" in peer.reason
 
 
 def test_an_unknown_suite_is_named() -> None:

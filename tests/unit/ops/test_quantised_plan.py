@@ -135,12 +135,34 @@ def test_sizes_are_padded_to_registers_and_blocks() -> None:
     assert aligned_sizes(4096, 14336, 128) == (4096, 14336)
 
 
+def test_two_weights_are_twice_the_work() -> None:
+    one, two = spec(quantize_lhs="int8"), spec(quantize_lhs="int8", gated=True, activation="silu")
+    assert (two.flops, two.rhs_bytes, two.lhs_bytes) == (2 * one.flops, 2 * one.rhs_bytes, one.lhs_bytes)
+    for chip in ("v5e", "v6e", "v7x"):
+        for changes in ({"m": 16}, {"m": 2048}, {"m": 128, "block": 128}):
+            plans = [systolic.plan(dataclasses.replace(its, **changes), chip) for its in (one, two)]
+            assert 1.5 < plans[1].time_us / plans[0].time_us < 2.2
+            assert plans[1].vmem_bytes < plans[1].vmem_limit_bytes <= systolic.chip(chip).usable_vmem_bytes_per_core
+
+
+@pytest.mark.parametrize("k", [28672, 25600, 29568, 11008])
+def test_any_multiple_of_128_has_tiles(k: int) -> None:
+    """Also where no part of k has eight blocks, or a matrix unit cannot be filled with whole ones."""
+    for chip in ("v5e", "v6e", "v7x"):
+        for block in (one for one in (32, 128, 1024, 4096) if k % one == 0):
+            for m in (1, 2048):
+                assert systolic.plan(spec(m=m, k=k, n=4096, block=block), chip).time_us > 0
+
+
 def test_specs_are_kept_and_read() -> None:
-    wanted = spec(bias=True, activation="silu", residual=True)
+    wanted = spec(bias=True, activation="silu", residual=True, out_scale=True)
     record = record_of(wanted)
     assert record["op"] == "quantised"
     assert read_spec(record["op"], record["spec"]) == wanted
-    assert all(op_of(wanted).words(wanted))
+    assert op_of(wanted).words(wanted)[2] == "bias, silu, residual, a scale of the result"
+    wanted = spec(gated=True, activation="silu", dtype_rhs="bfloat16", quantize_lhs="int8")
+    assert read_spec(record["op"], record_of(wanted)["spec"]) == wanted
+    assert op_of(wanted).words(wanted)[2] == "silu, times a second product"
     for rows in ({"quantize_lhs": "int8"}, {"dtype_lhs": "float8_e4m3fn", "lhs_block": 4096}):
         wanted = spec(**rows)
         assert read_spec("quantised", record_of(wanted)["spec"]) == wanted
@@ -160,7 +182,10 @@ def test_formats_that_a_chip_does_not_take() -> None:
     ("changes", "error"),
     [
         ({"block": 100}, QuantizationError),
-        ({"dtype_rhs": "bfloat16"}, QuantizationError),
+        ({"dtype_rhs": "bfloat16"}, QuantizationError),  # beside rows that are not quantised either
+        ({"dtype_rhs": "float16", "quantize_lhs": "int8"}, QuantizationError),
+        ({"gated": True, "bias": True}, SpecError),
+        ({"gated": True, "out_scale": True}, SpecError),
         ({"dtype_scale": "float16"}, QuantizationError),
         ({"dtype_lhs": "int8"}, SpecError),
         ({"m": 0}, SpecError),
@@ -178,7 +203,7 @@ def test_specs_that_cannot_be(changes: dict[str, Any], error: type[Exception]) -
     ("tiles", "subtile", "rule"),
     [
         ((16, 4096, 1000), 1000, "tile-divides"),
-        ((16, 512, 1024), 512, "tile-of-scales"),
+        ((16, 64, 1024), 512, "tile-of-scales"),
         ((16, 4096, 1024), 64, "tile-alignment"),
         ((16, 4096, 14336), 14336, "code-size"),
     ],
@@ -199,7 +224,7 @@ def test_tiles_that_break_rules(tiles: tuple[int, int, int], subtile: int, rule:
     ("keywords", "said"),
     [
         ({"transpose_rhs": True}, "transpose_rhs"),
-        ({"out_scale": 2.0}, "out_scale"),
+        ({"out_scale": np.ones((2, 1), np.float32)}, "out_scale"),
         ({"rhs_fn": jnp.abs}, "rhs_fn"),
         ({"precision": "highest"}, "precision"),
         ({"bias": np.ones(3, np.float32)}, "bias"),
@@ -216,7 +241,8 @@ def test_operands_that_do_not_go_with_it() -> None:
     q = systolic.quantize(np.ones((8, 4), np.float32))
     lhs = np.ones((2, 8), np.float32)
     for left, right, said in (
-        (q, lhs, "lhs is quantised"),
+        (q, lhs.T[:4].astype(np.int32), "int32"),
+        (q, lhs[0, :4], "matrix"),
         (lhs[:, :4], q, "k=4"),
         (lhs.astype(np.int8), q, "int8"),
         (np.ones((3, 2, 8), np.float32), systolic.quantize(np.ones((2, 8, 4), np.float32)), "broadcast"),
@@ -225,7 +251,6 @@ def test_operands_that_do_not_go_with_it() -> None:
         with pytest.raises(SpecError, match=said):
             systolic.matmul(left, right)
     for left, right, name, error, said in (
-        (lhs, lhs.T, "int8", SpecError, "quantize_lhs='int8'"),
         (systolic.quantize(lhs, axis=-1), q, "int8", SpecError, "lhs is quantised"),
         (lhs, q, "fp4", QuantizationError, "quantize_lhs='fp4'"),
         (lhs, q, "float16", QuantizationError, "float16"),

@@ -1,4 +1,6 @@
-"""A product with a quantised weight: `out[i, j] = activation(lhs[i] @ (values · scales)[:, j] + bias) + residual`.
+"""A product with a quantised weight: `(activation(lhs @ (values · scales) + bias) + residual) · out_scale`.
+
+Or with two, gated: `activation(lhs @ gate) · (lhs @ up)`. Tiles of both pass together, and meet the same rows.
 
 Rows of lhs are floats, or quantised: in HBM, with scales of rows or of blocks of k, or here, when a block of rows is
 new, with a scale for each row. Scales of rows and of columns are applied to sums, each by itself.
@@ -17,6 +19,7 @@ With a weight that is not quantised, or one whose scale is one number, `kernels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -48,20 +51,31 @@ def quantised_product(
 
     Args:
       operands: lhs, and the residual, have `schedule.grid_m · schedule.tile_m` rows; k and n are multiples of 128.
+        Scales are [blocks, n]. Of a gated product both weights are there, or one [k, 2n] with up behind gate.
       activation: the function that `spec.activation` names.
     """
     schedule = _as_interpreted(schedule) if interpret else schedule
     its, m = schedule, schedule.grid_m * schedule.tile_m
     out_tile = (its.tile_m, its.tile_n)
-    arrays = operands._replace(values=_as_loaded(operands.values) if interpret else from_hbm(operands.values))
+    load: Callable[[Any], Any] = _as_loaded if interpret else from_hbm
+    arrays = operands._replace(
+        values=load(operands.values),
+        scales=_tiled(operands.scales, its),
+        up_values=None if operands.up_values is None else load(operands.up_values),
+        up_scales=None if operands.up_scales is None else _tiled(operands.up_scales, its),
+    )
+    row = pl.BlockSpec((1, spec.n), lambda i, j, kk: (0, 0))
     hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     places = QuantizedOperands(
         lhs=pl.BlockSpec((its.tile_m, spec.k), lambda i, j, kk: (i, 0)),
         values=hbm,
         scales=hbm,
-        bias=pl.BlockSpec((1, spec.n), lambda i, j, kk: (0, 0)) if spec.bias else None,
+        bias=row if spec.bias else None,
         residual=pl.BlockSpec(out_tile, lambda i, j, kk: (i, j)) if spec.residual else None,
         lhs_scales=pl.BlockSpec((its.tile_m, spec.lhs_blocks), lambda i, j, kk: (i, 0)) if spec.lhs_blocks else None,
+        out_scale=row if spec.out_scale else None,
+        up_values=None if operands.up_values is None else hbm,
+        up_scales=None if operands.up_scales is None else hbm,
     )
 
     given = [one for one in arrays if one is not None]
@@ -85,7 +99,8 @@ def quantised_product(
 
 def _name(spec: QuantizedSpec) -> str:
     formats = spec.dtype_rhs if spec.row_format is None else f"{spec.row_format}_{spec.dtype_rhs}"
-    return f"systolic_quantised_{formats}_{spec.block}_{spec.m}_{spec.k}_{spec.n}"
+    op = "systolic_quantised_gated" if spec.gated else "systolic_quantised"
+    return f"{op}_{formats}_{spec.block}_{spec.m}_{spec.k}_{spec.n}"
 
 
 def _as_interpreted(schedule: QuantizedSchedule) -> QuantizedSchedule:
@@ -101,20 +116,26 @@ def _as_loaded(values: Array) -> Array:
     return lax.bitcast_convert_type(values, jnp.int4) if values.dtype == jnp.float4_e2m1fn else values
 
 
+def _tiled(scales: Array, its: QuantizedSchedule) -> Array:
+    """Scales so that those of a tile are whole in their axis: of a multiple of eight blocks that copies nothing."""
+    return scales.reshape(-1, its.tile_blocks, scales.shape[1])
+
+
 def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, stored: Any) -> Buffers:
-    float32 = jnp.float32
+    float32, pushed = jnp.float32, jnp.dtype(its.route.pushed)
     # Of one scale a column the sums themselves are kept, of several what they are when they are scaled.
     acc = jnp.int32 if its.route.sums == "int32" and spec.blocks == 1 else float32
+    slots = (its.slots, spec.weights)
     return Buffers(
-        values=pltpu.VMEM((its.slots, its.tile_k, its.tile_n), stored),
-        scales=pltpu.VMEM((its.slots, its.tile_blocks, its.tile_n), jnp.dtype(spec.dtype_scale)),
+        values=pltpu.VMEM((*slots, its.tile_k, its.tile_n), stored),
+        scales=pltpu.VMEM((*slots, its.tile_blocks, its.tile_n), jnp.dtype(spec.dtype_scale)),
         out=pltpu.VMEM((its.out_slots, its.tile_m, its.tile_n), jnp.dtype(spec.dtype_out)),
         rows=pltpu.VMEM((its.tile_m, spec.k), jnp.dtype(its.route.rows)) if its.makes_rows else None,
         row_scales=pltpu.VMEM((max(spec.lhs_blocks, 1), its.tile_m, LANES), float32) if spec.scales_rows else None,
         row_sums=pltpu.VMEM((spec.blocks, its.tile_m, LANES), float32) if its.route.offset else None,
-        acc=pltpu.VMEM((its.tile_m, its.tile_n), acc) if its.grid_k > 1 else None,
-        weights=pltpu.VMEM((its.tile_k, its.subtile_n), jnp.dtype(its.route.pushed)) if its.keeps_weights else None,
-        values_sem=pltpu.SemaphoreType.DMA((its.slots,)),
-        scales_sem=pltpu.SemaphoreType.DMA((its.slots,)),
+        acc=pltpu.VMEM((spec.weights, its.tile_m, its.tile_n), acc) if its.grid_k > 1 else None,
+        weights=pltpu.VMEM((spec.weights, its.tile_k, its.subtile_n), pushed) if its.keeps_weights else None,
+        values_sem=pltpu.SemaphoreType.DMA(slots),
+        scales_sem=pltpu.SemaphoreType.DMA(slots),
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
     )

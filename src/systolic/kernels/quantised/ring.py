@@ -19,24 +19,27 @@ class QuantizedOperands(NamedTuple):
 
     lhs: Any  # [m, k]; in the kernel [tile_m, k]
     values: Any  # [k, n]
-    scales: Any  # [blocks, n]
+    scales: Any  # [grid_k, tile_blocks, n]; of one scale a column [1, 1, n]
     bias: Any = None  # [1, n]
     residual: Any = None  # [m, n]; in the kernel [tile_m, tile_n]
     lhs_scales: Any = None  # [m, lhs_blocks] float32, of a lhs that is quantised in HBM; in the kernel [tile_m, …]
+    out_scale: Any = None  # [1, n] float32
+    up_values: Any = None  # [k, n]; None of a gated product: its columns are behind those of `values`
+    up_scales: Any = None  # as scales
 
 
 class Buffers(NamedTuple):
     """Scratch of the kernel; what it does not need is None."""
 
-    values: Any  # [slots, tile_k, tile_n]
-    scales: Any  # [slots, tile_blocks, tile_n]
+    values: Any  # [slots, weights, tile_k, tile_n]
+    scales: Any  # [slots, weights, tile_blocks, tile_n]
     out: Any  # [out slots, tile_m, tile_n]
     rows: Any  # [tile_m, k] as they are multiplied, of a lhs in another dtype
     row_scales: Any  # [lhs_blocks or 1, tile_m, 128] float32: each lane has the scale of a row, of a quantised lhs
     row_sums: Any  # [blocks, tile_m, 128] float32: each lane has the sum of a row's block, times unit and offset
-    acc: Any  # [tile_m, tile_n] float32, or int32: the sums over k so far
-    weights: Any  # [tile_k, subtile_n] as they are pushed
-    values_sem: Any  # (slots,)
+    acc: Any  # [weights, tile_m, tile_n] float32, or int32: the sums over k so far
+    weights: Any  # [weights, tile_k, subtile_n] as they are pushed
+    values_sem: Any  # (slots, weights)
     scales_sem: Any
     out_sem: Any  # (out slots,)
 
@@ -110,15 +113,20 @@ class Ring:
         kk = lax.rem(number, jnp.int32(schedule.grid_k))
         j = lax.rem(lax.div(number, jnp.int32(schedule.grid_k)), jnp.int32(schedule.grid_n))
         slot = lax.rem(number, jnp.int32(schedule.slots))
-        columns = part(j, schedule.tile_n, schedule.grid_n)
+        apart = refs.up_values is not None
+        weights = [(refs.values, refs.scales), (refs.up_values, refs.up_scales)]
+        count = its.values.shape[1]
         copies = []
-        for source, rows, ring, sem in (
-            (refs.scales, schedule.tile_blocks, its.scales, its.scales_sem),
-            (refs.values, schedule.tile_k, its.values, its.values_sem),
-        ):
-            count = source.shape[0] // rows
-            tile = source.at[part(kk, rows, count), columns]
-            copies.append(pltpu.make_async_copy(tile, ring.at[slot], sem.at[slot]))
+        for weight in range(count):
+            values, scales = weights[weight if apart else 0]
+            beside = 1 if apart else count  # weights whose columns are in one array
+            columns = part(j + (0 if apart else weight * schedule.grid_n), schedule.tile_n, schedule.grid_n * beside)
+            rows = part(kk, schedule.tile_k, schedule.grid_k)
+            for tile, ring, sem in (
+                (scales.at[kk if scales.shape[0] > 1 else 0, :, columns], its.scales, its.scales_sem),
+                (values.at[rows, columns], its.values, its.values_sem),
+            ):
+                copies.append(pltpu.make_async_copy(tile, ring.at[slot, weight], sem.at[slot, weight]))
         return copies
 
     def _out_copy(self, tile: Any) -> Any:

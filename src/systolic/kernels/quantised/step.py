@@ -1,10 +1,10 @@
-"""One step of a quantised product: a tile of the weight, times the rows that stay in VMEM."""
+"""One step of a quantised product: a tile of each weight, times the rows that stay in VMEM."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -22,6 +22,15 @@ from systolic.spec import QuantizedSpec
 Fn = Callable[[Array], Array]
 
 
+class Tile(NamedTuple):
+    """What one weight has in VMEM in a step."""
+
+    values: Any  # [tile_k, tile_n]
+    scales: Any  # [tile_blocks, tile_n]
+    acc: Any  # [tile_m, tile_n], or None
+    kept: Any  # [tile_k, subtile_n], or None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
     """The step (i, j, kk) of the grid. Refs of its slots are made once: where a slot lies takes scalar code."""
@@ -29,8 +38,7 @@ class Step:
     refs: QuantizedOperands
     its: Buffers
     ring: Ring
-    values_vmem: Any
-    scales_vmem: Any
+    tiles: tuple[Tile, ...]
     out_vmem: Any
     spec: QuantizedSpec
     schedule: QuantizedSchedule
@@ -53,8 +61,15 @@ class Step:
             refs=refs,
             its=its,
             ring=ring,
-            values_vmem=its.values.at[slot],
-            scales_vmem=its.scales.at[slot],
+            tiles=tuple(
+                Tile(
+                    values=its.values.at[slot, weight],
+                    scales=its.scales.at[slot, weight],
+                    acc=None if its.acc is None else its.acc.at[weight],
+                    kept=None if its.weights is None else its.weights.at[weight],
+                )
+                for weight in range(spec.weights)
+            ),
             out_vmem=its.out.at[ring.out_slot],
             spec=spec,
             schedule=schedule,
@@ -88,64 +103,66 @@ class Step:
 
     def _columns(self, columns: Any) -> None:
         """All rows of the tile, with these columns of it."""
-        its, schedule, kk = self.its, self.schedule, pl.program_id(2)
-        made: Callable[[slice], Array] = lambda depth: self._weights(depth, columns)  # noqa: E731
-        if its.weights is not None:
-            kept = its.weights
-            for depth in self._depths:
-                kept[depth, :] = made(depth)
-            made = lambda depth: kept[depth, :]  # noqa: E731
+        schedule = self.schedule
+        for tile in self.tiles:
+            if tile.kept is not None:
+                for depth in self._depths:
+                    tile.kept[depth, :] = self._weights(tile, depth, columns)
 
         def rows(number: Any, carry: None) -> None:
             at = part(number, schedule.subtile_m, schedule.tile_m // schedule.subtile_m)
-            total = self._total(made, at, columns)
-            if its.acc is not None:
-                total = jnp.where(kk == 0, jnp.zeros_like(total), its.acc[at, columns]) + total
-                its.acc[at, columns] = total
-            if self.spec.blocks == 1:
-                total = self._scaled(total, 0, at, columns)
+            totals = [self._product(tile, at, columns) for tile in self.tiles]
             # In every step over k; only the last one's is stored.
-            self.out_vmem[at, columns] = self._finished(total, at, columns)
+            self.out_vmem[at, columns] = self._finished(totals, at, columns)
             return carry
 
         lax.fori_loop(0, schedule.tile_m // schedule.subtile_m, rows, None)
 
-    def _weights(self, depth: slice, columns: Any) -> Array:
+    def _product(self, tile: Tile, rows: Any, columns: Any) -> Array:
+        """The product with a weight so far, with its scales."""
+        total = self._total(tile, rows, columns)
+        if tile.acc is not None:
+            total = jnp.where(pl.program_id(2) == 0, jnp.zeros_like(total), tile.acc[rows, columns]) + total
+            tile.acc[rows, columns] = total
+        return self._scaled(tile, total, 0, rows, columns) if self.spec.blocks == 1 else total
+
+    def _weights(self, tile: Tile, depth: slice, columns: Any) -> Array:
         """What is pushed of a part of the tile."""
         spec, route, scales = self.spec, self.schedule.route, None
         if route.scaled == "weights":
             blocks = slice(depth.start // spec.block, depth.stop // spec.block)
-            scales = self._scales(blocks, columns).astype(jnp.bfloat16)
-        stored = stored_bits(self.values_vmem, depth, columns)
+            scales = self._scales(tile, blocks, columns).astype(jnp.bfloat16)
+        stored = stored_bits(tile.values, depth, columns)
         return pushed_weights(stored, scales, route, spec.block)
 
-    def _scales(self, blocks: slice, columns: Any) -> Array:
+    def _scales(self, tile: Tile, blocks: slice, columns: Any) -> Array:
         """Scales of what is pushed: a code of four bits stands for so many units."""
-        scales = self.scales_vmem[blocks, columns].astype(jnp.float32)
+        scales = tile.scales[blocks, columns].astype(jnp.float32)
         unit = self.schedule.route.unit
         return scales if unit == 1.0 else scales * (1 / unit)
 
-    def _total(self, weights: Callable[[slice], Array], rows: Any, columns: Any) -> Array:
+    def _total(self, tile: Tile, rows: Any, columns: Any) -> Array:
         """The product over the tile's part of k; of several blocks the sum of what each comes to with its scale."""
         spec, schedule, total = self.spec, self.schedule, None
         of_block = None
         begin = pl.program_id(2) * schedule.tile_k if schedule.grid_k > 1 else 0
         for depth in self._depths:
             first = depth.start if schedule.grid_k == 1 else pl.multiple_of(begin + depth.start, LANES)
-            found = dot(self._lhs_vmem[rows, pl.ds(first, depth.stop - depth.start)], weights(depth))
+            weights = self._weights(tile, depth, columns) if tile.kept is None else tile.kept[depth, :]
+            found = dot(self._lhs_vmem[rows, pl.ds(first, depth.stop - depth.start)], weights)
             found = found.astype(jnp.dtype(schedule.route.sums))
             of_block = found if of_block is None else of_block + found
             if schedule.route.scaled == "sums":
                 if depth.stop % spec.block and depth.stop != schedule.tile_k:
                     continue
                 if spec.blocks > 1:
-                    of_block = self._scaled(of_block, depth.start // spec.block, rows, columns)
+                    of_block = self._scaled(tile, of_block, depth.start // spec.block, rows, columns)
             total = of_block if total is None else total + of_block
             of_block = None
         assert total is not None
         return total
 
-    def _scaled(self, of_block: Array, block: int, rows: Any, columns: Any) -> Array:
+    def _scaled(self, tile: Tile, of_block: Array, block: int, rows: Any, columns: Any) -> Array:
         """The sum of a block of the tile, without what the weights' offset adds, times its scales."""
         its, spec, schedule = self.its, self.spec, self.schedule
         of_tiles = pl.program_id(2) * schedule.tile_blocks if spec.blocks > 1 and schedule.grid_k > 1 else 0
@@ -154,21 +171,31 @@ class Step:
             of_block = of_block - self._in_columns(its.row_sums[of_tiles + block, rows, :])
         if spec.lhs_blocks > 1:
             of_block = of_block * self._in_columns(its.row_scales[of_tiles + block, rows, :])
-        return of_block * self._scales(slice(block, block + 1), columns)
+        return of_block * self._scales(tile, slice(block, block + 1), columns)
 
     def _in_columns(self, of_rows: Array) -> Array:
         """A number for each row, in every column of a subtile."""
         copies = self.schedule.subtile_n // LANES
         return of_rows if copies == 1 else jnp.concatenate([of_rows] * copies, axis=1)
 
-    def _finished(self, total: Array, rows: Any, columns: Any) -> Array:
-        refs, its, schedule = self.refs, self.its, self.schedule
+    def _finished(self, totals: list[Array], rows: Any, columns: Any) -> Array:
+        refs, its = self.refs, self.its
         if its.row_scales is not None and self.spec.lhs_blocks <= 1:
-            total = total * self._in_columns(its.row_scales[0, rows, :])
+            scales = self._in_columns(its.row_scales[0, rows, :])
+            totals = [total * scales for total in totals]
+        total, *ups = totals
         if refs.bias is not None:
-            total = total + refs.bias.at[:, part(pl.program_id(1), schedule.tile_n, schedule.grid_n)][:, columns]
+            total = total + self._of_columns(refs.bias, columns)
         if self.activation is not None:
             total = self.activation(total)
+        for up in ups:
+            total = total * up
         if refs.residual is not None:
             total = total + refs.residual[rows, columns].astype(jnp.float32)
+        if refs.out_scale is not None:
+            total = total * self._of_columns(refs.out_scale, columns)
         return as_dtype(total, self.spec.dtype_out)
+
+    def _of_columns(self, row: Any, columns: Any) -> Array:
+        """The columns of the subtile, of a row that is there for all of n."""
+        return row.at[:, part(pl.program_id(1), self.schedule.tile_n, self.schedule.grid_n)][:, columns]

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from jaxtyping import Shaped
 
     from systolic.ops.matmul.product import Implementation
+    from systolic.ops.quantised.array import Quantized
 
 
 def gated_matmul(
-    x: Shaped[Array | np.ndarray, "*batch m k"],
-    w_gate: Shaped[Array | np.ndarray, "*batch k columns"],
-    w_up: Shaped[Array | np.ndarray, "*batch k n"] | None = None,
+    x: Shaped[Array | np.ndarray, "*batch m k"] | Quantized,
+    w_gate: Shaped[Array | np.ndarray, "*batch k columns"] | Quantized,
+    w_up: Shaped[Array | np.ndarray, "*batch k n"] | Quantized | None = None,
     *,
     activation: str | Callable[[Array], Array] | None = "silu",
+    quantize_lhs: DTypeLike | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     implementation: Implementation = None,
@@ -41,7 +43,10 @@ def gated_matmul(
       x: [..., m, k], or [k]; dtypes as in `systolic.matmul`.
       w_gate, w_up: [..., k, n], of the same shape and dtype. Or w_gate alone, [..., k, 2n], with the columns of w_up
         behind its own: its gradient is one array too. Where n is no multiple of 256, XLA copies the two halves.
+        Or a `systolic.Quantized` of such shapes, or two with scales of the same shape: then x may be one too, there is
+        no `precision`, and no derivative in forward mode.
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
+      quantize_lhs: rows of x are quantised in the kernel, as in `systolic.matmul`.
       precision: of float32, as in `systolic.matmul`.
       preferred_element_type: of the result. Default: as in `systolic.matmul`, but float32 for integers.
       implementation, chip, tiles: as in `systolic.matmul`; a tile of n is one of each weight.
@@ -60,7 +65,25 @@ def gated_matmul(
     from systolic.ops.gated.arguments import canonical
     from systolic.ops.gated.derivatives import multiply
     from systolic.ops.matmul.arguments import backend_of
+    from systolic.ops.quantised.api import quantised_matmul
+    from systolic.ops.quantised.arguments import canonical as quantised_call
+    from systolic.ops.quantised.arguments import is_quantised
 
+    backend = backend_of(implementation, chip, tiles)
+    if quantize_lhs is not None or any(map(is_quantised, (x, w_gate, w_up))):
+        return quantised_matmul(
+            quantised_call(
+                x,
+                w_gate,
+                up=w_up,
+                gated=True,
+                activation=activation,
+                quantize_lhs=quantize_lhs,
+                preferred_element_type=preferred_element_type,
+                backend=backend,
+                refused={"precision": precision},
+            )
+        )
     call = canonical(
         x,
         w_gate,
@@ -68,7 +91,7 @@ def gated_matmul(
         activation=activation,
         precision=precision,
         preferred_element_type=preferred_element_type,
-        backend=backend_of(implementation, chip, tiles),
+        backend=backend,
     )
     with jax.named_scope("systolic"):
         return multiply(call.product, call.operands).reshape(call.shape).astype(call.dtype)

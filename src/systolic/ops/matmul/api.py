@@ -53,18 +53,17 @@ def matmul(
         float8_e5m2. float16 is multiplied as float32.
       rhs: [..., k, n], or [..., n, k] with `transpose_rhs`, or [k]. Dtypes may differ: a bfloat16 lhs
         with an int8 weight is multiplied in bfloat16. Or a `systolic.Quantized` of such shapes, also with a batch, or a
-        `qwix.QArray`: see the page on quantised products; bias, activation and residual go with it, and then lhs may
-        be one too.
+        `qwix.QArray`: see the page on quantised products. lhs may be one too, also beside a plain rhs.
       bias: [n], or one element.
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       residual: broadcasts to the output.
-      out_scale: broadcasts to the output.
+      out_scale: broadcasts to the output; with quantised operands to [n].
       lhs_fn: elementwise function of lhs as it is stored, and of `lhs_args`, applied to blocks in VMEM: a cast, a
         scale, a mask. Its result's dtype is multiplied.
       lhs_args: arrays that broadcast to lhs.
       rhs_fn, rhs_args: the same for rhs.
-      quantize_lhs: "int8", "int4", "e4m3" or "e5m2": beside a quantised rhs each row of lhs is quantised to it in the
-        kernel, with a scale of its own.
+      quantize_lhs: "int8", "int4", "e4m3" or "e5m2": each row of lhs is quantised to it in the kernel, with a scale of
+        its own.
       precision: of float32 operands. DEFAULT is one bfloat16 pass: 8 bits of each operand; HIGH is three, 16 bits;
         HIGHEST is six, nearly all 24. None: `jax.default_matmul_precision`.
       preferred_element_type: of the result. Default: that of the operands, int32 for int8. The sum is taken in float32
@@ -93,7 +92,6 @@ def matmul(
 
     if is_quantised(lhs) or is_quantised(rhs) or quantize_lhs is not None:
         refused = {
-            "out_scale": out_scale,
             "transpose_lhs": transpose_lhs,
             "transpose_rhs": transpose_rhs,
             "lhs_fn": lhs_fn,
@@ -107,6 +105,7 @@ def matmul(
                 bias=bias,
                 activation=activation,
                 residual=residual,
+                out_scale=out_scale,
                 quantize_lhs=quantize_lhs,
                 preferred_element_type=preferred_element_type,
                 backend=backend_of(implementation, chip, tiles),

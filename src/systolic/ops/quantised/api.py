@@ -1,4 +1,4 @@
-"""`systolic.matmul` with quantised operands, which it calls."""
+"""`systolic.matmul` and `gated_matmul` with quantised operands, which they call."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from systolic.ops.quantised.compute import multiply
 
 
 def quantised_matmul(call: Call) -> Array:
-    """`activation(lhs @ rhs.dequantize() + bias) + residual`, in one kernel on a TPU."""
+    """`(activation(lhs @ rhs.dequantize() + bias) + residual) · out_scale`, in one kernel on a TPU; or gated."""
     operands = call.operands
     fn = functools.partial(multiply, call.product)
     if operands.values.ndim > 2:
-        fn = jax.vmap(fn, (jax.tree.map(lambda _: 0, operands)._replace(bias=None),))
+        fn = jax.vmap(fn, (jax.tree.map(lambda _: 0, operands)._replace(bias=None, out_scale=None),))
     with jax.named_scope("systolic"):
         return fn(operands).reshape(call.shape).astype(call.dtype)

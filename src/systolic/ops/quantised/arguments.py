@@ -1,4 +1,4 @@
-"""What `matmul` was given with quantised operands: checked, and brought into the one form that the rest works on."""
+"""What a product was given with quantised operands: checked, and brought into the one form that the rest works on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from systolic.ops.matmul.product import Backend
 from systolic.ops.quantised.array import Quantized, from_qwix, is_qarray
 from systolic.ops.quantised.product import Operands, QuantizedProduct
 from systolic.ops.shapes import broadcast_shapes
-from systolic.spec import ROW_FORMATS, QuantizationError, SpecError, format_named
+from systolic.spec import LARGEST, ROW_FORMATS, QuantizationError, SpecError, format_named
 
 # Rows in a format that no kernel takes are cast to one that holds each of its numbers.
 _ROWS_CAST_TO = {"float4_e2m1fn": "float8_e5m2", "float8_e4m3b11fnuz": "bfloat16"}
@@ -46,48 +46,58 @@ def is_quantised(value: Any) -> bool:
     return isinstance(value, Quantized) or is_qarray(value)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Weight:
+    """A right-hand side; one that is not quantised has scales of one."""
+
+    values: Array  # [..., k, n]
+    scales: Array  # [..., blocks, n]
+
+
 def canonical(
     lhs: Any,
     rhs: Any,
     *,
-    bias: Any,
     activation: Any,
-    residual: Any,
     quantize_lhs: Any,
     preferred_element_type: Any,
     backend: Backend,
     refused: dict[str, Any],
+    bias: Any = None,
+    residual: Any = None,
+    out_scale: Any = None,
+    up: Any = None,
+    gated: bool = False,
 ) -> Call:
     """Checks everything.
 
     Args:
-      refused: arguments of `matmul` by their names that a quantised product does not take, as they were given.
+      refused: arguments by their names that a quantised product does not take, as they were given.
+      up: the second weight of a gated product; None: its columns are behind those of rhs.
 
     Raises:
       SpecError: shapes or dtypes that do not go together, or an argument of `refused` that is given.
       QuantizationError: a QArray that has a zero point, or a format to which rows are not quantised.
     """
-    if not is_quantised(rhs):
-        its = "lhs is quantised and rhs is not" if is_quantised(lhs) else f"quantize_lhs={quantize_lhs!r}"
-        raise SpecError(f"{its}; quantize rhs too, or dequantize lhs, or swap both transposed")
     for name, value in refused.items():
         if value is not None and value is not False and value != ():
-            raise SpecError(f"{name} does not go with a quantised rhs; leave it out, or dequantize the weight")
-    weight = rhs if isinstance(rhs, Quantized) else from_qwix(rhs)
-    if weight.ndim < 2:
-        raise SpecError(f"rhs is quantised and of shape {list(weight.shape)}; it has to be a matrix [k, n]")
+            raise SpecError(f"{name} does not go with a quantised operand; leave it out, or dequantize the operand")
+    weight = _weight(rhs, "w_gate" if gated else "rhs")
+    second = None if up is None else _second(up, weight)
     rows = _rows_of_floats(lhs) if not is_quantised(lhs) else _quantised_rows(lhs, quantize_lhs)
     left = rows.array
-    *batch_rhs, k, n = weight.shape
+    *batch_rhs, k, columns = weight.values.shape
+    n, rest = divmod(columns, 2) if gated and up is None else (columns, 0)
+    if rest:
+        raise SpecError(f"w_gate has {columns} columns and there is no w_up: an array of both needs an even number")
     *batch_lhs, m, inner = left.shape
+    its_shapes = f"lhs{list(left.shape)} and rhs{list(weight.values.shape)}"
     if k != inner:
-        raise SpecError(f"lhs{list(left.shape)} has k={inner}, rhs{list(weight.shape)} has k={k}: they have to agree")
+        raise SpecError(f"{its_shapes} have k={inner} and k={k}: they have to agree")
     try:
         batch = broadcast_shapes(tuple(batch_lhs), tuple(batch_rhs))
     except ValueError as error:
-        raise SpecError(
-            f"batch dimensions of lhs{list(left.shape)} and rhs{list(weight.shape)} do not broadcast"
-        ) from error
+        raise SpecError(f"batch dimensions of {its_shapes} do not broadcast") from error
     shape = (*batch, *(() if rows.is_vector else (m,)), n)
     name, function = activation_of(activation, in_kernel=backend.implementation != "xla" and bool(backend.chip))
     multiplied = "float32" if rows.dtype == "float16" else rows.dtype
@@ -98,20 +108,49 @@ def canonical(
         activation=name,
         function=function,
         quantize_lhs=None if quantize_lhs is None else _row_format(quantize_lhs),
+        gated=gated,
     )
-    scales = weight.scales
-    # A scale for all columns, or for some, is one for each of them: a row of them is little beside the weight.
-    scales = jnp.repeat(scales, n // scales.shape[-1], axis=-1) if n and scales.shape[-1] != n else scales
-    scales, lhs_scales = _in_blocks_of_both(scales, rows.scales, k)
+
+    def scales_of(weight: _Weight) -> tuple[Array, Array | None]:
+        return _in_blocks_of_both(_every_scale(weight, tuple(batch_rhs)), rows.scales, k)
+
+    scales, lhs_scales = scales_of(weight)
     operands = Operands(
         lhs=left,
         values=weight.values,
-        scales=_every_matrix(scales, tuple(batch_rhs)),
-        bias=None if bias is None else jnp.broadcast_to(_fused(bias, "bias", (n,)), (n,)),
+        scales=scales,
+        bias=None if bias is None else _row(bias, "bias", n),
         residual=None if residual is None else _residual(residual, shape, (*batch, m, n)),
         lhs_scales=lhs_scales,
+        out_scale=None if out_scale is None else _row(out_scale, "out_scale", n),
+        up_values=None if second is None else second.values,
+        up_scales=None if second is None else scales_of(second)[0],
     )
     return Call(product=product, operands=_flat(operands, batch), shape=shape, dtype=dtype_out)
+
+
+def _weight(rhs: Any, name: str) -> _Weight:
+    if is_quantised(rhs):
+        its = rhs if isinstance(rhs, Quantized) else from_qwix(rhs)
+        found = _Weight(values=its.values, scales=its.scales)
+    else:
+        values = operand(rhs, name)
+        if values.dtype.name not in (*LARGEST, "float32", "bfloat16"):
+            raise SpecError(f"{name} is {values.dtype.name}; beside a quantised lhs use floats or a Quantized")
+        found = _Weight(values=values, scales=jnp.ones((1,) * values.ndim, jnp.float32))
+    if found.values.ndim < 2:
+        raise SpecError(f"{name} is of shape {list(found.values.shape)}; it has to be a matrix [k, n]")
+    return found
+
+
+def _second(up: Any, gate: _Weight) -> _Weight:
+    """The second weight of a gated product, of the same form as the first."""
+    found = _weight(up, "w_up")
+    forms = [tuple((list(one.shape), one.dtype.name) for one in (its.values, its.scales)) for its in (gate, found)]
+    if forms[0] != forms[1]:
+        said = " and ".join(f"values {values} with scales {scales}" for values, scales in forms)
+        raise SpecError(f"w_gate and w_up are {said}; both weights need the same shapes and dtypes")
+    return found
 
 
 def _rows_of_floats(lhs: Any) -> _Rows:
@@ -156,8 +195,15 @@ def _in_blocks_of_both(scales: Array, lhs_scales: Array | None, k: int) -> tuple
     return jnp.repeat(scales, blocks // ours, axis=-2), jnp.repeat(lhs_scales, blocks // others, axis=-1)
 
 
-def _every_matrix(scales: Array, batch: tuple[int, ...]) -> Array:
+def _every_scale(weight: _Weight, batch: tuple[int, ...]) -> Array:
+    """A scale for all columns, or for some, is one for each of them: a row of them is little beside the weight."""
+    scales, n = weight.scales, weight.values.shape[-1]
+    scales = jnp.repeat(scales, n // scales.shape[-1], axis=-1) if n and scales.shape[-1] != n else scales
     return jnp.broadcast_to(scales, (*batch, *scales.shape[-2:])) if scales.shape[:-2] != batch else scales
+
+
+def _row(value: Any, name: str, n: int) -> Array:
+    return jnp.broadcast_to(_fused(value, name, (n,)), (n,))
 
 
 def _fused(value: Any, name: str, shape: tuple[int, ...]) -> Array:
@@ -194,4 +240,7 @@ def _flat(operands: Operands, batch: tuple[int, ...]) -> Operands:
         bias=its.bias,
         residual=batched(its.residual),
         lhs_scales=batched(its.lhs_scales),
+        out_scale=its.out_scale,
+        up_values=batched(its.up_values),
+        up_scales=batched(its.up_scales),
     )

@@ -13,18 +13,22 @@ from jax.custom_batching import custom_vmap
 
 from systolic.ops.cuts import cut_like
 from systolic.ops.dispatch import dispatched, each_of_batch
-from systolic.ops.quantised.array import Quantized
 from systolic.ops.quantised.pallas import by_pallas
-from systolic.ops.quantised.product import Operands, QuantizedProduct
-from systolic.ops.quantised.quantize import dequantize
+from systolic.ops.quantised.product import (
+    OF_COLUMNS,
+    Operands,
+    QuantizedProduct,
+    differentiated,
+    each_weight,
+)
 from systolic.ops.quantised.sharded import Summed, sharded_cotangents, sharded_finish, sharded_product
-from systolic.ops.quantised.xla import by_xla, finished, quantised_rows
+from systolic.ops.quantised.xla import by_xla, finished, quantised_rows, weight_of
 from systolic.ops.target import explicit_mesh
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def multiply(product: QuantizedProduct, operands: Operands) -> Array:
-    """The product, differentiable in reverse mode with regard to all but the values.
+    """The product, differentiable in reverse mode with regard to all but values of few bits.
 
     The derivative goes straight through the rounding of rows that the kernel quantises.
     """
@@ -32,27 +36,27 @@ def multiply(product: QuantizedProduct, operands: Operands) -> Array:
 
 
 def _forward(product: QuantizedProduct, operands: Operands) -> tuple[Array, Callable[..., Any] | Operands]:
-    if product.function is None and operands.bias is None and operands.residual is None:
+    if product.is_plain(operands):
         return multiply(product, operands), operands
-    # The derivative of the activation needs the sum, so that is stored, and XLA does the rest.
-    plain = product.plain
+    # The derivative of the activation needs the sum, and that of a gated product both, so they are stored, and XLA does
+    # the rest.
+    moving = differentiated(operands)
 
-    def in_two(lhs: Array, scales: Array, bias: Any, residual: Any, lhs_scales: Any) -> Array:
-        of_product = operands._replace(lhs=lhs, scales=scales, bias=None, residual=None, lhs_scales=lhs_scales)
-        total: Any = multiply(plain, of_product)
-        mesh = explicit_mesh([total])
+    def in_two(moving: Operands) -> Array:
+        given = (one if one is not None else still for one, still in zip(moving, operands, strict=True))
+        its = product.apart(Operands(*given))
+        totals: Any = [multiply(product.plain, weight) for weight in each_weight(its)]
+        mesh = explicit_mesh(totals)
         if mesh is not None:
-            return sharded_finish(mesh, product, total, bias, residual)
-        return finished(product, total, operands._replace(bias=bias, residual=residual))
+            return sharded_finish(mesh, product, totals, its)
+        return finished(product, totals, its)
 
-    its = operands
-    return jax.vjp(in_two, its.lhs, its.scales, its.bias, its.residual, its.lhs_scales)
+    return jax.vjp(in_two, moving)
 
 
 def _backward(product: QuantizedProduct, kept: Callable[..., Any] | Operands, cotangent: Array) -> tuple[Operands]:
     if not isinstance(kept, Operands):
-        lhs, scales, bias, residual, lhs_scales = kept(cotangent)
-        return (Operands(lhs, None, scales, bias, residual, lhs_scales),)
+        return kept(cotangent)
     mesh = explicit_mesh(jax.tree.leaves(kept))
     differentiate = functools.partial(_cotangents, product)
     if mesh is None:
@@ -62,7 +66,7 @@ def _backward(product: QuantizedProduct, kept: Callable[..., Any] | Operands, co
 
 
 def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, summed: Summed) -> Operands:
-    """Of floats beside the weight, and of all scales.
+    """Cotangents of floats, and of all scales, of a plain product.
 
     Args:
       summed: adds what other devices have of a sum.
@@ -70,17 +74,20 @@ def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, sum
     values, scales, rows = kept.values, kept.scales, quantised_rows(product, kept)
     dtype = kept.lhs.dtype if kept.lhs_scales is None else jnp.dtype("float32")
     given = cotangent.astype(dtype)
-    weight = dequantize(Quantized(values, scales), dtype)
+    weight = weight_of(kept, dtype)
     to_rows = summed(jnp.matmul(given, weight.mT, preferred_element_type=jnp.float32), "n")
     # XLA leaves these out where nobody asks for derivatives of scales.
     left = kept.lhs if rows is None else rows.numbers.astype(dtype)
     to_weight = summed(jnp.matmul(left.mT, given, preferred_element_type=jnp.float32), "m")
     each = (to_weight * values.astype(jnp.float32)).reshape(scales.shape[0], -1, scales.shape[1])
     to_scales = summed(each.sum(1), "scales").astype(scales.dtype)
+    to_values = None
+    if differentiated(kept).values is not None:  # a weight that is not quantised, whose scales are one
+        to_values = to_weight.astype(values.dtype)
     if kept.lhs_scales is None:
-        return Operands(to_rows.astype(dtype), None, to_scales)
+        return Operands(to_rows.astype(dtype), to_values, to_scales)
     of_rows = (to_rows * kept.lhs.astype(jnp.float32)).reshape(*kept.lhs_scales.shape, -1)
-    return Operands(None, None, to_scales, lhs_scales=summed(of_rows.sum(-1), "lhs_scales"))
+    return Operands(None, to_values, to_scales, lhs_scales=summed(of_rows.sum(-1), "lhs_scales"))
 
 
 multiply.defvjp(_forward, _backward)
@@ -97,7 +104,7 @@ def _batched(product: QuantizedProduct, operands: Operands) -> Array:
     @call.def_vmap
     def _(size: int, mapped: Sequence[Operands], operands: Operands) -> tuple[Array, bool]:
         its = mapped[0]
-        if not (its.values or its.scales or its.bias):
+        if not any(getattr(its, name) for name in OF_COLUMNS):
             of_rows = {}
             for name in ("lhs", "residual", "lhs_scales"):
                 if (array := getattr(operands, name)) is not None:

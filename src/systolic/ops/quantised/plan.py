@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class QuantizedOp(ListedOp):
-    """`systolic.matmul` with a quantised weight; see `systolic.op.Op`."""
+    """`systolic.matmul` and `gated_matmul` with quantised operands; see `systolic.op.Op`."""
 
     name = "quantised"
     spec_type = QuantizedSpec
@@ -33,11 +33,12 @@ class QuantizedOp(ListedOp):
             rows = f"{rows} (quantised to {spec.quantize_lhs} by rows)"
         elif spec.lhs_blocks:
             rows = f"{rows} ({'a scale a row' if spec.lhs_blocks == 1 else f'a scale for {spec.lhs_block} of k'})"
-        fused = ("bias" if spec.bias else "", spec.activation, "residual" if spec.residual else "")
+        joined = {"bias": spec.bias, spec.activation: True, "times a second product": spec.gated}
+        joined |= {"residual": spec.residual, "a scale of the result": spec.out_scale}
         return (
             f"{spec.m} × {spec.k} × {spec.n} (m k n)",
             f"{rows} × {spec.dtype_rhs} ({block}) → {spec.dtype_out}",
-            ", ".join(filter(None, fused)),
+            ", ".join(name for name, there in joined.items() if there and name),
         )
 
     def configs(self, spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:

@@ -14,15 +14,15 @@ from jax import Array, lax
 from systolic.chips import Chip
 from systolic.op import RacedPrograms
 from systolic.ops.epilogue import activation_of
+from systolic.ops.gated.api import gated_matmul
 from systolic.ops.matmul.api import matmul
 from systolic.ops.matmul.product import Backend, Implementation
 from systolic.ops.quantised.array import Quantized
 from systolic.ops.quantised.pallas import by_pallas
-from systolic.ops.quantised.product import Operands, QuantizedProduct
-from systolic.ops.quantised.quantize import dequantize
-from systolic.ops.quantised.xla import finished, product_of_values, quantised_rows
+from systolic.ops.quantised.product import Operands, QuantizedProduct, each_weight
+from systolic.ops.quantised.xla import ScaledRows, finished, product_of_values, quantised_rows, weight_of
 from systolic.schedule import KernelConfig
-from systolic.spec import QuantizedSpec
+from systolic.spec import LARGEST, QuantizedSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,8 @@ class QuantizedPrograms:
             *([((spec.n,), "float32")] if spec.bias else []),
             *([((spec.m, spec.n), spec.dtype_out)] if spec.residual else []),
             *([((spec.m, spec.lhs_blocks), "float32")] if spec.lhs_blocks else []),
+            *([((spec.n,), "float32")] if spec.out_scale else []),
+            *([((spec.k, spec.n), spec.dtype_rhs), ((spec.blocks, spec.n), spec.dtype_scale)] if spec.gated else []),
         ]
         return tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes)
 
@@ -69,6 +71,8 @@ def raced(spec: QuantizedSpec, chip: Chip, implementation: Implementation = "pal
 
 def _forms(spec: QuantizedSpec) -> tuple[str, ...]:
     """Ways to write a product in plain JAX, the usual one first."""
+    if spec.dtype_rhs not in LARGEST:
+        return ("values in bfloat16", "dequantized")
     if spec.scales_rows:
         return ("values", "dequantized") if spec.sums_integers else ("values", "values in bfloat16", "dequantized")
     return ("mixed", "dequantized") if spec.blocks == 1 else ("batched", "dequantized")
@@ -84,27 +88,27 @@ def by_xla_in_form(form: str, spec: QuantizedSpec, *arrays: Array) -> Array:
     """
     operands, product = _operands(spec, arrays), _static(spec, None)
     rows = quantised_rows(product, operands)
+    totals = [_sum_in_form(form, spec, rows, its) for its in each_weight(operands)]
+    return finished(product, totals, operands)
+
+
+def _sum_in_form(form: str, spec: QuantizedSpec, rows: ScaledRows | None, operands: Operands) -> Array:
     if form == "dequantized":
         left = operands.lhs if rows is None else rows.numbers.astype(jnp.bfloat16)
-        weight = dequantize(Quantized(operands.values, operands.scales), left.dtype)
-        return finished(product, jnp.matmul(left, weight, preferred_element_type=jnp.float32), operands)
+        return jnp.matmul(left, weight_of(operands, left.dtype), preferred_element_type=jnp.float32)
     if rows is not None:
-        total = product_of_values(rows, operands.values, operands.scales, as_stored=form == "values")
-        return finished(product, total, operands)
+        return product_of_values(rows, operands.values, operands.scales, as_stored=form == "values")
     lhs, scales = operands.lhs, operands.scales.astype(jnp.float32)
     values = operands.values.astype(lhs.dtype)
     if form == "mixed":
-        total = jnp.matmul(lhs, values, preferred_element_type=jnp.float32) * scales
-    else:
-        parts = lhs.reshape(spec.m, spec.blocks, spec.block)
-        each = lax.dot_general(
-            parts,
-            values.reshape(spec.blocks, spec.block, spec.n),
-            (((2,), (1,)), ((1,), (0,))),
-            preferred_element_type=jnp.float32,
-        )
-        total = (each * scales[:, None]).sum(0)
-    return finished(product, total, operands)
+        return jnp.matmul(lhs, values, preferred_element_type=jnp.float32) * scales
+    each = lax.dot_general(
+        lhs.reshape(spec.m, spec.blocks, spec.block),
+        values.reshape(spec.blocks, spec.block, spec.n),
+        (((2,), (1,)), ((1,), (0,))),
+        preferred_element_type=jnp.float32,
+    )
+    return (each * scales[:, None]).sum(0)
 
 
 def _static(spec: QuantizedSpec, backend: Backend | None) -> QuantizedProduct:
@@ -116,16 +120,15 @@ def _static(spec: QuantizedSpec, backend: Backend | None) -> QuantizedProduct:
         activation=name,
         function=function,
         quantize_lhs=spec.quantize_lhs,
+        gated=spec.gated,
     )
 
 
 def _operands(spec: QuantizedSpec, arrays: tuple[Array, ...]) -> Operands:
     lhs, values, scales, *beside = arrays
     rest = iter(beside)
-    bias, residual, lhs_scales = (
-        next(rest) if there else None for there in (spec.bias, spec.residual, spec.lhs_blocks)
-    )
-    return Operands(lhs, values, scales, bias, residual, lhs_scales)
+    there = (spec.bias, spec.residual, spec.lhs_blocks, spec.out_scale, spec.gated, spec.gated)
+    return Operands(lhs, values, scales, *(next(rest) if one else None for one in there))
 
 
 def _product(spec: QuantizedSpec, chip: Chip, config: KernelConfig, *arrays: Array) -> Array:
@@ -135,14 +138,18 @@ def _product(spec: QuantizedSpec, chip: Chip, config: KernelConfig, *arrays: Arr
 
 def _called(spec: QuantizedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
     its = _operands(spec, arrays)
-    return matmul(
-        its.lhs if its.lhs_scales is None else Quantized(its.lhs, its.lhs_scales),
-        Quantized(its.values, its.scales),
-        bias=its.bias,
+    lhs = its.lhs if its.lhs_scales is None else Quantized(its.lhs, its.lhs_scales)
+    weights = [
+        Quantized(one.values, one.scales) if spec.dtype_rhs in LARGEST else one.values for one in each_weight(its)
+    ]
+    fn = functools.partial(
+        gated_matmul if spec.gated else matmul,
         activation=spec.activation or None,
-        residual=its.residual,
         quantize_lhs=spec.quantize_lhs,
         preferred_element_type=spec.dtype_out,
         implementation=implementation,
         chip=chip,
     )
+    if spec.gated:
+        return fn(lhs, *weights)
+    return fn(lhs, *weights, bias=its.bias, residual=its.residual, out_scale=its.out_scale)

@@ -7,13 +7,13 @@ kernel quantises rows, whose scale is that of the whole row, and where a part is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import Array, lax
 
 from systolic.ops.cuts import cuts_of, on_devices, parts_of
-from systolic.ops.quantised.product import Operands, QuantizedProduct
+from systolic.ops.quantised.product import Operands, QuantizedProduct, differentiated, each_weight
 from systolic.ops.quantised.xla import finished
 
 Run = Callable[[QuantizedProduct, Operands], Array]
@@ -30,16 +30,17 @@ def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Op
     Args:
       mesh: what `target.explicit_mesh` found.
     """
+    operands = product.apart(operands)
     names, cuts = _names(mesh, product, operands)
 
     def compute(*parts: Any) -> Array:
         here = Operands(*parts)
         if "k" not in cuts:
             return run(product, here)
-        if product.function is None and here.bias is None and here.residual is None:
+        if product.is_plain(here):
             return lax.psum(run(product, here), cuts["k"])  # in its own dtype, as XLA sends what is only cast
-        total = run(product.plain, here._replace(bias=None, residual=None))
-        return finished(product, lax.psum(total, cuts["k"]), here)
+        totals = [lax.psum(run(product.plain, its), cuts["k"]) for its in each_weight(here)]
+        return finished(product, totals, here)
 
     return on_devices(compute, mesh, cuts, tuple(operands), tuple(names), ("m", "n"))
 
@@ -49,9 +50,7 @@ def sharded_cotangents(
 ) -> Operands:
     """What `differentiate` makes of each device's parts; of operands that have no cotangent None."""
     names, cuts = _names(mesh, product, operands)
-    wanted = [at for at, name in enumerate(Operands._fields) if name in ("lhs", "scales", "lhs_scales")]
-    floats = operands.lhs_scales is None
-    wanted = [at for at in wanted if Operands._fields[at] != ("lhs_scales" if floats else "lhs")]
+    wanted = [at for at, one in enumerate(differentiated(operands)) if one is not None]
 
     k = cuts.get("k", ())
     axes = {"m": cuts.get("m", ()), "n": cuts.get("n", ())}
@@ -70,12 +69,14 @@ def sharded_cotangents(
     return Operands(*(found.get(at) for at in range(len(Operands._fields))))
 
 
-def sharded_finish(mesh: Any, product: QuantizedProduct, total: Array, bias: Any, residual: Any) -> Array:
+def sharded_finish(mesh: Any, product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:
     """`xla.finished` of sharded sums, which can be differentiated."""
-    given, names = (total, bias, residual), (("m", "n"), ("n",), ("m", "n"))
+    its, of_all = operands, ("m", "n")
+    given = (tuple(totals), its.bias, its.residual, its.out_scale)
+    names = ((of_all,) * len(totals), ("n",), of_all, ("n",))
 
-    def compute(total: Array, bias: Any, residual: Any) -> Array:
-        return finished(product, total, Operands(None, None, None, bias, residual))
+    def compute(totals: Sequence[Array], bias: Any, residual: Any, out_scale: Any) -> Array:
+        return finished(product, totals, Operands(None, None, None, bias, residual, out_scale=out_scale))
 
     return on_devices(compute, mesh, cuts_of(given, names, last=_LAST), given, names, ("m", "n"), differentiated=True)
 
@@ -86,10 +87,12 @@ def _names(mesh: Any, product: QuantizedProduct, operands: Operands) -> tuple[Op
     counts = {one.shape[at] for one, at in ((scales, 0), (lhs_scales, 1)) if one is not None} - {1}
 
     def named(k: str) -> Operands:
+        of_weight = {"values": (k, "n"), "scales": (k if scales.shape[0] > 1 else "", "n")}
         return Operands(
             lhs=("m", k),
-            values=(k, "n"),
-            scales=(k if scales.shape[0] > 1 else "", "n"),
+            **of_weight,
+            **{f"up_{name}": its for name, its in of_weight.items()},
+            out_scale=("n",),
             bias=("n",),
             residual=("m", "n"),
             lhs_scales=("m", k if lhs_scales is not None and lhs_scales.shape[1] > 1 else ""),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.kernels.functions import as_dtype
 from systolic.ops.quantised.array import Quantized
-from systolic.ops.quantised.product import Operands, QuantizedProduct
+from systolic.ops.quantised.product import Operands, QuantizedProduct, each_weight
 from systolic.ops.quantised.quantize import dequantize, quantize
+from systolic.spec import LARGEST
 
 
 class ScaledRows(NamedTuple):
@@ -32,13 +34,24 @@ def by_xla(product: QuantizedProduct, operands: Operands) -> Array:
 
     Beside quantised rows values are multiplied, whose sums are exact where both are integers, and the sums scaled.
     """
+    operands = product.apart(operands)
     rows = quantised_rows(product, operands)
-    if rows is None:
-        weight = dequantize(Quantized(operands.values, operands.scales), operands.lhs.dtype)
-        total = jnp.matmul(operands.lhs, weight, preferred_element_type=jnp.float32)
-    else:
-        total = product_of_values(rows, operands.values, operands.scales)
-    return finished(product, total, operands)
+    totals = []
+    for its in each_weight(operands):
+        if rows is None:
+            weight = weight_of(its, its.lhs.dtype)
+            totals.append(jnp.matmul(its.lhs, weight, preferred_element_type=jnp.float32))
+        else:
+            totals.append(product_of_values(rows, its.values, its.scales))
+    return finished(product, totals, operands)
+
+
+def weight_of(operands: Operands, dtype: Any) -> Array:
+    """What the weight stands for, rounded to `dtype`."""
+    its = operands
+    if its.values.dtype.name not in LARGEST:
+        return its.values.astype(dtype)  # not quantised
+    return dequantize(Quantized(its.values, its.scales), dtype)
 
 
 def quantised_rows(product: QuantizedProduct, operands: Operands) -> ScaledRows | None:
@@ -72,12 +85,17 @@ def product_of_values(rows: ScaledRows, values: Array, scales: Array, *, as_stor
     return (each * scales.astype(jnp.float32)[:, None, :] * rows.scales.T[:, :, None]).sum(0)
 
 
-def finished(product: QuantizedProduct, total: Array, operands: Operands) -> Array:
-    """What is done to the sum."""
+def finished(product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:
+    """What is done to the sum, or to both of a gated product."""
+    total, *ups = totals
     if operands.bias is not None:
         total = total + operands.bias.astype(jnp.float32)
     if product.function is not None:
         total = product.function(total)
+    for up in ups:
+        total = total * up
     if operands.residual is not None:
         total = total + operands.residual.astype(jnp.float32)
+    if operands.out_scale is not None:
+        total = total * operands.out_scale.astype(jnp.float32)
     return as_dtype(total, product.dtype_out)
