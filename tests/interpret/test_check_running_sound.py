@@ -16,7 +16,6 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.checking.running import run_in_worker
 from systolic.chips import chip
 from systolic.compiler import NamedFunction, WorkerPool
-from systolic.lessons.kernels.sparse_core import gather
 
 # --- sound kernels ---------------------------------------------------------------------------------------------------
 
@@ -115,13 +114,6 @@ def test_sizes_of_groups_that_were_not_given_are_said_to_be_zeros() -> None:
 def test_what_interpret_mode_cannot_run_is_no_fault_of_the_kernels() -> None:
     args = array(128, 128, dtype="int4"), array(128, 128, dtype="int4")
     finding = one(ran(example("products.py:v5", **TILES), *args), "run")
-    assert finding.grade == "warning"
-    assert finding.value.startswith("it was not run: interpret mode cannot")
-
-
-def test_copies_of_sparse_cores_by_a_list_are_not_run() -> None:
-    args = array(1024, 128, dtype="float32"), array(4096, dtype="int32")
-    finding = one(ran(gather, *args, on="v5p"), "run")
     assert finding.grade == "warning"
     assert finding.value.startswith("it was not run: interpret mode cannot")
 
