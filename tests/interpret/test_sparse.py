@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 import systolic
 from systolic import BlockMask, BlockSparse
 from systolic.compat import races_found
-from systolic.schedule import KernelConfig, Tiles
+from systolic.schedule import KernelConfig, Tiles, sparse_lists
 from systolic.schedule.sparse import ProductSchedule, SampledSchedule
 from systolic.spec import BlockSparseError, SparseSpec, SpecError
 
@@ -159,6 +159,61 @@ def test_several_chunks_and_panels_of_products(name: str) -> None:
             out = systolic.sparse_matmul(matrix, x, implementation=CAREFUL, chip=chip, tiles=config)
         np.testing.assert_array_equal(out, dense @ x)
     assert not races_found()
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> systolic.Chip:
+    """A chip whose SMEM holds lists of 16 blocks, of 8 where they are sorted anew."""
+    monkeypatch.setattr(sparse_lists, "_ALIGNED_WORDS", 8)
+    words = 2 * 8 + 4 * 8
+    return dataclasses.replace(systolic.chip("v5e"), name="short", aliases=(), usable_smem_bytes_per_core=4 * words)
+
+
+LONG = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 1, 0, 1, 1]], bool)
+
+
+def test_a_list_that_is_cut_into_several_calls(short: systolic.Chip) -> None:
+    more = 14  # also a call that has nothing but padding
+    most = int(LONG.sum()) + more
+    plain = SparseSpec(
+        kind="dsd", m=640, k=640, n=128, block_rows=128, block_columns=128, blocks=18, most_blocks=most,
+        dtype="float32", dtype_out="float32",
+    )  # fmt: skip
+    for kind, turned, length in (("dsd", False, 16), ("dsd", True, 8), ("dds", False, 8), ("dds", True, 16)):
+        spec = dataclasses.replace(plain, kind=kind, m=640, n=640, transpose_sparse=turned)
+        call = sparse_lists.one_call(spec, short)
+        assert call.most_blocks == length
+        assert sparse_lists.calls_of(spec, call) == -(-most // length) > 1
+    begins = np.searchsorted(np.nonzero(LONG)[0], np.arange(6))
+    assert not {8, 16} & set(begins), "rows go over the cuts"
+    check_all(LONG, 128, "float32", 130, CAREFUL, more=more, chip=short)
+    assert not races_found()
+
+
+def test_gradients_of_a_list_that_is_cut(short: systolic.Chip) -> None:
+    matrix, dense = padded(LONG, (128, 128), "float32")
+    matrix = matrix.with_blocks(jnp.nan_to_num(matrix.blocks))
+    x, bias = integers((640, 128)), integers((128,))
+    places = np.kron(LONG, np.ones((128, 128)))
+
+    def ours(blocks: Any, x: Any, bias: Any) -> Any:
+        left = systolic.sparse_matmul(
+            matrix.with_blocks(blocks), x, bias=bias, activation="relu", implementation="interpret", chip=short
+        )
+        masked = systolic.sparse_matmul(
+            x, x, mask=matrix, dense_out=True, transpose_rhs=True, implementation="interpret", chip=short
+        )
+        return (left**2).sum() + (masked**2).sum()
+
+    def plain(dense: Any, x: Any, bias: Any) -> Any:
+        return (jax.nn.relu(dense @ x + bias) ** 2).sum() + ((x @ x.T * places) ** 2).sum()
+
+    with jax.default_matmul_precision("highest"):
+        expected = jax.grad(plain, (0, 1, 2))(jnp.asarray(dense, jnp.float32), x, bias)
+        found = jax.jit(jax.grad(ours, (0, 1, 2)))(matrix.blocks, x, bias)
+    np.testing.assert_allclose(matrix.with_blocks(found[0]).to_dense(), expected[0] * places, rtol=1e-5)
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["v5e", "v4"])
