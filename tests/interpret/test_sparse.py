@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -335,6 +336,51 @@ def test_batches(implementation: Any) -> None:
     np.testing.assert_array_equal(out, np.tril(y[:, 0].mT @ z[:16]))
 
 
+MASKS = np.array([[[1, 0], [1, 1]], [[0, 0], [0, 1]]], bool)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_a_batch_of_sparse_matrices(implementation: Any) -> None:
+    """Each has blocks of its own at places of its own; dense operands have one each, or one for all."""
+    block = (128, 128) if implementation == "interpret" else (8, 16)
+    dense = integers((2, 2 * block[0], 2 * block[1])) * np.kron(MASKS, np.ones((1, *block)))
+    matrix = BlockSparse.from_dense(dense.astype("float32"), block, MASKS)
+    assert (matrix.batch, matrix.most_blocks) == ((2,), 3)
+    multiply: Any = functools.partial(systolic.sparse_matmul, implementation=implementation)
+    rows, columns = matrix.shape
+    x, y = integers((2, columns, 128)), integers((3 if implementation == "xla" else 1, 1, 16, rows))
+    np.testing.assert_array_equal(multiply(matrix, x), dense @ x)
+    z = integers((rows, 128))
+    np.testing.assert_array_equal(multiply(matrix, z, transpose_lhs=True), dense.mT @ z)
+    np.testing.assert_array_equal(multiply(y, matrix), y @ dense)
+    # Beside a mask: one for each, or one for all and a sparse result.
+    left, right = integers((2, rows, 128)), integers((128, columns))
+    at = np.kron(MASKS, np.ones((1, *block)))
+    masked = multiply(left, right, mask=matrix, dense_out=True)
+    np.testing.assert_array_equal(masked, left @ right * at)
+    found = multiply(left, right, mask=BlockMask.from_mask(MASKS[0], block))
+    assert found.batch == (2,)
+    np.testing.assert_array_equal(found.to_dense(), left @ right * at[0])
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_gradients_of_a_batch_of_sparse_matrices(implementation: Any) -> None:
+    block = (128, 128) if implementation == "interpret" else (8, 16)
+    at = np.kron(MASKS, np.ones((1, *block)))
+    dense = (integers((2, 2 * block[0], 2 * block[1])) * at).astype("float32")
+    matrix = BlockSparse.from_dense(dense, block, MASKS)
+    x = integers((dense.shape[2], 128))  # one for both: its gradient is a sum over them
+
+    def ours(blocks: Any, x: Any) -> Any:
+        return (systolic.sparse_matmul(matrix.with_blocks(blocks), x, implementation=implementation) ** 2).sum()
+
+    with jax.default_matmul_precision("highest"):
+        expected = jax.grad(lambda dense, x: ((dense @ x) ** 2).sum(), (0, 1))(dense, x)
+        found = jax.jit(jax.grad(ours, (0, 1)))(matrix.blocks, x)
+    np.testing.assert_array_equal(matrix.with_blocks(found[0]).to_dense(), expected[0] * at)
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
 def test_how_many_blocks_may_change_under_jit() -> None:
     product: Any = jax.jit(lambda matrix, x: systolic.sparse_matmul(matrix, x, implementation="interpret"))
     x = integers((256, 128))
@@ -378,5 +424,5 @@ def test_what_is_refused() -> None:
         systolic.sparse_matmul(matrix, dense[:, :48].T, bias=np.ones(3, "float32"))
     with pytest.raises(SpecError, match="dense anyway"):
         systolic.sparse_matmul(matrix, dense.T, dense_out=True)
-    with pytest.raises(SpecError, match="batch"):
-        systolic.sparse_matmul(dense[None], dense.T, mask=BlockMask.of(padded(MASK[:, :3], (8, 8), "float32")[0]))
+    with pytest.raises(SpecError, match="do not broadcast"):
+        systolic.sparse_matmul(np.stack([dense] * 3), np.stack([dense.T] * 2), mask=causal, dense_out=True)
