@@ -20,9 +20,9 @@ from systolic.schedule.sparse_lists import calls_of, one_call
 from systolic.spec import SparseSpec, dtype_bytes
 
 # Scalar code around a stretch of straight code: brought near to six simulated products on v6e, of two sizes of blocks,
-# by hand. Of the 40 products of `systolic bench --suite sparse --chip v6e`, most of them others, modelled times are 0.69
-# to 1.22 of the simulated ones, 0.95 in the median, and 0.69 to 1.00 of the 14 that are dds, sdd and masks. Blocks of
-# 128² in dsd at 80 % ask for less, the same in sdd at 10 % for more, so another value would not be nearer to all.
+# by hand. Of the 40 products of `systolic bench --suite sparse --chip v6e`, most of them others, modelled times are
+# 0.69 to 1.22 of the simulated ones, 0.95 in the median, and 0.69 to 1.00 of the 14 that are dds, sdd and masks. Blocks
+# of 128² in dsd at 80 % ask for less, the same in sdd at 10 % for more, so another value would not be nearer to all.
 _STRETCH_CYCLES = 120
 _MORE_CODE = 0.002  # of the time, that code for one more block has to promise
 _REGISTER_BYTES = 4096
