@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import systolic
+from systolic.compiler import WorkerPool, submit_compilation
 from systolic.ops.sparse.programs import SparsePrograms, called
 from systolic.spec import SparseSpec
+from systolic.timing import target_of
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
@@ -68,3 +70,25 @@ def test_gradients_are_kernels() -> None:
     run = systolic.simulate(gradients, blocks, x, rows, columns, chip="v6e")
     names = {op.name.split(".")[0] for op in run.later_core.ops}
     assert {"systolic_dsd_bfloat16_512_512_256", "systolic_sdd_bfloat16_512_256_512"} <= names
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls"),
+    [("dsd", 2), pytest.param("dds", 3, marks=pytest.mark.slow), pytest.param("sdd", 2, marks=pytest.mark.slow)],
+)
+def test_a_list_that_smem_does_not_hold_is_cut(kind: Any, calls: int) -> None:
+    """One kernel in a loop; where blocks are sorted anew, their list takes twice the room."""
+    size, blocks = 128 * 1160, 150_000
+    m, k, n = {"dsd": (size, size, 256), "dds": (256, size, size), "sdd": (size, 256, size)}[kind]
+    wanted = SparseSpec(
+        kind=kind, m=m, k=k, n=n, block_rows=128, block_columns=128, blocks=blocks, most_blocks=blocks,
+        dtype="bfloat16", dtype_out="bfloat16",
+    )  # fmt: skip
+    chip = systolic.chip("v6e")
+    assert f"{calls} calls" in systolic.plan(wanted, chip).reason
+    arguments = SparsePrograms(computed=wanted, chip=chip).arguments[:4]  # without the matrix with its zeros
+    with WorkerPool(max_workers=1) as pool:
+        program = submit_compilation(
+            pool, functools.partial(called, wanted, chip, "pallas"), arguments, target_of(chip), cache=None
+        ).result()
+    assert sum(f"systolic_{kind}" in name for name in program.listings) == 1

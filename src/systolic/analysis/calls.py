@@ -92,7 +92,8 @@ class KernelCall:
       aliases: pairs of an input and the output that takes its place, counted among inputs and outputs.
       body: the kernel's jaxpr.
       equation: the call in the function's jaxpr.
-      site: the way to it: positions of equations, outermost first; see `compiler.PallasOperands`.
+      site: the way to it: positions of equations and numbers of branches, outermost first; see
+        `compiler.PallasOperands`.
       executions: how often the function runs it; None: that depends on values.
       vmapped: grid axes that `jax.vmap` made: `pl.program_id` does not count them.
       unused: outputs, counted among outputs, whose results nobody takes: launchers ask so for memory.
@@ -146,8 +147,8 @@ def _equations(
             yield equation, here, executions, unused
             continue
         inside = None if name == "cond" else loop_iterations(equation, executions)
-        for inner in inner_jaxprs(equation.params):
-            yield from _equations(inner.jaxpr, here, inside)
+        for branch, inner in enumerate(inner_jaxprs(equation.params)):
+            yield from _equations(inner.jaxpr, (*here, branch) if name == "cond" else here, inside)
 
 
 def _call(equation: Any, site: tuple[int, ...], executions: int | None, unused: tuple[int, ...]) -> KernelCall:

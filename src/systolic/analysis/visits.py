@@ -162,22 +162,16 @@ def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[Call
     found = []
     for call in kernel_calls(jaxpr):
         with at_stage("reading", call.where):
-            found.append(CallOnGrid(call, _visits(call, executions.get((call.site, id(call.equation))))))
+            found.append(CallOnGrid(call, _visits(call, executions.get(call.site))))
     return found
 
 
-def first_executions(
-    jaxpr: Any, values: Sequence[np.ndarray | None]
-) -> dict[tuple[tuple[int, ...], int], PallasOperands]:
-    """Finds the operands of the first execution of each Pallas call, by the call's site and its equation's `id`.
-
-    Branches share their site, and calls of one jitted function share their equations: only both together tell calls
-    apart.
-    """
+def first_executions(jaxpr: Any, values: Sequence[np.ndarray | None]) -> dict[tuple[int, ...], PallasOperands]:
+    """Finds the operands of the first execution of each Pallas call, by the call's site."""
     given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
-    executions: dict[tuple[tuple[int, ...], int], PallasOperands] = {}
+    executions: dict[tuple[int, ...], PallasOperands] = {}
     for execution in pallas_operands(jaxpr, given, [str(number) for number in range(len(given))]):
-        executions.setdefault((execution.site, id(execution.equation)), execution)
+        executions.setdefault(execution.site, execution)
     return executions
 
 

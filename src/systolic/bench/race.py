@@ -141,13 +141,14 @@ def _peers(spec: Any, chip: Chip) -> Sequence[Peer]:
 
 
 def _peer_time(peer: Peer, outcome: Outcome) -> PeerTime:
-    error = outcome.run.error if outcome.run is not None else None
+    run = outcome.run
     return PeerTime(
         name=peer.name,
         config=peer.config,
         time_us=outcome.time_us,
         reason=peer.reason or _why(outcome),
-        error=error,
+        error=run.error if run is not None else None,
+        assumption=run.assumptions[0] if run is not None and run.assumptions else "",
     )
 
 

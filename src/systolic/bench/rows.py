@@ -25,6 +25,7 @@ class PeerTime:
     time_us: float | None  # simulated
     reason: str = ""  # why there is none
     error: TimeError | None = None
+    assumption: str = ""  # of the simulator, about a value on which the time depends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +113,22 @@ class BenchRow:
     @property
     def best_peer(self) -> str:
         """The fastest of the public kernels."""
-        timed = [peer for peer in self.peers if peer.time_us is not None]
-        return min(timed, key=lambda peer: peer.time_us or 0.0).name if timed else ""
+        return self._best_peer.name if self._best_peer is not None else ""
 
     @property
     def best_peer_us(self) -> float | None:
         """Its time."""
-        return min((peer.time_us for peer in self.peers if peer.time_us is not None), default=None)
+        return self._best_peer.time_us if self._best_peer is not None else None
+
+    @property
+    def best_peer_is_assumed(self) -> bool:
+        """Whether its time depends on values that the simulator had to assume."""
+        return self._best_peer is not None and bool(self._best_peer.assumption)
+
+    @property
+    def _best_peer(self) -> PeerTime | None:
+        timed = [peer for peer in self.peers if peer.time_us is not None]
+        return min(timed, key=lambda peer: peer.time_us or 0.0, default=None)
 
     @property
     def ratio_best_peer(self) -> float | None:

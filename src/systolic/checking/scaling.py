@@ -231,7 +231,7 @@ def _grids(jaxpr: Any, values: Sequence[np.ndarray | None], calls: Sequence[Kern
     if all(call.steps is not None for call in calls):
         return [[size for size in call.grid if size is not None] for call in calls]
     executions = first_executions(jaxpr, values)
-    return [_grid(call, executions.get((call.site, id(call.equation)))) for call in calls]
+    return [_grid(call, executions.get(call.site)) for call in calls]
 
 
 def _grid(call: KernelCall, execution: PallasOperands | None) -> list[int]:

@@ -32,7 +32,7 @@ _COLUMNS: tuple[Column[BenchRow], ...] = (
     numeric("exposed µs", lambda row: row.ours_exposed_us, us, optional=True),
     numeric("XLA's exposed µs", lambda row: row.xla_exposed_us, us, optional=True),
     numeric("peer µs", lambda row: row.best_peer_us, us, optional=True),
-    textual("best peer", lambda row: row.best_peer, optional=True),
+    textual("best peer", lambda row: row.best_peer + " (assumed)" * row.best_peer_is_assumed, optional=True),
     numeric("× peer", lambda row: row.ratio_best_peer, ".2f", optional=True),
     numeric("MXU µs", lambda row: row.mxu_us, us, droppable=True),
     numeric("HBM µs", lambda row: row.hbm_us, us, droppable=True),
@@ -123,10 +123,11 @@ def _short(value: float) -> str:
 
 
 def _reasons(rows: Sequence[BenchRow]) -> Iterator[tuple[str, str, str]]:
-    """Why times are missing."""
+    """Why times are missing, and what those of others rest on."""
     for row in rows:
         yield f"{row.chip} ours is {row.status}", row.reason, row.case
         yield f"{row.chip} XLA is", row.xla_reason, row.case
         yield f"{row.chip} the even size is", row.even_reason, row.case
         for peer in row.peers:
             yield f"{row.chip} {peer.name} is", peer.reason, row.case
+            yield f"{row.chip} {peer.name} is timed with an assumption", peer.assumption, row.case

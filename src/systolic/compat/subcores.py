@@ -15,8 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from systolic.compat.subcore_operations import operations
-
 
 @contextmanager
 def interpreted_subcores() -> Iterator[list[Any]]:
@@ -81,9 +79,11 @@ def _operation(equation: Any) -> Any:
     """What makes an equation of those that the interpreter knows; None: it is one."""
     from jax._src.pallas.mosaic import sc_primitives
 
-    return (
-        _parallel_loop if equation.primitive is sc_primitives.parallel_loop_p else operations().get(equation.primitive)
-    )
+    from systolic.compat.subcore_operations import operations  # which imports JAX
+
+    if equation.primitive is sc_primitives.parallel_loop_p:
+        return _parallel_loop
+    return operations().get(equation.primitive)
 
 
 def _parallel_loop(equation: Any, inputs: Sequence[Any]) -> Any:

@@ -128,6 +128,9 @@ class _Walk:
             return self._shard_map(equation, inputs, path)
         if self.place is not None and name == "axis_index":
             return [Deferred.known(np.int32(self.place.at[equation.params["axis_name"]]), local=True)]
+        if name == "platform_index":  # whatever it is traced on, it is compiled for TPUs
+            platforms = equation.params["platforms"]
+            return [Deferred.known(np.int32(next(at for at, one in enumerate(platforms) if not one or "tpu" in one)))]
         if name in KEEPS_VALUE or name == _IN_MEMORY:
             return inputs
         if name == PRIMITIVE:

@@ -81,7 +81,14 @@ def _changed(jaxpr: Any, changes: Mapping[tuple[int, ...], CallChange], path: tu
             made = equation if change is None else equation.replace(params=_call_params(equation, change))
         elif any(site[: len(here)] == here for site in changes):
             inner = functools.partial(_changed, changes=changes, path=here)
-            made = equation.replace(params={name: _with_inner(v, inner) for name, v in equation.params.items()})
+            params = {name: _with_inner(value, inner) for name, value in equation.params.items()}
+            if equation.primitive.name == "cond":
+                branches = enumerate(equation.params["branches"])
+                params["branches"] = tuple(
+                    _with_inner(branch, functools.partial(_changed, changes=changes, path=(*here, at)))
+                    for at, branch in branches
+                )
+            made = equation.replace(params=params)
         else:
             made = equation
         equations.append(made)

@@ -16,6 +16,7 @@ from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
 from systolic.schedule.grouped import buffer_bytes, largest_divisor, padded, vmem_limit
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation, misaligned, vmem_violations
+from systolic.schedule.sparse_lists import INDEX_BYTES, index_words
 from systolic.spec import SparseSpec, dtype_bytes
 
 _OUT_SLOTS = 4
@@ -26,8 +27,6 @@ _MOST_PARTS = 8  # in which a panel arrives, so that blocks need not wait behind
 _ROW_SLOTS = 3
 _STAGES = 4
 _ZERO_BYTES = 2**20
-_INDEX_BYTES = 4
-_ALIGNED_WORDS = 1024  # of an array in SMEM
 # Bundles of all stretches of straight code: a kernel has to be less than 14,000, with its scalar code.
 MOST_BUNDLES = 11_000
 
@@ -251,19 +250,12 @@ def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int
         limit = f"blocks of a line are {spec.line_size} × a multiple of {spec.place_size}"
         found.append(Violation(rule="tile-of-blocks", value=value, limit=limit, fix="use such tiles"))
     words = index_words(spec)
-    if words * _INDEX_BYTES > chip.usable_smem_bytes_per_core:
-        limit = f"{chip.name} has {chip.usable_smem_bytes_per_core // _INDEX_BYTES} words of SMEM"
+    if words * INDEX_BYTES > chip.usable_smem_bytes_per_core:
+        limit = f"{chip.name} has {chip.usable_smem_bytes_per_core // INDEX_BYTES} words of SMEM"
         fix = "use larger blocks, or cut the sparse matrix into several by its lines"
         found.append(Violation(rule="smem", value=f"{words} indices of blocks and lines", limit=limit, fix=fix))
     if found:
         raise IllegalTilesError(str(config), found)
-
-
-def index_words(spec: SparseSpec) -> int:
-    """Words of SMEM for the lists: where each block is, and where each line begins; sorted anew, each twice."""
-    return (4 if spec.is_by_columns else 2) * padded(spec.most_blocks, _ALIGNED_WORDS) + (
-        2 if spec.is_by_columns else 1
-    ) * padded(spec.lines + 2, _ALIGNED_WORDS)
 
 
 def most_joined(spec: SparseSpec, cycles: float) -> int:

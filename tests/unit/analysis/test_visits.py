@@ -29,6 +29,17 @@ def test_reordered_visits_are_those_of_the_grid_written_in_that_order() -> None:
     assert by_columns.reordered((1, 0, 2)).moved_bytes == by_rows.moved_bytes
 
 
+def test_a_call_behind_a_condition_is_known_where_it_is_executed() -> None:
+    def either(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jax.lax.cond(True, functools.partial(product, tile_k=512), product, x, y)
+
+    _, (left, taken) = traced(either, BF16(1024, 512), BF16(512, 768))
+    assert isinstance(taken.visits, GridVisits)
+    assert taken.visits.grid == (4, 3, 1)
+    assert not isinstance(left.visits, GridVisits)
+    assert left.call.site != taken.call.site
+
+
 def test_an_output_comes_back_where_the_sum_is_not_the_last_axis() -> None:
     (output,) = visits("mnk").outputs
     (again,) = visits("mnk").reordered((2, 0, 1)).outputs

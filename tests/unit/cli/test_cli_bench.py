@@ -78,6 +78,8 @@ def answer(label: str, known: Chip, size: int) -> Measurement:
         return measurement(known, size * (0.5 if size == 256 else 2))
     if who == "xla" and size == 2048:
         raise CompilerRefusal("XLA said no", kind="other")
+    if who == "gather":
+        return measurement(known, 0.9 * size, assumptions=("its places",))
     ours_us = size * (1.3 if size == 4000 else 1.0)
     return measurement(
         known,
@@ -235,6 +237,15 @@ def test_layers_of_experts_are_raced_with_public_kernels(run: Run, labels: list[
     code, _, err = run("bench", "--suite", "moe", "--rows", "17")
     assert code == 2
     assert "--rows 17: there are cases of 64" in err
+
+
+def test_a_peer_whose_time_rests_on_an_assumption_is_marked(run: Run) -> None:
+    arguments = ("bench", "--suite", "sparse", "--only", "dsd random 128² 0.05", "-q")
+    _, out, _ = run(*arguments, "--format", "markdown")
+    assert "| gather (assumed) | 0.90 |" in out
+    assert "v5e gather is timed with an assumption: its places [dsd random 128² 0.05 16384³]" in out
+    (row,) = rows_of(run(*arguments, "--json", "-")[1]).values()
+    assert {peer["name"]: peer["assumption"] for peer in row["peers"]} == {"jax docs": "", "gather": "its places"}
 
 
 def test_the_same_program_is_compiled_once(run: Run, labels: list[str]) -> None:

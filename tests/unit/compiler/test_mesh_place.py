@@ -105,3 +105,15 @@ def test_devices_that_execute_something_else_are_marked(decided_by: str) -> None
     found = [device_executions(traced, (SIZES,), ["x"], partition=partition) for partition in range(2)]
     assert [each.local for each in found] == [decided_by == "place"] * 2
     assert [len(each.found) for each in found] == ([0, 1] if decided_by == "place" else [int(SIZES[0] == 1)] * 2)
+
+
+def test_of_computations_for_several_platforms_that_for_tpus_is_followed() -> None:
+    """Also where the function is traced on a CPU."""
+
+    def on_tpus(sizes: jax.Array) -> jax.Array:
+        return lax.platform_dependent(sizes, cpu=jnp.negative, tpu=lambda sizes: copied(sizes + 1), default=jnp.abs)
+
+    (held,) = operands(on_tpus, SIZES, partition=0)
+    np.testing.assert_array_equal(held, SIZES + 1)
+    (held,) = operands(lambda sizes: lax.platform_dependent(sizes, cpu=jnp.abs, default=copied), SIZES, partition=0)
+    np.testing.assert_array_equal(held, SIZES)

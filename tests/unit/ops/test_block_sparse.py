@@ -95,7 +95,7 @@ def test_a_traced_mask_with_room() -> None:
         ([0, 1], [1, 2], (4, 6), "row 1 and column 2"),
         ([-1, 1], [1, 1], (4, 6), "row -1"),
         ([0, 1], [1, 1], (5, 6), "2 × 3"),
-        ([0, 1, 1], [1, 1, 0], (4, 6), "2 blocks, 3 rows"),
+        ([0, 1, 1], [1, 1, 0], (4, 6), r"rows \[3\]"),
         ([0.0, 1.0], [1, 1], (4, 6), "float64"),
     ],
 )
@@ -119,6 +119,41 @@ def test_other_refusals() -> None:
         BlockSparse([[[1.0]]], np.zeros(1, int), np.zeros(1, int), (1, 1))
     with pytest.raises(BlockSparseError, match=r"\[1, 2, 3\]"):
         BlockSparse.from_dense(np.ones((2, 3)), BLOCK).with_blocks(np.ones((2, 2, 3)))
+
+
+def test_a_batch_of_matrices() -> None:
+    random = np.random.default_rng(0)
+    masks = random.random((2, 3, 2, 4)) < 0.5
+    masks[0, 1], masks[1, 2] = False, True
+    dense = np.stack([[matrix(one) for one in some] for some in masks])
+    found = BlockSparse.from_dense(dense, BLOCK)
+    assert (found.batch, found.shape, found.ndim, found.most_blocks) == ((2, 3), dense.shape[2:], 4, 8)
+    np.testing.assert_array_equal(found.to_dense(), dense)
+    np.testing.assert_array_equal(found.T.to_dense(), dense.mT)
+    cut = dense.reshape(2, 3, 2, 2, 4, 3).swapaxes(3, 4)
+    np.testing.assert_array_equal(found.to_bcoo().todense(), cut)
+    np.testing.assert_array_equal(BlockSparse.from_bcoo(found.to_bcoo()).to_dense(), dense)
+    order = np.argsort(random.random(found.rows.shape))
+    rows, columns = (np.take_along_axis(np.asarray(one), order, -1) for one in (found.rows, found.columns))
+    blocks = np.take_along_axis(np.asarray(found.blocks), order[..., None, None], 2)
+    for again in (BlockSparse, jax.jit(BlockSparse, static_argnums=3)):
+        its = again(blocks, rows, columns, found.shape)
+        np.testing.assert_array_equal(its.rows, found.rows)
+        np.testing.assert_array_equal(its.to_dense(), dense)
+    one_mask = BlockSparse.from_dense(dense, BLOCK, masks[0, 0])
+    np.testing.assert_array_equal(one_mask.to_dense(), dense * np.kron(masks[0, 0], np.ones(BLOCK)))
+    of_one = jax.tree.map(lambda leaf: leaf[1, 2], found)
+    np.testing.assert_array_equal(of_one.to_dense(), dense[1, 2])
+    traced = jax.jit(lambda dense, masks: BlockSparse.from_dense(dense, BLOCK, masks, most_blocks=9))(dense, masks)
+    np.testing.assert_array_equal(traced.to_dense(), dense)
+    assert BlockMask.from_mask(masks, BLOCK).batch == (2, 3)
+    with pytest.raises(BlockSparseError, match=r"batch of \[2, 3\]"):
+        found.to_bsr()
+    rows = np.array([[0, 1], [1, 1]])
+    with pytest.raises(BlockSparseError, match="two blocks are at row 1 and column 0"):
+        BlockSparse(np.ones((2, 2, *BLOCK)), rows, np.zeros_like(rows), (4, 6))
+    with pytest.raises(BlockSparseError, match="block 1, 1 is at row 1 and column 2"):
+        BlockSparse(np.ones((2, 2, *BLOCK)), rows, np.array([[0, 1], [0, 2]]), (4, 6))
 
 
 def test_bands_hold_each_block_with_an_element_within() -> None:

@@ -15,6 +15,7 @@ from systolic import BlockSparse
 from systolic.op import op_of, read_spec, record_of
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
 from systolic.schedule.sparse import schedule_of
+from systolic.schedule.sparse_lists import calls_of, one_call
 from systolic.spec import BlockSparseError, NoKernelWarning, SparseSpec, SpecError
 
 
@@ -57,6 +58,28 @@ def test_fewer_blocks_take_less_time() -> None:
     times = [systolic.plan(spec(blocks=blocks, most_blocks=512), "v6e").time_us for blocks in (16, 64, 256, 512)]
     assert times == sorted(times)
     assert times[0] < times[-1] / 4
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("dsd", 2), ("dds", 3), ("sdd", 2)])
+def test_a_list_that_smem_does_not_hold_is_planned_as_several_calls(kind: Any, calls: int) -> None:
+    blocks = 150_000
+    sizes = {"dsd": {"n": 256}, "dds": {"m": 256}, "sdd": {"k": 256}}[kind]
+    wanted = spec(
+        kind=kind, block_rows=128, block_columns=128, blocks=blocks, most_blocks=blocks,
+        **{"m": 2**17, "k": 2**17, "n": 2**17, **sizes},
+    )  # fmt: skip
+    chip = systolic.chip("v6e")
+    call = one_call(wanted, chip)
+    assert calls_of(wanted, call) == calls
+    assert call.most_blocks * calls >= blocks > call.most_blocks * (calls - 1)
+    assert one_call(call, chip) == call
+    plan, of_call = systolic.plan(wanted, chip), systolic.plan(call, chip)
+    assert f"{calls} calls" in plan.reason
+    assert " calls" not in of_call.reason
+    assert plan.config == of_call.config
+    assert plan.time_us > calls * of_call.time_us, "sums are added, or blocks joined"
+    assert plan.hbm_bytes > wanted.least_hbm_bytes
+    assert plan.vmem_bytes == of_call.vmem_bytes
 
 
 def test_a_spec_goes_through_a_store() -> None:

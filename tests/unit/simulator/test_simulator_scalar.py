@@ -99,6 +99,8 @@ def test_predicates(a: bool, b: bool) -> None:
 def test_division(a: int, b: int) -> None:
     remainder = (f"%9 = sdivrem.u32 %s1_s1, {b} /*kRem*/", "%s3_s3 = spop.drf %9")
     assert value(f"%s1_s1 = smov {a}", *remainder, register="%s3_s3") == a % b
+    with_line = (f'%9 = sdivrem.u32 %s1_s1, {b} /* loc("/a/b.py":1:2 to :3) :: kDiv */', "%s3_s3 = spop.drf %9")
+    assert value(f"%s1_s1 = smov {a}", *with_line, register="%s3_s3") == a // b
     both = (f"%9 = sdivrem.u32 %s1_s1, {b} /* kDivAndRem */", "%s3_s3 = spop.drf %9", "%s4_s4 = spop.drf %9")
     assert value(f"%s1_s1 = smov {a}", *both, register="%s3_s3") == a // b
     assert value(f"%s1_s1 = smov {a}", *both, register="%s4_s4") == a % b

@@ -30,9 +30,10 @@ class ProductOperands(NamedTuple):
     """Arrays of a product, or their refs."""
 
     places: Places
-    blocks: Any  # [most blocks, *stored block]
+    blocks: Any  # [blocks, *stored block], of which the list may be a part
     dense: Any  # rhs [k, n] of dsd, lhs [m, k] of dds
     bias: Any = None  # float32 [1, n]
+    first: Any = None  # int32 [1], in SMEM: the block with which the list begins; None: the first one
 
 
 class Buffers(NamedTuple):
@@ -169,8 +170,9 @@ class Kernel:
     def _block_copy(self, copy: Any) -> Any:
         its = self.schedule
         slot = lax.rem(copy, jnp.int32(its.slots // its.fetched))
-        order = self.list.order
-        source = self.refs.blocks.at[pl.ds(copy * its.fetched if order is None else order[copy], its.fetched)]
+        order, first = self.list.order, self.refs.first
+        block = copy * its.fetched if order is None else order[copy]
+        source = self.refs.blocks.at[pl.ds(block if first is None else first[0] + block, its.fetched)]
         target = self.its.blocks.at[pl.ds(slot * its.fetched, its.fetched)]
         sem = self.its.blocks_sem.at[lax.rem(copy, jnp.int32(its.under_way))]
         return pltpu.make_async_copy(source, target, sem)

@@ -82,10 +82,11 @@ def sparse_product(
         arrays = operands._replace(blocks=from_hbm(operands.blocks), dense=from_hbm(operands.dense))
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     bias = None if arrays.bias is None else pl.BlockSpec(memory_space=pltpu.VMEM)
+    first = None if arrays.first is None else scalars
     return pl.pallas_call(
         kernel,
         grid=(cores,),
-        in_specs=(ProductOperands(Places(scalars, scalars), hbm, hbm, bias),),
+        in_specs=(ProductOperands(Places(scalars, scalars), hbm, hbm, bias, first),),
         out_specs=hbm,
         out_shape=shape_with_mesh_axes(
             (spec.m, spec.n), jnp.dtype(spec.dtype_out), [operands.blocks, operands.dense, operands.places.rows]

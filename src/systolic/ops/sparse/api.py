@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +45,10 @@ def sparse_matmul(
     same. The kernel takes blocks of multiples of 128; with other blocks XLA computes it on a TPU too, with a warning.
 
     Args:
-      lhs: [m, k], with a batch if rhs is sparse or the result is a masked matrix; dtypes as in `systolic.matmul`.
-      rhs: [k, n], likewise.
-      mask: the blocks of the result that are wanted, where neither operand is sparse. The result is a `BlockSparse`.
+      lhs: [*batch, m, k]; dtypes as in `systolic.matmul`. Batches broadcast, those of sparse matrices and masks too.
+      rhs: [*batch, k, n], likewise.
+      mask: the blocks of the result that are wanted, where neither operand is sparse. The result is a `BlockSparse`,
+        with as large a batch.
       dense_out: with a mask, the result is a whole matrix, zero where no block is wanted and outside of the mask's
         diagonals.
       transpose_lhs, transpose_rhs: that operand is given as [k, m] or [n, k]. A dense one is transposed ahead of the
@@ -74,26 +74,32 @@ def sparse_matmul(
     from systolic.ops.matmul.arguments import backend_of
     from systolic.ops.sparse.arguments import canonical
     from systolic.ops.sparse.array import BlockSparse
+    from systolic.ops.sparse.batches import each_of, sparse_batch
     from systolic.ops.sparse.compute import multiply, multiply_fused, sample
 
-    call = canonical(
-        lhs,
-        rhs,
-        mask=mask,
-        dense_out=dense_out,
-        transpose_lhs=transpose_lhs,
-        transpose_rhs=transpose_rhs,
-        bias=bias,
-        activation=activation,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        backend=backend_of(implementation, chip, tiles),
-    )
+    options = {
+        "dense_out": dense_out,
+        "transpose_lhs": transpose_lhs,
+        "transpose_rhs": transpose_rhs,
+        "bias": bias,
+        "activation": activation,
+        "precision": precision,
+        "preferred_element_type": preferred_element_type,
+    }
+    batch = sparse_batch(lhs, rhs, mask)
+    if batch:
+        more = {"implementation": implementation, "chip": chip, "tiles": tiles}
+
+        def one_product(lhs: Any, rhs: Any, mask: Any) -> Any:
+            return sparse_matmul(lhs, rhs, mask=mask, **options, **more)
+
+        return each_of(one_product, batch, lhs, rhs, mask)
+    call = canonical(lhs, rhs, mask=mask, backend=backend_of(implementation, chip, tiles), **options)
     product, places = call.product, call.places
     first, second = call.operands
     with jax.named_scope("systolic"):
         if product.kind == "sdd":
-            out: Any = _over_batch(call.batch, functools.partial(sample, product), first, second, places)
+            out: Any = sample(product, first, second, places)
             if not product.dense_out:
                 return BlockSparse.of_sorted(out.astype(call.dtype), places.rows, places.columns, product.shape)
             return out.astype(call.dtype)
@@ -105,18 +111,6 @@ def sparse_matmul(
                 return multiply(product, first, dense, places)
             return multiply_fused(product, first, dense, call.bias, places)
 
-        batch = call.batch if product.kind == "dsd" else ()
-        for _ in batch:
+        for _ in call.batch if product.kind == "dsd" else ():
             one = jax.vmap(one)
         return one(second).reshape(call.shape).astype(call.dtype)
-
-
-def _over_batch(batch: tuple[int, ...], fn: Callable[..., Any], lhs: Array, rhs: Array, places: Any) -> Any:
-    import jax
-    import jax.numpy as jnp
-
-    for _ in batch:
-        fn = jax.vmap(fn, (0, 0, None))
-    if batch:
-        lhs, rhs = (jnp.broadcast_to(one, (*batch, *one.shape[-2:])) for one in (lhs, rhs))
-    return fn(lhs, rhs, places)

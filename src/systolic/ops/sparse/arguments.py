@@ -13,8 +13,8 @@ from systolic.ops.dtypes import fused_array, given_dtype, operand, result_dtype
 from systolic.ops.epilogue import activation_of
 from systolic.ops.matmul.arguments import precision_named
 from systolic.ops.matmul.product import Backend
-from systolic.ops.shapes import broadcast_shapes
 from systolic.ops.sparse.array import BlockSparse
+from systolic.ops.sparse.batches import common_batch
 from systolic.ops.sparse.mask import BlockMask
 from systolic.ops.sparse.places import is_known
 from systolic.ops.sparse.product import Places, SparseProduct
@@ -102,9 +102,7 @@ def canonical(
         function=function,
     )
     dense = [one for one in (left, right) if not isinstance(one, BlockSparse)]
-    batch = _batch([one.shape[:-2] for one in dense])
-    if batch and kind == "sdd" and not dense_out:
-        raise SpecError(f"a batch of {list(batch)} with a sparse result; use jax.vmap, or dense_out=True")
+    batch = common_batch([one.shape[:-2] for one in dense])
     first, second = _arrays(kind, left, right)
     return Call(
         product=product,
@@ -147,13 +145,6 @@ def _operand(value: Any, name: str, *, sparse: bool, transposed: bool) -> tuple[
     if array.ndim < 2:
         raise SpecError(f"{name} of shape {list(array.shape)} has to be a matrix")
     return (array.mT if transposed else array), dtype
-
-
-def _batch(batches: list[tuple[int, ...]]) -> tuple[int, ...]:
-    try:
-        return broadcast_shapes(*batches)
-    except ValueError as error:
-        raise SpecError(f"batch dimensions {' and '.join(map(str, batches))} do not broadcast") from error
 
 
 def _arrays(kind: SparseKind, left: Any, right: Any) -> tuple[Array, Array]:

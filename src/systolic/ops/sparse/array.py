@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from systolic.ops.sparse.places import (
+    each_matrix,
     is_known,
     places_by_columns,
     sorted_by_jax,
@@ -27,16 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class BlockSparse:
-    """A matrix that is zero but for some blocks of one size, each at a row and a column of blocks.
+    """A matrix that is zero but for some blocks of one size, each at a row and a column of blocks; or a batch of them.
 
     It is a pytree of three arrays, so it goes through `jit`, `vmap` and `scan`. How many blocks there are may change
     from run to run, up to the length of the arrays: the rest is padding, whose row is the number of rows of blocks.
-    Blocks are sorted by rows, then columns; those that are given in another order are sorted once, here.
+    Blocks are sorted by rows, then columns; those that are given in another order are sorted once, here. Matrices of a
+    batch have one shape and one length of the arrays, and blocks wherever each has them.
 
     Attributes:
-      blocks: [most blocks, block rows, block columns], of any dtype.
-      rows, columns: int32 [most blocks]: where each block is, counted in blocks.
-      shape: of the matrix; blocks have to tile it.
+      blocks: [*batch, most blocks, block rows, block columns], of any dtype.
+      rows, columns: int32 [*batch, most blocks]: where each block is, counted in blocks.
+      shape: of each matrix; blocks have to tile it.
 
     Raises:
       BlockSparseError: blocks do not tile the shape, or, where rows and columns are known when this is called: one is
@@ -53,18 +55,19 @@ class BlockSparse:
         for name, array, rank in (("blocks", blocks, 3), ("rows", rows, 1), ("columns", columns, 1)):
             if not hasattr(array, "dtype") or not hasattr(array, "shape"):
                 raise BlockSparseError(f"{name} is a {type(array).__name__}, not an array; use np.asarray")
-            if len(array.shape) != rank:
-                raise BlockSparseError(f"{name} of shape {list(array.shape)}: it has to have {rank} dimensions")
-        if not blocks.shape[0] == rows.shape[0] == columns.shape[0]:
-            lengths = f"{blocks.shape[0]} blocks, {rows.shape[0]} rows, {columns.shape[0]} columns"
-            raise BlockSparseError(f"{lengths}: each block needs a row and a column")
+            if len(array.shape) < rank:
+                raise BlockSparseError(f"{name} of shape {list(array.shape)}: it has to have {rank} dimensions or more")
+        if not tuple(blocks.shape[:-2]) == tuple(rows.shape) == tuple(columns.shape):
+            shapes = f"blocks {list(blocks.shape)}, rows {list(rows.shape)}, columns {list(columns.shape)}"
+            raise BlockSparseError(f"{shapes}: each block needs a row and a column")
         for name, array in (("rows", rows), ("columns", columns)):
             if not np.issubdtype(array.dtype, np.integer):
                 raise BlockSparseError(f"{name} are {array.dtype}; use int32")
-        grid = tiled(tuple(shape), tuple(blocks.shape[1:]))
+        grid = tiled(tuple(shape), tuple(blocks.shape[-2:]))
         found = sorted_by_numpy if is_known(rows) and is_known(columns) else sorted_by_jax
         order, rows, columns = found(rows, columns, grid)
-        self._set(blocks if order is None else blocks[order], rows, columns, tuple(shape))
+        blocks = blocks if order is None else _in_order(blocks, order)
+        self._set(blocks, rows, columns, tuple(shape))
 
     def _set(self, *values: Any) -> BlockSparse:
         for name, value in zip(("blocks", "rows", "columns", "shape"), values, strict=True):
@@ -83,7 +86,7 @@ class BlockSparse:
     @classmethod
     def from_dense(
         cls,
-        dense: Shaped[Array, "m n"] | ArrayLike,
+        dense: Shaped[Array, "*batch m n"] | ArrayLike,
         block: tuple[int, int],
         mask: Any = None,
         *,
@@ -92,10 +95,10 @@ class BlockSparse:
         """The blocks of a matrix that a mask wants.
 
         Args:
-          dense: [m, n].
+          dense: [*batch, m, n].
           block: rows and columns of a block.
-          mask: bool [m / rows, n / columns]. None: blocks with an element that is not zero.
-          most_blocks: room in the list. None: as many as the mask wants, which has to be known then.
+          mask: bool [*batch, m / rows, n / columns], or one for all. None: blocks with an element that is not zero.
+          most_blocks: room in the list. None: as many as a mask wants at most, which has to be known then.
 
         Raises:
           BlockSparseError: blocks do not tile the matrix, the mask is of another shape, or it is traced and
@@ -104,36 +107,47 @@ class BlockSparse:
         import jax.numpy as jnp
 
         array: Any = jnp.asarray(dense)
-        if array.ndim != 2:
+        if array.ndim < 2:
             raise BlockSparseError(f"an array of shape {list(array.shape)} is no matrix")
-        (grid_m, grid_n), (rows, columns) = tiled(tuple(array.shape), block), block
-        cut = array.reshape(grid_m, rows, grid_n, columns).swapaxes(1, 2)
-        mask = (cut != 0).any((2, 3)) if mask is None else mask
-        if mask.shape != (grid_m, grid_n):
+        *batch, m, n = array.shape
+        (grid_m, grid_n), (rows, columns) = tiled((m, n), block), block
+        cut = array.reshape(*batch, grid_m, rows, grid_n, columns).swapaxes(-3, -2)
+        mask = (cut != 0).any((-2, -1)) if mask is None else mask
+        if tuple(mask.shape) not in ((grid_m, grid_n), (*batch, grid_m, grid_n)):
             raise BlockSparseError(f"mask of shape {list(mask.shape)}; the matrix has {grid_m} × {grid_n} blocks")
-        at_row, at_column = wanted_places(mask, most_blocks)
-        blocks = cut[jnp.minimum(at_row, grid_m - 1), at_column]
-        blocks = jnp.where((at_row < grid_m)[:, None, None], blocks, jnp.zeros_like(blocks))
-        return cls.of_sorted(blocks, at_row, at_column, (grid_m * rows, grid_n * columns))
+        whole = (np if is_known(mask) else jnp).broadcast_to(mask, (*batch, grid_m, grid_n))
+        at_row, at_column = wanted_places(whole, most_blocks)
+
+        def chosen(cut: Any, at_row: Any, at_column: Any) -> Any:
+            blocks = cut[jnp.minimum(at_row, grid_m - 1), at_column]
+            return jnp.where((at_row < grid_m)[:, None, None], blocks, jnp.zeros_like(blocks))
+
+        blocks = each_matrix(chosen, tuple(batch))(cut, at_row, at_column)
+        return cls.of_sorted(blocks, at_row, at_column, (m, n))
 
     @classmethod
     def from_bcoo(cls, matrix: Any) -> BlockSparse:
-        """A `jax.experimental.sparse.BCOO` whose data are blocks: n_dense = 2, n_sparse = 2, no batch.
+        """A `jax.experimental.sparse.BCOO` whose data are blocks: n_dense = 2, n_sparse = 2, and a batch or none.
 
-        Its shape has four dimensions: rows and columns of blocks, and of one block.
+        Behind the batch its shape has four dimensions: rows and columns of blocks, and of one block.
 
         Raises:
           BlockSparseError: it is of another form, or as the constructor.
         """
-        if matrix.n_batch or matrix.n_dense != 2 or len(matrix.shape) != 4:
+        batch = tuple(matrix.shape[: matrix.n_batch])
+        if matrix.n_dense != 2 or matrix.n_sparse != 2:
             form = f"n_batch={matrix.n_batch}, n_dense={matrix.n_dense}, shape={list(matrix.shape)}"
             raise BlockSparseError(
-                f"a BCOO of {form}; use one of [rows, columns, block rows, block columns], n_dense=2"
+                f"a BCOO of {form}; use one of [*batch, rows, columns, block rows, block columns], n_dense=2"
             )
-        grid_m, grid_n, rows, columns = matrix.shape
-        indices = matrix.indices
+        grid_m, grid_n, rows, columns = matrix.shape[matrix.n_batch :]
+        indices, blocks = matrix.indices, matrix.data
+        if batch:  # of which each may be the same for all
+            import jax.numpy as jnp
+
+            indices, blocks = (jnp.broadcast_to(one, (*batch, *one.shape[len(batch) :])) for one in (indices, blocks))
         indices = np.asarray(indices) if is_known(indices) else indices
-        return cls(matrix.data, indices[:, 0], indices[:, 1], (grid_m * rows, grid_n * columns))
+        return cls(blocks, indices[..., 0], indices[..., 1], (grid_m * rows, grid_n * columns))
 
     @classmethod
     def from_bsr(cls, matrix: Any) -> BlockSparse:
@@ -154,8 +168,13 @@ class BlockSparse:
 
     @property
     def ndim(self) -> int:
-        """Two."""
-        return 2
+        """Dimensions of the matrix with its batch."""
+        return 2 + len(self.batch)
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """How many matrices, along each dimension; () for one."""
+        return tuple(self.blocks.shape[:-3])
 
     @property
     def block(self) -> tuple[int, int]:
@@ -174,9 +193,11 @@ class BlockSparse:
 
     @property
     def T(self) -> BlockSparse:  # noqa: N802  as jax.Array has it
-        """The transpose: the same blocks turned, in another order."""
+        """The transpose of each matrix: the same blocks turned, in another order."""
         order, rows, columns = places_by_columns(self.rows, self.columns, self.grid)
-        return self.of_sorted(self.blocks[order].swapaxes(1, 2), rows, columns, (self.shape[1], self.shape[0]))
+        return self.of_sorted(
+            _in_order(self.blocks, order).swapaxes(-1, -2), rows, columns, (self.shape[1], self.shape[0])
+        )
 
     def with_blocks(self, blocks: Any) -> BlockSparse:
         """Other blocks at the same places, such as those that a derivative is taken in.
@@ -188,25 +209,29 @@ class BlockSparse:
             raise BlockSparseError(f"blocks of shape {list(blocks.shape)}; they have to be {list(self.blocks.shape)}")
         return self.of_sorted(blocks, self.rows, self.columns, self.shape)
 
-    def to_dense(self) -> Shaped[Array, "m n"]:
+    def to_dense(self) -> Shaped[Array, "*batch m n"]:
         """The whole matrix."""
         import jax.numpy as jnp
 
-        grid, blocks = self.grid, jnp.asarray(self.blocks)
-        cut = jnp.zeros((*grid, *self.block), blocks.dtype).at[self.rows, self.columns].set(blocks, mode="drop")
-        return cut.swapaxes(1, 2).reshape(self.shape)
+        grid, block = self.grid, self.block
+
+        def placed(blocks: Any, rows: Any, columns: Any) -> Any:
+            cut = jnp.zeros((*grid, *block), blocks.dtype).at[rows, columns].set(blocks, mode="drop")
+            return cut.swapaxes(1, 2).reshape(self.shape)
+
+        return each_matrix(placed, self.batch)(jnp.asarray(self.blocks), self.rows, self.columns)
 
     def to_bcoo(self) -> Any:
-        """A `jax.experimental.sparse.BCOO` of [rows, columns, block rows, block columns] with n_dense = 2."""
+        """A `jax.experimental.sparse.BCOO` of [*batch, rows, columns, block rows, block columns] with n_dense = 2."""
         import jax.numpy as jnp
         from jax.experimental.sparse import BCOO
 
         rows = jnp.asarray(self.rows)
         columns = jnp.where(rows < self.grid[0], self.columns, self.grid[1])  # of padding both are past the end
-        indices = jnp.stack([rows, columns], 1)
+        indices = jnp.stack([rows, columns], -1)
         return BCOO(
             (jnp.asarray(self.blocks), indices),
-            shape=(*self.grid, *self.block),
+            shape=(*self.batch, *self.grid, *self.block),
             indices_sorted=True,
             unique_indices=not self._has_padding(),
         )
@@ -215,13 +240,23 @@ class BlockSparse:
         return not is_known(self.rows) or bool(np.any(np.asarray(self.rows) >= self.grid[0]))
 
     def to_bsr(self) -> Any:
-        """A `scipy.sparse.bsr_array`, without padding; scipy has to be installed, and the values known."""
+        """A `scipy.sparse.bsr_array`, without padding; scipy has to be installed, and the values known.
+
+        Raises:
+          BlockSparseError: it is a batch, which scipy does not know.
+        """
         from scipy.sparse import bsr_array
 
+        if self.batch:
+            raise BlockSparseError(f"a batch of {list(self.batch)} is no BSR matrix; take one of it with jax.tree.map")
         rows = np.asarray(self.rows)
         number = int(np.sum(rows < self.grid[0]))
         begins = np.searchsorted(rows[:number], np.arange(self.grid[0] + 1)).astype(np.int32)
         return bsr_array((np.asarray(self.blocks)[:number], np.asarray(self.columns)[:number], begins), self.shape)
+
+
+def _in_order(blocks: Any, order: Any) -> Any:
+    return each_matrix(lambda blocks, order: blocks[order], tuple(order.shape[:-1]))(blocks, order)
 
 
 @functools.cache

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockMask:
-    """The blocks of a matrix that are wanted, and a band of diagonals within them.
+    """The blocks of a matrix that are wanted, and a band of diagonals within them; or of each matrix of a batch.
 
     It is a pytree of two arrays. `from_mask`, `causal`, `banded` and `of` make it.
 
     Attributes:
-      rows, columns: int32 [most blocks], as `BlockSparse` has them: sorted, and a row past the end is padding.
+      rows, columns: int32 [*batch, most blocks], as `BlockSparse` has them: sorted, and a row past the end is padding.
       shape: of the matrix.
       block: rows and columns of a block.
       lower, upper: diagonals, column − row, outside of which a dense result is zero; None: there is no such limit.
@@ -42,18 +42,22 @@ class BlockMask:
 
     @classmethod
     def from_mask(
-        cls, mask: Bool[Array | np.ndarray, "rows columns"], block: tuple[int, int], *, most_blocks: int | None = None
+        cls,
+        mask: Bool[Array | np.ndarray, "*batch rows columns"],
+        block: tuple[int, int],
+        *,
+        most_blocks: int | None = None,
     ) -> BlockMask:
         """The true elements of a mask, one for each block.
 
         Args:
-          most_blocks: room in the list. None: as many as are true, which has to be known then.
+          most_blocks: room in the list. None: as many as are true at most, which has to be known then.
 
         Raises:
           BlockSparseError: the mask is traced and `most_blocks` is not given, or it is known and has more.
         """
         rows, columns = wanted_places(mask, most_blocks)
-        return cls(rows, columns, (mask.shape[0] * block[0], mask.shape[1] * block[1]), block)
+        return cls(rows, columns, (mask.shape[-2] * block[0], mask.shape[-1] * block[1]), block)
 
     @classmethod
     def of(cls, matrix: BlockSparse) -> BlockMask:
@@ -85,6 +89,11 @@ class BlockMask:
         if upper is not None:
             wanted &= lowest <= upper
         return cls(*wanted_places(wanted, None), shape, block, lower, upper)
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """Of how many matrices, along each dimension; () for one, or one for all."""
+        return tuple(self.rows.shape[:-1])
 
     @property
     def grid(self) -> tuple[int, int]:

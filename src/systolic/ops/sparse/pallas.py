@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
-from systolic.compat import interpret_mode_is_forced
+from systolic.compat import interpret_mode_is_forced, varying_alike
 from systolic.kernels.interpreted import tracing_for
 from systolic.kernels.sparse.lines import ProductOperands
 from systolic.kernels.sparse.lists import Places as KernelPlaces
@@ -18,11 +18,13 @@ from systolic.kernels.sparse.sampled import sparse_sampled
 from systolic.kernels.sparse.samples import SampledOperands
 from systolic.ops.planner import Plans, planner_in_use
 from systolic.ops.sparse.product import Places, SparseProduct
+from systolic.ops.sparse.xla import dense_of, finished
 from systolic.ops.target import for_a_tpu
 from systolic.schedule import LANES
 from systolic.schedule.grouped import padded
 from systolic.schedule.sparse import ProductSchedule, SampledSchedule
-from systolic.spec import dtype_bytes
+from systolic.schedule.sparse_lists import calls_of, one_call
+from systolic.spec import SparseSpec, dtype_bytes
 
 
 def product_by_pallas(product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places) -> Array:
@@ -48,18 +50,37 @@ def _product(product: SparseProduct, plans: Plans, blocks: Array, dense: Array, 
         bias = bias.astype(jnp.float32)[None]
         bias = bias if turned else _longer(bias, 1, dense.shape[1])
     spec = product.spec(dense.shape[axis], blocks.dtype.name, blocks.shape[0], bias=bias is not None)
-    chosen = plans(spec, chip, product.backend.tiles)
-    # A TPU's scalar unit has 32 bits, and so has every number in a kernel.
-    with jax.enable_x64(False), tracing_for(chip):
-        out = sparse_product(
-            ProductOperands(_in_smem(places), blocks, dense, bias),
-            spec=spec,
-            schedule=ProductSchedule.of(spec, chosen.config, chip),
-            cores=chip.cores_per_device,
-            activation=product.function,
-            vmem_limit_bytes=chosen.vmem_limit_bytes,
-            interpret=product.backend.interpret,
-        )
+    call = one_call(spec, chip)
+    chosen = plans(call, chip, product.backend.tiles)
+    schedule = ProductSchedule.of(call, chosen.config, chip)
+
+    def run(operands: ProductOperands, activation: Any) -> Array:
+        # A TPU's scalar unit has 32 bits, and so has every number in a kernel.
+        with jax.enable_x64(False), tracing_for(chip):
+            return sparse_product(
+                operands,
+                spec=call,
+                schedule=schedule,
+                cores=chip.cores_per_device,
+                activation=activation,
+                vmem_limit_bytes=chosen.vmem_limit_bytes,
+                interpret=product.backend.interpret,
+            )
+
+    if call is spec:
+        out = run(ProductOperands(_in_smem(places), blocks, dense, bias), product.function)
+    else:
+        blocks = _longer(blocks, 0, padded(blocks.shape[0], schedule.fetched))
+
+        # A line that goes over a cut has sums in two calls, so all results are added up.
+        def add(total: Array, part: tuple[Array, KernelPlaces]) -> tuple[Array, None]:
+            first, places = part
+            return total + run(ProductOperands(places, blocks, dense, None, first), None), None
+
+        zeros = jnp.zeros((spec.m, spec.n), call.dtype_out)
+        zeros, *_ = varying_alike([zeros, blocks, dense, places.rows])
+        total, _ = lax.scan(add, zeros, _parts(product, spec, call, places))
+        out = finished(product, total, bias)
     return out[:size] if turned else out[:, :size]
 
 
@@ -69,17 +90,37 @@ def _sampled(product: SparseProduct, plans: Plans, lhs: Array, rhs: Array, place
     assert chip is not None
     lhs, rhs = _longer(_on_tpu(product, lhs), 1, k), _longer(rhs, 1 if product.transpose_rhs else 0, k)
     spec = product.spec(k, lhs.dtype.name, places.rows.shape[0])
-    chosen = plans(spec, chip, product.backend.tiles)
-    with jax.enable_x64(False), tracing_for(chip):
-        return sparse_sampled(
-            SampledOperands(_in_smem(places), lhs, rhs),
-            spec=spec,
-            schedule=SampledSchedule.of(spec, chosen.config, chip),
-            band=(product.lower, product.upper),
-            cores=chip.cores_per_device,
-            vmem_limit_bytes=chosen.vmem_limit_bytes,
-            interpret=product.backend.interpret,
-        )
+    call = one_call(spec, chip)
+    chosen = plans(call, chip, product.backend.tiles)
+    schedule = SampledSchedule.of(call, chosen.config, chip)
+
+    def run(places: KernelPlaces) -> Array:
+        with jax.enable_x64(False), tracing_for(chip):
+            return sparse_sampled(
+                SampledOperands(places, lhs, rhs),
+                spec=call,
+                schedule=schedule,
+                band=(product.lower, product.upper) if call is spec else (None, None),
+                cores=chip.cores_per_device,
+                vmem_limit_bytes=chosen.vmem_limit_bytes,
+                interpret=product.backend.interpret,
+            )
+
+    if call is spec:
+        return run(_in_smem(places))
+    _, lists = _parts(product, spec, call, places)
+    blocks = lax.map(run, lists).reshape(-1, *product.block)[: spec.most_blocks]
+    return dense_of(product, blocks, places) if product.dense_out else blocks
+
+
+def _parts(product: SparseProduct, spec: SparseSpec, call: SparseSpec, places: Places) -> tuple[Array, KernelPlaces]:
+    """The lists of several calls, one after another, and the first block of each; the last one ends in padding."""
+    calls, each = calls_of(spec, call), call.most_blocks
+    rows, columns = _in_smem(places)
+    rows = jnp.pad(rows, (0, calls * each - len(rows)), constant_values=product.grid[0])
+    columns = _longer(columns, 0, calls * each)
+    first = each * jnp.arange(calls, dtype=jnp.int32)[:, None]
+    return first, KernelPlaces(rows.reshape(calls, each), columns.reshape(calls, each))
 
 
 def _in_smem(places: Places) -> KernelPlaces:

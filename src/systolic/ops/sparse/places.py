@@ -1,7 +1,8 @@
-"""Places of blocks: lists of rows and columns that are checked, sorted, or made of a mask."""
+"""Places of blocks: lists of rows and columns that are checked, sorted, or made of a mask; each also with a batch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,28 +20,36 @@ def places_by_columns(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[A
         xp = jnp
     columns = xp.where(rows < grid[0], columns, grid[1])
     order = xp.lexsort((rows, columns)).astype(np.int32)
-    at_column, at_row = columns[order], rows[order]
+    at_column, at_row = (xp.take_along_axis(one, order, -1) for one in (columns, rows))
     return order, at_column.astype(np.int32), xp.where(at_column < grid[1], at_row, 0).astype(np.int32)
 
 
 def wanted_places(mask: Any, most_blocks: int | None) -> tuple[Any, Any]:
-    """Rows and columns of the true elements of a mask, in order, padded to a length with the number of rows.
+    """Rows and columns of the true elements of each mask, in order, padded to a length with the number of rows.
 
     Raises:
       BlockSparseError: the mask is traced and no length is given, or it is known and has more.
     """
-    if is_known(mask):
-        rows, columns = (each.astype(np.int32) for each in np.nonzero(np.asarray(mask)))
-        more = 0 if most_blocks is None else most_blocks - len(rows)
-        if more < 0:
-            raise BlockSparseError(f"the mask wants {len(rows)} blocks, above most_blocks={most_blocks}")
-        return np.pad(rows, (0, more), constant_values=mask.shape[0]), np.pad(columns, (0, more))
-    if most_blocks is None:
-        raise BlockSparseError("the mask is traced: give most_blocks, the room in the list")
     import jax.numpy as jnp
 
-    rows, columns = jnp.nonzero(mask, size=most_blocks, fill_value=(mask.shape[0], 0))
-    return rows.astype(jnp.int32), columns.astype(jnp.int32)
+    known = is_known(mask)
+    xp: Any = np if known else jnp
+    rows, columns = mask.shape[-2:]
+    flat = xp.asarray(mask, bool).reshape(*mask.shape[:-2], rows * columns)
+    number = flat.sum(-1)
+    if known:
+        most = int(number.max(initial=0))
+        if most_blocks is not None and most > most_blocks:
+            raise BlockSparseError(f"the mask wants {most} blocks, above most_blocks={most_blocks}")
+        most_blocks = most if most_blocks is None else most_blocks
+    if most_blocks is None:
+        raise BlockSparseError("the mask is traced: give most_blocks, the room in the list")
+    order = np.argsort(~flat, kind="stable") if known else jnp.argsort(~flat)
+    more = max(most_blocks - rows * columns, 0)
+    place = xp.pad(order[..., :most_blocks], [(0, 0)] * (flat.ndim - 1) + [(0, more)])
+    is_block = xp.arange(most_blocks) < number[..., None]
+    at_row, at_column = xp.where(is_block, place // columns, rows), xp.where(is_block, place % columns, 0)
+    return at_row.astype(np.int32), at_column.astype(np.int32)
 
 
 def tiled(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, int]:
@@ -74,19 +83,20 @@ def sorted_by_numpy(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any
     is_block = rows != grid[0]
     outside = is_block & ((rows < 0) | (rows > grid[0]) | (columns < 0) | (columns >= grid[1]))
     if outside.any():
-        at = int(np.argmax(outside))
+        at = tuple(np.argwhere(outside)[0])
         raise BlockSparseError(
-            f"block {at} is at row {rows[at]} and column {columns[at]} of a matrix of {grid[0]} × {grid[1]} blocks"
+            f"block {', '.join(map(str, at))} is at row {rows[at]} and column {columns[at]} of a matrix of "
+            f"{grid[0]} × {grid[1]} blocks"
         )
     columns = np.where(is_block, columns, 0)
     number = rows * grid[1] + columns
     order = None
     if np.any(np.diff(number) < 0):
         order = np.argsort(number, kind="stable")
-        rows, columns, number = rows[order], columns[order], number[order]
-    twice = (np.diff(number) == 0) & (rows[1:] < grid[0])
+        rows, columns, number = (np.take_along_axis(one, order, -1) for one in (rows, columns, number))
+    twice = (np.diff(number) == 0) & (rows[..., 1:] < grid[0])
     if twice.any():
-        at = int(np.argmax(twice))
+        at = tuple(np.argwhere(twice)[0])
         raise BlockSparseError(f"two blocks are at row {rows[at]} and column {columns[at]}; add them up first")
     return order, rows.astype(np.int32), columns.astype(np.int32)
 
@@ -99,4 +109,13 @@ def sorted_by_jax(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, 
     is_block = (rows >= 0) & (rows < grid[0]) & (columns >= 0) & (columns < grid[1])
     rows, columns = jnp.where(is_block, rows, grid[0]), jnp.where(is_block, columns, 0)
     order = jnp.lexsort((columns, rows))
-    return order, rows[order], columns[order]
+    return order, jnp.take_along_axis(rows, order, -1), jnp.take_along_axis(columns, order, -1)
+
+
+def each_matrix(fn: Callable[..., Any], batch: tuple[int, ...]) -> Callable[..., Any]:
+    """A function of one matrix, for all of a batch."""
+    import jax
+
+    for _ in batch:
+        fn = jax.vmap(fn)
+    return fn

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from systolic.chips import Chip
 from systolic.cost import TimedConfig, machine_roofline
-from systolic.cost.sparse import chunks_of, configs, timed
+from systolic.cost.sparse import bytes_between, chunks_of, configs, timed
 from systolic.op import Layout, RacedPrograms
 from systolic.ops.listed import ListedOp
 from systolic.schedule import KernelConfig, total_bytes
 from systolic.schedule.grouped import vmem_limit
 from systolic.schedule.sparse import ProductSchedule, SampledSchedule, schedule_of
+from systolic.schedule.sparse_lists import calls_of, one_call
 from systolic.spec import SparseSpec, dtype_bytes
 
 if TYPE_CHECKING:
@@ -55,22 +56,26 @@ class SparseOp(ListedOp):
 
     def layout(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> Layout:
         """Chunks of blocks, and panels of the dense operand."""
-        its = schedule_of(computed, config, chip)
-        chunks = chunks_of(computed, its.slots if isinstance(its, SampledSchedule) else its.capacity)
+        call = one_call(computed, chip)
+        its = schedule_of(call, config, chip)
+        at_once = its.slots if isinstance(its, SampledSchedule) else its.capacity
+        chunks = calls_of(computed, call) * chunks_of(call, at_once)
         grid = its.grid if isinstance(its, ProductSchedule) else its.grid_k
         again = (chunks - 1 if grid > 1 else 0) * dtype_bytes(computed.dtype)
         panels = computed.m * computed.k if computed.kind == "dds" else computed.k * computed.n
         return Layout(
             axes=("chunks", "panels"),
             grid=(chunks, grid),
-            hbm_bytes=computed.least_hbm_bytes + again * panels,
+            hbm_bytes=computed.least_hbm_bytes + again * panels + bytes_between(computed, call),
             vmem_bytes=total_bytes(its.buffers),
             vmem_limit_bytes=vmem_limit(its.buffers, chip),
         )
 
     def remarks(self, spec: SparseSpec, chip: Chip) -> list[str]:
-        """For which blocks the tiles are."""
-        return [f"for {spec.blocks} blocks, about as many in every line"]
+        """For which blocks the tiles are, and how often the kernel is called."""
+        calls = calls_of(spec, one_call(spec, chip))
+        cut = [f"{calls} calls, for SMEM does not hold where all blocks are"] if calls > 1 else []
+        return [f"for {spec.blocks} blocks, about as many in every line", *cut]
 
     def programs(self, spec: SparseSpec, chip: Chip) -> SparsePrograms:
         """Built from the description."""

@@ -137,7 +137,8 @@ class BundleCode:
                 raise SimulationError(f"a division into a register: {instruction.text}")
             a, b = (self._operand(text) for text in instruction.operands)
             both = f"[{a} // {b}, {a} % {b}]" if instruction.opcode.endswith("u32") else f"[*signed_division({a}, {b})]"
-            which = _ASKED.get(instruction.comment.strip())
+            # Behind its place in the source, where the kernel was compiled with those: loc("kernel.py":45:21) :: kRem
+            which = _ASKED.get(instruction.comment.rpartition("::")[2].strip())
             if which is None:
                 raise SimulationError(f"a division of which it is not said what is asked: {instruction.text}")
             assigns.append((dest, both + which, instruction))

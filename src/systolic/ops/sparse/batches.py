@@ -1,0 +1,61 @@
+"""Products with a batch of sparse matrices, or of dense ones beside a mask: one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from systolic.ops.shapes import broadcast_shapes
+from systolic.ops.sparse.array import BlockSparse
+from systolic.ops.sparse.mask import BlockMask
+from systolic.spec import SpecError
+
+
+def sparse_batch(lhs: Any, rhs: Any, mask: Any) -> tuple[int, ...]:
+    """The batch of products of which each has a sparse matrix or a mask beside it.
+
+    It is () where nothing has a batch, or only the dense operand of dsd and dds.
+
+    Raises:
+      SpecError: batches do not broadcast.
+    """
+    batches = [_batch_of(one) for one in (lhs, rhs, mask)]
+    of_sparse = [batch for one, batch in zip((lhs, rhs), batches, strict=False) if isinstance(one, BlockSparse)]
+    return common_batch(batches) if mask is not None or any(of_sparse) else ()
+
+
+def each_of(call: Callable[..., Any], batch: tuple[int, ...], lhs: Any, rhs: Any, mask: Any) -> Any:
+    """`call(lhs, rhs, mask)` for each of a batch; what has none is the same for all."""
+    axes, given = list[int | None](), list[Any]()
+    for one in (lhs, rhs, mask):
+        own = _batch_of(one)
+        axes.append(0 if own else None)
+        given.append(jax.tree.map(lambda leaf, own=own: _whole(leaf, own, batch), one) if own else one)
+    for _ in batch:
+        call = jax.vmap(call, axes)
+    return call(*given)
+
+
+def common_batch(batches: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """What batches broadcast to.
+
+    Raises:
+      SpecError: they do not.
+    """
+    try:
+        return broadcast_shapes(*batches)
+    except ValueError as error:
+        raise SpecError(f"batch dimensions {' and '.join(map(str, batches))} do not broadcast") from error
+
+
+def _batch_of(one: Any) -> tuple[int, ...]:
+    return one.batch if isinstance(one, BlockSparse | BlockMask) else tuple(getattr(one, "shape", ())[:-2])
+
+
+def _whole(leaf: Any, own: tuple[int, ...], batch: tuple[int, ...]) -> Any:
+    within = jnp.shape(leaf)[len(own) :]
+    ones = (1,) * (len(batch) - len(own))
+    return jnp.broadcast_to(jnp.reshape(leaf, (*ones, *own, *within)), (*batch, *within))
