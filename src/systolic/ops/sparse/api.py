@@ -45,8 +45,8 @@ def sparse_matmul(
     same. The kernel takes blocks of multiples of 128; with other blocks XLA computes it on a TPU too, with a warning.
 
     Args:
-      lhs: [*batch, m, k]; dtypes as in `systolic.matmul`. Batches broadcast, those of sparse matrices and masks too.
-      rhs: [*batch, k, n], likewise.
+      lhs: [..., m, k]; dtypes as in `systolic.matmul`. Batches broadcast, those of sparse matrices and masks too.
+      rhs: [..., k, n], likewise.
       mask: the blocks of the result that are wanted, where neither operand is sparse. The result is a `BlockSparse`,
         with as large a batch.
       dense_out: with a mask, the result is a whole matrix, zero where no block is wanted and outside of the mask's

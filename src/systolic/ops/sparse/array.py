@@ -36,8 +36,8 @@ class BlockSparse:
     batch have one shape and one length of the arrays, and blocks wherever each has them.
 
     Attributes:
-      blocks: [*batch, most blocks, block rows, block columns], of any dtype.
-      rows, columns: int32 [*batch, most blocks]: where each block is, counted in blocks.
+      blocks: [..., most blocks, block rows, block columns], of any dtype.
+      rows, columns: int32 [..., most blocks]: where each block is, counted in blocks.
       shape: of each matrix; blocks have to tile it.
 
     Raises:
@@ -95,9 +95,9 @@ class BlockSparse:
         """The blocks of a matrix that a mask wants.
 
         Args:
-          dense: [*batch, m, n].
+          dense: [..., m, n].
           block: rows and columns of a block.
-          mask: bool [*batch, m / rows, n / columns], or one for all. None: blocks with an element that is not zero.
+          mask: bool [..., m / rows, n / columns], or one for all. None: blocks with an element that is not zero.
           most_blocks: room in the list. None: as many as a mask wants at most, which has to be known then.
 
         Raises:
@@ -138,7 +138,7 @@ class BlockSparse:
         if matrix.n_dense != 2 or matrix.n_sparse != 2:
             form = f"n_batch={matrix.n_batch}, n_dense={matrix.n_dense}, shape={list(matrix.shape)}"
             raise BlockSparseError(
-                f"a BCOO of {form}; use one of [*batch, rows, columns, block rows, block columns], n_dense=2"
+                f"a BCOO of {form}; use one of [..., rows, columns, block rows, block columns], n_dense=2"
             )
         grid_m, grid_n, rows, columns = matrix.shape[matrix.n_batch :]
         indices, blocks = matrix.indices, matrix.data
@@ -222,7 +222,7 @@ class BlockSparse:
         return each_matrix(placed, self.batch)(jnp.asarray(self.blocks), self.rows, self.columns)
 
     def to_bcoo(self) -> Any:
-        """A `jax.experimental.sparse.BCOO` of [*batch, rows, columns, block rows, block columns] with n_dense = 2."""
+        """A `jax.experimental.sparse.BCOO` of [..., rows, columns, block rows, block columns] with n_dense = 2."""
         import jax.numpy as jnp
         from jax.experimental.sparse import BCOO
 

@@ -24,7 +24,7 @@ class BlockMask:
     It is a pytree of two arrays. `from_mask`, `causal`, `banded` and `of` make it.
 
     Attributes:
-      rows, columns: int32 [*batch, most blocks], as `BlockSparse` has them: sorted, and a row past the end is padding.
+      rows, columns: int32 [..., most blocks], as `BlockSparse` has them: sorted, and a row past the end is padding.
       shape: of the matrix.
       block: rows and columns of a block.
       lower, upper: diagonals, column − row, outside of which a dense result is zero; None: there is no such limit.
