@@ -53,6 +53,7 @@ SLOW = (
     "systolic simulate --json",  # of slices, what compare reads
     "systolic simulate jax.numpy:matmul",  # three chips, whose compilers take their time over XLA's own product
     "systolic tune",  # up to two minutes
+    "systolic check benchmarks/",  # thirty-two subcores
     "systolic check examples/",  # three chips
     "python benchmarks/exhaustive_sweep.py model",
     "python benchmarks/foreign_kernels.py",
