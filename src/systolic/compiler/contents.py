@@ -47,10 +47,12 @@ class DeviceExecutions:
     Attributes:
         found: in order.
         local: whether other devices may execute other calls, because a value decides that is not the same on all.
+        complete: whether these are all; no call is left out because a value decides about it that is not known.
     """
 
     found: list[PallasOperands]
     local: bool
+    complete: bool = True
 
 
 def pallas_operands(
@@ -81,7 +83,7 @@ def device_executions(
     ]
     walk = _Walk(partition)
     walk.run(closed_jaxpr.jaxpr, [Deferred.known(const) for const in closed_jaxpr.consts], given, ())
-    return DeviceExecutions(found=walk.found, local=walk.chose)
+    return DeviceExecutions(found=walk.found, local=walk.chose, complete=not walk.left_out)
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ class _Walk:
     found: list[PallasOperands] = field(default_factory=list)
     place: MeshPlace | None = None  # inside of `jax.shard_map`
     chose: bool = False  # what to execute by a value that other devices may have otherwise
+    left_out: bool = False  # something that may execute calls
 
     def run(
         self,
@@ -147,7 +150,7 @@ class _Walk:
             return self._cond(equation, inputs, path)
         inner = [closed for closed in inner_jaxprs(equation.params) if self._follows(closed)]
         if len(inner[0].jaxpr.invars) != len(inputs):
-            return _missing(equation, f"a {name} around a kernel")
+            return self._left_out(equation, f"a {name} around a kernel")
         consts = [Deferred.known(const) for const in inner[0].consts]
         same = len(inner[0].jaxpr.outvars) == len(used)
         return self.run(inner[0].jaxpr, consts, inputs, path, used if same else None)
@@ -166,6 +169,7 @@ class _Walk:
         inside = _Walk(self.partition, self.found, place)
         outputs = inside.run(params["jaxpr"], [], parts, path)
         self.chose |= inside.chose
+        self.left_out |= inside.left_out
         cut = Deferred.known(Missing("what the devices of a shard_map compute together"))
         return [cut if any(spec) else output for spec, output in zip(params["out_specs"], outputs, strict=True)]
 
@@ -208,20 +212,24 @@ class _Walk:
             self.chose |= decides.local
             goes_on = decides.get()
             if isinstance(goes_on, Missing):
-                return _missing(equation, goes_on.why)
+                return self._left_out(equation, goes_on.why)
             if not goes_on:
                 return carry
             carry = self._closed(params["body_jaxpr"], [*body_consts, *carry], path)
-        return _missing(equation, f"a loop of more than {_MOST_ROUNDS:,} rounds around a kernel")
+        return self._left_out(equation, f"a loop of more than {_MOST_ROUNDS:,} rounds around a kernel")
 
     def _cond(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         self.chose |= inputs[0].local
         chosen = inputs[0].get()
         if isinstance(chosen, Missing):
-            return _missing(equation, chosen.why)
+            return self._left_out(equation, chosen.why)
         branches = equation.params["branches"]
         index = min(max(int(chosen), 0), len(branches) - 1)
         return self._closed(branches[index], inputs[1:], (*path, index))
+
+    def _left_out(self, equation: Any, why: str) -> list[Deferred]:
+        self.left_out = True
+        return _missing(equation, why)
 
     def _closed(self, closed: Any, inputs: Sequence[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         return self.run(closed.jaxpr, [Deferred.known(const) for const in closed.consts], inputs, path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from systolic.compiler import DeviceExecutions, Missing, PallasOperands
+from systolic.compiler import Deferred, DeviceExecutions, Missing, PallasOperands
 from systolic.simulator import TopLevelHlo, Unknown, Words, words_of
 
 # What decides control flow is small; larger arrays are not turned into words for nothing.
@@ -69,7 +69,8 @@ class KernelContents:
 
     A kernel is known in the compiled program by the name of its operation, and in the traced function by its place
     there. Calls with the same shapes of operands are matched in the order in which both were written: the compiler
-    numbers operations in the function's order.
+    numbers operations in the function's order. Where the compiler has more or fewer of them than the function, an
+    operand is known that is the same in all.
 
     Args:
       executions: every execution of a Pallas call on this device; asked for when the first kernel runs.
@@ -117,12 +118,18 @@ class KernelContents:
             self._local.add((name, call, index))
         sites = self._sites.get(self._key(name))
         names = self._names[self._key(name)]
-        if sites is None or len(sites) != len(names):
+        if sites is None:
             return None
-        calls = sites[names.index(name)]
-        if call >= len(calls):
+        if len(sites) == len(names):
+            calls = sites[names.index(name)]
+            operand = calls[call].operands[index] if call < len(calls) else None
+        elif not self._executed.complete:
             return None
-        operand = calls[call].operands[index]
+        else:
+            # The compiler has joined or copied calls: which one this is nobody knows, but what all of them find there.
+            operand = _alike([each.operands[index] for calls in sites for each in calls])
+        if operand is None:
+            return None
         if operand.local:
             self._local.add((name, call, index))
 
@@ -181,6 +188,15 @@ class RecordedOperands:
             return self.found[key]
 
         return words
+
+
+def _alike(operands: Sequence[Deferred]) -> Deferred | None:
+    """Any of several operands, where all are known to hold the same."""
+    first, *others = (each.get() for each in operands)
+    same = not isinstance(first, Missing) and all(
+        not isinstance(each, Missing) and np.array_equal(first, each) for each in others
+    )
+    return operands[0] if same else None
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:

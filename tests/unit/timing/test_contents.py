@@ -21,6 +21,7 @@ from systolic.compiler import (
     Missing,
     NamedFunctionError,
     argument_values,
+    device_executions,
     named_argument,
     pallas_operands,
 )
@@ -153,8 +154,27 @@ def test_kernels_are_matched_in_the_order_in_which_they_were_written() -> None:
         assert list(words())[:8] == expected.tolist()  # type: ignore[arg-type]
     assert contents.operand_words("g.2", 1, 0) is None  # it ran once
     assert contents.operand_words("other", 0, 0) is None
-    fewer = DeviceExecutions(found=executions[:1], local=False)
+    fewer = DeviceExecutions(found=executions[:1], local=False, complete=False)
     assert KernelContents(hlo, lambda: fewer).operand_words("g.2", 0, 0) is None
+
+
+def test_calls_that_the_compiler_has_joined_or_copied_are_known_where_all_are_alike() -> None:
+    hlo = parse_hlo(HLO)
+    alike = found(lambda i, x: gather(i, gather(i, gather(i, x))), INDEX, X)
+    words = KernelContents(hlo, lambda: DeviceExecutions(found=alike, local=False)).operand_words("g.10", 0, 0)
+    assert words is not None
+    assert list(words())[:8] == INDEX.tolist()  # type: ignore[arg-type]
+    others = found(lambda i, x: gather(i + 1, gather(i, gather(i, x))), INDEX, X)
+    assert KernelContents(hlo, lambda: DeviceExecutions(found=others, local=False)).operand_words("g.10", 0, 0) is None
+
+
+def test_a_loop_of_unknown_length_leaves_calls_out() -> None:
+    def fn(index: jax.Array, n: jax.Array, x: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, n, lambda _, x: gather(index, x), x)
+
+    for n, complete in ((np.int32(2), True), (jax.ShapeDtypeStruct((), jnp.int32), False)):
+        executed = device_executions(jax.make_jaxpr(fn)(INDEX, n, X), (INDEX, n, X), "inx")
+        assert executed.complete == complete
 
 
 def test_arguments_as_contents_of_memory() -> None:
