@@ -160,7 +160,7 @@ def test_what_is_fused() -> None:
 
 
 def test_a_scale_of_the_result() -> None:
-    """Of each column, behind everything else; integers are rounded to the nearest and saturate."""
+    """A scale of each column comes behind everything else; integers are rounded to the nearest and saturate."""
     random = np.random.default_rng(9)
     q, lhs = weight(random, 256, 200, "int8"), rows(random, 7, 256)
     residual, scale = random.standard_normal((7, 200)).astype(np.float32), random.uniform(0.5, 30, 200)

@@ -92,7 +92,7 @@ class BlockMask:
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """Of how many matrices, along each dimension; () for one, or one for all."""
+        """How many matrices it is of, along each dimension; () for one, or one for all."""
         return tuple(self.rows.shape[:-1])
 
     @property
