@@ -9,6 +9,7 @@ import pytest
 from check_runs import errors, ran
 from checked import subcores
 from checked.case import Case
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
@@ -104,6 +105,28 @@ def test_a_fault_is_shown(name: str, rules: set[str]) -> None:
 @pytest.mark.parametrize("name", [case.name for case in subcores.SOUND])
 def test_no_sound_kernel_is_accused(name: str) -> None:
     assert not run(CASES[name])
+
+
+def test_a_store_outside_of_a_buffer_leaves_nothing_defined() -> None:
+    def stored(x: jax.Array) -> jax.Array:
+        def body(x_hbm, out_hbm, x_vmem):
+            pltpu.sync_copy(x_hbm, x_vmem)
+            found = plsc.load_gather(x_vmem, [jnp.arange(8) - 1])
+            plsc.store_scatter(x_vmem, [jnp.arange(8) + 8], found)
+            plsc.store_scatter(x_vmem, [jnp.arange(8) + 12], found, mask=jnp.arange(8) < 4)
+            pltpu.sync_copy(x_vmem.at[pl.ds(0, 8)], out_hbm.at[0])
+            pltpu.sync_copy(x_vmem.at[pl.ds(8, 8)], out_hbm.at[1])
+            plsc.store_scatter(x_vmem, [jnp.arange(8) + 12], found)
+            pltpu.sync_copy(x_vmem.at[pl.ds(0, 8)], out_hbm.at[2])
+
+        out, scratch = jax.ShapeDtypeStruct((3, 8), jnp.float32), [pltpu.VMEM((16,), jnp.float32)]
+        return subcores.on_subcores(body, out, x, scratch=scratch, num_cores=1, num_subcores=1)
+
+    x = np.arange(16, dtype=np.float32)
+    before, behind, after = interpreted(stored, x).outputs[0]
+    np.testing.assert_array_equal(before, x[:8])
+    np.testing.assert_array_equal(behind, [np.nan, 0, 1, 2, np.nan, 0, 1, 2])
+    assert np.isnan(after).all()
 
 
 def shared(x):

@@ -92,21 +92,31 @@ def _swap(equation: Any, inputs: Sequence[Any]) -> Any:
 def _gather(equation: Any, inputs: Sequence[Any]) -> Any:
     """`load_gather`; what lies outside is undefined."""
     ref, transforms, indices, mask = equation.params["tree"].unflatten(inputs)
-    value = _seen(ref, transforms)[...].at[tuple(indices)].get(mode="fill", fill_value=_unknown(ref.dtype))
-    return value if mask is None else jnp.where(mask, value, _unknown(value.dtype))
+    held = _seen(ref, transforms)[...]
+    unknown = _outside(indices, held.shape) if mask is None else _outside(indices, held.shape) | ~mask
+    return jnp.where(unknown, _unknown(held.dtype), held[tuple(indices)])
 
 
 def _scatter(equation: Any, inputs: Sequence[Any]) -> Any:
-    """`store_scatter`, `addupdate_scatter`."""
+    """`store_scatter`, `addupdate_scatter`; after a store outside of the buffer nothing in it is defined."""
     ref, transforms, indices, value, mask = equation.params["tree"].unflatten(inputs)
     target = _seen(ref, transforms)
     before = target[...]
     first, *others = indices
+    outside = _outside(indices, before.shape)
     if mask is not None:
-        first = jnp.where(mask, first, before.shape[0])  # outside, which is dropped
+        outside &= mask
+        first = jnp.where(mask, first, before.shape[0])  # which is dropped
     at = before.at[(first, *others)]
-    target[...] = at.add(value, mode="drop") if equation.params["add"] else at.set(value, mode="drop")
+    after = at.add(value, mode="drop") if equation.params["add"] else at.set(value, mode="drop")
+    target[...] = jnp.where(outside.any(), _unknown(after.dtype), after)
     return []
+
+
+def _outside(indices: Sequence[jax.Array], shape: Sequence[int]) -> jax.Array:
+    """Says which elements that lists name are not in a buffer."""
+    each = [(index < 0) | (index >= size) for index, size in zip(indices, shape, strict=True)]
+    return functools.reduce(jnp.logical_or, each)
 
 
 def _start(equation: Any, inputs: Sequence[Any]) -> Any:
