@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 from systolic.chips import Chip
@@ -23,6 +24,7 @@ from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.records import CopySize, CoreRun, OpRun
+from systolic.simulator.repeated_calls import Execution, RepeatedCalls
 from systolic.simulator.results import ResultPointers
 from systolic.simulator.sequencer import Passed, Progress, Sequencer
 from systolic.simulator.sparse_core.device import SparseCores
@@ -59,6 +61,7 @@ class DeviceSetup:
     max_iterations: int
     skipped: frozenset[str]  # operations that are not executed, as if they took no time
     remembered: dict[str, Memo] = field(default_factory=dict)  # by the matrix units of all cores, by program
+    repeated: RepeatedCalls | None = None  # None: every call is executed
     tables: Mapping[int, Words] = field(default_factory=dict)  # what lies in HBM beside the parameters, by pointer
 
 
@@ -96,16 +99,7 @@ class Core:
             return results.word(address) if word is None else word
 
         self.memory = self._memory = Memory(initial, self._iterations)
-        self._mxus = {
-            name: Mxus(
-                setup.chip.machine,
-                program.segments,
-                remember=setup.remember,
-                timeline=timeline,
-                memo=setup.remembered.setdefault(name, {}),
-            )
-            for name, program in setup.translations.items()
-        }
+        self._mxus = {name: self._new_mxus(name, timeline) for name in setup.translations}
         self._op_totals: dict[str, OpTotals] = {}
         self._depth: list[Sequencer] = []
         for index, words in enumerate(setup.parameters):
@@ -114,6 +108,16 @@ class Core:
 
         for pointer, table in {**results.tables(), **setup.tables}.items():
             self._define("hbm", pointer, len(table), table)
+
+    def _new_mxus(self, name: str, timeline: Timeline | None) -> Mxus:
+        setup = self._setup
+        return Mxus(
+            setup.chip.machine,
+            setup.translations[name].segments,
+            remember=setup.remember,
+            timeline=timeline,
+            memo=setup.remembered.setdefault(name, {}),
+        )
 
     @property
     def iterations(self) -> int:
@@ -195,17 +199,54 @@ class Core:
                 self._overwritten(name, operand, registers)
             totals.calls += 1
             return time
-        sequencer = self._sequencer(name, time, registers)
         before = self._totals(name)
-        end = yield from self._inside(sequencer, time)
+        execution = self._execution(translation, time, registers)
+        if execution is not None:
+            self._repeat(translation, time, execution)
+            end, block_counts, loop = time + execution.cycles, execution.block_counts, execution.loop
+        else:
+            sequencer = self._sequencer(name, time, registers)
+            end = yield from self._inside(sequencer, time)
+            block_counts, loop = sequencer.counts, sequencer.timer.longest(time, end)
         after = self._totals(name)
         spent = {what: after[what] - count for what, count in before.items()}
-        totals.add(time, end, spent, sequencer.counts, sequencer.timer.longest(time, end))
+        totals.add(time, end, spent, block_counts, loop)
         for operand in in_place:
             self._overwritten(name, operand, registers)
         if self._timeline is not None:
             self._timeline.add("op", time, end, name)
         return end
+
+    def _execution(
+        self, translation: Translation, time: int, registers: Mapping[str, int | Unknown]
+    ) -> Execution | None:
+        """Finds out what a call does without executing it; None where that is not known."""
+        setup, name = self._setup, translation.name
+
+        def knows(operand: CallOperand) -> bool:
+            at, space = registers.get(operand.register, COMPUTED), operand.space or ""
+            return isinstance(at, Unknown) or self._memory.knows(
+                space, self._first_word(space, at), operand.padded_words
+            )
+
+        if (
+            setup.repeated is None
+            or name in setup.assumed
+            or not self._dma.is_clear(name)
+            or not self._mxus[name].is_idle(time)
+            or any(knows(operand) for operand in translation.operands if operand.is_input and operand.space)
+        ):
+            return None
+        pipe_cycles = self._dma.pipe_cycles(time)
+        return setup.repeated.find(translation, partial(self._new_mxus, name), pipe_cycles, self._iterations)
+
+    def _repeat(self, translation: Translation, time: int, execution: Execution) -> None:
+        """Lets a call do what it did by itself."""
+        self._dma.repeat(self._number, time, execution.dma)
+        self._mxus[translation.name].repeat(time, execution.mxus)
+        self._memory.repeat(execution.memory.scalar_words, execution.memory.overwritten)
+        if self._timeline is not None and execution.timeline is not None:
+            self._timeline.repeat(time, execution.timeline)
 
     def _hand_over(self, name: str, call: int, operand: CallOperand, registers: dict[str, int | Unknown]) -> None:
         """Puts known contents where the operation will find them."""

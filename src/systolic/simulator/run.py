@@ -21,6 +21,7 @@ from systolic.simulator.mailboxes import Mailboxes
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.records import CoreRun, SimulatedRun, SparseCoreRun, VmemBuffer
+from systolic.simulator.repeated_calls import RepeatedCalls
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.facts import SliceFacts
 from systolic.simulator.slice.outcome import alone, slice_run
@@ -90,7 +91,7 @@ class PreparedProgram:
           parameters: contents of the program's arguments, as words in the order of memory.
           operand_words: contents of operands that the program's own copies do not bring; see `core.OperandWords`.
           spans: how many spans of each kind the timeline keeps from its beginning, and as many from its end.
-          remember: look repeated iterations up instead of computing them anew; see `Mxus`.
+          remember: look repeated iterations and calls up instead of computing them anew; see `Mxus`, `RepeatedCalls`.
           max_iterations: of the loops of all programs together, after which they are taken to have been misread.
 
         Raises:
@@ -105,9 +106,10 @@ class PreparedProgram:
 
         def device(attempt: Attempt) -> DeviceRun:
             progression = attempt.progression
-            setup = self._setup(chip, attempt, remember=remember)
+            kept = spans if progression == ZEROS else 0
+            setup = self._setup(chip, attempt, kept, remember=remember)
             setup = replace(setup, parameters=known, operand_words=operand_words)
-            run = _run_device(setup, spans if progression == ZEROS else 0)
+            run = _run_device(setup, kept)
             if progression != ZEROS or attempt.skipped or not self.may_prefetch:
                 return run
             cold = _run_device(replace(setup, initial=lambda address: int(address in self.flags)), 0)
@@ -163,8 +165,8 @@ class PreparedProgram:
         )
 
         def devices(attempt: Attempt) -> DevicesRun:
-            setup = self._setup(chip, attempt, remember=remember)
             kept = spans if attempt.progression == ZEROS else 0
+            setup = self._setup(chip, attempt, kept, remember=remember)
             return run_devices(setup, where, facts, given, kept, one_for_all=one_for_all)
 
         run, assumed = self._assuming(devices, max_iterations)
@@ -173,7 +175,9 @@ class PreparedProgram:
             run, where, facts, chip, kernels, lambda cores, sparse: self._simulated(chip, cores, sparse, 0, assumed)
         )
 
-    def _setup(self, chip: Chip, attempt: Attempt, *, remember: bool) -> DeviceSetup:
+    def _setup(self, chip: Chip, attempt: Attempt, spans: int, *, remember: bool) -> DeviceSetup:
+        # What others send through the pipe to HBM meanwhile makes calls differ.
+        alone = chip.cores_per_device == 1 and not self.sparse_programs
         return DeviceSetup(
             chip=chip,
             translations=self.translations,
@@ -187,6 +191,7 @@ class PreparedProgram:
             initial=lambda _: 1,
             pointers=self.pointers,
             remember=remember,
+            repeated=RepeatedCalls(chip.machine, spans) if remember and alone else None,
             max_iterations=attempt.most_iterations,
             skipped=attempt.skipped,
         )

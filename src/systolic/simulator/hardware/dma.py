@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from systolic.chips import MachineModel
@@ -61,6 +61,13 @@ class DmaCounts:
     # Keys: source, destination, bytes, and bytes in one piece (0: all, None: the text does not say).
     sizes: Counter[tuple[str, str, int, int | None]] = field(default_factory=Counter)
 
+    def add(self, others: DmaCounts) -> None:
+        """Counts what another core did as well."""
+        for each in fields(self):
+            if each.name != "sizes":
+                setattr(self, each.name, getattr(self, each.name) + getattr(others, each.name))
+        self.sizes.update(others.sizes)
+
 
 class DmaEngine:
     """The copies and flags of a device.
@@ -70,6 +77,7 @@ class DmaEngine:
       cores: how many share the device.
       schedule: runs what waits for flags; None: nothing does.
       timelines: one for each core, which note copies and stalls; None: they are not noted.
+      pipe_free: when the pipe to HBM has carried what was started before cycle 0.
     """
 
     def __init__(
@@ -78,12 +86,15 @@ class DmaEngine:
         cores: int,
         timelines: Sequence[Timeline] | None = None,
         schedule: Schedule | None = None,
+        *,
+        pipe_free: float = 0.0,
     ) -> None:
         self._machine = machine
         self._bytes_per_cycle = machine.hbm_bytes_per_s / machine.clock_hz
-        self._pipe_free = 0.0
+        self._pipe_free = pipe_free
         self._timelines = timelines
         self._flags: dict[tuple[int, str, int], _Flag] = {}
+        self._flags_of: dict[str, list[_Flag]] = {}  # by the program that owns them; "": everybody's
         self.counts = [DmaCounts() for _ in range(cores)]
         self._schedule = schedule if schedule is not None else Schedule()
         self.waited: Callable[[int, str, int, int], None] | None = None  # told of waits for labelled flags; see `land`
@@ -182,6 +193,26 @@ class DmaEngine:
         core = address >> _REMOTE_CORE_BIT & 1
         flag = self._flag(core, _owner(program, address), address & FLAG_MASK)
         self._land(flag, time, (amount ^ _SIGN) - _SIGN)
+
+    # ---- calls that are not executed; see `repeated_calls` ----
+
+    def pipe_cycles(self, time: int) -> float:
+        """For how long the pipe to HBM is still busy."""
+        return max(0.0, self._pipe_free - time)
+
+    def is_clear(self, program: str) -> bool:
+        """Whether a program's own flags are all zero, with nothing under way to them."""
+        return all(flag.count == 0 and not flag.landing for flag in self._flags_of.get(program, ()))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no flag was used but programs' own, which are all clear."""
+        return not self._flags_of.get("") and all(map(self.is_clear, self._flags_of))
+
+    def repeat(self, core: int, time: int, alone: DmaEngine) -> None:
+        """Counts at a time what a program did by itself on one core, with this one's pipe and its own flags."""
+        self.counts[core].add(alone.counts[0])
+        self._pipe_free = time + alone._pipe_free
 
     def _land(self, flag: _Flag, time: int, granules: int, label: str = "") -> None:
         self._schedule.changed(flag)
@@ -291,6 +322,7 @@ class DmaEngine:
         state = self._flags.get(key)
         if state is None:
             state = self._flags[key] = _Flag()
+            self._flags_of.setdefault(owner, []).append(state)
             check_most(len(self._flags), _MOST_FLAGS, "sync flags")
         return state
 

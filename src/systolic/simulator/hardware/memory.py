@@ -8,7 +8,7 @@ Addresses in HBM and VMEM count words of four bytes here.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,27 @@ class Memory:
         self._scalar[address] = value
         if len(self._scalar) > _MOST_SCALAR_WORDS:
             self._check_scalar(len(self._scalar))
+
+    def repeat(self, words: Mapping[int, int | Unknown], overwritten: Iterable[tuple[str, int, int]]) -> None:
+        """Stores words of scalar memory, and forgets what was elsewhere, by space, first word and words."""
+        self._scalar.update(words)
+        for place in overwritten:
+            self.forget(*place)
+
+    @property
+    def scalar_words(self) -> Mapping[int, int | Unknown]:
+        """What was stored in scalar memory, by address."""
+        return self._scalar
+
+    def knows(self, space: str, first: int, size: int) -> bool:
+        """Says whether anything is known of some words outside of scalar memory."""
+        buffers = self._buffers.get(space, [])
+        at = bisect.bisect_left(buffers, first, key=lambda b: b.first + b.size - 1)
+        while at < len(buffers) and buffers[at].first < first + size:
+            if not isinstance(buffers[at].contents(), Unknown):
+                return True
+            at += 1
+        return False
 
     def define(self, space: str, first: int, size: int, contents: Contents, *, brought: bool = True) -> None:
         """Lets `size` words of `space`, from `first` on, hold `contents`; see `brought_word`."""

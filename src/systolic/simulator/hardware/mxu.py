@@ -167,6 +167,17 @@ class Mxus:
             found[segment.block] = found.get(segment.block, 0) + stall
         return found
 
+    def is_idle(self, time: int) -> bool:
+        """Whether nothing is under way."""
+        free, queued, placed = _shifted(self._state, time - self._at)
+        return not any(free) and not any(queued) and not any(placed)
+
+    def repeat(self, time: int, alone: Mxus) -> None:
+        """Counts at a time what other units did with the same segments; see `repeated_calls`."""
+        self.stalls = [mine + theirs for mine, theirs in zip(self.stalls, alone.stalls, strict=True)]
+        self.busy_cycles += alone.busy_cycles
+        self._at, self._state = time + alone._at, alone._state
+
     def advance(self, segment: int, time: int, conditions: tuple[bool, ...] = ()) -> int:
         """Runs a segment from `time`; returns when it is over."""
         state = _shifted(self._state, time - self._at)

@@ -49,6 +49,14 @@ class Timeline:
         else:
             self._last[kind].append((begin, end, label, amount))
 
+    def repeat(self, time: int, other: Timeline) -> None:
+        """Keeps at a time what another one, of the same limit, has kept from its cycle 0 on."""
+        for kind, count in other._counts.items():
+            first, last = other._first[kind], other._last[kind]
+            for begin, end, label, amount in (*first, *last):
+                self.add(kind, time + begin, time + end, label, amount)
+            self._counts[kind] += count - len(first) - len(last)
+
     @property
     def spans(self) -> tuple[Span, ...]:
         """The spans that were kept, in the order in which they begin."""

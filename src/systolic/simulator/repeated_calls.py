@@ -1,0 +1,202 @@
+"""Calls of an operation that has been called before: what they do is looked up in place of executed.
+
+The layers of a model are a loop, whose operations are called again and again. How long a call takes can depend on
+registers and contents that it is handed. So the operation is executed by itself: from cycle 0, with flags and memory of
+its own, and everything that it is handed unknown. If it comes to its end, its control flow depends on nothing but the
+time for which the pipe to HBM is still busy when it begins, and all calls at which that is the same do the same.
+Operations that act on other cores or devices, or on flags that are not their own, are executed every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from systolic.chips import MachineModel
+from systolic.simulator.errors import SimulationError
+from systolic.simulator.hardware.dma import DmaEngine
+from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.loop_timer import LoopTime, LoopTimer
+from systolic.simulator.hardware.memory import Memory
+from systolic.simulator.hardware.mxu import Mxus
+from systolic.simulator.hardware.timeline import Timeline
+from systolic.simulator.hardware.values import Unknown
+from systolic.simulator.mailboxes import Mailboxes
+from systolic.simulator.schedule import Schedule
+from systolic.simulator.sequencer import Sequencer
+from systolic.simulator.translating.translate import Translation
+
+# Not one that is computed, for which a zero may count.
+_HANDED_OVER = Unknown("what an operation is handed", computed=False)
+_MOST_KEPT = 64  # ways to find the pipe, of one operation
+_PIPE_DIGITS = 6  # of the cycles for which it is busy: sums of times at different hours differ in the last ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """What an operation did by itself; times count from its begin."""
+
+    cycles: int
+    iterations: int  # of its loops
+    block_counts: tuple[int, ...]
+    loop: LoopTime | None
+    dma: DmaEngine
+    mxus: Mxus
+    memory: OwnMemory
+    timeline: Timeline | None
+
+
+class OwnMemory(Memory):
+    """Memory in which nothing is known but what the operation stores there itself, and what it copies over."""
+
+    def __init__(self, iterations: IterationBudget) -> None:
+        super().__init__(lambda _: _HANDED_OVER, iterations)
+        self.overwritten: dict[tuple[str, int, int], None] = {}  # space, first word, words
+
+    def copy(
+        self,
+        source: str,
+        begin: int,
+        destination: str,
+        first: int,
+        size: int,
+        *,
+        contiguous: bool,
+        to: Memory | None = None,
+    ) -> None:
+        """Notes what a copy overwrites; see `Memory.copy`."""
+        if source == "smem":
+            _refuse()  # known words, which may be meant for somebody else
+        super().copy(source, begin, destination, first, size, contiguous=contiguous, to=to)
+        if destination != "smem" and not any(isinstance(each, Unknown) for each in (first, size)):
+            self.overwritten[destination, first, size] = None
+
+
+@dataclass(slots=True)
+class _Operation:
+    calls: int = 0
+    closed: bool = True  # as far as is known
+    executions: dict[float, Execution] = field(default_factory=dict)  # by cycles for which the pipe is still busy
+
+
+class RepeatedCalls:
+    """What operations did by themselves, for all cores that run the same program.
+
+    Args:
+      machine: the model of the chip, whose devices have one core.
+      spans: as of `Timeline`; 0: none is kept.
+    """
+
+    def __init__(self, machine: MachineModel, spans: int) -> None:
+        self._machine = machine
+        self._spans = spans
+        self._operations: dict[str, _Operation] = {}
+
+    def find(
+        self,
+        translation: Translation,
+        mxus: Callable[[Timeline | None], Mxus],
+        pipe_cycles: float,
+        iterations: IterationBudget,
+    ) -> Execution | None:
+        """Finds out what a call does if nothing that it is handed is known.
+
+        Args:
+          translation: the operation.
+          mxus: makes matrix units in which nothing is under way.
+          pipe_cycles: for which the pipe to HBM is still busy.
+          iterations: of the core.
+
+        Returns:
+          None where the call has to be executed: the first one, and all of an operation that depends on others.
+        """
+        operation = self._operations.setdefault(translation.name, _Operation(closed=_may_be_closed(translation)))
+        operation.calls += 1
+        if not operation.closed or operation.calls == 1:
+            return None
+        key = round(pipe_cycles, _PIPE_DIGITS)
+        found = operation.executions.get(key)
+        if found is None and len(operation.executions) < _MOST_KEPT:
+            timeline = Timeline(self._spans) if self._spans else None
+            try:
+                found = _alone(translation, self._machine, mxus(timeline), pipe_cycles, iterations, timeline)
+            except SimulationError:
+                operation.closed = False
+                return None
+            operation.executions[key] = found
+        elif found is not None:
+            iterations.spend(found.iterations)
+        return found
+
+
+def _may_be_closed(translation: Translation) -> bool:
+    """Whether its results are in memory that only copies and vectors write."""
+    return all(operand.is_input or operand.space in ("hbm", "vmem", "cmem") for operand in translation.operands)
+
+
+def _alone(
+    translation: Translation,
+    machine: MachineModel,
+    mxus: Mxus,
+    pipe_cycles: float,
+    iterations: IterationBudget,
+    timeline: Timeline | None,
+) -> Execution:
+    """Executes an operation by itself.
+
+    Raises:
+      SimulationError: it depends on something else.
+    """
+    schedule = Schedule()
+    dma = DmaEngine(machine, 1, [timeline] if timeline else None, schedule, pipe_free=pipe_cycles)
+    memory = OwnMemory(iterations)
+    others: Any = _Nobody()
+    sequencer = Sequencer(
+        translation,
+        dma,
+        Mailboxes(1, schedule),
+        mxus,
+        memory,
+        LoopTimer(translation.name, 0, timeline),
+        core=0,
+        passed={operand.register: _HANDED_OVER for operand in translation.operands},
+        parameter=_refuse,
+        call=_refuse,
+        model=machine,
+        iterations=iterations,
+        assumption=None,
+        sparse_cores=others,
+        others=others,
+    )
+    before = iterations.left
+    progress = sequencer.run(0)
+    try:
+        while next(progress) is not None:
+            pass
+        _refuse()  # it waits for somebody
+    except StopIteration as end:
+        cycles = end.value
+    if not dma.is_closed:
+        _refuse()
+    return Execution(
+        cycles=cycles,
+        iterations=before - iterations.left,
+        block_counts=tuple(sequencer.counts),
+        loop=sequencer.timer.longest(0, cycles),
+        dma=dma,
+        mxus=mxus,
+        memory=memory,
+        timeline=timeline,
+    )
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise SimulationError("an operation that depends on others")
+
+
+class _Nobody:
+    """Other devices and SparseCores, of which an operation by itself has none."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        _refuse()
