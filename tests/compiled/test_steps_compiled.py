@@ -27,8 +27,9 @@ SMALL = ("--config", "tiny", "--param", "width=128", "--seq", "64", "--batch", "
 @pytest.fixture(scope="module")
 def predicted(tmp_path_factory: pytest.TempPathFactory) -> list[StepRun]:
     file = tmp_path_factory.mktemp("steps") / "step.json"
-    command = ["step", f"{EXAMPLE}:train", *ON, *SMALL, "--try", "mesh=fsdp=2,tensor=2", "--json", str(file)]
-    assert main(command) == 0
+    tried = ("--try", "mesh=fsdp=2,tensor=2", "--out", str(file.with_suffix(".html")))
+    assert main(["step", f"{EXAMPLE}:train", *ON, *SMALL, *tried, "--json", str(file)]) == 0
+    assert "mesh=fsdp=2,tensor=2" in file.with_suffix(".html").read_text()
     return [StepRun.from_json(json.dumps(row["run"])) for row in json.loads(file.read_text())["rows"]]
 
 

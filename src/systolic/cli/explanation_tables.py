@@ -76,7 +76,7 @@ def _heading(out: Console, explanation: Explanation) -> None:
     out.print(
         "; ".join(f"{each.title} {each.value} {each.unit} ({escape(each.beside)})" for each in figures(explanation))
     )
-    out.print("time: " + ", ".join(f"{part.title} {percent(part.share)}" for part in time_parts(explanation)))
+    out.print("time: " + ", ".join(f"{part.title} {percent(part.share)}" for part in time_parts(explanation.run)))
 
 
 def _details(out: Console, explanation: Explanation) -> None:

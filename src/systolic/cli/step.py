@@ -16,19 +16,20 @@ from rich.markup import escape
 from systolic.chips import Chip, SliceError, SliceShape, flags_text
 from systolic.cli.function import StaticParameter, function_options, named
 from systolic.cli.options import FiniteFloat, Workers, chip_option, flag_option, output_options, worker_options
-from systolic.cli.output import SIMULATED, check_target, give, heading, note, write_text
+from systolic.cli.output import SIMULATED, check_drawing_target, check_target, give, heading, note, write_text
 from systolic.cli.progress import progress_bar, result_of
 from systolic.cli.slice_options import AskedSlice, slice_options
 from systolic.cli.tables import console, show_section
 from systolic.compiler import NamedFunction, NamedFunctionError, check_available
 from systolic.compiler.named_shardings import mesh_axes
 from systolic.experiments import Outcome
-from systolic.report.step_tables import changes_table, kinds_table, memory_text, parts_table, passes_text
+from systolic.report.step_tables import changes_table, gain_text, kinds_table, memory_text, parts_table, passes_text
 from systolic.report.time_errors import time_text
 from systolic.report.written import percent
 from systolic.steps import TIME_LIMIT_S, Step, StepMaker, StepRun, submit_step
 
 _MESH = "mesh"
+_SPANS_OF_A_PAGE = 2_000
 _SPANS_OF_A_TRACE = 20_000  # of each kind, from the beginning and from the end: what a picture can show
 _SHORT = ("config", "batch", "seq", "remat")  # parameters that have options of their own
 
@@ -90,6 +91,12 @@ class _Trial(StaticParameter):
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the step's timeline as a Chrome trace, which Perfetto opens. Several chips: the chip's name is added.",
 )
+@click.option(
+    "--out",
+    "page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a page with plots and tables, one HTML file. Several chips: the chip's name is added.",
+)
 @worker_options("one step", time_limit_s=TIME_LIMIT_S)
 @output_options
 def step(
@@ -107,6 +114,7 @@ def step(
     parts: str,
     trials: tuple[tuple[str, Any], ...],
     trace_file: Path | None,
+    page: Path | None,
     workers: Workers,
     json_file: str | None,
     quiet: bool,
@@ -127,6 +135,7 @@ def step(
     """
     check_target(json_file)
     check_target(trace_file)
+    check_drawing_target(page)
     given = {"config": config, "batch": batch, "seq": seq, "remat": remat}
     parameters += tuple((name, given[name]) for name in _SHORT if given[name] is not None)
     if trials and arguments:
@@ -144,12 +153,15 @@ def step(
             asked.append(_Asked(label=function, chip=chip, topology=asked_slice.topology, source=source))
             continue
         asked += [_made(maker, chip, asked_slice, trial) for trial in (None, *trials)]
-    answers = _answers(asked, workers, 0 if trace_file is None else _SPANS_OF_A_TRACE, quiet=quiet)
+    spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_PAGE if page is not None else 0
+    answers = _answers(asked, workers, spans, quiet=quiet)
     for each in answers:
         if each.outcome is not None and isinstance(each.outcome.error, NamedFunctionError | SliceError):
             raise each.outcome.error  # the call was wrong
     if trace_file is not None:
         _write_traces(answers, trace_file, several=len(chips) > 1, quiet=quiet)
+    if page is not None:
+        _write_pages(answers, page, several=len(chips) > 1, quiet=quiet)
     summary = {"provenance": "simulated", "mfu": "flops / (time × devices × published bfloat16 peak of a device)"}
     give(json_file, "step", map(_record, answers), summary, lambda: _show(answers))
     return 1 if any(each.run is None for each in answers) else 0
@@ -226,6 +238,21 @@ def _write_traces(answers: list[_Answer], path: Path, *, several: bool, quiet: b
         note(f"trace {target}", quiet=quiet)
 
 
+def _write_pages(answers: list[_Answer], path: Path, *, several: bool, quiet: bool) -> None:
+    from systolic.report.step_page import Prediction, step_page
+
+    by_chip: dict[str, list[Prediction]] = {}
+    for each in answers:
+        reason = "" if each.outcome is None else f"{each.outcome.status}: {each.outcome.details}"
+        prediction = Prediction(label=each.asked.label, run=each.run, reason=reason)
+        by_chip.setdefault(each.asked.chip.name, []).append(prediction)
+    for chip, (first, *trials) in by_chip.items():
+        if first.run is not None:
+            target = path.with_stem(f"{path.stem}_{chip}") if several else path
+            write_text(target, step_page(first.label, first.run, trials))
+            note(f"page {target}", quiet=quiet)
+
+
 def _show(answers: list[_Answer]) -> None:
     out = console()
     heading(out, (each.asked.chip.name for each in answers), SIMULATED, flags=answers[0].asked.chip.given_flags)
@@ -253,11 +280,8 @@ def _show_verdict(out: Console, label: str, run: StepRun, base: StepRun | None) 
     if run.flops:
         half = f", with half of causal attention {percent(run.mfu_causal)}" if run.flops_causal != run.flops else ""
         parts.append(f"MFU {percent(run.mfu)}{half}")
-    if base is not None and base.tokens and run.tokens:
-        gain = run.tokens_per_s_per_device / base.tokens_per_s_per_device - 1
-        parts.append(f"{gain:+.1%} tokens/s")
-    elif base is not None:
-        parts.append(f"{run.time_us / base.time_us - 1:+.1%} time")
+    if base is not None:
+        parts.append(gain_text(base, run))
     said = f"; {'; '.join(parts)}" if parts else ""
     out.print(f"[bold]{where}[/] {escape(label)}: [bold]{run.run.provenance} {escape(time)}[/]{escape(said)}")
     out.print(memory_text(run), markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The few figures of an explanation that are read first, and where its time goes."""
+"""The few figures of a page that are read first, and where the time goes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 from systolic.explaining import Explanation
 from systolic.report.explained_tables import program, rate_tflops
 from systolic.report.written import mib, percent, round_mib, us
+from systolic.simulator import SimulatedRun
 
 Tone = Literal["matrix", "read", "overhead", "wait", "moved", "track"]
 
@@ -56,13 +57,13 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
         beside = f"{xla.label} takes {us(xla.time_us)} µs"
         found.append(Figure(title="speed beside XLA", value=f"{speed:.2f}", unit="×", beside=beside))
     found += [
-        _share(
+        share_figure(
             "matrix units busy",
             run.matrix_busy_share,
             f"{run.matrix_units} a core" + (f", of all {len(run.cores)} cores" if len(run.cores) > 1 else ""),
         ),
-        _share("HBM busy", run.copy_busy_share, f"{run.hbm_bytes / 1e6:,.1f} MB moved"),
-        _share("waiting", run.stall_share, "of the core's time"),
+        share_figure("HBM busy", run.copy_busy_share, f"{run.hbm_bytes / 1e6:,.1f} MB moved"),
+        share_figure("waiting", run.stall_share, "of the core's time"),
     ]
     if explanation.steps > 1:
         of_pallas = sum(op.cycles for op in run.later_core.ops if op.is_pallas) / run.clock_hz * 1e6
@@ -74,8 +75,10 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
     if (whole := explanation.slice_run) is not None:
         exposed = whole.exposed_us / whole.time_us if whole.time_us else 0.0
         hidden = f"{us(whole.exposed_us)} µs; {us(whole.hidden_us)} µs more are hidden"
-        found.append(_share("exposed communication", exposed, hidden))
-        found.append(_share("busiest link busy", whole.link_busy_share, f"of {len(whole.links)} directions of links"))
+        found.append(share_figure("exposed communication", exposed, hidden))
+        found.append(
+            share_figure("busiest link busy", whole.link_busy_share, f"of {len(whole.links)} directions of links")
+        )
     if run.vmem_bytes:
         limit = explanation.vmem.limit_bytes if explanation.vmem is not None else 0
         beside = f"of {round_mib(limit)} MiB that it may use" if limit else "at most"
@@ -86,7 +89,7 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
     return tuple(found)
 
 
-def time_parts(explanation: Explanation) -> tuple[TimePart, ...]:
+def time_parts(run: SimulatedRun) -> tuple[TimePart, ...]:
     """Splits the later core's time into waiting, by cause, and the rest, in which it works."""
     names: dict[str, tuple[str, Tone]] = {
         "copy": ("waiting for copies", "wait"),
@@ -94,7 +97,7 @@ def time_parts(explanation: Explanation) -> tuple[TimePart, ...]:
         "matrix": ("waiting for matrix units", "moved"),
         "semaphore": ("waiting for a semaphore", "track"),
     }
-    stalls = explanation.run.stalls
+    stalls = run.stalls
     working = TimePart(title="working", share=max(0.0, 1 - sum(stalls.values())), tone="matrix")
     waits = [
         TimePart(title=names.get(cause, (cause, "track"))[0], share=share, tone=names.get(cause, ("", "track"))[1])
@@ -104,5 +107,6 @@ def time_parts(explanation: Explanation) -> tuple[TimePart, ...]:
     return (working, *sorted(waits, key=lambda part: -part.share))
 
 
-def _share(title: str, share: float, beside: str) -> Figure:
+def share_figure(title: str, share: float, beside: str) -> Figure:
+    """A share, as per cent and as a bar."""
     return Figure(title=title, value=f"{share * 100:.0f}", unit="%", beside=beside, share=share)

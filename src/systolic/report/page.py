@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import functools
-import hashlib
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 from systolic.chips import with_clock_state
 from systolic.explaining import Explanation
-from systolic.extras import check_drawing
 from systolic.report import charts, explained_tables, slice_tables, timeline_charts
 from systolic.report.ceilings import ceilings, ceilings_table
 from systolic.report.headline import figures, time_parts
+from systolic.report.html import Plot, render
 from systolic.report.roofline_chart import roofline_chart, roofline_key
-from systolic.report.slice_timeline import slice_view
 from systolic.report.timeline import view
-from systolic.report.written import mib, percent, round_mib, us
 from systolic.simulator import SliceRun
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
-    """One plot of the page.
-
-    Attributes:
-      name: the name of its HTML elements.
-      title: the caption.
-      words: the text for readers who do not see it.
-    """
-
-    name: str
-    title: str
-    words: str
-    spec: charts.Spec
-    key: tuple[charts.KeyItem, ...] = ()
-    zooms: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,57 +36,26 @@ def explanation_page(explanation: Explanation) -> str:
     Raises:
       DrawingMissing: a library that draws is not installed.
     """
-    check_drawing()
-    import jinja2
-
-    folder = files("systolic.report")
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    template = environment.from_string(folder.joinpath("page.html.j2").read_text("utf-8"))
     windows = _windows(explanation)
     plots = _plots(explanation)
-    scripts = [_bundle(), folder.joinpath("page.js").read_text("utf-8")]
-    drawn = [*plots.values(), *(window.plot for window in windows if window.plot is not None)]
-    return template.render(
+    return render(
+        "page.html.j2",
+        [*plots.values(), *(window.plot for window in windows if window.plot is not None)],
+        command="systolic explain",
+        title=f"{explanation.function} · {with_clock_state(explanation.chip)}",
         it=explanation,
         chip=with_clock_state(explanation.chip),
         run=explanation.run,
         slice=explanation.slice_run,
         way=slice_tables.WAYS[explanation.slice_run.way] if explanation.slice_run is not None else "",
         figures=figures(explanation),
-        time_parts=time_parts(explanation),
+        time_parts=time_parts(explanation.run),
         plots=plots,
         windows=windows,
-        specs={plot.name: plot.spec for plot in drawn},
         tables=_tables(explanation),
         roof=_roof_words(explanation),
         how_shared=explained_tables.HOW_SHARED,
-        style=folder.joinpath("page.css").read_text("utf-8"),
-        scripts=scripts,
-        policy=_policy(scripts),
-        mib=mib,
-        round_mib=round_mib,
-        percent=percent,
-        us=us,
     )
-
-
-@functools.cache
-def _bundle() -> str:
-    """Bundles Vega, Vega-Lite and Vega-Embed, which takes a second."""
-    import vl_convert
-
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-
-
-def _policy(scripts: list[str]) -> str:
-    """Lets only the page's own scripts run, and nothing be fetched. Vega needs `unsafe-eval` for its expressions."""
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
-    )
-    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'unsafe-eval' {hashes}"
 
 
 def _plots(explanation: Explanation) -> dict[str, Plot]:
@@ -142,7 +87,7 @@ def _plots(explanation: Explanation) -> dict[str, Plot]:
     }
     if explanation.slice_run is not None:
         found["slice"] = (
-            _slice_plot(explanation.slice_run),
+            timeline_charts.slice_plot(explanation.slice_run),
             "Timeline of the slice: devices, collectives and links",
             "A row for each class of devices, what the slowest device says to others, and each link in one direction.",
         )
@@ -154,11 +99,6 @@ def _plots(explanation: Explanation) -> dict[str, Plot]:
         for name, (spec, title, words) in found.items()
         if spec is not None
     }
-
-
-def _slice_plot(run: SliceRun) -> charts.Spec | None:
-    found = slice_view(run, 0.0, run.time_us)
-    return timeline_charts.window_plot(found, 0.0, run.time_us) if found.bars else None
 
 
 def _windows(explanation: Explanation) -> list[WindowPart]:

@@ -124,3 +124,10 @@ def memory_text(run: StepRun) -> str:
         f"HBM of a device, by the compiler's account: {memory.needed_bytes / GIB:,.2f} of "
         f"{memory.capacity_bytes / GIB:,.2f} GiB at its most; not all at once: {named}"
     )
+
+
+def gain_text(base: StepRun, run: StepRun) -> str:
+    """Says how much faster a step is than another one, by tokens where both have them."""
+    if base.tokens and run.tokens:
+        return f"{run.tokens_per_s_per_device / base.tokens_per_s_per_device - 1:+.1%} tokens/s"
+    return f"{run.time_us / base.time_us - 1:+.1%} time"

@@ -7,8 +7,9 @@ from typing import Any
 
 from systolic.explaining import Window
 from systolic.report.charts import KeyItem, Spec, colours, data, finished, tooltips
+from systolic.report.slice_timeline import slice_view
 from systolic.report.timeline import TITLES, Activity, BusyLane, View, busy_lanes
-from systolic.simulator import SimulatedRun
+from systolic.simulator import SimulatedRun, SliceRun
 
 _PIECES = 320  # of the whole run: a piece is a few pixels wide
 _STEP_PX = 28  # height of a lane
@@ -88,6 +89,12 @@ def window_plot(found: View, begin_us: float, end_us: float) -> Spec:
         tooltip=alt.Tooltip("detail:N"),
     )
     return finished((bars + words).properties(height=_STEP_PX * len(found.lanes)))
+
+
+def slice_plot(run: SliceRun) -> Spec | None:
+    """Draws devices, collectives and links of a slice; None without a timeline."""
+    found = slice_view(run, 0.0, run.time_us)
+    return window_plot(found, 0.0, run.time_us) if found.bars else None
 
 
 def overview_plot(run: SimulatedRun, windows: Sequence[Window]) -> Spec | None:

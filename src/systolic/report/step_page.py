@@ -1,0 +1,184 @@
+"""A predicted step as one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from systolic.chips import with_clock_state
+from systolic.report import slice_tables, step_tables, timeline_charts
+from systolic.report.charts import KeyItem, Spec, colours, data, finished, tooltips
+from systolic.report.explained_tables import ops_table
+from systolic.report.headline import Figure, share_figure, time_parts
+from systolic.report.html import Plot, render
+from systolic.report.time_errors import time_text
+from systolic.report.written import percent
+from systolic.steps import PASSES, Pass, StepRun
+from systolic.steps.records import GIB
+
+_TONES: dict[Pass, str] = {
+    "forward": "read",
+    "recompute": "overhead",
+    "backward": "code",
+    "update": "written",
+    "all": "track",
+}
+_BAR_PX = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A step, or one that differs from it in one thing, with what came of it.
+
+    Attributes:
+      label: the function, or what differs.
+      run: None: there is none.
+      reason: why not.
+    """
+
+    label: str
+    run: StepRun | None
+    reason: str = ""
+
+
+def step_page(label: str, run: StepRun, trials: Sequence[Prediction] = ()) -> str:
+    """Writes the page of a step on one chip: parts, memory, communication, timeline; see `html.render`.
+
+    Args:
+      label: names the step.
+      run: the step.
+      trials: the same with something changed.
+
+    Raises:
+      DrawingMissing: a library that draws is not installed.
+    """
+    plots = _plots(run)
+    whole = run.slice_run
+    return render(
+        "step.html.j2",
+        plots.values(),
+        command="systolic step",
+        title=f"{label} · {with_clock_state(run.chip)}",
+        label=label,
+        chip=with_clock_state(run.chip),
+        it=run,
+        run=run.run,
+        figures=_figures(run),
+        time_parts=time_parts(run.run),
+        passes=step_tables.passes_text(run),
+        memory=step_tables.memory_text(run),
+        plots=plots,
+        tables={
+            "parts": step_tables.parts_table(run),
+            "changes": step_tables.changes_table(run),
+            "kinds": step_tables.kinds_table(run),
+            "collectives": slice_tables.collectives_table(whole) if whole is not None else None,
+            "links": slice_tables.links_table(whole) if whole is not None else None,
+            "ops": ops_table(run.run),
+        },
+        trials=[_trial(run, each) for each in trials],
+        way=slice_tables.WAYS[whole.way] if whole is not None else "",
+    )
+
+
+def _figures(run: StepRun) -> tuple[Figure, ...]:
+    found = [
+        Figure(
+            title=f"{run.run.provenance} time",
+            value=f"{run.time_us / 1e3:,.2f}",
+            unit=f"ms {run.error.words}",
+            beside=f"{run.run.cycles:,} cycles at {run.run.clock_hz / 1e9:.2f} GHz",
+        )
+    ]
+    if run.tokens:
+        rate = f"{run.tokens_per_s_per_device:,.0f}"
+        beside = f"{run.tokens:,} tokens on {run.devices} device{'s' * (run.devices > 1)}"
+        found.append(Figure(title="tokens a second and device", value=rate, unit="", beside=beside))
+    if run.flops:
+        half = f"{percent(run.mfu_causal)} with half of causal attention" if run.flops_causal != run.flops else ""
+        found.append(share_figure("MFU", run.mfu, half or f"of {run.peak_ops_per_s / 1e12:,.0f} Tflop/s a device"))
+    memory = run.memory
+    share = memory.needed_bytes / memory.capacity_bytes
+    beside = f"{memory.needed_bytes / GIB:,.2f} of {memory.capacity_bytes / GIB:,.2f} GiB"
+    found.append(share_figure("HBM taken", share, beside))
+    if (whole := run.slice_run) is not None and whole.time_us:
+        beside = f"{whole.exposed_us / 1e3:,.2f} ms; {whole.hidden_us / 1e3:,.2f} ms more are hidden"
+        found.append(share_figure("exposed communication", whole.exposed_us / whole.time_us, beside))
+    return tuple(found)
+
+
+def _trial(base: StepRun, trial: Prediction) -> dict[str, str]:
+    run = trial.run
+    if run is None:
+        return {"label": trial.label, "time": trial.reason, "gain": "", "mfu": "", "memory": ""}
+    return {
+        "label": trial.label,
+        "time": time_text(run.time_us, run.error),
+        "gain": step_tables.gain_text(base, run),
+        "mfu": percent(run.mfu) if run.flops else "",
+        "memory": f"{run.memory.needed_bytes / GIB:,.2f} GiB",
+    }
+
+
+def _plots(run: StepRun) -> dict[str, Plot]:
+    found = {
+        "parts": Plot(
+            name="parts",
+            title="Time by part of the model and pass",
+            words="One bar for each part, the longest first, cut into passes.",
+            spec=parts_plot(run),
+            key=tuple(
+                KeyItem(tone=_TONES[each], title=each)
+                for each in PASSES
+                if any(part.in_pass == each for part in run.parts)
+            ),
+        )
+    }
+    timeline = timeline_charts.overview_plot(run.run, ())
+    if timeline is not None:
+        words = "Height is the busy share."
+        found["overview"] = Plot(name="overview", title="The whole step", words=words, spec=timeline)
+    slices = timeline_charts.slice_plot(run.slice_run) if run.slice_run is not None else None
+    if slices is not None:
+        found["slice"] = Plot(
+            name="slice",
+            title="Timeline of the slice: devices, collectives and links",
+            words="A row for each class of devices, what the slowest device says to others, and each link.",
+            spec=slices,
+            key=timeline_charts.SLICE_KEY,
+            zooms=True,
+        )
+    return found
+
+
+def parts_plot(run: StepRun) -> Spec:
+    """Draws the time of each part, the longest first, cut into passes."""
+    import altair as alt
+
+    totals: dict[str, int] = {}
+    for each in run.parts:
+        totals[each.part] = totals.get(each.part, 0) + each.cycles
+    order = sorted(totals, key=lambda part: -totals[part])
+    rows = [
+        {
+            "part": each.part,
+            "pass": each.in_pass,
+            "order": PASSES.index(each.in_pass),
+            "ms": run.us(each.cycles) / 1e3,
+            "detail": f"{run.us(each.cycles) / 1e3:,.3f} ms",
+            "limit": f"{each.limit} ({percent(each.limit_share)})",
+        }
+        for each in run.parts
+    ]
+    chart = (
+        data(rows)
+        .mark_bar(height={"band": 0.68}, cornerRadius=2, stroke="var(--paper)", strokeWidth=1)
+        .encode(
+            y=alt.Y("part:N", title=None, sort=order, axis=alt.Axis(domain=False, ticks=False, labelLimit=140)),
+            x=alt.X("ms:Q", title="simulated time [ms]", axis=alt.Axis(tickCount=8)),
+            order="order:Q",
+            color=colours("pass", {each: f"var(--{tone})" for each, tone in _TONES.items()}),
+            tooltip=[*tooltips(part="part", detail="takes", limit="limited by"), alt.Tooltip("pass:N", title="pass")],
+        )
+    )
+    return finished(chart.properties(height=_BAR_PX * len(order)))
