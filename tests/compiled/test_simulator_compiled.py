@@ -28,6 +28,7 @@ from systolic.simulator import SimulatedRun, SimulationError
 from systolic.simulator.reading.blocks import split_blocks
 from systolic.simulator.reading.listing import parse_listing
 from systolic.simulator.reading.verify import check_registers
+from systolic.simulator.repeated_calls import Execution, RepeatedCalls
 from systolic.spec import MatmulSpec
 from systolic.timing import target_of
 
@@ -127,6 +128,33 @@ def test_xla_moves_no_less_than_it_must(compiled: Compile, name: str) -> None:
 def test_looking_rounds_up_changes_nothing(compiled: Compile, name: str, rung: str) -> None:
     spec = MatmulSpec.of(1024, 1024, 1024, "float32")
     assert run(compiled, name, rung, spec) == run(compiled, name, rung, spec, remember=False)
+
+
+def layers(weights: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Perceptrons in a loop, and a number."""
+
+    def layer(x: jax.Array, its: dict[str, jax.Array]) -> tuple[jax.Array, None]:
+        return x + jax.nn.silu(x @ its["up"]) @ its["down"], None
+
+    return jnp.sum(jax.lax.scan(jax.checkpoint(layer), x, weights)[0].astype(jnp.float32))
+
+
+@pytest.mark.parametrize("name", ["v5e", "v6e"])
+def test_looking_calls_up_changes_nothing(compiled: Compile, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    weights = {"up": shape((12, 256, 1024)), "down": shape((12, 1024, 256))}
+    listings = compiled(name, jax.grad(layers), (weights, shape((256, 256))))
+    found: list[bool] = []
+    find = RepeatedCalls.find
+
+    def noted(self: RepeatedCalls, *args: Any) -> Execution | None:
+        found.append((execution := find(self, *args)) is not None)
+        return execution
+
+    monkeypatch.setattr(RepeatedCalls, "find", noted)
+    run = simulate_listings(listings, chip(name), spans=50)
+    assert sum(found) > len(found) / 2
+    assert run == simulate_listings(listings, chip(name), spans=50, remember=False)
 
 
 def test_a_quarter_of_a_million_steps(compiled: Compile) -> None:

@@ -229,20 +229,21 @@ class Core:
                 space, self._first_word(space, at), operand.padded_words
             )
 
+        flags = self._dma.own_flags(self._number, name, time)
         if (
             setup.repeated is None
             or name in setup.assumed
-            or not self._dma.is_clear(name)
+            or flags is None
             or not self._mxus[name].is_idle(time)
             or any(knows(operand) for operand in translation.operands if operand.is_input and operand.space)
         ):
             return None
         pipe_cycles = self._dma.pipe_cycles(time)
-        return setup.repeated.find(translation, partial(self._new_mxus, name), pipe_cycles, self._iterations)
+        return setup.repeated.find(translation, partial(self._new_mxus, name), pipe_cycles, flags, self._iterations)
 
     def _repeat(self, translation: Translation, time: int, execution: Execution) -> None:
         """Lets a call do what it did by itself."""
-        self._dma.repeat(self._number, time, execution.dma)
+        self._dma.repeat(self._number, translation.name, time, execution.cycles, execution.dma)
         self._mxus[translation.name].repeat(time, execution.mxus)
         self._memory.repeat(execution.memory.scalar_words, execution.memory.overwritten)
         if self._timeline is not None and execution.timeline is not None:
@@ -316,7 +317,7 @@ class Core:
             matrix_stall_cycles=sum(unit.stall_cycles for unit in self._mxus.values()),
             matrix_busy_cycles=sum(unit.busy_cycles for unit in self._mxus.values()),
             hbm_read_bytes=counts.hbm_read_bytes,
-            hbm_written_bytes=counts.hbm_written_bytes,
+            hbm_written_bytes=counts.hbm_written_bytes + counts.hbm_received_bytes,
             copies=counts.copies,
             copy_sizes=tuple(
                 CopySize(source=source, destination=destination, size_bytes=size, run_bytes=run, count=count)

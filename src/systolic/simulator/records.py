@@ -52,7 +52,7 @@ class OpRun:
     overhead_cycles: int = 0  # starting copies and looking at their flags
     matrix_busy_cycles: int = 0  # all units together
     hbm_read_bytes: int = 0
-    hbm_written_bytes: int = 0
+    hbm_written_bytes: int = 0  # by its own copies; what other devices write meanwhile is the core's alone
     copies: int = 0
     issued: Mapping[str, int] = field(default_factory=dict)
     loop: LoopTime | None = None

@@ -2,8 +2,9 @@
 
 The layers of a model are a loop, whose operations are called again and again. How long a call takes can depend on
 registers and contents that it is handed. So the operation is executed by itself: from cycle 0, with flags and memory of
-its own, and everything that it is handed unknown. If it comes to its end, its control flow depends on nothing but the
-time for which the pipe to HBM is still busy when it begins, and all calls at which that is the same do the same.
+its own, and everything that it is handed unknown. If it comes to its end, its control flow depends on nothing but what
+its flags count, and for how long the pipe to HBM is still busy, when it begins; all calls at which that is the same do
+the same.
 Operations that act on other cores or devices, or on flags that are not their own, are executed every time.
 """
 
@@ -15,7 +16,7 @@ from typing import Any, NoReturn
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hardware.dma import DmaEngine
+from systolic.simulator.hardware.dma import DmaEngine, OwnFlags
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTime, LoopTimer
 from systolic.simulator.hardware.memory import Memory
@@ -29,7 +30,7 @@ from systolic.simulator.translating.translate import Translation
 
 # Not one that is computed, for which a zero may count.
 _HANDED_OVER = Unknown("what an operation is handed", computed=False)
-_MOST_KEPT = 64  # ways to find the pipe, of one operation
+_MOST_KEPT = 64  # beginnings of one operation
 _PIPE_DIGITS = 6  # of the cycles for which it is busy: sums of times at different hours differ in the last ones
 
 
@@ -77,7 +78,7 @@ class OwnMemory(Memory):
 class _Operation:
     calls: int = 0
     closed: bool = True  # as far as is known
-    executions: dict[float, Execution] = field(default_factory=dict)  # by cycles for which the pipe is still busy
+    executions: dict[tuple[float, OwnFlags], Execution] = field(default_factory=dict)
 
 
 class RepeatedCalls:
@@ -98,6 +99,7 @@ class RepeatedCalls:
         translation: Translation,
         mxus: Callable[[Timeline | None], Mxus],
         pipe_cycles: float,
+        flags: OwnFlags,
         iterations: IterationBudget,
     ) -> Execution | None:
         """Finds out what a call does if nothing that it is handed is known.
@@ -106,6 +108,7 @@ class RepeatedCalls:
           translation: the operation.
           mxus: makes matrix units in which nothing is under way.
           pipe_cycles: for which the pipe to HBM is still busy.
+          flags: what its own ones count.
           iterations: of the core.
 
         Returns:
@@ -115,12 +118,12 @@ class RepeatedCalls:
         operation.calls += 1
         if not operation.closed or operation.calls == 1:
             return None
-        key = round(pipe_cycles, _PIPE_DIGITS)
+        key = (round(pipe_cycles, _PIPE_DIGITS), flags)
         found = operation.executions.get(key)
         if found is None and len(operation.executions) < _MOST_KEPT:
             timeline = Timeline(self._spans) if self._spans else None
             try:
-                found = _alone(translation, self._machine, mxus(timeline), pipe_cycles, iterations, timeline)
+                found = _alone(translation, self._machine, mxus(timeline), pipe_cycles, flags, iterations, timeline)
             except SimulationError:
                 operation.closed = False
                 return None
@@ -140,6 +143,7 @@ def _alone(
     machine: MachineModel,
     mxus: Mxus,
     pipe_cycles: float,
+    flags: OwnFlags,
     iterations: IterationBudget,
     timeline: Timeline | None,
 ) -> Execution:
@@ -150,6 +154,8 @@ def _alone(
     """
     schedule = Schedule()
     dma = DmaEngine(machine, 1, [timeline] if timeline else None, schedule, pipe_free=pipe_cycles)
+    for flag, count in flags:
+        dma.set(0, translation.name, flag, count)
     memory = OwnMemory(iterations)
     others: Any = _Nobody()
     sequencer = Sequencer(
@@ -177,7 +183,7 @@ def _alone(
         _refuse()  # it waits for somebody
     except StopIteration as end:
         cycles = end.value
-    if not dma.is_closed:
+    if dma.acts_on_others(translation.name) or dma.own_flags(0, translation.name, cycles) is None:
         _refuse()
     return Execution(
         cycles=cycles,

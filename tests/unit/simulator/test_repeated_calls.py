@@ -80,6 +80,13 @@ def test_scalar_memory_is_as_if_it_was_executed(alone: list[bool]) -> None:
     assert alone[-1]
 
 
+def test_flags_that_a_call_leaves_count(alone: list[bool]) -> None:
+    # As XLA's operations do, it sets its flag back when it begins: the second call finds another one than the first.
+    waited = copied(32)[:2]
+    both_ways("%9 = vsyncset [#allocation8], 0", *waited)
+    assert alone == [False, *[True] * (TIMES - 1)]
+
+
 OPERAND = "%s7_s0 = inlined_call_operand. [shape: s32[], index: 0, kind: input, shape index: {}]"
 
 

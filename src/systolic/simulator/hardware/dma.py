@@ -38,6 +38,9 @@ _MOST_FLAGS = 1 << 16
 _MOST_UNDER_WAY = 1 << 18
 _MOST_SIZES = 1 << 18
 
+# Flags with what they count, in order.
+OwnFlags = tuple[tuple[int, int], ...]
+
 StallCause = Literal["copy", "matrix", "semaphore"]
 
 
@@ -54,6 +57,7 @@ class DmaCounts:
 
     hbm_read_bytes: int = 0
     hbm_written_bytes: int = 0
+    hbm_received_bytes: int = 0  # written by other devices, whatever runs here meanwhile
     copies: int = 0
     copy_stall_cycles: int = 0  # waiting for copies to land
     semaphore_stall_cycles: int = 0  # waiting for another core, or for a signal of the program's own
@@ -94,7 +98,7 @@ class DmaEngine:
         self._pipe_free = pipe_free
         self._timelines = timelines
         self._flags: dict[tuple[int, str, int], _Flag] = {}
-        self._flags_of: dict[str, list[_Flag]] = {}  # by the program that owns them; "": everybody's
+        self._own: dict[tuple[int, str], dict[int, _Flag]] = {}  # the same by core and owner; "": everybody's
         self.counts = [DmaCounts() for _ in range(cores)]
         self._schedule = schedule if schedule is not None else Schedule()
         self.waited: Callable[[int, str, int, int], None] | None = None  # told of waits for labelled flags; see `land`
@@ -200,19 +204,29 @@ class DmaEngine:
         """For how long the pipe to HBM is still busy."""
         return max(0.0, self._pipe_free - time)
 
-    def is_clear(self, program: str) -> bool:
-        """Whether a program's own flags are all zero, with nothing under way to them."""
-        return all(flag.count == 0 and not flag.landing for flag in self._flags_of.get(program, ()))
+    def own_flags(self, core: int, program: str, time: int) -> OwnFlags | None:
+        """What a program's own flags count, as far as they are not zero; None: something is under way to one."""
+        found = []
+        for number, flag in self._own.get((core, program), {}).items():
+            if flag.landing and flag.landing[-1][0] > time:
+                return None
+            if count := flag.count + sum(amount for _, amount in flag.landing):
+                found.append((number, count))
+        return tuple(sorted(found))
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether no flag was used but programs' own, which are all clear."""
-        return not self._flags_of.get("") and all(map(self.is_clear, self._flags_of))
+    def acts_on_others(self, program: str) -> bool:
+        """Whether a flag was used that is not the first core's own."""
+        return any(owner != (0, program) for owner in self._own)
 
-    def repeat(self, core: int, time: int, alone: DmaEngine) -> None:
-        """Counts at a time what a program did by itself on one core, with this one's pipe and its own flags."""
+    def repeat(self, core: int, program: str, time: int, cycles: int, alone: DmaEngine) -> None:
+        """Counts what a program did by itself in so many cycles from a time on, with the pipe and its own flags."""
         self.counts[core].add(alone.counts[0])
         self._pipe_free = time + alone._pipe_free
+        for flag in self._own.get((core, program), {}).values():
+            flag.count = 0
+            flag.landing.clear()
+        for number, count in alone.own_flags(0, program, cycles) or ():
+            self.set(core, program, number, count)
 
     def _land(self, flag: _Flag, time: int, granules: int, label: str = "") -> None:
         self._schedule.changed(flag)
@@ -322,7 +336,7 @@ class DmaEngine:
         state = self._flags.get(key)
         if state is None:
             state = self._flags[key] = _Flag()
-            self._flags_of.setdefault(owner, []).append(state)
+            self._own.setdefault((core, owner), {})[flag] = state
             check_most(len(self._flags), _MOST_FLAGS, "sync flags")
         return state
 

@@ -100,7 +100,7 @@ class Device:
             return goes_on
         goes_on, size = self.dma.issue(core, time, copy.granules, copy.source, copy.destination, copy.run_bytes)
         if copy.destination == "hbm":
-            target.dma.counts[to_core].hbm_written_bytes += size
+            target.dma.counts[to_core].hbm_received_bytes += size
         way = route.latency_s * self._around.clock_hz
         self.communications[core].sent(copy.label, time, size, route)
 
