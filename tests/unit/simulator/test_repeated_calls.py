@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -29,7 +28,7 @@ def copied(size: int | str, flag: str = "[#allocation8]") -> tuple[str, ...]:
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of every call, whether it was looked up."""
     found: list[bool] = []
     find = RepeatedCalls.find
