@@ -73,7 +73,6 @@ def product_configs(spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
 
     Raises:
       IllegalTilesError: there are none; the message has the rules that the last one breaks.
-      UnsupportedDtypeError: the chip does not take such weights.
     """
     return list(_product_configs(spec, chip))
 

@@ -68,7 +68,6 @@ class QuantizedSchedule:
 
         Raises:
           IllegalTilesError: they break rules.
-          UnsupportedDtypeError: the chip does not take such weights.
         """
         tiles = config.tiles
         route = route_of(spec, config.subtile_m, chip)

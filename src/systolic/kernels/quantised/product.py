@@ -19,6 +19,7 @@ With a weight that is not quantised, or one whose scale is one number, `kernels.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -57,8 +58,9 @@ def quantised_product(
     schedule = _as_interpreted(schedule) if interpret else schedule
     its, m = schedule, schedule.grid_m * schedule.tile_m
     out_tile = (its.tile_m, its.tile_n)
-    load: Callable[[Any], Any] = _as_loaded if interpret else from_hbm
+    load: Callable[[Any], Any] = functools.partial(_as_loaded, its.route.made == "bits") if interpret else from_hbm
     arrays = operands._replace(
+        lhs=_as_loaded(its.route.rows_of_bits, operands.lhs) if interpret else operands.lhs,
         values=load(operands.values),
         scales=_tiled(operands.scales, its),
         up_values=None if operands.up_values is None else load(operands.up_values),
@@ -111,9 +113,12 @@ def _as_interpreted(schedule: QuantizedSchedule) -> QuantizedSchedule:
     return replace(schedule, route=replace(route, rows="int8", pushed="int8", made="cast"), makes_rows=True)
 
 
-def _as_loaded(values: Array) -> Array:
-    """In interpret mode a ref is of one dtype: fp4 comes as int4 of the same bits."""
-    return lax.bitcast_convert_type(values, jnp.int4) if values.dtype == jnp.float4_e2m1fn else values
+def _as_loaded(of_bits: bool, values: Array) -> Array:
+    """In interpret mode a ref is of one dtype: fp4 and what is made of bits come as integers of the same bits."""
+    if values.dtype == jnp.float4_e2m1fn:
+        return lax.bitcast_convert_type(values, jnp.int4)
+    is_float8 = jnp.issubdtype(values.dtype, jnp.floating) and values.dtype.itemsize == 1
+    return lax.bitcast_convert_type(values, jnp.int8) if of_bits and is_float8 else values
 
 
 def _tiled(scales: Array, its: QuantizedSchedule) -> Array:

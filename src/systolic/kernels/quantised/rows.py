@@ -11,10 +11,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.grouped.registers import Parts, parts_of
+from systolic.kernels.quantised.bits import numbers_of_bits, rounded_to
 from systolic.kernels.quantised.ring import Buffers, QuantizedOperands
 from systolic.schedule import LANES
 from systolic.schedule.grouped import largest_divisor
 from systolic.schedule.quantised import QuantizedSchedule
+from systolic.schedule.quantised_route import Route
 from systolic.spec import LARGEST, QuantizedSpec
 
 _DOTS_TOGETHER = 8
@@ -30,7 +32,9 @@ _COLUMNS_AT_ONCE = 512
 def prepare_rows(refs: QuantizedOperands, its: Buffers, spec: QuantizedSpec, schedule: QuantizedSchedule) -> None:
     """Fills the buffers that depend on the block of rows alone: rows, their scales and their sums."""
     if spec.quantize_lhs is not None:
-        _quantise(refs.lhs, its, spec)
+        _quantise(refs.lhs, its, spec, schedule.route)
+    elif schedule.route.rows_of_bits:
+        its.rows[...] = _numbers(refs.lhs, spec.dtype_lhs).astype(its.rows.dtype)
     elif its.rows is not None:
         its.rows[...] = refs.lhs[...].astype(its.rows.dtype)
     for block in range(spec.lhs_blocks):
@@ -46,18 +50,25 @@ def dot(left: Array, right: Array) -> Array:
     return lax.dot_general(left, right, (((1,), (0,)), ((), ())), preferred_element_type=total)
 
 
-def _quantise(lhs_vmem: Any, its: Buffers, spec: QuantizedSpec) -> None:
+def _numbers(lhs_vmem: Any, name: str) -> Array:
+    """Rows of a float that the chip does not take."""
+    bits = lhs_vmem if lhs_vmem.dtype == jnp.int8 else lhs_vmem.bitcast(jnp.int8)
+    return numbers_of_bits(bits[...], name)
+
+
+def _quantise(lhs_vmem: Any, its: Buffers, spec: QuantizedSpec, route: Route) -> None:
     """Each row with a scale of its own, as `systolic.quantize` makes it, but by a product with the scale's inverse."""
     rows = min(_ELEMENTS_AT_ONCE // spec.k, _MOST_ROWS_AT_ONCE)
     rows = max(rows // _LEAST_ROWS_AT_ONCE, 1) * _LEAST_ROWS_AT_ONCE
 
     def chunk(at: Any) -> None:
+        assert spec.quantize_lhs is not None  # else nobody asks
         scales = _scales(lhs_vmem, at, spec)
         its.row_scales[0, at, :] = jnp.broadcast_to(scales, (scales.shape[0], LANES))
         inverse = 1.0 / scales
         for columns in _column_parts(spec.k):
             numbers = lhs_vmem[at, columns].astype(jnp.float32) * inverse
-            its.rows[at, columns] = _as_format(numbers, spec.quantize_lhs, its.rows.dtype)
+            its.rows[at, columns] = _as_format(numbers, spec.quantize_lhs, its.rows.dtype, route)
 
     def numbered(chunks: Parts, number: Any, carry: None) -> None:
         chunk(chunks.at(number))
@@ -90,8 +101,10 @@ def _scales(lhs_vmem: Any, at: Any, spec: QuantizedSpec) -> Array:
     return jnp.where(reach == jnp.inf, jnp.nan, scales)
 
 
-def _as_format(numbers: Array, name: str | None, dtype: Any) -> Array:
+def _as_format(numbers: Array, name: str, dtype: Any, route: Route) -> Array:
     """Numbers rounded to those of a format, in the dtype in which they are multiplied."""
+    if route.rows_of_bits:
+        return rounded_to(numbers, name).astype(dtype)
     if name not in ("int8", "int4"):
         return numbers.astype(jnp.dtype(name)).astype(dtype)
     whole = jnp.round(numbers)

@@ -132,8 +132,8 @@ class Step:
         if route.scaled == "weights":
             blocks = slice(depth.start // spec.block, depth.stop // spec.block)
             scales = self._scales(tile, blocks, columns).astype(jnp.bfloat16)
-        stored = stored_bits(tile.values, depth, columns)
-        return pushed_weights(stored, scales, route, spec.block)
+        stored = stored_bits(tile.values, depth, columns, route)
+        return pushed_weights(stored, scales, route, spec)
 
     def _scales(self, tile: Tile, blocks: slice, columns: Any) -> Array:
         """Scales of what is pushed: a code of four bits stands for so many units."""
