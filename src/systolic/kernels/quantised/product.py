@@ -10,7 +10,8 @@ stored: nothing but its few bits crosses HBM. Each tile is brought into the form
 quantised_route`), a subtile at a time beside the products; where several subtiles of rows meet the same weights, they
 are made once and kept. Scales multiply the sums of their blocks, or the weights.
 
-In VMEM: two blocks of rows, and one more as they are multiplied if they are stored in another dtype, with their scales;
+In VMEM: a block of rows, and one more as they are multiplied if they are stored in another dtype, or else for the next
+block, with their scales;
 a ring of tiles of the weight and its scales, a ring of tiles of the result, where k takes several steps one sum, and
 where weights are pushed with an offset the sums of the rows of lhs, which the matrix units make.
 
@@ -69,7 +70,7 @@ def quantised_product(
     row = pl.BlockSpec((1, spec.n), lambda i, j, kk: (0, 0))
     hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     places = QuantizedOperands(
-        lhs=pl.BlockSpec((its.tile_m, spec.k), lambda i, j, kk: (i, 0)),
+        lhs=hbm,
         values=hbm,
         scales=hbm,
         bias=row if spec.bias else None,
@@ -91,7 +92,7 @@ def quantised_product(
         in_specs=(places,),
         out_specs=hbm,
         out_shape=shape_with_mesh_axes((m, spec.n), jnp.dtype(spec.dtype_out), given),
-        scratch_shapes=(_buffers(spec, schedule, arrays.values.dtype),),
+        scratch_shapes=(_buffers(spec, schedule, arrays),),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=vmem_limit_bytes),
         cost_estimate=pl.CostEstimate(flops=spec.flops, transcendentals=0, bytes_accessed=spec.least_hbm_bytes),
         interpret=interpret,
@@ -126,13 +127,14 @@ def _tiled(scales: Array, its: QuantizedSchedule) -> Array:
     return scales.reshape(-1, its.tile_blocks, scales.shape[1])
 
 
-def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, stored: Any) -> Buffers:
+def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, arrays: QuantizedOperands) -> Buffers:
     float32, pushed = jnp.float32, jnp.dtype(its.route.pushed)
     # Of one scale a column the sums themselves are kept, of several what they are when they are scaled.
     acc = jnp.int32 if its.route.sums == "int32" and spec.blocks == 1 else float32
     slots = (its.slots, spec.weights)
     return Buffers(
-        values=pltpu.VMEM((*slots, its.tile_k, its.tile_n), stored),
+        lhs=pltpu.VMEM((its.row_slots, its.tile_m, spec.k), arrays.lhs.dtype),
+        values=pltpu.VMEM((*slots, its.tile_k, its.tile_n), arrays.values.dtype),
         scales=pltpu.VMEM((*slots, its.tile_blocks, its.tile_n), jnp.dtype(spec.dtype_scale)),
         out=pltpu.VMEM((its.out_slots, its.tile_m, its.tile_n), jnp.dtype(spec.dtype_out)),
         rows=pltpu.VMEM((its.tile_m, spec.k), jnp.dtype(its.route.rows)) if its.makes_rows else None,
@@ -140,6 +142,7 @@ def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, stored: Any) -> Buffer
         row_sums=pltpu.VMEM((spec.blocks, its.tile_m, LANES), float32) if its.route.offset else None,
         acc=pltpu.VMEM((spec.weights, its.tile_m, its.tile_n), acc) if its.grid_k > 1 else None,
         weights=pltpu.VMEM((spec.weights, its.tile_k, its.subtile_n), pushed) if its.keeps_weights else None,
+        lhs_sem=pltpu.SemaphoreType.DMA((its.row_slots, -(-its.tile_m // its.rows_at_once))),
         values_sem=pltpu.SemaphoreType.DMA(slots),
         scales_sem=pltpu.SemaphoreType.DMA(slots),
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),

@@ -37,7 +37,7 @@ def stored_bits(values_vmem: Any, rows: Any, columns: Any, route: Route) -> Arra
     """A part of a tile as it is stored; what a chip may not load as integers of the same bits."""
     if values_vmem.dtype == jnp.float4_e2m1fn:
         values_vmem = values_vmem.bitcast(jnp.int4)
-    elif route.made == "bits" and values_vmem.dtype.itemsize == 1 and values_vmem.dtype != jnp.int4:
+    elif route.made == "bits" and jnp.issubdtype(values_vmem.dtype, jnp.floating):
         values_vmem = values_vmem.bitcast(jnp.int8)
     return values_vmem[rows, columns]
 
