@@ -20,8 +20,6 @@ With a weight that is not quantised, or one whose scale is one number, `kernels.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -59,13 +57,19 @@ def quantised_product(
     schedule = _as_interpreted(schedule) if interpret else schedule
     its, m = schedule, schedule.grid_m * schedule.tile_m
     out_tile = (its.tile_m, its.tile_n)
-    load: Callable[[Any], Any] = functools.partial(_as_loaded, its.route.made == "bits") if interpret else from_hbm
+
+    def load(array: Any, *, of_bits: bool = False) -> Any:
+        if array is None:
+            return None
+        return _as_loaded(array, of_bits) if interpret else from_hbm(array)
+
+    made_of_bits = its.route.made == "bits"
     arrays = operands._replace(
-        lhs=_as_loaded(its.route.rows_of_bits, operands.lhs) if interpret else operands.lhs,
-        values=load(operands.values),
-        scales=_tiled(operands.scales, its),
-        up_values=None if operands.up_values is None else load(operands.up_values),
-        up_scales=None if operands.up_scales is None else _tiled(operands.up_scales, its),
+        lhs=load(operands.lhs, of_bits=its.route.rows_of_bits),
+        values=load(operands.values, of_bits=made_of_bits),
+        scales=load(_tiled(operands.scales, its)),
+        up_values=load(operands.up_values, of_bits=made_of_bits),
+        up_scales=None if operands.up_scales is None else load(_tiled(operands.up_scales, its)),
     )
     row = pl.BlockSpec((1, spec.n), lambda i, j, kk: (0, 0))
     hbm = pl.BlockSpec(memory_space=pltpu.HBM)
@@ -114,7 +118,7 @@ def _as_interpreted(schedule: QuantizedSchedule) -> QuantizedSchedule:
     return replace(schedule, route=replace(route, rows="int8", pushed="int8", made="cast"), makes_rows=True)
 
 
-def _as_loaded(of_bits: bool, values: Array) -> Array:
+def _as_loaded(values: Array, of_bits: bool) -> Array:
     """In interpret mode a ref is of one dtype: fp4 and what is made of bits come as integers of the same bits."""
     if values.dtype == jnp.float4_e2m1fn:
         return lax.bitcast_convert_type(values, jnp.int4)
