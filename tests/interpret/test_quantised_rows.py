@@ -282,3 +282,21 @@ def test_batches_and_vmap() -> None:
         np.testing.assert_array_equal(out[number], np.asarray(interpreted(one, weight, chip="v6e")))
     vector = jax.tree.map(lambda array: array[0, 0], lhs)
     np.testing.assert_array_equal(np.asarray(interpreted(vector, q, chip="v6e")), expected[0, 0])
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_blocks_of_rows_come_in_parts(dynamic: bool) -> None:
+    """Three blocks of 160 rows, of which 128 and 32 come at a time, each while the block before is multiplied."""
+    random = np.random.default_rng(6)
+    lhs, q = quantised(random, (450, 256), "int8", axis=-1), quantised(random, (256, 384), "int8")
+    lhs = systolic.Quantized(lhs.values, jnp.full_like(lhs.scales, 0.25))
+    out = multiply(
+        lhs.dequantize() if dynamic else lhs,
+        q,
+        quantize_lhs="int8" if dynamic else None,
+        implementation=interpret_params(detect_races=True, uninitialized_memory="nan"),
+        chip="v6e",
+        tiles=config(160, 256, 128, 160, 128),
+    )
+    assert np.all(np.abs(np.asarray(out) - exact(lhs) @ exact(q)) <= bound(exact(lhs), q, 1))
+    assert not races_found()
