@@ -34,6 +34,9 @@ def product(lhs: Any, q: systolic.Quantized, *, chip: str) -> Any:
         ("v6e", "e4m3", 128, 8),
         ("v7x", "e5m2", 128, 8),
         ("v4", "int8", None, 8),
+        ("v4", "e4m3", 128, 8),
+        ("v4", "fp4", None, 4),
+        ("v7x", "e4m3b11", None, 8),
     ],
 )
 def test_only_packed_weights_are_read(chip: str, name: str, block: int | None, bits: int) -> None:
@@ -57,6 +60,8 @@ def test_only_packed_weights_are_read(chip: str, name: str, block: int | None, b
         ("v6e", 100, "int4", "int4", None, 4),
         ("v7x", 40, "float8_e4m3fn", "float8_e4m3fn", None, 8),
         ("v7x", 24, "int8", "int8", None, 8),
+        ("v4", 24, "int8", "int4", 128, 4),
+        ("v4", 24, "float8_e4m3fn", "int8", None, 8),
     ],
 )
 def test_rows_are_read_once_and_quantised_in_the_kernel(

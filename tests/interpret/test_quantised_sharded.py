@@ -109,3 +109,42 @@ if by == "xla":
 @pytest.mark.parametrize("by", ["xla", "interpret"])
 def test_each_device_multiplies_its_part(tmp_path: Path, by: str) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, by)
+
+
+PLAIN = """
+import functools, sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P
+import systolic
+
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+random = np.random.default_rng(0)
+m, k, n = 32, 256, 256
+lhs = random.standard_normal((m, k)).astype(np.float32)
+q = systolic.quantize(random.standard_normal((k, n)).astype(np.float32), "int8", block=128)
+of_rows, of_columns, of_k = (P("x"), P(), P("x")), (P(), P(None, "x"), P(None, "x")), (P(None, "x"), P("x"), P())
+
+for rows in (None, "int8"):
+    product = functools.partial(systolic.matmul, quantize_lhs=rows, implementation=sys.argv[1], chip="v6e")
+    def summed(lhs, q):
+        return jax.lax.psum(product(lhs, q), "x")
+    # Rows that are quantised where k is cut have scales of their parts.
+    cuts = [(product, *of_rows), (product, *of_columns), *([(summed, *of_k)] if rows is None else [])]
+    for fn, left, right, out in cuts:
+        cut = jax.shard_map(fn, mesh=mesh, in_specs=(left, right), out_specs=out)
+        def loss(fn, lhs, q):
+            return (fn(lhs, q) ** 2).sum()
+        wanted = product(lhs, q), jax.grad(functools.partial(loss, product))(lhs, q)
+        found = jax.jit(cut)(lhs, q), jax.jit(jax.grad(functools.partial(loss, cut)))(lhs, q)
+        exact = lhs.astype(np.float64) @ np.asarray(q.dequantize()).astype(np.float64)
+        assert np.abs(found[0] - exact).max() < 0.02 * np.abs(exact).max()
+        for one, other in zip(found, wanted, strict=True):
+            # Sums in another order, and tiles of other sizes, which may round weights.
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-2 * np.abs(other).max())
+"""
+
+
+@pytest.mark.parametrize("by", ["xla", "interpret"])
+def test_plain_shard_map(tmp_path: Path, by: str) -> None:
+    """Values, and the derivative in rows, each device with rows, columns or a part of k."""
+    run_on_virtual_devices(PLAIN, tmp_path, by)

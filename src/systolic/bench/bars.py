@@ -13,11 +13,13 @@ _MOST_BUNDLES = 16_000
 _LONGEST_COMPILE_S = 20.0
 # Our time at most this much above the time that HBM alone takes.
 _DECODE_SHARE = 1 / 1.03
-# Of quantised weights, by format: what XLA's time has to be of ours.
-_QUANTISED_RATIOS = {"int4/128 decode": 2.5, "int8/128 decode": 2.5, "int4 decode": 1.2, "e4m3 decode": 1.1}
-# Of rows quantised in the call, by group: the format of rows, and the least share of the model's limit. Chips whose
-# units take no rows of the format have no bar.
+# Of quantised products, by group: the format of rows, and the least share of the model's limit. Chips whose units take
+# no rows of the format have no bar.
 _QUANTISED_SHARES = {
+    "int4/128 decode": ("bfloat16", 0.80),
+    "int8/128 decode": ("bfloat16", 0.80),
+    "int4 decode": ("bfloat16", 0.80),
+    "e4m3 decode": ("bfloat16", 0.88),
     "w8a8 decode": ("int8", 1 / 1.12),
     "w8a8 prefill": ("int8", 0.85),
     "fp8 decode": ("float8_e4m3fn", 1 / 1.12),
@@ -63,6 +65,8 @@ class Standing:
     geometric_mean_with_prefetch: float | None
     worst: float | None
     worst_case: str
+    share_of_model: float | None  # geometric mean of what the limit of the simulator's model is of our time
+    geometric_mean_peer: float | None  # of the best public kernel's time over ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +131,8 @@ def _standing(rows: Sequence[BenchRow]) -> Standing:
         ),
         worst=worst.ratio if worst else None,
         worst_case=worst.case if worst else "",
+        share_of_model=_mean([row.share_of_model for row in rows if row.share_of_model is not None]),
+        geometric_mean_peer=_mean([row.ratio_best_peer for row in rows if row.ratio_best_peer is not None]),
     )
 
 
@@ -154,10 +160,8 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
         yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.98)
         by_hbm = [row for row in bfloat16 if (row.model_hbm_us or 0) >= (row.model_mxu_us or 0)]
         yield from _worst_bar(by_hbm, "of the model's HBM limit", lambda row: row.share_of_model, least=_DECODE_SHARE)
-    elif group in _QUANTISED_RATIOS:
-        yield from _mean_bar(rows, _QUANTISED_RATIOS[group])
-    elif group in _QUANTISED_SHARES:
-        yield from _quantised_rows_bars(rows, chip)
+    elif rows[0].suite == "quantised":
+        yield from _quantised_bars(rows)
     elif rows[0].suite == "sparse" and group in _SPARSE_SHARES:
         least = _SPARSE_SHARE_OF.get((group, chip), _SPARSE_SHARES[group])
         what = "of the time for the blocks' own products"
@@ -180,10 +184,18 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     yield from _worst_bar(one_kernel, "s to compile", lambda row: row.compile_s, most=_LONGEST_COMPILE_S)
 
 
-def _quantised_rows_bars(rows: Sequence[BenchRow], chip: str) -> Iterator[Cleared]:
-    row_format, share = _QUANTISED_SHARES[rows[0].group]
-    if (known := known_chip(chip)) is not None and row_format not in known.emulated_dtypes:
+def _quantised_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
+    group = rows[0].group
+    if (known := known_chip(rows[0].chip)) is None:
+        return
+    row_format, share = _QUANTISED_SHARES.get(group, ("", 0.0))
+    if row_format in known.peak_ops_per_s_per_chip:
         yield from _mean_of(rows, "of the model's limit", share, [row.share_of_model for row in rows])
+    if group in known.bars.least_quantised_ratio:
+        yield from _mean_bar(rows, known.bars.least_quantised_ratio[group])
+    if group in known.bars.least_quantised_peer_ratio:
+        least, ratios = known.bars.least_quantised_peer_ratio[group], [row.ratio_best_peer for row in rows]
+        yield from _mean_of(rows, "× the best public kernel", least, ratios)
 
 
 def _moe_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:

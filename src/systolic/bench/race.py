@@ -17,7 +17,7 @@ from systolic.bench.sparse import PatternSpec
 from systolic.bench.xla_flags import COMMON_FLAGS, with_common_flags
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips.time_error import TimeError
-from systolic.cost import machine_roofline, roofline
+from systolic.cost import dtype_on, machine_roofline, roofline
 from systolic.experiments import Experiment, Outcome, Runner, Stopped
 from systolic.op import RacedPrograms, op_of
 from systolic.ops import plan
@@ -100,7 +100,7 @@ def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, agains
 def _experiment(name: str, chip: Chip, who: Who, spec: Spec) -> Experiment | None:
     """None: there is no program, and the plan in the case's row says why; or no flags that XLA is commonly given."""
     compiled_for = with_common_flags(chip) if who == "flagged xla" else chip
-    if compiled_for is None or spec.dtype_multiplied not in chip.dtypes:
+    if compiled_for is None or dtype_on(spec, chip) not in chip.dtypes:
         return None
     try:
         raced = _raced(spec, chip)

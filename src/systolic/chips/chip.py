@@ -123,6 +123,9 @@ class BenchBars:
     least_moe_share: Mapping[str, float] = field(default_factory=dict)
     least_moe_ratio: Mapping[str, float] = field(default_factory=dict)
     least_moe_xla_ratio: float | None = None  # XLA's time over ours, of the whole suite
+    # By the groups of the suite `quantised`: XLA's time over ours, and the best public kernel's.
+    least_quantised_ratio: Mapping[str, float] = field(default_factory=dict)
+    least_quantised_peer_ratio: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="What to compare with: all is XLA and public kernels, where a suite has some; nothing takes half as long.",
 )
-@click.option("--only", metavar="TEXT", default="", help="Cases whose name or group contains this.")
+@click.option(
+    "--only",
+    metavar="TEXT",
+    default="",
+    help="Cases whose name or group contains this, or one of several, with commas.",
+)
 @click.option("--rows", type=Rows(), help="Cases of so many rows (m), one number or several with commas.")
 @click.option(
     "--plot",

@@ -107,6 +107,10 @@ def _standing(standing: Standing) -> str:
             f"{standing.geometric_mean_with_prefetch:.3f} with its copy), "
             f"worst {standing.worst:.2f} at {standing.worst_case}"
         )
+    if standing.geometric_mean_peer is not None:
+        text += f", {standing.geometric_mean_peer:.3f} × the best peer"
+    if standing.share_of_model is not None:
+        text += f", {standing.share_of_model:.3f} of the model's limit"
     return text
 
 

@@ -180,7 +180,7 @@ def described(
 def cases_of(
     suites: Sequence[str], dtype: str, precision: PrecisionName, only: str, rows: Sequence[int] | None = None
 ) -> list[Case]:
-    """Cases of suites whose name or group contains a text, and of these numbers of rows.
+    """Cases of suites whose name or group contains one of some texts, with commas, and of these numbers of rows.
 
     Raises:
       click.UsageError: none does.
@@ -188,7 +188,8 @@ def cases_of(
     every = [case for name in suites for case in suite(name, dtype, precision)]
     if not every:
         raise click.UsageError(f"--dtype {dtype}: no case of {', '.join(suites)} is of it")
-    named = [case for case in every if only.lower() in f"{case.group} {case.name}".lower()]
+    texts = only.lower().split(",")
+    named = [case for case in every if any(text in f"{case.group} {case.name}".lower() for text in texts)]
     chosen = [case for case in named if not rows or case.spec.m in rows]
     if named and not chosen:
         known = ", ".join(map(str, sorted({case.spec.m for case in named})))

@@ -54,7 +54,12 @@ from systolic.tuning import tune as searched
 )
 @spec_option
 @click.option("--suite", "suites", type=SuiteNames(), help="All products of a suite in place of M,K,N.")
-@click.option("--only", metavar="TEXT", default="", help="Of a suite: cases whose name or group contains this.")
+@click.option(
+    "--only",
+    metavar="TEXT",
+    default="",
+    help="Of a suite: cases whose name or group contains this, or one of several, with commas.",
+)
 @chip_option()
 @dtype_options
 @stack_options

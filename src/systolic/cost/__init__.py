@@ -6,7 +6,7 @@ from systolic.cost.pipeline import ModelledTime, pipeline_time
 from systolic.cost.profile import Kind, MadeWith, Profile, ProfiledTile, Profiles, StepCost, shipped_profiles
 from systolic.cost.profiled import profiled_configs
 from systolic.cost.ranking import TimedConfig, estimated_config, ranked_configs, timed_config
-from systolic.cost.roofline import Roofline, machine_roofline, repeated_us, roofline
+from systolic.cost.roofline import Roofline, dtype_on, machine_roofline, repeated_us, roofline
 from systolic.cost.search_space import MOST_BUNDLES, SKINNY_ROWS
 from systolic.cost.step_cost import CostProvenance, step_cost
 
@@ -24,6 +24,7 @@ __all__ = [
     "StepCost",
     "TimedConfig",
     "code_bundles",
+    "dtype_on",
     "estimated_config",
     "estimated_cost",
     "least_time_us",

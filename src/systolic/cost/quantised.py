@@ -47,7 +47,8 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     if its.keeps_weights:  # the weights that are made are stored in VMEM, a register a cycle
         step += spec.weights * its.tile_k * its.tile_n * dtype_bytes(its.route.pushed) / _REGISTER_BYTES
     quantised = its.tile_m * spec.k * dtype_bytes("float32") / _REGISTER_BYTES if spec.quantize_lhs else 0
-    compute_us = (its.steps * step + its.grid_m * quantised * _QUANTISE_CYCLES) * us
+    quantised_us = quantised * _QUANTISE_CYCLES * us
+    compute_us = its.steps * step * us + its.grid_m * quantised_us
     rows_us = _copy_us(its.tile_m * spec.k * dtype_bytes(spec.dtype_lhs), 1, chip)
     values_bytes = format_bytes(spec.dtype_rhs, its.tile_k * its.tile_n)
     # A register of 32 bits holds eight rows of them.
@@ -60,11 +61,12 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     copy_us = its.grid_m * rows_us + its.steps * tile_us + results * out_us * (2 if spec.residual else 1)
     # A tile cannot be there earlier than its copy takes, and all slots but one are under way at a time.
     waited_us = its.steps * (tile_us + machine.dma_latency_cycles * us) / (its.slots - 1)
-    ramp_us = rows_us + tile_us + out_us + 2 * machine.dma_latency_cycles * us + step * us
+    # The first rows are quantised as they come, and the first tile comes behind them.
+    ramp_us = max(rows_us + tile_us, quantised_us) + out_us + 2 * machine.dma_latency_cycles * us + step * us
     if its.grid_k > 1 and spec.blocks > 1 and its.tile_blocks % SUBLANES:
         scales_bytes = spec.weights * spec.blocks * spec.n * dtype_bytes(spec.dtype_scale)
         ramp_us += _copy_us(2 * scales_bytes, 1, chip)  # XLA copies them ahead of the kernel
-    time_us = ramp_us + max(compute_us - step * us, copy_us - rows_us - tile_us - out_us, waited_us)
+    time_us = ramp_us + max(compute_us - quantised_us - step * us, copy_us - rows_us - tile_us - out_us, waited_us)
     return ModelledTime(time_us=time_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
 
 
@@ -73,7 +75,6 @@ def product_configs(spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
 
     Raises:
       IllegalTilesError: there are none; the message has the rules that the last one breaks.
-      UnsupportedDtypeError: the chip does not take such weights.
     """
     return list(_product_configs(spec, chip))
 

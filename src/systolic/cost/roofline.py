@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from systolic.chips import Chip
-from systolic.spec import Spec
+from systolic.spec import QuantizedSpec, Spec
 
 # What the listings of the compiler, and so the machine models, call operand types. Others are converted to bfloat16.
 _LISTING_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "s8", "float8_e4m3fn": "f8", "float8_e5m2": "f8"}
@@ -52,6 +52,12 @@ class Roofline:
         return self.peak_flops_per_s / self.hbm_bytes_per_s
 
 
+def dtype_on(spec: Spec, chip: Chip) -> str:
+    """The dtype at whose rate a chip multiplies a product: quantised ones that it does not take go as bfloat16."""
+    wanted = spec.dtype_multiplied
+    return "bfloat16" if isinstance(spec, QuantizedSpec) and wanted not in chip.dtypes else wanted
+
+
 def roofline(spec: Spec, chip: Chip) -> Roofline:
     """A product at the chip's published peak, all passes counted, and at its published bandwidth.
 
@@ -61,7 +67,7 @@ def roofline(spec: Spec, chip: Chip) -> Roofline:
     return Roofline(
         flops=spec.flops * spec.passes,
         hbm_bytes=spec.least_hbm_bytes,
-        peak_flops_per_s=chip.peak_ops_per_s(spec.dtype_multiplied),
+        peak_flops_per_s=chip.peak_ops_per_s(dtype_on(spec, chip)),
         hbm_bytes_per_s=chip.hbm_bytes_per_s,
     )
 
@@ -69,7 +75,7 @@ def roofline(spec: Spec, chip: Chip) -> Roofline:
 def machine_roofline(spec: Spec, chip: Chip) -> Roofline:
     """The same at the clock and the bandwidth of the simulator's model of the chip."""
     machine = chip.machine
-    rows_per_cycle = mxu_rows_per_cycle(spec.dtype_multiplied, chip)
+    rows_per_cycle = mxu_rows_per_cycle(dtype_on(spec, chip), chip)
     flops_per_cycle = 2 * machine.mxu_count * machine.mxu_rows * machine.mxu_columns * rows_per_cycle
     return Roofline(
         flops=spec.flops * spec.passes,

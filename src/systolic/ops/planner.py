@@ -16,7 +16,7 @@ from systolic.bugs import reports_bugs, warn_user
 from systolic.chips import Chip, UnsupportedDtypeError, known_chip
 from systolic.chips import chip as chip_named
 from systolic.chips.time_error import TimeError
-from systolic.cost import MadeWith, ModelledTime, roofline
+from systolic.cost import MadeWith, ModelledTime, dtype_on, roofline
 from systolic.op import op_of
 from systolic.ops.trial_error import trial_error
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
@@ -173,7 +173,7 @@ def check_dtype(spec: Spec, chip: Chip) -> None:
     Raises:
       UnsupportedDtypeError: the message names what it takes.
     """
-    if spec.dtype_multiplied not in chip.dtypes:
+    if dtype_on(spec, chip) not in chip.dtypes:
         raise UnsupportedDtypeError(
             f"{chip.name} has no matrix multiplication of {spec.dtype_multiplied}; it takes {', '.join(chip.dtypes)}"
         )

@@ -25,6 +25,11 @@ _COMPILER_SHARE = 1.2  # of the buffers, for what the compiler adds to them; bes
 _ASKED_SHARE = 1.1  # of all of that: what the compiler needs depends on what it may have
 # Values of eight bits fill registers of 32 rows, and dots take whole ones.
 BLOCK_ROWS = 32
+# So much of lhs is copied, and quantised, at a time: enough rows to hide how long a maximum over lanes takes, in some
+# 1300 bundles of code.
+_ELEMENTS_AT_ONCE = 2**19
+_MOST_ROWS_AT_ONCE = 128
+_LEAST_ROWS_AT_ONCE = 64  # of int4 in a register
 MOST_CYCLES = 10500  # of one stretch of straight code: about as many bundles
 
 
@@ -40,6 +45,8 @@ class QuantizedSchedule:
       subtile_n: columns that are multiplied at a time.
       tile_blocks: scales of a column of a tile.
       makes_rows: whether rows are multiplied in another form than they come in.
+      rows_at_once: rows of lhs that are copied, and made ready, at a time.
+      row_slots: blocks of rows in VMEM: another one where the next comes while this one is multiplied as it came.
       slots: tiles of the weight in VMEM.
       out_slots: tiles of the result.
       buffers: all that it asks of VMEM.
@@ -57,6 +64,8 @@ class QuantizedSchedule:
     grid_k: int
     grid_n: int
     makes_rows: bool
+    rows_at_once: int
+    row_slots: int
     slots: int
     out_slots: int
     buffers: tuple[VmemBuffer, ...]
@@ -68,19 +77,21 @@ class QuantizedSchedule:
 
         Raises:
           IllegalTilesError: they break rules.
-          UnsupportedDtypeError: the chip does not take such weights.
         """
         tiles = config.tiles
         route = route_of(spec, config.subtile_m, chip)
         _require(spec, config, route, chip)
         tile_blocks = max(tiles.tile_k // spec.block, 1)
         out = (config.tiles.tile_m, tiles.tile_n)
+        grid_m = -(-spec.m // tiles.tile_m)
+        row_slots = 1 if grid_m == 1 or _makes_rows(spec, route) else 2
+        lhs = (tiles.tile_m, padded(spec.k, LANES))
         fixed = [
-            VmemBuffer(name="lhs", shape=(tiles.tile_m, padded(spec.k, LANES)), dtype=spec.dtype_lhs, copies=2),
+            VmemBuffer(name="lhs", shape=lhs, dtype=spec.dtype_lhs, copies=row_slots),
             VmemBuffer(name="out", shape=out, dtype=spec.dtype_out, copies=_OUT_SLOTS),
         ]
         if _makes_rows(spec, route):
-            fixed.append(VmemBuffer(name="rows", shape=fixed[0].shape, dtype=route.rows, copies=1))
+            fixed.append(VmemBuffer(name="rows", shape=lhs, dtype=route.rows, copies=1))
         of_rows = (padded(tiles.tile_m, SUBLANES), LANES)  # one number for each row, in every lane
         if route.offset:
             fixed.append(VmemBuffer(name="row sums", shape=(spec.blocks, *of_rows), dtype="float32", copies=1))
@@ -124,10 +135,12 @@ class QuantizedSchedule:
             tile_n=tiles.tile_n,
             subtile_n=config.subtile_n,
             tile_blocks=tile_blocks,
-            grid_m=-(-spec.m // tiles.tile_m),
+            grid_m=grid_m,
             grid_k=spec.k // tiles.tile_k,
             grid_n=spec.n // tiles.tile_n,
             makes_rows=_makes_rows(spec, route),
+            rows_at_once=_rows_at_once(spec, tiles.tile_m),
+            row_slots=row_slots,
             slots=slots,
             out_slots=_OUT_SLOTS,
             buffers=buffers,
@@ -165,6 +178,11 @@ def rows_multiple(spec: QuantizedSpec) -> int:
     """Rows of whole registers, of the result and of quantised lhs: where a block or a subtile of rows may begin."""
     of_result = SUBLANES * 4 // max(dtype_bytes(spec.dtype_out), 1)
     return max(of_result, {None: 0, "int4": 2 * BLOCK_ROWS}.get(spec.row_format, BLOCK_ROWS))
+
+
+def _rows_at_once(spec: QuantizedSpec, tile_m: int) -> int:
+    rows = min(_ELEMENTS_AT_ONCE // spec.k, _MOST_ROWS_AT_ONCE) // _LEAST_ROWS_AT_ONCE * _LEAST_ROWS_AT_ONCE
+    return min(max(rows, _LEAST_ROWS_AT_ONCE), tile_m)
 
 
 def _makes_rows(spec: QuantizedSpec, route: Route) -> bool:

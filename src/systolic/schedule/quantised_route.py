@@ -12,6 +12,8 @@ stored in four bits becomes such weights by a few operations on bits, eight bits
 - fp4: sign, exponent and mantissa of e2m1 lie in those of e5m2 as they are, and subnormals are subnormal: e5m2 times
   2^14 is the number.
 
+Numbers of a float that a chip does not take at all are put together as float32 of their bits, and pushed as bfloat16.
+
 A scale belongs to a block of k. Either the sums of each block are multiplied by it: that rounds least, but a unit loads
 no more than a block at a time. Or the weights are, in bfloat16, which rounds each of them once more: not where rows are
 quantised, whose products are to be exact.
@@ -24,10 +26,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from systolic.chips import Chip, MachineModel, UnsupportedDtypeError
+from systolic.chips import Chip, MachineModel
 from systolic.spec import QuantizedSpec, dtype_bytes, format_bytes
 
-Made = Literal["stored", "cast", "codes", "cast codes"]
+Made = Literal["stored", "cast", "codes", "cast codes", "bits"]
 Scaled = Literal["sums", "weights"]
 
 # Names of operand types in the listings of the compiler, whose rates the machine models know.
@@ -47,6 +49,7 @@ _PUSH_BUNDLES = 2.5
 _SCALED_SUM_CYCLES = 1.2
 _MADE_CYCLES = 0.5
 _MADE_IN_FLOAT32_CYCLES = 3.0
+_MADE_OF_BITS_CYCLES = 4.0  # of 1024 weights: some fifteen operations for four slots
 _NOT_BESIDE = 0.2  # of the shorter of both, which the compiler does not place beside the longer one, at a guess
 
 
@@ -75,10 +78,11 @@ class Route:
 
     Attributes:
       pushed: dtype of the weights in the units.
-      made: as they are stored, by a cast, as codes of four bits, or by a cast of such codes.
+      made: as they are stored, by a cast, as codes of four bits, by a cast of such codes, or out of their bits.
       codes: of four bits; None where there are none.
       depth: rows of the weight that one dot sums over: of one block where sums are scaled.
       rows: dtype in which rows of lhs go through the units.
+      rows_of_bits: whether rows are of a float that the chip does not take, so that they are made out of their bits.
       sums: int32 where products are summed as integers, by the units or, of exact parts, behind them; else float32.
     """
 
@@ -88,6 +92,7 @@ class Route:
     scaled: Scaled
     depth: int
     rows: str = "bfloat16"
+    rows_of_bits: bool = False
     sums: Literal["float32", "int32"] = "float32"
 
     @property
@@ -106,6 +111,7 @@ class Route:
             "cast": f"cast to {self.pushed} in VMEM",
             "codes": f"pushed as codes of {self.pushed}",
             "cast codes": f"cast to {self.pushed} in VMEM by way of {self.codes.dtype if self.codes else ''}",
+            "bits": f"made {self.pushed} in VMEM out of their bits",
         }
         rows = "" if self.rows == "bfloat16" else f"rows are multiplied as {self.rows}, "
         return f"{rows}weights are {how[self.made]}, scales multiply {self.scaled}"
@@ -116,16 +122,8 @@ def route_of(spec: QuantizedSpec, rows: int, chip: Chip) -> Route:
 
     Args:
       rows: of lhs that meet a weight in VMEM.
-
-    Raises:
-      UnsupportedDtypeError: the chip has no way to multiply such weights.
     """
-    found = routes(spec, chip)
-    if not found:
-        formats = spec.dtype_rhs if spec.row_format is None else f"{spec.row_format} × {spec.dtype_rhs}"
-        fix = "int8, or dequantize the weight" if spec.row_format is None else "rows of bfloat16"
-        raise UnsupportedDtypeError(f"{chip.name} neither multiplies {formats} nor converts it; use {fix}")
-    return min(found, key=lambda route: route_cycles(route, spec, rows, spec.k, spec.n, chip))
+    return min(routes(spec, chip), key=lambda route: route_cycles(route, spec, rows, spec.k, spec.n, chip))
 
 
 def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
@@ -133,9 +131,12 @@ def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
     beside_floats = _beside_bfloat16(spec, chip)
     if spec.row_format is None:
         return beside_floats
-    if ("int8" if spec.row_format == "int4" else spec.row_format) not in chip.dtypes:
-        return []
-    exact = [_exact(route, spec) for route in beside_floats if route.scaled == "sums"]
+    known = chip.dot_operands.floats | chip.dot_operands.integers
+    exact = [
+        replace(_exact(route, spec), rows_of_bits=spec.row_format not in known)
+        for route in beside_floats
+        if route.scaled == "sums"
+    ]
     return [
         *(
             Route(
@@ -204,6 +205,8 @@ def _beside_bfloat16(spec: QuantizedSpec, chip: Chip) -> list[Route]:
         ways.append(("cast", "bfloat16", None))
     if codes and dtype == "float4_e2m1fn":
         ways.append(("cast codes", "bfloat16", codes))
+    if not ways:
+        ways.append(("bits", "bfloat16", None))
     sums = [
         Route(pushed=pushed, made=made, codes=its, scaled="sums", depth=_depth(spec.block, chip.machine.mxu_rows))
         for made, pushed, its in ways
@@ -233,6 +236,8 @@ def route_cycles(route: Route, spec: QuantizedSpec, rows: int, k: int, n: int, c
         vector = k / spec.block * max(rows, 8) * n / 1024 * _SCALED_SUM_CYCLES
     else:
         vector = 0.0
+    if route.made == "bits":
+        vector += k * n / 1024 * _MADE_OF_BITS_CYCLES
     return max(units, vector) + _NOT_BESIDE * min(units, vector)
 
 

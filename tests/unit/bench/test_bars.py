@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from systolic.bench.bars import summary
-from systolic.bench.rows import BenchRow
+from systolic.bench.rows import BenchRow, PeerTime
 
 
 def row(case: str, **changes: Any) -> BenchRow:
@@ -42,8 +42,22 @@ def row(case: str, **changes: Any) -> BenchRow:
         ({"group": "edges", "other_ops_us": 0.03}, {"of the time outside the kernel, at most"}),
         ({"suite": "quantised", "group": "w8a8 decode", "model_hbm_us": 0.9}, set()),
         (
-            {"suite": "quantised", "group": "w8a8 prefill", "model_mxu_us": 0.84},
+            {"suite": "quantised", "group": "w8a8 prefill", "model_mxu_us": 0.84, "xla_us": 1.06},
             {"of the model's limit, geometric mean, at least"},
+        ),
+        (
+            {"suite": "quantised", "group": "int4 decode", "model_hbm_us": 0.81, "xla_us": 1.3, "chip": "v7x"},
+            {"× XLA, geometric mean, at least"},
+        ),
+        ({"suite": "quantised", "group": "int4 decode", "model_hbm_us": 0.81, "xla_us": 1.3}, set()),
+        (
+            {
+                "suite": "quantised",
+                "group": "w8a8 decode",
+                "model_hbm_us": 0.9,
+                "peers": (PeerTime(name="peer", config="", time_us=0.99),),
+            },
+            {"× the best public kernel, geometric mean, at least"},
         ),
         ({"suite": "quantised", "group": "fp8 prefill", "model_mxu_us": 0.84}, set()),  # not as such on v6e
         ({"bundles": 16_001}, {"bundles of code, at most"}),
@@ -52,6 +66,14 @@ def row(case: str, **changes: Any) -> BenchRow:
 )
 def test_bars(changes: dict[str, Any], missed: set[str]) -> None:
     assert {bar.bar for bar in summary([row("x", **changes)]).missed} == missed
+
+
+def test_a_summary_has_the_mean_shares_of_each_group() -> None:
+    peers = [(PeerTime(name="peer", config="", time_us=time_us),) for time_us in (2.0, 8.0)]
+    rows = [row("a", model_hbm_us=0.5, peers=peers[0]), row("b", model_hbm_us=0.125, peers=peers[1]), row("c")]
+    (found,) = summary(rows).standings
+    assert found.share_of_model == pytest.approx(0.25)
+    assert found.geometric_mean_peer == pytest.approx(4.0)
 
 
 def test_a_summary_names_the_worst_row_of_each_group() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections import Counter
 
@@ -97,7 +98,8 @@ def test_quantised_has_every_format_with_every_number_of_rows() -> None:
         raced = op_of(spec).raced(spec, chip("v6e"))
         outs = [jax.eval_shape(fn, *raced.arguments) for fn in (raced.ours, raced.xla, *raced.xla_forms.values())]
         assert set(outs) == {jax.ShapeDtypeStruct((1, 14336), "bfloat16")}
-        assert "dequantized" in raced.xla_forms
+        assert "dequantized" not in raced.xla_forms  # for few rows the slowest of all
+        assert "dequantized" in op_of(spec).raced(dataclasses.replace(spec, m=512), chip("v6e")).xla_forms
 
 
 def test_quantised_has_gated_products_beside_plain_ones() -> None:

@@ -156,13 +156,17 @@ def test_xla_is_no_faster_than_hbm_allows_in_repeated_calls(run: Run) -> None:
 
 
 def test_the_fastest_of_several_forms_of_xla_counts(run: Run) -> None:
-    arguments = ["bench", "--suite", "quantised", "--only", "w8a8", "--rows", "128,256", "--chip", "v6e", "-q"]
+    only = "int4 llama3-70b,int4 llama3-8b"
+    arguments = ["bench", "--suite", "quantised", "--only", only, "--rows", "128,256", "--chip", "v6e", "-q"]
     rows = rows_of(run(*arguments, "--json", "-")[1])
-    usual, other = (rows["v6e", f"w8a8 llama3-70b down {m}"] for m in (128, 256))
+    assert {case.rpartition(" ")[0] for _, case in rows} == {"int4 llama3-70b down", "int4 llama3-8b gate"}
+    usual, other = (rows["v6e", f"int4 llama3-70b down {m}"] for m in (128, 256))
     assert (usual["xla_form"], other["xla_form"]) == ("", "dequantized")
     assert usual["ratio_alone"] == pytest.approx(1.03, rel=1e-3)
     assert other["ratio_alone"] == pytest.approx(0.5, rel=1e-3)
-    assert "dequantized" in run(*arguments)[1]
+    shown = run(*arguments)[1]
+    assert "dequantized" in shown
+    assert "of the model's limit" in shown
 
 
 def test_limits_are_published_and_the_model_s(run: Run) -> None:

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import systolic
-from systolic.chips.chip import UnsupportedDtypeError
 from systolic.op import op_of, read_spec, record_of
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
 from systolic.schedule.quantised import QuantizedSchedule, aligned_sizes
-from systolic.schedule.quantised_route import route_of, routes
+from systolic.schedule.quantised_route import route_of
 from systolic.spec import LARGEST, ROW_FORMATS, QuantizationError, QuantizedSpec, SpecError
 
 
@@ -37,6 +36,9 @@ def spec(**changes: Any) -> QuantizedSpec:
         ("v5p", {"dtype_rhs": "float4_e2m1fn"}, ("float8_e5m2", "codes", "sums")),
         ("v7x", {"dtype_rhs": "float8_e4m3fn"}, ("float8_e4m3fn", "stored", "sums")),
         ("v4", {}, ("bfloat16", "cast", "sums")),
+        ("v4", {"dtype_rhs": "float8_e4m3fn"}, ("bfloat16", "bits", "sums")),
+        ("v4", {"dtype_rhs": "float4_e2m1fn"}, ("bfloat16", "bits", "sums")),
+        ("v7x", {"dtype_rhs": "float8_e4m3b11fnuz"}, ("bfloat16", "bits", "sums")),
         ("v6e", {"dtype_rhs": "int8"}, ("bfloat16", "cast", "sums")),
     ],
 )
@@ -72,6 +74,9 @@ def test_the_route_of_a_weight(chip: str, changes: dict[str, Any], expected: tup
             {"k": 16384, "block": 16384},
             ("bfloat16", "bfloat16", "cast", "float32"),
         ),  # codes are not exact
+        ("v4", "int8", {"dtype_rhs": "int8"}, ("bfloat16", "bfloat16", "cast", "int32")),
+        ("v4", "int4", {"block": 128}, ("bfloat16", "bfloat16", "cast", "float32")),
+        ("v4", "float8_e5m2", {"dtype_rhs": "float8_e4m3fn"}, ("bfloat16", "bfloat16", "bits", "float32")),
     ],
 )
 def test_the_route_of_quantised_rows(
@@ -85,10 +90,10 @@ def test_the_route_of_quantised_rows(
 
 
 def test_any_rows_are_planned() -> None:
-    for chip in ("v5e", "v5p", "v6e", "v7x"):
+    for chip in ("v4", "v5e", "v5p", "v6e", "v7x"):
         its = systolic.chip(chip)
         for rows in ROW_FORMATS:
-            for name in ("int8", "int4", "float8_e5m2", "float4_e2m1fn"):
+            for name in ("int8", "int4", "float8_e4m3b11fnuz", "float4_e2m1fn"):
                 for m, block in ((1, 4096), (300, 128), (8192, 4096)):
                     wanted = spec(m=m, n=1024, block=block, dtype_rhs=name, quantize_lhs=rows)
                     plan = systolic.plan(wanted, chip)
@@ -96,7 +101,8 @@ def test_any_rows_are_planned() -> None:
                     assert plan.vmem_bytes < plan.vmem_limit_bytes <= its.usable_vmem_bytes_per_core
                     assert schedule.grid_m * schedule.tile_m >= m
                     given = spec(m=m, n=1024, block=block, dtype_rhs=name, dtype_lhs=rows, lhs_block=block)
-                    assert systolic.plan(given, chip).hbm_bytes < plan.hbm_bytes
+                    found = systolic.plan(given, chip)  # where VMEM is small scales may leave room for fewer rows
+                    assert found.hbm_bytes < plan.hbm_bytes or found.config.tiles.tile_m < plan.config.tiles.tile_m
 
 
 def test_rows_that_vmem_has_no_room_for() -> None:
@@ -112,9 +118,6 @@ def test_every_plan_is_legal_and_fits(chip: str) -> None:
     for name in LARGEST:
         for m, k, block in ((1, 4096, 4096), (128, 8192, 128), (300, 4096, 32), (4096, 4096, 1024)):
             wanted = spec(m=m, k=k, n=1024, block=block, dtype_rhs=name)
-            if not routes(wanted, its):
-                assert name.startswith("float")
-                continue
             plan = systolic.plan(wanted, chip)
             assert plan.vmem_bytes < plan.vmem_limit_bytes <= its.usable_vmem_bytes_per_core
             schedule = QuantizedSchedule.of(wanted, plan.config, its)
@@ -167,15 +170,6 @@ def test_specs_are_kept_and_read() -> None:
         wanted = spec(**rows)
         assert read_spec("quantised", record_of(wanted)["spec"]) == wanted
         assert next(iter(rows.values())) in op_of(wanted).words(wanted)[1]
-
-
-def test_formats_that_a_chip_does_not_take() -> None:
-    for chip, name in (("v4", "float8_e4m3fn"), ("v4", "float4_e2m1fn"), ("v7x", "float8_e4m3b11fnuz")):
-        with pytest.raises(UnsupportedDtypeError, match=name):
-            systolic.plan(spec(dtype_rhs=name), chip)
-    for rows, name in (("int8", "int8"), ("int4", "int8"), ("float8_e4m3fn", "int8")):
-        with pytest.raises(UnsupportedDtypeError, match="v4"):
-            systolic.plan(spec(dtype_rhs=name, quantize_lhs=rows), "v4")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ stored: nothing but its few bits crosses HBM. Each tile is brought into the form
 quantised_route`), a subtile at a time beside the products; where several subtiles of rows meet the same weights, they
 are made once and kept. Scales multiply the sums of their blocks, or the weights.
 
-In VMEM: two blocks of rows, and one more as they are multiplied if they are stored in another dtype, with their scales;
+In VMEM: a block of rows, and one more as they are multiplied if they are stored in another dtype, or else for the next
+block, with their scales;
 a ring of tiles of the weight and its scales, a ring of tiles of the result, where k takes several steps one sum, and
 where weights are pushed with an offset the sums of the rows of lhs, which the matrix units make.
 
@@ -19,7 +20,6 @@ With a weight that is not quantised, or one whose scale is one number, `kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -57,17 +57,24 @@ def quantised_product(
     schedule = _as_interpreted(schedule) if interpret else schedule
     its, m = schedule, schedule.grid_m * schedule.tile_m
     out_tile = (its.tile_m, its.tile_n)
-    load: Callable[[Any], Any] = _as_loaded if interpret else from_hbm
+
+    def load(array: Any, *, of_bits: bool = False) -> Any:
+        if array is None:
+            return None
+        return _as_loaded(array, of_bits) if interpret else from_hbm(array)
+
+    made_of_bits = its.route.made == "bits"
     arrays = operands._replace(
-        values=load(operands.values),
-        scales=_tiled(operands.scales, its),
-        up_values=None if operands.up_values is None else load(operands.up_values),
-        up_scales=None if operands.up_scales is None else _tiled(operands.up_scales, its),
+        lhs=load(operands.lhs, of_bits=its.route.rows_of_bits),
+        values=load(operands.values, of_bits=made_of_bits),
+        scales=load(_tiled(operands.scales, its)),
+        up_values=load(operands.up_values, of_bits=made_of_bits),
+        up_scales=None if operands.up_scales is None else load(_tiled(operands.up_scales, its)),
     )
     row = pl.BlockSpec((1, spec.n), lambda i, j, kk: (0, 0))
     hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     places = QuantizedOperands(
-        lhs=pl.BlockSpec((its.tile_m, spec.k), lambda i, j, kk: (i, 0)),
+        lhs=hbm,
         values=hbm,
         scales=hbm,
         bias=row if spec.bias else None,
@@ -89,7 +96,7 @@ def quantised_product(
         in_specs=(places,),
         out_specs=hbm,
         out_shape=shape_with_mesh_axes((m, spec.n), jnp.dtype(spec.dtype_out), given),
-        scratch_shapes=(_buffers(spec, schedule, arrays.values.dtype),),
+        scratch_shapes=(_buffers(spec, schedule, arrays),),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=vmem_limit_bytes),
         cost_estimate=pl.CostEstimate(flops=spec.flops, transcendentals=0, bytes_accessed=spec.least_hbm_bytes),
         interpret=interpret,
@@ -111,9 +118,12 @@ def _as_interpreted(schedule: QuantizedSchedule) -> QuantizedSchedule:
     return replace(schedule, route=replace(route, rows="int8", pushed="int8", made="cast"), makes_rows=True)
 
 
-def _as_loaded(values: Array) -> Array:
-    """In interpret mode a ref is of one dtype: fp4 comes as int4 of the same bits."""
-    return lax.bitcast_convert_type(values, jnp.int4) if values.dtype == jnp.float4_e2m1fn else values
+def _as_loaded(values: Array, of_bits: bool) -> Array:
+    """In interpret mode a ref is of one dtype: fp4 and what is made of bits come as integers of the same bits."""
+    if values.dtype == jnp.float4_e2m1fn:
+        return lax.bitcast_convert_type(values, jnp.int4)
+    is_float8 = jnp.issubdtype(values.dtype, jnp.floating) and values.dtype.itemsize == 1
+    return lax.bitcast_convert_type(values, jnp.int8) if of_bits and is_float8 else values
 
 
 def _tiled(scales: Array, its: QuantizedSchedule) -> Array:
@@ -121,13 +131,14 @@ def _tiled(scales: Array, its: QuantizedSchedule) -> Array:
     return scales.reshape(-1, its.tile_blocks, scales.shape[1])
 
 
-def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, stored: Any) -> Buffers:
+def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, arrays: QuantizedOperands) -> Buffers:
     float32, pushed = jnp.float32, jnp.dtype(its.route.pushed)
     # Of one scale a column the sums themselves are kept, of several what they are when they are scaled.
     acc = jnp.int32 if its.route.sums == "int32" and spec.blocks == 1 else float32
     slots = (its.slots, spec.weights)
     return Buffers(
-        values=pltpu.VMEM((*slots, its.tile_k, its.tile_n), stored),
+        lhs=pltpu.VMEM((its.row_slots, its.tile_m, spec.k), arrays.lhs.dtype),
+        values=pltpu.VMEM((*slots, its.tile_k, its.tile_n), arrays.values.dtype),
         scales=pltpu.VMEM((*slots, its.tile_blocks, its.tile_n), jnp.dtype(spec.dtype_scale)),
         out=pltpu.VMEM((its.out_slots, its.tile_m, its.tile_n), jnp.dtype(spec.dtype_out)),
         rows=pltpu.VMEM((its.tile_m, spec.k), jnp.dtype(its.route.rows)) if its.makes_rows else None,
@@ -135,6 +146,7 @@ def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, stored: Any) -> Buffer
         row_sums=pltpu.VMEM((spec.blocks, its.tile_m, LANES), float32) if its.route.offset else None,
         acc=pltpu.VMEM((spec.weights, its.tile_m, its.tile_n), acc) if its.grid_k > 1 else None,
         weights=pltpu.VMEM((spec.weights, its.tile_k, its.subtile_n), pushed) if its.keeps_weights else None,
+        lhs_sem=pltpu.SemaphoreType.DMA((its.row_slots, -(-its.tile_m // its.rows_at_once))),
         values_sem=pltpu.SemaphoreType.DMA(slots),
         scales_sem=pltpu.SemaphoreType.DMA(slots),
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),

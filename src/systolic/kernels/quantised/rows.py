@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,34 +11,53 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.kernels.grouped.registers import Parts, parts_of
-from systolic.kernels.quantised.ring import Buffers, QuantizedOperands
+from systolic.kernels.grouped.registers import Parts
+from systolic.kernels.quantised.bits import numbers_of_bits, rounded_to
+from systolic.kernels.quantised.ring import Ring
 from systolic.schedule import LANES
 from systolic.schedule.grouped import largest_divisor
 from systolic.schedule.quantised import QuantizedSchedule
+from systolic.schedule.quantised_route import Route
 from systolic.spec import LARGEST, QuantizedSpec
 
 _DOTS_TOGETHER = 8
 _MAGNITUDE_BITS = 0x7FFFFFFF
 _INFINITY_BITS = 0x7F800000
-# So much is quantised at a time: enough rows to hide how long a maximum over lanes takes, in some 1300 bundles of code.
-_ELEMENTS_AT_ONCE = 2**19
-_MOST_ROWS_AT_ONCE = 128
-_LEAST_ROWS_AT_ONCE = 64  # of int4 in a register
 _COLUMNS_AT_ONCE = 512
 
 
-def prepare_rows(refs: QuantizedOperands, its: Buffers, spec: QuantizedSpec, schedule: QuantizedSchedule) -> None:
-    """Fills the buffers that depend on the block of rows alone: rows, their scales and their sums."""
+def prepare_rows(ring: Ring, lhs_vmem: Any, spec: QuantizedSpec) -> None:
+    """Waits for a block of rows, and fills the buffers that depend on it alone: rows, their scales and their sums."""
+    refs, its, route = ring.refs, ring.its, ring.schedule.route
     if spec.quantize_lhs is not None:
-        _quantise(refs.lhs, its, spec)
-    elif its.rows is not None:
-        its.rows[...] = refs.lhs[...].astype(its.rows.dtype)
+        _quantise(ring, lhs_vmem, spec)
+    else:
+        _each_part(ring, lambda _: None)
+    if spec.quantize_lhs is None and its.rows is not None:
+        numbers = _numbers(lhs_vmem, spec.dtype_lhs) if route.rows_of_bits else lhs_vmem[...]
+        its.rows[...] = numbers.astype(its.rows.dtype)
     for block in range(spec.lhs_blocks):
         scales = refs.lhs_scales[:, block : block + 1]
         its.row_scales[block] = jnp.broadcast_to(scales, its.row_scales.shape[1:])
     if its.row_sums is not None:
-        _sum_rows(refs.lhs if its.rows is None else its.rows, its.row_sums, spec, schedule)
+        _sum_rows(lhs_vmem if its.rows is None else its.rows, its.row_sums, spec, ring.schedule)
+
+
+def _each_part(ring: Ring, make: Callable[[Any], None]) -> None:
+    """Waits for each part of a block of rows, and does something with where it is."""
+
+    def numbered(parts: Parts, first: int, number: Any, carry: None) -> None:
+        ring.wait_for_rows(first + number)
+        make(parts.at(number))
+        return carry
+
+    first = 0
+    for parts in ring.row_parts:
+        if parts.how_many == 1:
+            numbered(parts, first, 0, None)
+        elif parts.how_many:
+            lax.fori_loop(0, parts.how_many, functools.partial(numbered, parts, first), None)
+        first += parts.how_many
 
 
 def dot(left: Array, right: Array) -> Array:
@@ -46,28 +66,26 @@ def dot(left: Array, right: Array) -> Array:
     return lax.dot_general(left, right, (((1,), (0,)), ((), ())), preferred_element_type=total)
 
 
-def _quantise(lhs_vmem: Any, its: Buffers, spec: QuantizedSpec) -> None:
+def _numbers(lhs_vmem: Any, name: str) -> Array:
+    """Rows of a float that the chip does not take."""
+    bits = lhs_vmem if lhs_vmem.dtype == jnp.int8 else lhs_vmem.bitcast(jnp.int8)
+    return numbers_of_bits(bits[...], name)
+
+
+def _quantise(ring: Ring, lhs_vmem: Any, spec: QuantizedSpec) -> None:
     """Each row with a scale of its own, as `systolic.quantize` makes it, but by a product with the scale's inverse."""
-    rows = min(_ELEMENTS_AT_ONCE // spec.k, _MOST_ROWS_AT_ONCE)
-    rows = max(rows // _LEAST_ROWS_AT_ONCE, 1) * _LEAST_ROWS_AT_ONCE
+    its = ring.its
 
     def chunk(at: Any) -> None:
+        assert spec.quantize_lhs is not None  # else nobody asks
         scales = _scales(lhs_vmem, at, spec)
         its.row_scales[0, at, :] = jnp.broadcast_to(scales, (scales.shape[0], LANES))
         inverse = 1.0 / scales
         for columns in _column_parts(spec.k):
             numbers = lhs_vmem[at, columns].astype(jnp.float32) * inverse
-            its.rows[at, columns] = _as_format(numbers, spec.quantize_lhs, its.rows.dtype)
+            its.rows[at, columns] = _as_format(numbers, spec.quantize_lhs, its.rows.dtype, ring.schedule.route)
 
-    def numbered(chunks: Parts, number: Any, carry: None) -> None:
-        chunk(chunks.at(number))
-        return carry
-
-    for chunks in parts_of(lhs_vmem.shape[0], rows):
-        if chunks.how_many == 1:
-            chunk(chunks.at(0))
-        elif chunks.how_many:
-            lax.fori_loop(0, chunks.how_many, functools.partial(numbered, chunks), None)
+    _each_part(ring, chunk)
 
 
 def _scales(lhs_vmem: Any, at: Any, spec: QuantizedSpec) -> Array:
@@ -90,8 +108,10 @@ def _scales(lhs_vmem: Any, at: Any, spec: QuantizedSpec) -> Array:
     return jnp.where(reach == jnp.inf, jnp.nan, scales)
 
 
-def _as_format(numbers: Array, name: str | None, dtype: Any) -> Array:
+def _as_format(numbers: Array, name: str, dtype: Any, route: Route) -> Array:
     """Numbers rounded to those of a format, in the dtype in which they are multiplied."""
+    if route.rows_of_bits:
+        return rounded_to(numbers, name).astype(dtype)
     if name not in ("int8", "int4"):
         return numbers.astype(jnp.dtype(name)).astype(dtype)
     whole = jnp.round(numbers)

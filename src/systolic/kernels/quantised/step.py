@@ -39,6 +39,7 @@ class Step:
     its: Buffers
     ring: Ring
     tiles: tuple[Tile, ...]
+    lhs_vmem: Any
     out_vmem: Any
     spec: QuantizedSpec
     schedule: QuantizedSchedule
@@ -70,6 +71,7 @@ class Step:
                 )
                 for weight in range(spec.weights)
             ),
+            lhs_vmem=ring.lhs_vmem,
             out_vmem=its.out.at[ring.out_slot],
             spec=spec,
             schedule=schedule,
@@ -80,7 +82,8 @@ class Step:
         """Makes rows ready when a block of them is new, and multiplies the tile in subtiles."""
         j, kk, ring, schedule = pl.program_id(1), pl.program_id(2), self.ring, self.schedule
         ring.fetch()
-        pl.when((j == 0) & (kk == 0))(lambda: prepare_rows(self.refs, self.its, self.spec, schedule))
+        pl.when((j == 0) & (kk == 0))(lambda: prepare_rows(ring, self.lhs_vmem, self.spec))
+        ring.fetch_next_rows()
         ring.wait()
         pl.when(kk == 0)(ring.reserve_out)
 
@@ -92,8 +95,8 @@ class Step:
         pl.when(kk == schedule.grid_k - 1)(ring.store)
 
     @property
-    def _lhs_vmem(self) -> Any:
-        return self.refs.lhs if self.its.rows is None else self.its.rows
+    def _rows_vmem(self) -> Any:
+        return self.lhs_vmem if self.its.rows is None else self.its.rows
 
     @property
     def _depths(self) -> list[slice]:
@@ -132,8 +135,8 @@ class Step:
         if route.scaled == "weights":
             blocks = slice(depth.start // spec.block, depth.stop // spec.block)
             scales = self._scales(tile, blocks, columns).astype(jnp.bfloat16)
-        stored = stored_bits(tile.values, depth, columns)
-        return pushed_weights(stored, scales, route, spec.block)
+        stored = stored_bits(tile.values, depth, columns, route)
+        return pushed_weights(stored, scales, route, spec)
 
     def _scales(self, tile: Tile, blocks: slice, columns: Any) -> Array:
         """Scales of what is pushed: a code of four bits stands for so many units."""
@@ -149,7 +152,7 @@ class Step:
         for depth in self._depths:
             first = depth.start if schedule.grid_k == 1 else pl.multiple_of(begin + depth.start, LANES)
             weights = self._weights(tile, depth, columns) if tile.kept is None else tile.kept[depth, :]
-            found = dot(self._lhs_vmem[rows, pl.ds(first, depth.stop - depth.start)], weights)
+            found = dot(self._rows_vmem[rows, pl.ds(first, depth.stop - depth.start)], weights)
             found = found.astype(jnp.dtype(schedule.route.sums))
             of_block = found if of_block is None else of_block + found
             if schedule.route.scaled == "sums":

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.kernels.quantised.bits import numbers_of_bits
 from systolic.schedule.quantised_route import Route
+from systolic.spec import QuantizedSpec
 
 # Of the four bytes of a lane: what is kept of each, and what is flipped.
 _LOW_BITS = 0x0F0F0F0F
@@ -17,33 +19,36 @@ _FP4_SIGNS = -0x7F7F7F80  # 0x80808080 as an int32
 _FP4_MAGNITUDES = 0x07070707
 
 
-def pushed_weights(stored: Array, scales: Array | None, route: Route, block: int) -> Array:
+def pushed_weights(stored: Array, scales: Array | None, route: Route, spec: QuantizedSpec) -> Array:
     """A tile [rows, columns] of what is pushed.
 
     Args:
-      stored: as it lies in HBM; four bits of fp4 come as int4.
-      scales: [rows / block, columns] where they multiply the weights; None where they multiply sums.
-      block: rows that share a scale.
+      stored: as `stored_bits` has it.
+      scales: [rows / spec.block, columns] where they multiply the weights; None where they multiply sums.
     """
-    made = _made(stored, route)
+    made, block = _made(stored, route, spec.dtype_rhs), spec.block
     if scales is None:
         return made
     parts = [made[row * block : (row + 1) * block] * scales[row : row + 1] for row in range(scales.shape[0])]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=0)
 
 
-def stored_bits(values_vmem: Any, rows: Any, columns: Any) -> Array:
-    """A part of a tile as it is stored; fp4, which chips before v7x do not load, as int4 of the same bits."""
+def stored_bits(values_vmem: Any, rows: Any, columns: Any, route: Route) -> Array:
+    """A part of a tile as it is stored; what a chip may not load as integers of the same bits."""
     if values_vmem.dtype == jnp.float4_e2m1fn:
         values_vmem = values_vmem.bitcast(jnp.int4)
+    elif route.made == "bits" and jnp.issubdtype(values_vmem.dtype, jnp.floating):
+        values_vmem = values_vmem.bitcast(jnp.int8)
     return values_vmem[rows, columns]
 
 
-def _made(stored: Array, route: Route) -> Array:
+def _made(stored: Array, route: Route, name: str) -> Array:
     if route.made == "stored":
         return stored
     if route.made == "cast":
         return stored.astype(jnp.dtype(route.pushed))
+    if route.made == "bits":
+        return numbers_of_bits(stored, name).astype(jnp.dtype(route.pushed))
     codes: Any = pltpu.bitcast(stored.astype(jnp.int8), jnp.int32)
     if route.codes is not None and route.codes.offset:
         codes = (codes & _LOW_BITS) ^ _INT4_SIGNS  # the number of four bits plus 8

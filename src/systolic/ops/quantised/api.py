@@ -7,13 +7,17 @@ import functools
 import jax
 from jax import Array
 
+from systolic.compat import varying_alike
 from systolic.ops.quantised.arguments import Call
 from systolic.ops.quantised.compute import multiply
+from systolic.ops.quantised.product import Operands
 
 
 def quantised_matmul(call: Call) -> Array:
     """`(activation(lhs @ rhs.dequantize() + bias) + residual) · out_scale`, in one kernel on a TPU; or gated."""
-    operands = call.operands
+    # Under `shard_map` a derivative is summed over the devices whose rows or columns meet what they share.
+    leaves, structure = jax.tree.flatten(call.operands)
+    operands: Operands = jax.tree.unflatten(structure, varying_alike(leaves))
     fn = functools.partial(multiply, call.product)
     if operands.values.ndim > 2:
         fn = jax.vmap(fn, (jax.tree.map(lambda _: 0, operands)._replace(bias=None, out_scale=None),))

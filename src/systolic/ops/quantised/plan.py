@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from systolic.chips import Chip
-from systolic.cost import TimedConfig, machine_roofline
+from systolic.cost import TimedConfig, dtype_on, machine_roofline
 from systolic.cost.quantised import product_configs, timed
 from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.op import Layout, RacedPrograms
@@ -52,7 +52,7 @@ class QuantizedOp(ListedOp):
     def least_time_us(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> float:
         """Products, at the rate of the rows that the route multiplies, or copies alone, by the chip's model."""
         least, route = machine_roofline(computed, chip), route_of(computed, config.subtile_m, chip)
-        faster = rows_per_cycle(route, chip) / mxu_rows_per_cycle(computed.dtype_multiplied, chip)
+        faster = rows_per_cycle(route, chip) / mxu_rows_per_cycle(dtype_on(computed, chip), chip)
         return max(least.hbm_us, least.mxu_us / max(faster, 1.0)) / chip.cores_per_device
 
     def layout(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> Layout:

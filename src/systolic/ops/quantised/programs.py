@@ -24,6 +24,8 @@ from systolic.ops.quantised.xla import ScaledRows, finished, product_of_values, 
 from systolic.schedule import KernelConfig
 from systolic.spec import LARGEST, QuantizedSpec
 
+_MANY_ROWS = 512  # whose products take longer than it takes to write the weight once more
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedPrograms:
@@ -70,12 +72,18 @@ def raced(spec: QuantizedSpec, chip: Chip, implementation: Implementation = "pal
 
 
 def _forms(spec: QuantizedSpec) -> tuple[str, ...]:
-    """Ways to write a product in plain JAX, the usual one first."""
+    """Ways to write a product in plain JAX, the usual one first.
+
+    For few rows a weight is not dequantised ahead of a product that then reads it in bfloat16, but where XLA may fuse
+    both: it takes ten times as long as the others.
+    """
     if spec.dtype_rhs not in LARGEST:
-        return ("values in bfloat16", "dequantized")
-    if spec.scales_rows:
-        return ("values", "dequantized") if spec.sums_integers else ("values", "values in bfloat16", "dequantized")
-    return ("mixed", "dequantized") if spec.blocks == 1 else ("batched", "dequantized")
+        found = ("values in bfloat16",)
+    elif spec.scales_rows:
+        found = ("values",) if spec.sums_integers else ("values", "values in bfloat16")
+    else:
+        found = ("mixed",) if spec.blocks == 1 else ("batched",)
+    return found if spec.m < _MANY_ROWS and found != ("mixed",) else (*found, "dequantized")
 
 
 def by_xla_in_form(form: str, spec: QuantizedSpec, *arrays: Array) -> Array:

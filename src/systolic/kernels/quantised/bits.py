@@ -1,0 +1,49 @@
+"""Floats of few bits on chips that do not take them: made of their bits, and rounded to, in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental.pallas import tpu as pltpu
+
+_MANTISSA = 23  # bits of float32
+_BIAS = 127
+_EXPONENTS = 0x7F800000
+
+
+def numbers_of_bits(bits: Array, name: str) -> Array:
+    """The float32 numbers that integers stand for, each with the bits of a float of at most eight.
+
+    A subnormal is what lies above a power of two, for a TPU takes subnormals of float32 for zero.
+
+    Args:
+      bits: int8, or int4.
+      name: of the format.
+    """
+    its: Any = jnp.finfo(name)
+    codes = bits.astype(jnp.int8).astype(jnp.int32)  # with their signs
+    magnitudes = codes & ((1 << (its.bits - 1)) - 1)
+    bias = 1 - int(its.minexp)
+    as_normal = (magnitudes << (_MANTISSA - its.nmant)) + ((_BIAS - bias) << _MANTISSA)
+    numbers: Any = pltpu.bitcast(as_normal, jnp.float32)
+    numbers = jnp.where(magnitudes < 1 << its.nmant, 2.0 * numbers - 2.0**its.minexp, numbers)
+    if name == "float8_e5m2":  # the only one with an infinity, which lies behind its largest number
+        beyond = 2.0**its.maxexp
+        numbers = jnp.where(numbers < beyond, numbers, jnp.where(numbers == beyond, jnp.inf, jnp.nan))
+    elif name == "float8_e4m3fn":
+        numbers = jnp.where(numbers > float(its.max), jnp.nan, numbers)
+    elif name == "float8_e4m3b11fnuz":  # what would be minus zero
+        numbers = jnp.where(codes == -(1 << (its.bits - 1)), jnp.nan, numbers)
+    return jnp.where(codes < 0, -numbers, numbers)
+
+
+def rounded_to(numbers: Array, name: str) -> Array:
+    """Float32 numbers, none beyond the largest of a format, rounded to the nearest of it, ties to even."""
+    its: Any = jnp.finfo(name)
+    bits: Any = pltpu.bitcast(numbers, jnp.int32)
+    exponents = jnp.maximum(bits & _EXPONENTS, (int(its.minexp) + _BIAS) << _MANTISSA)
+    steps = exponents - (int(its.nmant) << _MANTISSA)
+    inverses: Any = pltpu.bitcast((2 * _BIAS << _MANTISSA) - steps, jnp.float32)
+    return jnp.round(numbers * inverses) * pltpu.bitcast(steps, jnp.float32)
