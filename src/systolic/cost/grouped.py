@@ -67,6 +67,7 @@ def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> Modelle
     """
     schedule = GroupedSchedule.of(spec, config, chip)
     item, item_out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
+    item_beside = item_out + (dtype_bytes(spec.residual) if spec.residual else 0)
     strided = schedule.grid_n > 1 and not spec.transpose_rhs
     weights_us = spec.products * _copy_us(spec.k * schedule.tile_n * item, spec.k // 8 if strided else 1, chip)
     blocks = {
@@ -77,7 +78,7 @@ def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> Modelle
 
     def visit(rows: int) -> _Visit:
         cycles = sum(blocks[block] for block in _cut(rows, tuple(blocks)))
-        moved = rows * schedule.tile_n * item_out + rows * spec.k * item / schedule.grid_n
+        moved = rows * schedule.tile_n * item_beside + rows * spec.k * item / schedule.grid_n
         compute_us = (cycles + _STEP_CYCLES) / chip.machine.clock_hz * 1e6
         return _Visit(rows, compute_us, weights_us + _copy_us(moved, 1, chip))
 
@@ -162,14 +163,15 @@ def _timed(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, configs: Iterato
 
 def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
     item, bytes_free = dtype_bytes(spec.dtype), buffer_bytes(chip)
-    multiple = registers_rows(spec.dtype, spec.dtype_out)
+    multiple = registers_rows(*spec.row_dtypes)
     most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
     sides = [side for side in _sides(spec.n, _LEAST_COLUMNS) if spec.products * spec.k * side * item <= bytes_free / 4]
     for tile_n in sides or [_sides(spec.n, _LEAST_COLUMNS)[0]]:
         for wanted in _BLOCK_ROWS:
             rows = min(wanted, padded(spec.m, multiple))
-            panels = [padded(int(bytes_free * share / 2 / (spec.k * item)), rows) for share in _PANEL_SHARES]
-            if most_rows * spec.k * item <= bytes_free * _WHOLE_SHARE:
+            row_bytes = spec.k * item + (tile_n * dtype_bytes(spec.residual) if spec.residual else 0)
+            panels = [padded(int(bytes_free * share / 2 / row_bytes), rows) for share in _PANEL_SHARES]
+            if most_rows * (2 * row_bytes - spec.k * item) <= bytes_free * _WHOLE_SHARE:
                 panels.append(most_rows)
             for panel in panels:
                 tiles = Tiles(tile_m=padded(min(panel, most_rows), rows), tile_k=spec.k, tile_n=tile_n)
@@ -178,7 +180,7 @@ def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
 
 
 def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelConfig]:
-    multiple = registers_rows(spec.dtype, spec.dtype_out)
+    multiple = registers_rows(*spec.row_dtypes)
     most_rows = padded(spec.m, multiple) + 2 * multiple
     visit_rows = _VISIT_ROWS if spec.k % LANES == spec.n % LANES == 0 else (_FEW_VISIT_ROWS, *_VISIT_ROWS)
     for depth in {min(one, padded(most_rows, 2 * multiple)) for one in _DEPTHS}:

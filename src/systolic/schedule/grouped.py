@@ -82,6 +82,7 @@ class GroupedSchedule:
       panels: of them in VMEM; one where all rows fit.
       blocks: largest rows first.
       weight_slots: tiles of weights in VMEM.
+      residual_slots: panels of a tile's columns of what is added, in VMEM; 0 where nothing is.
       out_slots: blocks of the result in VMEM.
       most_visits: that any sizes of groups make.
     """
@@ -93,6 +94,7 @@ class GroupedSchedule:
     grid_n: int
     blocks: tuple[RowBlock, ...]
     weight_slots: int
+    residual_slots: int
     out_slots: int
     most_visits: int
     buffers: tuple[VmemBuffer, ...]
@@ -104,8 +106,9 @@ class GroupedSchedule:
         Raises:
           IllegalTilesError: they break rules.
         """
-        tiles, multiple = config.tiles, registers_rows(spec.dtype, spec.dtype_out)
+        tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
         _require(spec, config, multiple)
+        grid_n = spec.n // tiles.tile_n
         most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
         panels = 1 if tiles.tile_m >= most_rows else 2
         rows = panels * tiles.tile_m + config.subtile_m
@@ -116,6 +119,10 @@ class GroupedSchedule:
         ]
         if spec.row_scale:
             fixed.append(VmemBuffer(name="row scale", shape=(rows, LANES), dtype="float32", copies=1))
+        residual_slots = min(2, panels * grid_n) if spec.residual else 0
+        if spec.residual:
+            shape = (tiles.tile_m + config.subtile_m, tiles.tile_n)
+            fixed.append(VmemBuffer(name="residual", shape=shape, dtype=spec.residual, copies=residual_slots))
         blocks = _row_blocks(spec, config, multiple, chip)
         if blocks[0].depth < spec.k:
             shape = (spec.products, blocks[0].rows, blocks[0].columns)
@@ -138,9 +145,10 @@ class GroupedSchedule:
             panel=tiles.tile_m,
             panels=panels,
             tile_n=tiles.tile_n,
-            grid_n=spec.n // tiles.tile_n,
+            grid_n=grid_n,
             blocks=blocks,
             weight_slots=weight_slots,
+            residual_slots=residual_slots,
             out_slots=out_slots,
             most_visits=1 + spec.groups + -(-most_rows // tiles.tile_m) + min(spec.groups, most_rows // tiles.tile_m),
             buffers=buffers,
@@ -180,7 +188,7 @@ class GradientSchedule:
         Raises:
           IllegalTilesError: they break rules.
         """
-        tiles, multiple = config.tiles, registers_rows(spec.dtype, spec.dtype_out)
+        tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
         _require(spec, config, multiple)
         acc = VmemBuffer(name="acc", shape=(tiles.tile_k, tiles.tile_n), dtype=spec.dtype_accumulator, copies=1)
         lhs_shape, cotangent_shape = (tiles.tile_m, tiles.tile_k), (tiles.tile_m, tiles.tile_n)

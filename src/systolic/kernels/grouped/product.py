@@ -8,7 +8,8 @@ groups alternate: while the matrix units are busy with a large one, weights of t
 A group's rows need not begin at a whole register. The register that two groups share is computed by both; the first one
 leaves its rows in VMEM, and the second one stores all of it. Every block of the result is stored once.
 
-In VMEM: one or two panels, a ring of tiles of weights, a ring of blocks of the result, and a row of shared registers.
+In VMEM: one or two panels, a ring of tiles of weights, a ring of blocks of the result, and a row of shared registers;
+of an array that is added, the panel's rows of this tile of columns and of the next.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ def grouped_product(
         scale=pltpu.VMEM((rows, 1), jnp.float32) if spec.row_scale else None,
         weights=pltpu.VMEM((its.weight_slots, spec.products, *weights), dtype),
         bias=slots(spec.bias, its.weight_slots, 1, its.tile_n),
+        residual=pltpu.VMEM((its.residual_slots, its.panel + largest.rows, its.tile_n), jnp.dtype(spec.residual))
+        if spec.residual
+        else None,
         acc=pltpu.VMEM((spec.products, largest.rows, largest.columns), jnp.dtype(spec.dtype_accumulator))
         if has_acc
         else None,
@@ -71,6 +75,7 @@ def grouped_product(
         scale_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         weights_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         bias_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
+        residual_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
     )
 
@@ -79,9 +84,8 @@ def grouped_product(
         Steps(refs=refs, its=its, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
 
     given = [one for one in operands if one is not None]
-    placed = {} if interpret else {name: from_hbm(getattr(operands, name)) for name in ("lhs", "rhs")}
-    if operands.up is not None and not interpret:
-        placed["up"] = from_hbm(operands.up)
+    large = {name: getattr(operands, name) for name in ("lhs", "rhs", "up", "residual")}
+    placed = {name: from_hbm(one) for name, one in large.items() if one is not None and not interpret}
     arrays = operands._replace(**placed)
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     places = GroupedOperands(scalars, scalars, *[hbm] * (len(GroupedOperands._fields) - 2))

@@ -40,7 +40,7 @@ def _sum(product: GroupedProduct, lhs: Array, rhs: Array, rows: _Rows) -> Array:
 
 
 def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Rows, fused: Fused) -> Array:
-    """What becomes of the sums: `activation(total + bias) · up · row_scale`; zero, or as before, where no group is.
+    """What becomes of the sums: `activation(total + bias) · up · row_scale + residual`; zero, or as before, where no group is.
 
     Where both right-hand sides are one array, `total` has both sums side by side.
     """
@@ -55,6 +55,8 @@ def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Row
         total = total.astype(jnp.float32) * up.astype(jnp.float32)
     if fused.row_scale is not None:
         total = total.astype(jnp.float32) * fused.row_scale.astype(jnp.float32)[:, None]
+    if fused.residual is not None:
+        total = total.astype(jnp.float32) + fused.residual.astype(jnp.float32)
     return as_dtype(rows.owned(total, fused.existing), product.dtype_out)
 
 
