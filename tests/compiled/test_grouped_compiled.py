@@ -86,6 +86,23 @@ def test_a_gated_product_into_an_array_in_three_passes() -> None:
     assert rows * N <= kernel.hbm_written_bytes <= (rows + 32 * 4) * N
 
 
+@pytest.mark.parametrize("chip", ["v6e", "v5p"])
+def test_rows_that_are_added_are_read_once(chip: str) -> None:
+    """Where two cores share the columns, each reads its own of the matrices and of what is added, and all of lhs."""
+
+    def added(lhs: Any, rhs: Any, residual: Any) -> Any:
+        return product(lhs, rhs, chip=chip, residual=residual)
+
+    lhs, rhs = shapes("bfloat16", n=2 * N)
+    run = systolic.simulate(added, lhs, rhs, jax.ShapeDtypeStruct((M, 2 * N), jnp.float32), chip=chip)
+    kernels = [next(one for one in core.ops if "systolic_grouped" in one.name) for core in run.cores]
+    assert len(kernels) == systolic.chip(chip).cores_per_device
+    read, row = sum(one.hbm_read_bytes for one in kernels), len(kernels) * K * 2 + 2 * N * 4
+    rows = read - 3 * K * 2 * N * 2
+    assert sum(SIZES) * row <= rows <= (sum(SIZES) + 3 * 16) * row + 4096
+    assert sum(one.hbm_written_bytes for one in kernels) == M * 2 * N * 2
+
+
 def test_gradients() -> None:
     run = systolic.simulate(functools.partial(gradients, chip="v5e"), *shapes("bfloat16"), chip="v5e")
     assert sum("systolic_grouped" in one.name for one in run.cores[0].ops) == 2  # the forward product is not needed

@@ -26,7 +26,7 @@ M, K, N, GROUPS = 96, 128, 512, 6
 
 
 @functools.cache
-def compiled(panel: int, tile_n: int, rows: int, dtype: str) -> Callable[..., jax.Array]:
+def compiled(panel: int, tile_n: int, rows: int) -> Callable[..., jax.Array]:
     """One program for all sizes of groups, which the kernel alone knows."""
     tiles = Tiles(tile_m=panel, tile_k=K, tile_n=tile_n)
     config = KernelConfig(tiles=tiles, subtile_m=rows, subtile_n=128, pipeline="manual")
@@ -43,12 +43,11 @@ def compiled(panel: int, tile_n: int, rows: int, dtype: str) -> Callable[..., ja
             chip="v5e",
         )
 
-    assert dtype  # one program for each dtype of what is added
     return jax.jit(product)
 
 
 @settings(
-    max_examples=8,
+    max_examples=6,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -68,7 +67,7 @@ def test_any_sizes_and_configuration(sizes: list[int], case: tuple[int, int, int
     expected = np.where(owned, reference.product(lhs, rhs, sizes) + residual.astype(np.float64), 0)
     if dtype != "int8":
         residual[sum(sizes) :] = np.nan  # rows of no group
-    out = compiled(*tiles, dtype)(lhs, rhs, np.array(sizes, np.int32), residual)
+    out = compiled(*tiles)(lhs, rhs, np.array(sizes, np.int32), residual)
     np.testing.assert_array_equal(np.asarray(out, np.float64), expected)
     assert not races_found()
 

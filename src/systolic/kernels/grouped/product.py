@@ -8,6 +8,8 @@ groups alternate: while the matrix units are busy with a large one, weights of t
 A group's rows need not begin at a whole register. The register that two groups share is computed by both; the first one
 leaves its rows in VMEM, and the second one stores all of it. Every block of the result is stored once.
 
+Two cores share the tiles of columns: each has all rows, and weights of its own columns.
+
 In VMEM: one or two panels, a ring of tiles of weights, a ring of blocks of the result, and a row of shared registers;
 of an array that is added, the panel's rows of this tile of columns and of the next.
 """
@@ -27,7 +29,7 @@ from systolic.kernels.grouped.product_arrays import Buffers, GroupedOperands
 from systolic.kernels.grouped.product_outputs import Outputs
 from systolic.kernels.grouped.product_steps import Fn, Steps
 from systolic.kernels.grouped.visits import Field
-from systolic.kernels.launch import from_hbm
+from systolic.kernels.launch import core_number, from_hbm, on_cores
 from systolic.schedule.grouped import GroupedSchedule
 from systolic.spec import GroupedSpec
 
@@ -70,7 +72,7 @@ def grouped_product(
         if has_acc
         else None,
         out=pltpu.VMEM((its.out_slots, its.blocks[0].rows, its.tile_n), jnp.dtype(spec.dtype_out)),
-        shared=pltpu.VMEM((its.grid_n, its.row_multiple, its.tile_n), jnp.dtype(spec.dtype_out)),
+        shared=pltpu.VMEM((its.core_n, its.row_multiple, its.tile_n), jnp.dtype(spec.dtype_out)),
         rows_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         scale_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         weights_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
@@ -80,7 +82,8 @@ def grouped_product(
     )
 
     def kernel(refs: GroupedOperands, out_hbm: Any, its: Buffers) -> None:
-        outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule)
+        first = core_number(schedule.cores) * schedule.core_n
+        outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first)
         Steps(refs=refs, its=its, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
 
     given = [one for one in operands if one is not None]
@@ -96,10 +99,10 @@ def grouped_product(
         out_shape=shape_with_mesh_axes((spec.m, spec.n), jnp.dtype(spec.dtype_out), given),
         scratch_shapes=(buffers,),
         input_output_aliases={} if arrays.existing is None else {len(given) - 1: 0},
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
         cost_estimate=pl.CostEstimate(
             flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
         ),
         interpret=interpret,
         name=f"systolic_grouped_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
+        **on_cores(its.cores, vmem_limit_bytes=vmem_limit_bytes),
     )(arrays)

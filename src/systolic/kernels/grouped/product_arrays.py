@@ -31,7 +31,7 @@ class Buffers(NamedTuple):
     residual: Any  # [residual_slots, rows, tile_n], a panel's rows of a tile of columns
     acc: Any  # [products, rows, columns], sums over k of a block, where that takes several stretches of code; else None
     out: Any
-    shared: Any  # [grid_n, register, tile_n]
+    shared: Any  # [core_n, register, tile_n]
     rows_sem: Any
     scale_sem: Any
     weights_sem: Any
@@ -41,7 +41,7 @@ class Buffers(NamedTuple):
 
 
 class At(NamedTuple):
-    """A step: one visit and one tile of columns."""
+    """A step: one visit, and the number of a tile of columns among those of this core."""
 
     visit: Any
     tile: Any

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.functions import as_dtype
 from systolic.kernels.grouped.dots import dot
 from systolic.kernels.grouped.product_arrays import At, Buffers, GroupedOperands
-from systolic.kernels.grouped.product_outputs import Outputs, columns_of, rows_of
+from systolic.kernels.grouped.product_outputs import Outputs, rows_of
 from systolic.kernels.grouped.registers import parts_of
 from systolic.kernels.grouped.visits import Field, Groups, list_panels
 from systolic.schedule.grouped import GroupedSchedule, RowBlock
@@ -46,7 +46,7 @@ class Steps:
         its, schedule = self.its, self.schedule
         groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
         listed = list_panels(groups, its.table, schedule)
-        steps = listed.visits * schedule.grid_n
+        steps = listed.visits * schedule.core_n
         self.outputs.begin(listed)
         zero = jnp.int32(0)
         begin = At(zero, zero)
@@ -67,13 +67,13 @@ class Steps:
     def _weight_columns(self, tile: Any, product: int) -> Any:
         schedule, spec = self.schedule, self.spec
         if not spec.side_by_side:
-            return columns_of(self.schedule, tile)
-        begin = product * spec.n + tile * schedule.tile_n
+            return self.outputs.columns(tile)
+        begin = product * spec.n + (self.outputs.first_tile + tile) * schedule.tile_n
         return pl.ds(pl.multiple_of(begin, schedule.tile_n), schedule.tile_n)
 
     def _after(self, at: At) -> At:
         last = self._of(at, Field.LAST) == 1
-        again = last & (at.tile < self.schedule.grid_n - 1)
+        again = last & (at.tile < self.schedule.core_n - 1)
         return At(
             jnp.where(again, self._of(at, Field.FIRST), at.visit + 1),
             jnp.where(last, jnp.where(again, at.tile + 1, 0), at.tile),
@@ -81,7 +81,7 @@ class Steps:
 
     def _panel_and_tile(self, at: At) -> Any:
         """The number of a panel's tile of columns among those of all panels."""
-        return self._of(at, Field.PANEL) * self.schedule.grid_n + at.tile
+        return self._of(at, Field.PANEL) * self.schedule.core_n + at.tile
 
     def _residual_rows(self, at: At) -> tuple[Any, Any]:
         """The slot of what is added, and the first row in it."""
@@ -133,12 +133,12 @@ class Steps:
             weights = its.weights.at[slot, product]
             found.append(pltpu.make_async_copy(source.at[tile], weights, its.weights_sem.at[slot]))
         if refs.bias is not None:
-            bias = refs.bias.at[group, :, columns_of(self.schedule, at.tile)], its.bias.at[slot]
+            bias = refs.bias.at[group, :, self.outputs.columns(at.tile)], its.bias.at[slot]
             found.append(pltpu.make_async_copy(*bias, its.bias_sem.at[slot]))
         if refs.residual is not None:
             residual_slot, row = self._residual_rows(at)
             size, begin = (rows_of(self.schedule, self._of(at, field)) for field in (Field.SIZE, Field.BEGIN))
-            rows = refs.residual.at[pl.ds(begin, size), columns_of(self.schedule, at.tile)]
+            rows = refs.residual.at[pl.ds(begin, size), self.outputs.columns(at.tile)]
             target = its.residual.at[residual_slot, pl.ds(rows_of(self.schedule, row), size), :]
             found.append(pltpu.make_async_copy(rows, target, its.residual_sem.at[slot]))
         return found
