@@ -154,9 +154,7 @@ def test_a_forgotten_bias_is_noticed() -> None:
 def test_layers(which: Which, experts: int) -> None:
     """Both programs compute the same MLPs and gradients: ours in interpret mode, plain JAX in float32."""
     layers = 2 if which == "mlp" else 1
-    spec = LayersSpec(
-        m=16, k=128, n=256, dtype="float32", layers=layers, backward=True, which=which, experts=experts
-    )
+    spec = LayersSpec(m=16, k=128, n=256, dtype="float32", layers=layers, backward=True, which=which, experts=experts)
     programs = layer_programs.raced(spec, V5E, "interpret")
     random = np.random.default_rng(0)
     arrays = [

@@ -1,4 +1,4 @@
-"""An array that `grouped_matmul` adds to its result, beside float64: its rows arrive with the weights of their group."""
+"""An array that `grouped_matmul` adds to its result, in TPU interpret mode beside float64."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_it_is_added_last_and_to_own_rows_alone(is_gated: bool, implementation: 
         activation="relu",
         row_scale=row_scale,
         residual=residual,
-        existing_out=existing,
+        existing_out=jnp.asarray(existing),
         implementation=implementation,
     )
     np.testing.assert_array_equal(np.asarray(out, np.float64), expected)

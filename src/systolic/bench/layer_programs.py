@@ -2,6 +2,7 @@
 
 Those of experts are `systolic.grouped_matmul`, gated and with x as its residual, beside `jax.lax.ragged_dot`.
 """
+
 from __future__ import annotations
 
 import functools
@@ -72,13 +73,15 @@ def plain(x: Array, w_gate: Array, w_up: Array, *w_down: Array) -> Array:
     return x + h @ w_down[0] if w_down else h
 
 
-def _our_experts(implementation: Any, chip: Chip, sizes: Array, x: Array, gate: Array, up: Array, *down: Array) -> Array:
+def _our_experts(
+    implementation: Any, chip: Chip, sizes: Array, x: Array, gate: Array, up: Array, *down: Array
+) -> Array:
     on = {"implementation": implementation, "chip": chip}
     h = grouped_matmul(x, gate, sizes, up=up, activation="silu", **on)
-    return grouped_matmul(h, *down, sizes, residual=x, **on) if down else h
+    return grouped_matmul(h, down[0], sizes, residual=x, **on) if down else h
 
 
 def _plain_experts(sizes: Array, x: Array, gate: Array, up: Array, *down: Array) -> Array:
     product = functools.partial(lax.ragged_dot, preferred_element_type=x.dtype)
     h = jax.nn.silu(product(x, gate, sizes)) * product(x, up, sizes)
-    return x + product(h, *down, sizes) if down else h
+    return x + product(h, down[0], sizes) if down else h

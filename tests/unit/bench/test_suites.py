@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import dataclasses
+import importlib.util
 from collections import Counter
 
 import jax

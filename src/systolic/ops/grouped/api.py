@@ -28,7 +28,7 @@ def grouped_matmul(
     bias: Shaped[Array, "groups n"] | ArrayLike | None = None,
     activation: str | Callable[[Array], Array] | None = None,
     row_scale: Shaped[Array, " m"] | ArrayLike | None = None,
-    residual: Shaped[Array, "m n"] | None = None,
+    residual: Shaped[Array, "m n"] | ArrayLike | None = None,
     existing_out: Shaped[Array, "m n"] | None = None,
     transpose_rhs: bool = False,
     precision: Any = None,
@@ -50,7 +50,7 @@ def grouped_matmul(
     Arrays of a mesh with explicit axes are multiplied part by part, under `jit` alone.
 
     On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses for a `GroupedSpec`; elsewhere XLA computes the
-    same. On chips whose device has two TensorCores, v4 and v5p, the kernel uses one.
+    same. On chips whose device has two TensorCores, v4 and v5p, these share the columns.
 
     Args:
       lhs: [m, k]; dtypes as in `systolic.matmul`. Of two different ones, the narrower operand is converted to the other

@@ -66,7 +66,9 @@ def _gradient(
 ) -> Array:
     chip = product.backend.chip
     assert chip is not None
-    lhs, cotangent = (_of_whole_registers(one, one.dtype.name, product.dtype_out) for one in (_on_tpu(product, lhs), cotangent))
+    lhs, cotangent = (
+        _of_whole_registers(one, one.dtype.name, product.dtype_out) for one in (_on_tpu(product, lhs), cotangent)
+    )
     spec = product.gradient_spec(lhs, cotangent, groups)
     chosen = plans(spec, chip, product.backend.tiles)
     with jax.enable_x64(False), tracing_for(chip):

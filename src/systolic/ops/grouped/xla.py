@@ -40,9 +40,10 @@ def _sum(product: GroupedProduct, lhs: Array, rhs: Array, rows: _Rows) -> Array:
 
 
 def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Rows, fused: Fused) -> Array:
-    """What becomes of the sums: `activation(total + bias) · up · row_scale + residual`; zero, or as before, where no group is.
+    """What becomes of the sums: `activation(total + bias) · up · row_scale + residual`.
 
-    Where both right-hand sides are one array, `total` has both sums side by side.
+    Rows that no group has are zero, or as before. Where both right-hand sides are one array, `total` has both sums side
+    by side.
     """
     if product.side_by_side:
         total, up = jnp.split(total, 2, axis=1)
