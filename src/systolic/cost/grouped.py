@@ -106,7 +106,7 @@ def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> Modelle
 
 
 def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    """The sum over groups: in each, products and copies overlap.
+    """The sum over groups: in each, products and copies overlap. With one tile of the result in VMEM, stores do not.
 
     Raises:
       IllegalTilesError: the configuration breaks rules.
@@ -130,7 +130,8 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
         moved = schedule.cores * sum(visits) * item * (tiles * schedule.tile_n + again * schedule.tile_k)
         copies_us = tiles * store_us + _copy_us(moved, 1, chip)
         compute_us, copy_us = compute_us + products_us, copy_us + copies_us
-        steps_us += max(products_us, copies_us)
+        alone_us = tiles * store_us if schedule.out_slots == 1 else 0.0
+        steps_us += max(products_us, copies_us - alone_us) + alone_us
     ramp_us = store_us + _copy_us(min(schedule.most_rows, spec.m) * (schedule.tile_k + schedule.tile_n) * item, 1, chip)
     return ModelledTime(time_us=steps_us + ramp_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
 
