@@ -57,11 +57,12 @@ def test_empty_groups_are_not_read(chip: str, dtype: str, keywords: dict[str, An
     if keywords.get("transpose_rhs"):
         rhs = jax.ShapeDtypeStruct((len(SIZES), N, K), rhs.dtype)
     run = systolic.simulate(functools.partial(product, chip=chip, **keywords), lhs, rhs, chip=chip)
-    kernel = max((one for core in run.cores for one in core.ops), key=lambda one: one.hbm_read_bytes)
-    matrix, row = (K * N * rhs.dtype.itemsize, K * lhs.dtype.itemsize)
-    rows = kernel.hbm_read_bytes - 3 * matrix
+    kernels = [max(core.ops, key=lambda one: one.hbm_read_bytes) for core in run.cores]
+    # Each core reads all rows, and its columns of the matrices.
+    matrix, row = (K * N * rhs.dtype.itemsize, len(kernels) * K * lhs.dtype.itemsize)
+    rows = sum(one.hbm_read_bytes for one in kernels) - 3 * matrix
     assert sum(SIZES) * row <= rows <= (sum(SIZES) + 4 * 32) * row + 4096
-    assert kernel.hbm_written_bytes == M * N * (4 if dtype != "bfloat16" else 2)
+    assert sum(one.hbm_written_bytes for one in kernels) == M * N * (4 if dtype != "bfloat16" else 2)
 
 
 def test_what_is_fused_and_sizes_that_no_register_divides() -> None:
@@ -84,6 +85,23 @@ def test_a_gated_product_into_an_array_in_three_passes() -> None:
     matrices, rows = 2 * 2 * K * N * 4, (sum(SIZES) - SIZES[0]) * 4
     assert matrices + rows * K <= kernel.hbm_read_bytes <= matrices + (rows + 64 * 4) * K + 2 * 8 * N * 4 + 4096
     assert rows * N <= kernel.hbm_written_bytes <= (rows + 32 * 4) * N
+
+
+@pytest.mark.parametrize("chip", ["v6e", "v5p"])
+def test_rows_that_are_added_are_read_once(chip: str) -> None:
+    """Where two cores share the columns, each reads its own of the matrices and of what is added, and all of lhs."""
+
+    def added(lhs: Any, rhs: Any, residual: Any) -> Any:
+        return product(lhs, rhs, chip=chip, residual=residual)
+
+    lhs, rhs = shapes("bfloat16", n=2 * N)
+    run = systolic.simulate(added, lhs, rhs, jax.ShapeDtypeStruct((M, 2 * N), jnp.float32), chip=chip)
+    kernels = [next(one for one in core.ops if "systolic_grouped" in one.name) for core in run.cores]
+    assert len(kernels) == systolic.chip(chip).cores_per_device
+    read, row = sum(one.hbm_read_bytes for one in kernels), len(kernels) * K * 2 + 2 * N * 4
+    rows = read - 3 * K * 2 * N * 2
+    assert sum(SIZES) * row <= rows <= (sum(SIZES) + 3 * 16) * row + 4096
+    assert sum(one.hbm_written_bytes for one in kernels) == M * 2 * N * 2
 
 
 def test_gradients() -> None:

@@ -150,15 +150,17 @@ def test_a_forgotten_bias_is_noticed() -> None:
         check(plain, case, operands)
 
 
-@pytest.mark.parametrize("which", ["mlp", "gated"])
-def test_layers(which: Which) -> None:
+@pytest.mark.parametrize(("which", "experts"), [("mlp", 0), ("gated", 0), ("mlp", 3)])
+def test_layers(which: Which, experts: int) -> None:
     """Both programs compute the same MLPs and gradients: ours in interpret mode, plain JAX in float32."""
-    spec = LayersSpec(
-        m=16, k=128, n=256, dtype="float32", layers=2 if which == "mlp" else 1, backward=True, which=which
-    )
+    layers = 2 if which == "mlp" else 1
+    spec = LayersSpec(m=16, k=128, n=256, dtype="float32", layers=layers, backward=True, which=which, experts=experts)
     programs = layer_programs.raced(spec, V5E, "interpret")
     random = np.random.default_rng(0)
-    arrays = [random.standard_normal(one.shape, np.float32) / one.shape[0] ** 0.5 for one in programs.arguments]
+    arrays = [
+        one if isinstance(one, np.ndarray) else random.standard_normal(one.shape, np.float32) / one.shape[-2] ** 0.5
+        for one in programs.arguments
+    ]
     with jax.default_matmul_precision("highest"):
         found, wanted = (jax.jit(fn)(*arrays) for fn in (programs.ours, programs.xla))
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):

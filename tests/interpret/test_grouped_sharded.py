@@ -26,7 +26,7 @@ def put(array, *spec):
 
 m, k, n, sizes = 32, 16, 24, (5, 0, 14, 9)
 lhs, rhs, up = normal(m, k), normal(4, k, n), normal(4, k, n)
-bias, scale, existing = normal(4, n), normal(m), normal(m, n)
+bias, scale, residual, existing = normal(4, n), normal(m), normal(m, n), normal(m, n)
 ends = np.cumsum(sizes)
 group = np.searchsorted(ends, np.arange(m), side="right")
 owned = (group < 4)[:, None]
@@ -35,17 +35,16 @@ matrix = np.minimum(group, 3)
 def plain(lhs, rhs):
     return jnp.where(owned, jnp.einsum("mk,mkn->mn", lhs, rhs[matrix], precision="highest"), 0)
 
-def fused(lhs, rhs, up, bias, scale, existing):
+def fused(lhs, rhs, up, bias, scale, residual, existing):
     gate = jax.nn.silu(plain(lhs, rhs) + bias[matrix])
-    return jnp.where(owned, gate * plain(lhs, up) * scale[:, None], existing)
+    return jnp.where(owned, gate * plain(lhs, up) * scale[:, None] + residual, existing)
 
 def ours(lhs, rhs):
     return multiply(lhs, rhs, np.array(sizes))
 
-def ours_fused(lhs, rhs, up, bias, scale, existing):
-    return multiply(
-        lhs, rhs, np.array(sizes), up=up, bias=bias, row_scale=scale, existing_out=existing, activation="silu"
-    )
+def ours_fused(lhs, rhs, up, bias, scale, residual, existing):
+    beside = {"bias": bias, "row_scale": scale, "residual": residual, "existing_out": existing}
+    return multiply(lhs, rhs, np.array(sizes), up=up, activation="silu", **beside)
 
 def close(found, wanted):
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
@@ -72,8 +71,9 @@ for left, right in pairs if by == "xla" else [(("x",), ("y",))]:
     arrays = put(lhs, *left), put(rhs, *right)
     agree(ours, plain, arrays, (lhs, rhs))
     if by == "xla":
-        arrays += put(up, *right), put(bias, *right[:1]), put(scale, *left[:1]), put(existing, None, "x")
-        agree(ours_fused, fused, arrays, (lhs, rhs, up, bias, scale, existing))
+        arrays += put(up, *right), put(bias, *right[:1]), put(scale, *left[:1])
+        arrays += put(residual, *left[:1]), put(existing, None, "x")
+        agree(ours_fused, fused, arrays, (lhs, rhs, up, bias, scale, residual, existing))
 assert jax.jit(ours)(put(lhs, "x"), put(rhs, None, None, "y")).sharding.spec == P("x", "y")
 
 if by == "xla":

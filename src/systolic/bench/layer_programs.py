@@ -1,4 +1,7 @@
-"""The programs of MLPs: `systolic.gated_matmul` and `systolic.matmul` with x as its residual, beside plain JAX."""
+"""The programs of MLPs: `systolic.gated_matmul` and `systolic.matmul` with x as its residual, beside plain JAX.
+
+Those of experts are `systolic.grouped_matmul`, gated and with x as its residual, beside `jax.lax.ragged_dot`.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,33 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 
 from systolic.bench.layers import LayersSpec
 from systolic.chips import Chip
 from systolic.op import RacedPrograms
 from systolic.ops.gated import gated_matmul
+from systolic.ops.grouped import grouped_matmul
 from systolic.ops.matmul import matmul
 
 
 def raced(spec: LayersSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:
-    """Both programs. Arguments are x, all weights, and in the backward pass the cotangent of the result."""
+    """Both programs. Arguments are x, all weights, and in the backward pass the cotangent of the result.
+
+    Behind these are numbers of rows, of experts, whose values a simulation has to know.
+    """
     shapes = (spec.m, spec.k), *spec.weights, *([spec.result] if spec.backward else [])
-    ours = functools.partial(_ours, implementation, chip)
+    arguments: tuple[Any, ...] = tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype)) for shape in shapes)
+    ours, xla, network = functools.partial(_ours, implementation, chip), plain, in_a_row
+    if spec.experts:
+        arguments += (np.array(spec.sizes, np.int32),)
+        ours, xla, network = functools.partial(_our_experts, implementation, chip), _plain_experts, _experts_in_a_row
     return RacedPrograms(
         spec=spec,
-        arguments=tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype)) for shape in shapes),
-        ours=functools.partial(in_a_row, spec, ours),
-        xla=functools.partial(in_a_row, spec, plain),
+        arguments=arguments,
+        ours=functools.partial(network, spec, ours),
+        xla=functools.partial(network, spec, xla),
     )
 
 
@@ -45,6 +57,11 @@ def in_a_row(spec: LayersSpec, mlp: Callable[..., Array], x: Array, *given: Arra
     return out, back(cotangent)
 
 
+def _experts_in_a_row(spec: LayersSpec, block: Callable[..., Array], *given: Array) -> Any:
+    *arrays, sizes = given
+    return in_a_row(spec, functools.partial(block, sizes), *arrays)
+
+
 def _ours(implementation: Any, chip: Chip, x: Array, w_gate: Array, w_up: Array, *w_down: Array) -> Array:
     h = gated_matmul(x, w_gate, w_up, implementation=implementation, chip=chip)
     return matmul(h, *w_down, residual=x, implementation=implementation, chip=chip) if w_down else h
@@ -54,3 +71,17 @@ def plain(x: Array, w_gate: Array, w_up: Array, *w_down: Array) -> Array:
     """An MLP in plain JAX; without `w_down`, its first half."""
     h = jax.nn.silu(x @ w_gate) * (x @ w_up)
     return x + h @ w_down[0] if w_down else h
+
+
+def _our_experts(
+    implementation: Any, chip: Chip, sizes: Array, x: Array, gate: Array, up: Array, *down: Array
+) -> Array:
+    on = {"implementation": implementation, "chip": chip}
+    h = grouped_matmul(x, gate, sizes, up=up, activation="silu", **on)
+    return grouped_matmul(h, down[0], sizes, residual=x, **on) if down else h
+
+
+def _plain_experts(sizes: Array, x: Array, gate: Array, up: Array, *down: Array) -> Array:
+    product = functools.partial(lax.ragged_dot, preferred_element_type=x.dtype)
+    h = jax.nn.silu(product(x, gate, sizes)) * product(x, up, sizes)
+    return x + product(h, down[0], sizes) if down else h

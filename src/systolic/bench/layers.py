@@ -1,6 +1,9 @@
 """MLPs as a network has them, several in a row, so that XLA's prefetch of the next weights counts as it does there.
 
 h = silu(x @ w_gate) · (x @ w_up)          x + h @ w_down
+
+With experts each row has the weights of one of them, as in a block of experts behind its router: rows are sorted by
+expert already, in both programs.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from systolic.bench.moe import sizes_of
 from systolic.spec import OneDtype, dtype_bytes
 
 Which = Literal["mlp", "gated"]
@@ -17,7 +21,8 @@ Which = Literal["mlp", "gated"]
 class LayersSpec(OneDtype):
     """So many MLPs in a row, [m, k] → [m, n] → [m, k]; or only their first half, where `which` is gated.
 
-    With `backward` the gradients of x and of all weights are results too.
+    With `backward` the gradients of x and of all weights are results too. With `experts` there are so many of each
+    weight, and skewed numbers of rows.
     """
 
     m: int
@@ -27,12 +32,19 @@ class LayersSpec(OneDtype):
     layers: int = 2
     backward: bool = False
     which: Which = "mlp"
+    experts: int = 0
 
     @property
-    def weights(self) -> tuple[tuple[int, int], ...]:
+    def weights(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of all weights, in the order in which they are multiplied."""
-        down = ((self.n, self.k),) if self.which == "mlp" else ()
-        return ((self.k, self.n), (self.k, self.n), *down) * self.layers
+        every = (self.experts,) if self.experts else ()
+        down = ((*every, self.n, self.k),) if self.which == "mlp" else ()
+        return ((*every, self.k, self.n), (*every, self.k, self.n), *down) * self.layers
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each expert."""
+        return sizes_of(self.m, self.experts, "skewed")
 
     @property
     def result(self) -> tuple[int, int]:
@@ -46,7 +58,11 @@ class LayersSpec(OneDtype):
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Weights read once, x read and the result written; in the backward pass weights again, and the gradients."""
+        """Weights read once, x read and the result written; in the backward pass weights again, and the gradients.
+
+        Weights of experts that have rows are read, the gradients of all are written.
+        """
         around = self.m * self.k + self.result[0] * self.result[1]
-        weights = len(self.weights) * self.k * self.n
-        return dtype_bytes(self.dtype) * (3 * weights + 2 * around if self.backward else weights + around)
+        weights, used = len(self.weights) * self.k * self.n, sum(map(bool, self.sizes)) if self.experts else 1
+        read, written = weights * used, weights * max(self.experts, 1)
+        return dtype_bytes(self.dtype) * (2 * read + written + 2 * around if self.backward else read + around)

@@ -56,7 +56,7 @@ class MoeSpec(OneDtype):
     @property
     def sizes(self) -> tuple[int, ...]:
         """Rows of each group; their sum is m."""
-        return _sizes(self.m, self.groups, self.routing)
+        return sizes_of(self.m, self.groups, self.routing)
 
     @property
     def weights(self) -> int:
@@ -98,7 +98,8 @@ class MoeSpec(OneDtype):
 
 
 @functools.lru_cache(maxsize=256)
-def _sizes(m: int, groups: int, routing: Routing) -> tuple[int, ...]:
+def sizes_of(m: int, groups: int, routing: Routing) -> tuple[int, ...]:
+    """Rows of each group: drawn once where they are skewed."""
     if routing == "one expert":
         return tuple(m if group == groups // 2 else 0 for group in range(groups))
     if routing == "even":

@@ -158,11 +158,13 @@ def _edges(dtype: str, precision: PrecisionName) -> Iterator[Case]:
 
 # Hidden and intermediate size of the MLPs of Llama-3 8B.
 _LLAMA = ("llama3-8b", 4096, 14336)
+# Hidden size, intermediate size of an expert, experts, and how many each token goes to, of Qwen3-30B-A3B's config.json.
+_EXPERTS = ("qwen3-30b", 2048, 768, 128, 8)
 FEW_TOKENS, MANY_TOKENS = (16, 128, 256), (2048, 8192)
 
 
 def _layers(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
-    """Two MLPs in a row, and one gated product with its gradient; of floats, which have one."""
+    """Two MLPs in a row, two blocks of experts, and one gated product with its gradient; of floats, which have one."""
     if dtype not in ("bfloat16", "float32"):
         return
     model, k, n = _LLAMA
@@ -171,6 +173,13 @@ def _layers(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
             spec = LayersSpec(m=m, k=k, n=n, dtype=dtype, backward=backward)
             name = f"{model} 2 MLPs {m}{' and gradients' if backward else ''}"
             yield Case(suite="layers", group=group, name=name, spec=spec)
+    model, k, n, experts, each = _EXPERTS
+    for group, tokens in (("few tokens", FEW_TOKENS), ("many tokens", MANY_TOKENS)):
+        for m, backward in itertools.product(tokens, (False, True)):
+            spec = LayersSpec(m=each * m, k=k, n=n, dtype=dtype, backward=backward, experts=experts)
+            name = f"{model} 2 blocks of experts {m}{' and gradients' if backward else ''}"
+            yield Case(suite="layers", group=group, name=name, spec=spec)
+    model, k, n = _LLAMA
     for m in MANY_TOKENS:
         spec = LayersSpec(m=m, k=k, n=n, dtype=dtype, layers=1, backward=True, which="gated")
         yield Case(suite="layers", group="gated", name=f"{model} gated {m} and gradients", spec=spec)

@@ -106,13 +106,13 @@ def bench(
     Every time is `simulated`: both programs compiled by the same compiler in the same run and executed on the chip's
     model. square: 512³ to 16384³. llm: weights of Llama 3, DeepSeek-V3 and Gemma 2, prefill and decode. fused: what
     happens around a product. edges: sizes that no tile divides, beside the next that tiles do. layers: two MLPs of
-    Llama 3 in a row, and a gated product, with and without gradients. moe: layers of experts of six models, forward,
-    both gradients and gated, with even and uneven sizes of groups, also beside public kernels. quantised: weights of
-    eight and four bits, beside rows of bfloat16 and rows quantised in the call. sparse: blocks at random, in a band or
-    by a power law, masks, gradients, also beside the kernel of JAX's documentation. sharded: MLPs of Llama 3 and
-    products alone over a slice, ours on a mesh with explicit axes, and how much communication is exposed. Operands are
-    shapes, for no time depends on what they hold, but for sizes of groups and places of blocks, which are fixed. Exit
-    code 1: a product has no time; with --strict also a missed bar.
+    Llama 3 in a row, two blocks of Qwen3's experts, and a gated product, with and without gradients. moe: layers of
+    experts of six models, forward, both gradients and gated, with even and uneven sizes of groups, also beside public
+    kernels. quantised: weights of eight and four bits, beside rows of bfloat16 and rows quantised in the call. sparse:
+    blocks at random, in a band or by a power law, masks, gradients, also beside the kernel of JAX's documentation.
+    sharded: MLPs of Llama 3 and products alone over a slice, ours on a mesh with explicit axes, and how much
+    communication is exposed. Operands are shapes, for no time depends on what they hold, but for sizes of groups and
+    places of blocks, which are fixed. Exit code 1: a product has no time; with --strict also a missed bar.
 
     \b
     Examples:

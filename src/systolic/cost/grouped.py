@@ -67,8 +67,10 @@ def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> Modelle
     """
     schedule = GroupedSchedule.of(spec, config, chip)
     item, item_out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
+    item_beside = item_out + (dtype_bytes(spec.residual) if spec.residual else 0)
     strided = schedule.grid_n > 1 and not spec.transpose_rhs
-    weights_us = spec.products * _copy_us(spec.k * schedule.tile_n * item, spec.k // 8 if strided else 1, chip)
+    weights_bytes = schedule.cores * spec.k * schedule.tile_n * item  # cores share HBM
+    weights_us = spec.products * _copy_us(weights_bytes, spec.k // 8 if strided else 1, chip)
     blocks = {
         one.rows: _block_cycles(spec, one.rows, one.depth, one.columns, chip)
         * (spec.products * -(-spec.k // one.depth) * -(-schedule.tile_n // one.columns))
@@ -77,7 +79,7 @@ def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> Modelle
 
     def visit(rows: int) -> _Visit:
         cycles = sum(blocks[block] for block in _cut(rows, tuple(blocks)))
-        moved = rows * schedule.tile_n * item_out + rows * spec.k * item / schedule.grid_n
+        moved = schedule.cores * rows * (schedule.tile_n * item_beside + spec.k * item / schedule.core_n)
         compute_us = (cycles + _STEP_CYCLES) / chip.machine.clock_hz * 1e6
         return _Visit(rows, compute_us, weights_us + _copy_us(moved, 1, chip))
 
@@ -90,34 +92,34 @@ def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> Modelle
             used = 0
         panels[-1].append(visit(rows))
         used += rows
-    compute_us = schedule.grid_n * sum(one.compute_us for panel in panels for one in panel)
-    copy_us = schedule.grid_n * sum(one.copy_us for panel in panels for one in panel)
+    compute_us = schedule.core_n * sum(one.compute_us for panel in panels for one in panel)
+    copy_us = schedule.core_n * sum(one.copy_us for panel in panels for one in panel)
     apart = 1 / (schedule.weight_slots - 1) ** 2
-    steps_us = schedule.grid_n * sum(
+    steps_us = schedule.core_n * sum(
         apart * sum(max(one.compute_us, one.copy_us) for one in panel)
         + (1 - apart) * max(sum(one.compute_us for one in panel), sum(one.copy_us for one in panel))
         for panel in panels
     )
     first = panels[0][0]
-    ramp_us = weights_us + _copy_us(first.rows * (spec.k * item + schedule.tile_n * item_out), 1, chip)
+    ramp_us = weights_us + _copy_us(schedule.cores * first.rows * (spec.k * item + schedule.tile_n * item_out), 1, chip)
     return ModelledTime(time_us=steps_us + ramp_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
 
 
 def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    """The sum over groups: in each, products and copies overlap.
+    """The sum over groups: in each, products and copies overlap. With one tile of the result in VMEM, stores do not.
 
     Raises:
       IllegalTilesError: the configuration breaks rules.
     """
     schedule = GradientSchedule.of(spec, config, chip)
     item, item_out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
-    tiles = schedule.grid_k * schedule.grid_n
+    tiles = schedule.grid_k * schedule.core_n
     blocks_of_tile = -(-schedule.tile_k // schedule.block_k) * -(-schedule.tile_n // schedule.block_n)
     depths = {
         depth: blocks_of_tile * _block_cycles(spec, schedule.block_k, depth, schedule.block_n, chip)
         for depth in schedule.depths
     }
-    store_us = _copy_us(schedule.tile_k * schedule.tile_n * item_out, schedule.tile_k // 8, chip)
+    store_us = _copy_us(schedule.cores * schedule.tile_k * schedule.tile_n * item_out, schedule.tile_k // 8, chip)
     compute_us = copy_us = steps_us = 0.0
     multiple = schedule.row_multiple
     for size in typical_sizes(spec.groups, spec.m, spec.rows_per_group):
@@ -125,10 +127,11 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
         cycles = sum(depths[depth] for rows in visits for depth in _cut(rows, tuple(depths)))
         products_us = tiles * (cycles + _STEP_CYCLES * max(len(visits), 1)) / chip.machine.clock_hz * 1e6
         again = schedule.grid_k if len(visits) == 1 else tiles
-        moved = sum(visits) * item * (tiles * schedule.tile_n + again * schedule.tile_k)
+        moved = schedule.cores * sum(visits) * item * (tiles * schedule.tile_n + again * schedule.tile_k)
         copies_us = tiles * store_us + _copy_us(moved, 1, chip)
         compute_us, copy_us = compute_us + products_us, copy_us + copies_us
-        steps_us += max(products_us, copies_us)
+        alone_us = tiles * store_us if schedule.out_slots == 1 else 0.0
+        steps_us += max(products_us, copies_us - alone_us) + alone_us
     ramp_us = store_us + _copy_us(min(schedule.most_rows, spec.m) * (schedule.tile_k + schedule.tile_n) * item, 1, chip)
     return ModelledTime(time_us=steps_us + ramp_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
 
@@ -162,32 +165,39 @@ def _timed(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, configs: Iterato
 
 def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
     item, bytes_free = dtype_bytes(spec.dtype), buffer_bytes(chip)
-    multiple = registers_rows(spec.dtype, spec.dtype_out)
+    multiple = registers_rows(*spec.row_dtypes)
     most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
-    sides = [side for side in _sides(spec.n, _LEAST_COLUMNS) if spec.products * spec.k * side * item <= bytes_free / 4]
-    for tile_n in sides or [_sides(spec.n, _LEAST_COLUMNS)[0]]:
+    every = _sides(spec.n, _least_columns(chip))
+    sides = [side for side in every if spec.products * spec.k * side * item <= bytes_free / 4]
+    for tile_n in sides or every[:1]:
         for wanted in _BLOCK_ROWS:
             rows = min(wanted, padded(spec.m, multiple))
-            panels = [padded(int(bytes_free * share / 2 / (spec.k * item)), rows) for share in _PANEL_SHARES]
-            if most_rows * spec.k * item <= bytes_free * _WHOLE_SHARE:
+            row_bytes = spec.k * item + (tile_n * dtype_bytes(spec.residual) if spec.residual else 0)
+            panels = [padded(int(bytes_free * share / 2 / row_bytes), rows) for share in _PANEL_SHARES]
+            if most_rows * (2 * row_bytes - spec.k * item) <= bytes_free * _WHOLE_SHARE:
                 panels.append(most_rows)
             for panel in panels:
                 tiles = Tiles(tile_m=padded(min(panel, most_rows), rows), tile_k=spec.k, tile_n=tile_n)
-                for columns in {largest_divisor(tile_n, _LEAST_COLUMNS, most) for most in _MOST_COLUMNS}:
+                for columns in {largest_divisor(tile_n, _least_columns(chip), most) for most in _MOST_COLUMNS}:
                     yield KernelConfig(tiles=tiles, subtile_m=rows, subtile_n=columns, pipeline="manual")
 
 
 def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelConfig]:
-    multiple = registers_rows(spec.dtype, spec.dtype_out)
+    multiple = registers_rows(*spec.row_dtypes)
     most_rows = padded(spec.m, multiple) + 2 * multiple
     visit_rows = _VISIT_ROWS if spec.k % LANES == spec.n % LANES == 0 else (_FEW_VISIT_ROWS, *_VISIT_ROWS)
     for depth in {min(one, padded(most_rows, 2 * multiple)) for one in _DEPTHS}:
         for tile_k in _sides(spec.k, _LEAST_ROWS):
-            for tile_n in _sides(spec.n, _LEAST_COLUMNS):
-                for columns in {largest_divisor(tile_n, _LEAST_COLUMNS, most) for most in _MOST_COLUMNS}:
+            for tile_n in _sides(spec.n, _least_columns(chip)):
+                for columns in {largest_divisor(tile_n, _least_columns(chip), most) for most in _MOST_COLUMNS}:
                     for rows in dict.fromkeys(padded(min(one, most_rows), depth) for one in visit_rows):
                         tiles = Tiles(tile_m=rows, tile_k=tile_k, tile_n=tile_n)
                         yield KernelConfig(tiles=tiles, subtile_m=depth, subtile_n=columns, pipeline="manual")
+
+
+def _least_columns(chip: Chip) -> int:
+    """Columns of the narrowest tile; where cores share tiles, there shall be an even number of them if possible."""
+    return _LEAST_COLUMNS // chip.cores_per_device
 
 
 def _sides(size: int, least: int) -> list[int]:

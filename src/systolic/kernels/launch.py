@@ -25,6 +25,19 @@ def from_hbm(array: Array) -> Array:
     return array if array.size <= SMALL_ELEMENTS else pltpu.with_memory_space_constraint(array, pltpu.HBM)
 
 
+def on_cores(cores: int, **compiler_params: Any) -> dict[str, Any]:
+    """What tells Pallas to run a kernel's body once on each of so many cores; on one it has no grid."""
+    if cores == 1:
+        return {"compiler_params": pltpu.CompilerParams(**compiler_params)}
+    params = pltpu.CompilerParams(dimension_semantics=("parallel",), **compiler_params)
+    return {"grid": (cores,), "compiler_params": params}
+
+
+def core_number(cores: int) -> Any:
+    """The number of the core that runs the body of such a kernel; to be asked for outside of loops and conditions."""
+    return pl.program_id(0) if cores > 1 else 0
+
+
 def scratch_shapes(spec: MatmulSpec, config: KernelConfig) -> Scratch:
     """What a step works in, to be asked of Pallas."""
     return jax.tree.map(lambda one: pltpu.VMEM(one.shape, jnp.dtype(one.dtype)), scratch_buffers(spec, config))

@@ -80,8 +80,10 @@ class GroupedSchedule:
       row_multiple: of which a visit's first row and its rows are multiples.
       panel: rows that stay in VMEM while all their groups' matrices pass.
       panels: of them in VMEM; one where all rows fit.
+      cores: that share the tiles of columns evenly; each has all rows. One where they are an odd number.
       blocks: largest rows first.
       weight_slots: tiles of weights in VMEM.
+      residual_slots: panels of a tile's columns of what is added, in VMEM; 0 where nothing is.
       out_slots: blocks of the result in VMEM.
       most_visits: that any sizes of groups make.
     """
@@ -91,11 +93,18 @@ class GroupedSchedule:
     panels: int
     tile_n: int
     grid_n: int
+    cores: int
     blocks: tuple[RowBlock, ...]
     weight_slots: int
+    residual_slots: int
     out_slots: int
     most_visits: int
     buffers: tuple[VmemBuffer, ...]
+
+    @property
+    def core_n(self) -> int:
+        """Tiles of columns of one core."""
+        return self.grid_n // self.cores
 
     @classmethod
     def of(cls, spec: GroupedSpec, config: KernelConfig, chip: Chip) -> GroupedSchedule:
@@ -104,18 +113,24 @@ class GroupedSchedule:
         Raises:
           IllegalTilesError: they break rules.
         """
-        tiles, multiple = config.tiles, registers_rows(spec.dtype, spec.dtype_out)
+        tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
         _require(spec, config, multiple)
+        grid_n = spec.n // tiles.tile_n
+        cores = _cores(grid_n, chip)
         most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
         panels = 1 if tiles.tile_m >= most_rows else 2
         rows = panels * tiles.tile_m + config.subtile_m
         ring = (spec.products, spec.k, tiles.tile_n)
         fixed = [
             VmemBuffer(name="rows", shape=(rows, padded(spec.k, LANES)), dtype=spec.dtype, copies=1),
-            VmemBuffer(name="shared rows", shape=(multiple, spec.n), dtype=spec.dtype_out, copies=1),
+            VmemBuffer(name="shared rows", shape=(multiple, spec.n // cores), dtype=spec.dtype_out, copies=1),
         ]
         if spec.row_scale:
             fixed.append(VmemBuffer(name="row scale", shape=(rows, LANES), dtype="float32", copies=1))
+        residual_slots = min(2, panels * grid_n // cores) if spec.residual else 0
+        if spec.residual:
+            shape = (tiles.tile_m + config.subtile_m, tiles.tile_n)
+            fixed.append(VmemBuffer(name="residual", shape=shape, dtype=spec.residual, copies=residual_slots))
         blocks = _row_blocks(spec, config, multiple, chip)
         if blocks[0].depth < spec.k:
             shape = (spec.products, blocks[0].rows, blocks[0].columns)
@@ -138,9 +153,11 @@ class GroupedSchedule:
             panel=tiles.tile_m,
             panels=panels,
             tile_n=tiles.tile_n,
-            grid_n=spec.n // tiles.tile_n,
+            grid_n=grid_n,
+            cores=cores,
             blocks=blocks,
             weight_slots=weight_slots,
+            residual_slots=residual_slots,
             out_slots=out_slots,
             most_visits=1 + spec.groups + -(-most_rows // tiles.tile_m) + min(spec.groups, most_rows // tiles.tile_m),
             buffers=buffers,
@@ -156,6 +173,7 @@ class GradientSchedule:
       depths: rows that one stretch of straight code sums over, the largest first.
       block_k, block_n: rows and columns of the result that it makes.
       lhs_slots, cotangent_slots, out_slots: blocks in VMEM.
+      cores: that share the tiles of columns, as those of a product.
     """
 
     row_multiple: int
@@ -164,6 +182,7 @@ class GradientSchedule:
     tile_n: int
     grid_k: int
     grid_n: int
+    cores: int
     depths: tuple[int, ...]
     block_k: int
     block_n: int
@@ -173,6 +192,11 @@ class GradientSchedule:
     most_visits: int
     buffers: tuple[VmemBuffer, ...]
 
+    @property
+    def core_n(self) -> int:
+        """Tiles of columns of one core."""
+        return self.grid_n // self.cores
+
     @classmethod
     def of(cls, spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> GradientSchedule:
         """What the tiles come to: `tile_m` are the most rows of a visit, `subtile_m` those summed over at once.
@@ -180,7 +204,7 @@ class GradientSchedule:
         Raises:
           IllegalTilesError: they break rules.
         """
-        tiles, multiple = config.tiles, registers_rows(spec.dtype, spec.dtype_out)
+        tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
         _require(spec, config, multiple)
         acc = VmemBuffer(name="acc", shape=(tiles.tile_k, tiles.tile_n), dtype=spec.dtype_accumulator, copies=1)
         lhs_shape, cotangent_shape = (tiles.tile_m, tiles.tile_k), (tiles.tile_m, tiles.tile_n)
@@ -210,6 +234,7 @@ class GradientSchedule:
             tile_n=tiles.tile_n,
             grid_k=spec.k // tiles.tile_k,
             grid_n=spec.n // tiles.tile_n,
+            cores=_cores(spec.n // tiles.tile_n, chip),
             depths=depths,
             block_k=block_size(tiles.tile_k, LANES, int(_most_cycles(chip) / cycles)),
             block_n=columns,
@@ -219,6 +244,11 @@ class GradientSchedule:
             most_visits=1 + 2 * spec.groups + -(-most_rows // tiles.tile_m),
             buffers=buffers,
         )
+
+
+def _cores(grid_n: int, chip: Chip) -> int:
+    """How many cores of a device share so many tiles of columns."""
+    return chip.cores_per_device if grid_n % chip.cores_per_device == 0 else 1
 
 
 def _most_cycles(chip: Chip) -> float:

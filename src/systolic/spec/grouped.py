@@ -33,6 +33,11 @@ class GroupedSizes(OneDtype):
             raise SpecError(f"precision={self.precision!r} is not known; use {', '.join(PASSES)}")
 
     @property
+    def row_dtypes(self) -> tuple[str, ...]:
+        """Dtypes of the arrays that are copied by rows."""
+        return self.dtype, self.dtype_out
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions: each row of one operand meets one matrix."""
         return 2 * self.m * self.k * self.n
@@ -52,6 +57,7 @@ class GroupedSpec(GroupedSizes):
       row_scale: whether each row of the result is multiplied by a number of its own.
       gated: whether the function of the first product is multiplied by a second one, lhs[rows of group g] @ up[g].
       side_by_side: whether rhs and up are one array, the columns of up behind those of rhs.
+      residual: the dtype of an array of [m, n] that is added last to the rows of groups; "" if there is none.
       existing_out: whether the result is written into an array, whose rows remain where no group has them.
 
     Raises:
@@ -64,7 +70,18 @@ class GroupedSpec(GroupedSizes):
     row_scale: bool = False
     gated: bool = False
     side_by_side: bool = False
+    residual: str = ""
     existing_out: bool = False
+
+    def __post_init__(self) -> None:
+        GroupedSizes.__post_init__(self)
+        if self.residual:
+            dtype_bytes(self.residual)
+
+    @property
+    def row_dtypes(self) -> tuple[str, ...]:
+        """Dtypes of the arrays that are copied by rows."""
+        return self.dtype, self.dtype_out, *filter(None, (self.residual,))
 
     @property
     def products(self) -> int:
@@ -83,9 +100,10 @@ class GroupedSpec(GroupedSizes):
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Each row, each matrix of a group that has rows, and the result once."""
+        """Each row, each matrix of a group that has rows, what is added, and the result once."""
         read = self.m * self.k + self.products * self.groups_with_rows * self.k * self.n
-        return read * dtype_bytes(self.dtype) + self.m * self.n * dtype_bytes(self.dtype_out)
+        beside = sum(dtype_bytes(one) for one in (self.dtype_out, self.residual) if one)
+        return read * dtype_bytes(self.dtype) + self.m * self.n * beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ def test_edges_are_compared_with_sizes_that_tiles_divide() -> None:
 
 def test_layers() -> None:
     cases = suite("layers")
-    assert Counter(case.group for case in cases) == {"few tokens": 6, "many tokens": 4, "gated": 2}
+    assert Counter(case.group for case in cases) == {"few tokens": 12, "many tokens": 8, "gated": 2}
     forward, both = (case.spec for case in cases[:2])
     assert (forward.backward, both.backward, both.flops) == (False, True, 3 * forward.flops)
     weights, x = 2 * 3 * 4096 * 14336, 16 * 4096
@@ -87,6 +87,17 @@ def test_layers() -> None:
     outs = [jax.eval_shape(fn, *raced.arguments) for fn in (raced.ours, raced.xla)]
     assert outs[0] == outs[1]
     assert [one.shape for one in jax.tree.leaves(outs[0])] == [(16, 4096), (16, 4096), *both.weights]
+
+
+def test_layers_of_experts() -> None:
+    few = next(case.spec for case in suite("layers") if case.spec.experts)
+    assert (few.m, len(few.sizes), sum(few.sizes)) == (16 * 8, 128, 16 * 8)
+    used = sum(size > 0 for size in few.sizes)
+    assert used < 128
+    assert few.flops == 2 * 128 * 6 * 2048 * 768
+    assert few.least_hbm_bytes == 2 * (used * 6 * 2048 * 768 + 2 * 128 * 2048)
+    every = dataclasses.replace(few, backward=True)
+    assert every.least_hbm_bytes == 2 * ((2 * used + 128) * 6 * 2048 * 768 + 4 * 128 * 2048)
 
 
 def test_quantised_has_every_format_with_every_number_of_rows() -> None:

@@ -36,6 +36,8 @@ LHS, RHS, SIZES = jnp.ones((16, 8)), jnp.ones((2, 8, 24)), np.array([9, 7])
         ({"group_sizes": np.array([9, 8])}, "17 rows"),
         ({"bias": jnp.ones(24)}, "bias"),
         ({"row_scale": jnp.ones(2)}, "row_scale"),
+        ({"residual": jnp.ones(24)}, "residual"),
+        ({"residual": jnp.ones((16, 24), jnp.uint8)}, "residual is uint8"),
         ({"existing_out": jnp.ones((16, 8))}, "existing_out"),
         ({"activation": "glue"}, "glue"),
         ({"precision": "higher"}, "higher"),

@@ -9,7 +9,7 @@ import pytest
 
 import systolic
 from systolic.chips import CHIPS
-from systolic.cost.grouped import typical_sizes
+from systolic.cost.grouped import gradient_configs, typical_sizes
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, total_bytes
 from systolic.schedule.grouped import GradientSchedule, GroupedSchedule
 from systolic.spec import GroupedGradientSpec, GroupedSpec, SpecError
@@ -87,6 +87,19 @@ def test_rules_of_the_gradient() -> None:
     with pytest.raises(IllegalTilesError) as refused:
         GradientSchedule.of(gradient(8, 4096, 4096, 14336), config(512, 4096, 14336, 512, 512), CHIPS["v6e"])
     assert [one.rule for one in refused.value.violations] == ["vmem"]
+
+
+@pytest.mark.parametrize("name", ["v6e", "v7x"])
+def test_a_gradient_that_is_mostly_stored_has_room_for_several_tiles_of_it(name: str) -> None:
+    """With one, products wait for each store: the model knows, and does not choose the largest tile that fits."""
+    spec, chip = gradient(256, 1024, 7168, 2048), systolic.chip(name)
+    chosen = systolic.Planner(None).plan(spec, chip)
+    assert GradientSchedule.of(spec, chosen.config, chip).out_slots > 1
+    largest = max(
+        (one for one in gradient_configs(spec, chip) if GradientSchedule.of(spec, one.config, chip).out_slots == 1),
+        key=lambda one: one.config.tiles.tile_k * one.config.tiles.tile_n,
+    )
+    assert largest.modelled.time_us > largest.modelled.compute_us + 0.9 * chosen.hbm_us
 
 
 def test_typical_sizes_are_all_rows_of_as_many_groups_as_are_expected_to_have_any() -> None:

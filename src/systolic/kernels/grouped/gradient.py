@@ -5,6 +5,8 @@ tile by tile; where they are too many, they come in several visits for each tile
 units hold the cotangent and take long columns of lhs, which are transposed on the way. A tile of the result is stored
 once, and waits in a ring of tiles while products of larger groups keep the matrix units busy.
 
+Two cores share the tiles of columns: each has all rows of lhs, and its own columns of the cotangent.
+
 Rows of other groups in a visit's first and last register are zeroed in both operands: a NaN there must not be added.
 """
 
@@ -25,7 +27,7 @@ from systolic.kernels.functions import as_dtype
 from systolic.kernels.grouped.dots import dot
 from systolic.kernels.grouped.registers import keep_rows, part, parts_of
 from systolic.kernels.grouped.visits import Field, Groups, list_groups
-from systolic.kernels.launch import from_hbm
+from systolic.kernels.launch import core_number, from_hbm, on_cores
 from systolic.schedule.grouped import GradientSchedule
 from systolic.spec import GroupedGradientSpec
 
@@ -78,7 +80,8 @@ def grouped_gradient(
     )
 
     def kernel(refs: GradientOperands, out_hbm: Any, its: _Buffers) -> None:
-        _Kernel(refs=refs, out_hbm=out_hbm, its=its, spec=spec, schedule=schedule).run()
+        first = core_number(schedule.cores) * schedule.core_n
+        _Kernel(refs=refs, out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first).run()
 
     given = [one for one in operands if one is not None]
     arrays = operands
@@ -92,17 +95,17 @@ def grouped_gradient(
         out_specs=hbm,
         out_shape=shape_with_mesh_axes((spec.groups, spec.k, spec.n), jnp.dtype(spec.dtype_out), given),
         scratch_shapes=(buffers,),
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
         cost_estimate=pl.CostEstimate(
             flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
         ),
         interpret=interpret,
         name=f"systolic_grouped_gradient_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
+        **on_cores(its.cores, vmem_limit_bytes=vmem_limit_bytes),
     )(arrays)
 
 
 class _At(NamedTuple):
-    """A step: one visit and one tile of the result."""
+    """A step: one visit and one tile of the result; `tile_n` is counted from this core's first one."""
 
     visit: Any
     tile_k: Any
@@ -133,13 +136,14 @@ class _Kernel:
     its: _Buffers
     spec: GroupedGradientSpec
     schedule: GradientSchedule
+    first_tile: Any  # of columns, of this core
 
     def run(self) -> None:
         """Lists the visits, takes all steps, and waits for the last results."""
         schedule = self.schedule
         groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
         visits = list_groups(groups, self.its.table, schedule).visits
-        steps = visits * schedule.grid_k * schedule.grid_n
+        steps = visits * schedule.grid_k * schedule.core_n
         zero = jnp.int32(0)
         begin = _At(zero, zero, zero)
         front = self._fetch(steps, zero, zero, _Front(zero, zero, begin))
@@ -172,7 +176,7 @@ class _Kernel:
     def _after(self, at: _At) -> _At:
         schedule = self.schedule
         last = self._of(at, Field.LAST) == 1
-        last_n, last_k = at.tile_n == schedule.grid_n - 1, at.tile_k == schedule.grid_k - 1
+        last_n, last_k = at.tile_n == schedule.core_n - 1, at.tile_k == schedule.grid_k - 1
         again = last & jnp.logical_not(last_n & last_k)
         return _At(
             jnp.where(again, self._of(at, Field.FIRST), at.visit + 1),
@@ -212,14 +216,14 @@ class _Kernel:
 
     def _cotangent_copy(self, number: Any, at: _At) -> Any:
         slot, schedule = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.schedule
-        tile = part(at.tile_n, schedule.tile_n, schedule.grid_n)
+        tile = part(self.first_tile + at.tile_n, schedule.tile_n, schedule.grid_n)
         its = self.its
         return self._row_copy(self.refs.cotangent, tile, its.cotangent.at[slot], its.cotangent_sem.at[slot], at)
 
     def _out_copy(self, at: _At, slot: Any) -> Any:
         schedule = self.schedule
         rows = part(at.tile_k, schedule.tile_k, schedule.grid_k)
-        columns = part(at.tile_n, schedule.tile_n, schedule.grid_n)
+        columns = part(self.first_tile + at.tile_n, schedule.tile_n, schedule.grid_n)
         target = self.out_hbm.at[self._of(at, Field.GROUP), rows, columns]
         return pltpu.make_async_copy(self.its.out.at[slot], target, self.its.out_sem.at[slot])
 

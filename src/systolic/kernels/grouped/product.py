@@ -8,7 +8,10 @@ groups alternate: while the matrix units are busy with a large one, weights of t
 A group's rows need not begin at a whole register. The register that two groups share is computed by both; the first one
 leaves its rows in VMEM, and the second one stores all of it. Every block of the result is stored once.
 
-In VMEM: one or two panels, a ring of tiles of weights, a ring of blocks of the result, and a row of shared registers.
+Two cores share the tiles of columns: each has all rows, and weights of its own columns.
+
+In VMEM: one or two panels, a ring of tiles of weights, a ring of blocks of the result, and a row of shared registers;
+of an array that is added, the panel's rows of this tile of columns and of the next.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from systolic.kernels.grouped.product_arrays import Buffers, GroupedOperands
 from systolic.kernels.grouped.product_outputs import Outputs
 from systolic.kernels.grouped.product_steps import Fn, Steps
 from systolic.kernels.grouped.visits import Field
-from systolic.kernels.launch import from_hbm
+from systolic.kernels.launch import core_number, from_hbm, on_cores
 from systolic.schedule.grouped import GroupedSchedule
 from systolic.spec import GroupedSpec
 
@@ -62,26 +65,30 @@ def grouped_product(
         scale=pltpu.VMEM((rows, 1), jnp.float32) if spec.row_scale else None,
         weights=pltpu.VMEM((its.weight_slots, spec.products, *weights), dtype),
         bias=slots(spec.bias, its.weight_slots, 1, its.tile_n),
+        residual=pltpu.VMEM((its.residual_slots, its.panel + largest.rows, its.tile_n), jnp.dtype(spec.residual))
+        if spec.residual
+        else None,
         acc=pltpu.VMEM((spec.products, largest.rows, largest.columns), jnp.dtype(spec.dtype_accumulator))
         if has_acc
         else None,
         out=pltpu.VMEM((its.out_slots, its.blocks[0].rows, its.tile_n), jnp.dtype(spec.dtype_out)),
-        shared=pltpu.VMEM((its.grid_n, its.row_multiple, its.tile_n), jnp.dtype(spec.dtype_out)),
+        shared=pltpu.VMEM((its.core_n, its.row_multiple, its.tile_n), jnp.dtype(spec.dtype_out)),
         rows_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         scale_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         weights_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         bias_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
+        residual_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
     )
 
     def kernel(refs: GroupedOperands, out_hbm: Any, its: Buffers) -> None:
-        outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule)
+        first = core_number(schedule.cores) * schedule.core_n
+        outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first)
         Steps(refs=refs, its=its, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
 
     given = [one for one in operands if one is not None]
-    placed = {} if interpret else {name: from_hbm(getattr(operands, name)) for name in ("lhs", "rhs")}
-    if operands.up is not None and not interpret:
-        placed["up"] = from_hbm(operands.up)
+    large = {name: getattr(operands, name) for name in ("lhs", "rhs", "up", "residual")}
+    placed = {name: from_hbm(one) for name, one in large.items() if one is not None and not interpret}
     arrays = operands._replace(**placed)
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     places = GroupedOperands(scalars, scalars, *[hbm] * (len(GroupedOperands._fields) - 2))
@@ -92,10 +99,10 @@ def grouped_product(
         out_shape=shape_with_mesh_axes((spec.m, spec.n), jnp.dtype(spec.dtype_out), given),
         scratch_shapes=(buffers,),
         input_output_aliases={} if arrays.existing is None else {len(given) - 1: 0},
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
         cost_estimate=pl.CostEstimate(
             flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
         ),
         interpret=interpret,
         name=f"systolic_grouped_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
+        **on_cores(its.cores, vmem_limit_bytes=vmem_limit_bytes),
     )(arrays)

@@ -15,6 +15,7 @@ class GroupedOperands(NamedTuple):
     bias: Any = None  # float32 [groups, 1, n]
     row_scale: Any = None  # float32 [m, 1]
     up: Any = None  # as rhs; None: there is no second product, or rhs has its columns too
+    residual: Any = None  # [m, n], added last
     existing: Any = None  # [m, n], which the result is written into
 
 
@@ -27,18 +28,20 @@ class Buffers(NamedTuple):
     scale: Any
     weights: Any
     bias: Any
+    residual: Any  # [residual_slots, rows, tile_n], a panel's rows of a tile of columns
     acc: Any  # [products, rows, columns], sums over k of a block, where that takes several stretches of code; else None
     out: Any
-    shared: Any  # [grid_n, register, tile_n]
+    shared: Any  # [core_n, register, tile_n]
     rows_sem: Any
     scale_sem: Any
     weights_sem: Any
     bias_sem: Any
+    residual_sem: Any
     out_sem: Any
 
 
 class At(NamedTuple):
-    """A step: one visit and one tile of columns."""
+    """A step: one visit, and the number of a tile of columns among those of this core."""
 
     visit: Any
     tile: Any

@@ -22,11 +22,6 @@ def rows_of(schedule: GroupedSchedule, row: Any) -> Any:
     return pl.multiple_of(row, schedule.row_multiple)
 
 
-def columns_of(schedule: GroupedSchedule, tile: Any) -> Any:
-    """The columns of a tile."""
-    return part(tile, schedule.tile_n, schedule.grid_n)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outputs:
     """The result: a ring of blocks in VMEM, and registers that two groups share."""
@@ -35,6 +30,11 @@ class Outputs:
     its: Buffers
     spec: GroupedSpec
     schedule: GroupedSchedule
+    first_tile: Any  # of columns, of this core
+
+    def columns(self, tile: Any) -> Any:
+        """The columns of one of this core's tiles."""
+        return part(self.first_tile + tile, self.schedule.tile_n, self.schedule.grid_n)
 
     def begin(self, listed: Listed) -> None:
         """Nothing is on its way yet, and no register is shared but with rows that are to remain."""
@@ -52,7 +52,7 @@ class Outputs:
     def copy(self, slot: Any, rows: Any, row: Any, tile: Any) -> Any:
         """The copy of so many rows of a slot to a row and a tile of the result."""
         rows, its = rows_of(self.schedule, rows), self.its
-        target = self.out_hbm.at[pl.ds(rows_of(self.schedule, row), rows), columns_of(self.schedule, tile)]
+        target = self.out_hbm.at[pl.ds(rows_of(self.schedule, row), rows), self.columns(tile)]
         return pltpu.make_async_copy(its.out.at[slot, pl.ds(0, rows), :], target, its.out_sem.at[slot])
 
     def store(self, at: At, row: Any, rows: int, slot: Any) -> None:
@@ -86,14 +86,12 @@ class Outputs:
                 self._bring(row, tile, self.its.shared.at[tile])
                 return carry
 
-            lax.fori_loop(0, self.schedule.grid_n, fetch, None)
+            lax.fori_loop(0, self.schedule.core_n, fetch, None)
 
     def _bring(self, row: Any, tile: Any, target: Any) -> None:
         """Copies a register of what the result is written into to VMEM, and waits for it."""
         rows = pl.ds(rows_of(self.schedule, row), self.schedule.row_multiple)
-        copy = pltpu.make_async_copy(
-            self.out_hbm.at[rows, columns_of(self.schedule, tile)], target, self.its.out_sem.at[0]
-        )
+        copy = pltpu.make_async_copy(self.out_hbm.at[rows, self.columns(tile)], target, self.its.out_sem.at[0])
         copy.start()
         copy.wait()
 
@@ -130,7 +128,7 @@ class Outputs:
                 copy.wait()
                 return carry
 
-            lax.fori_loop(0, schedule.grid_n, store, None)
+            lax.fori_loop(0, schedule.core_n, store, None)
 
         if self.spec.existing_out:
             return
@@ -145,11 +143,11 @@ class Outputs:
                 self._zero(begin, end, rows)
 
     def _zero(self, begin: Any, end: Any, rows: int) -> None:
-        copies = lax.div(end - begin + (rows - 1), rows) * self.schedule.grid_n
+        copies = lax.div(end - begin + (rows - 1), rows) * self.schedule.core_n
 
         def copy(index: Any) -> Any:
-            row = begin + lax.div(index, jnp.int32(self.schedule.grid_n)) * rows
-            return self.copy(0, jnp.minimum(rows, end - row), row, lax.rem(index, jnp.int32(self.schedule.grid_n)))
+            row = begin + lax.div(index, jnp.int32(self.schedule.core_n)) * rows
+            return self.copy(0, jnp.minimum(rows, end - row), row, lax.rem(index, jnp.int32(self.schedule.core_n)))
 
         def start(index: Any, carry: None) -> None:
             copy(index).start()

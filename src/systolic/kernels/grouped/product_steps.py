@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.functions import as_dtype
 from systolic.kernels.grouped.dots import dot
 from systolic.kernels.grouped.product_arrays import At, Buffers, GroupedOperands
-from systolic.kernels.grouped.product_outputs import Outputs, columns_of, rows_of
+from systolic.kernels.grouped.product_outputs import Outputs, rows_of
 from systolic.kernels.grouped.registers import parts_of
 from systolic.kernels.grouped.visits import Field, Groups, list_panels
 from systolic.schedule.grouped import GroupedSchedule, RowBlock
@@ -46,15 +46,15 @@ class Steps:
         its, schedule = self.its, self.schedule
         groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
         listed = list_panels(groups, its.table, schedule)
-        steps = listed.visits * schedule.grid_n
+        steps = listed.visits * schedule.core_n
         self.outputs.begin(listed)
         zero = jnp.int32(0)
         begin = At(zero, zero)
-        front = self._fetch(steps, zero, zero, _Front(zero, begin))
+        front = self._fetch(steps, zero, begin, _Front(zero, begin))
 
         def step(number: Any, state: tuple[_Front, At]) -> tuple[_Front, At]:
             front, at = state
-            front = self._fetch(steps, number, self._of(at, Field.PANEL), front)
+            front = self._fetch(steps, number, at, front)
             self._step(number, at)
             return front, self._after(at)
 
@@ -67,31 +67,43 @@ class Steps:
     def _weight_columns(self, tile: Any, product: int) -> Any:
         schedule, spec = self.schedule, self.spec
         if not spec.side_by_side:
-            return columns_of(self.schedule, tile)
-        begin = product * spec.n + tile * schedule.tile_n
+            return self.outputs.columns(tile)
+        begin = product * spec.n + (self.outputs.first_tile + tile) * schedule.tile_n
         return pl.ds(pl.multiple_of(begin, schedule.tile_n), schedule.tile_n)
 
     def _after(self, at: At) -> At:
         last = self._of(at, Field.LAST) == 1
-        again = last & (at.tile < self.schedule.grid_n - 1)
+        again = last & (at.tile < self.schedule.core_n - 1)
         return At(
             jnp.where(again, self._of(at, Field.FIRST), at.visit + 1),
             jnp.where(last, jnp.where(again, at.tile + 1, 0), at.tile),
         )
 
-    def _fetch(self, steps: Any, number: Any, panel: Any, front: _Front) -> _Front:
-        """Starts copies for later steps, as many as there are buffers."""
-        schedule = self.schedule
+    def _panel_and_tile(self, at: At) -> Any:
+        """The number of a panel's tile of columns among those of all panels."""
+        return self._of(at, Field.PANEL) * self.schedule.core_n + at.tile
+
+    def _residual_rows(self, at: At) -> tuple[Any, Any]:
+        """The slot of what is added, and the first row in it."""
+        slot = lax.rem(self._panel_and_tile(at), jnp.int32(self.schedule.residual_slots))
+        return slot, lax.rem(self._of(at, Field.PLACE), jnp.int32(self.schedule.panel))
+
+    def _fetch(self, steps: Any, number: Any, at: At, front: _Front) -> _Front:
+        """Starts copies for later steps than the one at `at`, as many as there are buffers."""
+        schedule, panel = self.schedule, self._of(at, Field.PANEL)
 
         def has_room(front: _Front) -> Any:
             within = front.number < jnp.minimum(number + schedule.weight_slots, steps)
-            return within & (self._of(front.at, Field.PANEL) < panel + schedule.panels)
+            within = within & (self._of(front.at, Field.PANEL) < panel + schedule.panels)
+            if self.refs.residual is None:
+                return within
+            return within & (self._panel_and_tile(front.at) < self._panel_and_tile(at) + schedule.residual_slots)
 
         def start(front: _Front) -> _Front:
             # Rows first: copies end in the order in which they were started.
             for copy in self._row_copies(front.number, front.at):
                 pl.when(front.at.tile == 0)(copy.start)
-            for copy in self._weight_copies(front.number, front.at):
+            for copy in self._tile_copies(front.number, front.at):
                 copy.start()
             return _Front(front.number + 1, self._after(front.at))
 
@@ -109,7 +121,8 @@ class Steps:
             found.append(pltpu.make_async_copy(*scale, its.scale_sem.at[slot]))
         return found
 
-    def _weight_copies(self, number: Any, at: At) -> list[Any]:
+    def _tile_copies(self, number: Any, at: At) -> list[Any]:
+        """The copies of a step's columns: weights, and what is added to the sum."""
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
         group, its, refs, spec = self._of(at, Field.GROUP), self.its, self.refs, self.spec
         found = []
@@ -120,14 +133,20 @@ class Steps:
             weights = its.weights.at[slot, product]
             found.append(pltpu.make_async_copy(source.at[tile], weights, its.weights_sem.at[slot]))
         if refs.bias is not None:
-            bias = refs.bias.at[group, :, columns_of(self.schedule, at.tile)], its.bias.at[slot]
+            bias = refs.bias.at[group, :, self.outputs.columns(at.tile)], its.bias.at[slot]
             found.append(pltpu.make_async_copy(*bias, its.bias_sem.at[slot]))
+        if refs.residual is not None:
+            residual_slot, row = self._residual_rows(at)
+            size, begin = (rows_of(self.schedule, self._of(at, field)) for field in (Field.SIZE, Field.BEGIN))
+            rows = refs.residual.at[pl.ds(begin, size), self.outputs.columns(at.tile)]
+            target = its.residual.at[residual_slot, pl.ds(rows_of(self.schedule, row), size), :]
+            found.append(pltpu.make_async_copy(rows, target, its.residual_sem.at[slot]))
         return found
 
     def _step(self, number: Any, at: At) -> None:
         for copy in self._row_copies(number, at):
             pl.when(at.tile == 0)(copy.wait)
-        for copy in self._weight_copies(number, at):
+        for copy in self._tile_copies(number, at):
             copy.wait()
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
         largest, *smaller = self.schedule.blocks
@@ -161,7 +180,8 @@ class Steps:
         its.stored[schedule.out_slots] = jnp.where(out_slot == schedule.out_slots - 1, 0, out_slot + 1)
         before = its.stored[out_slot]
         pl.when(before > 0)(lambda: self.outputs.copy(out_slot, before, 0, 0).wait())
-        rows = pl.ds(rows_of(self.schedule, self._of(at, Field.PLACE) + row), block.rows)
+        rows = pl.ds(rows_of(schedule, self._of(at, Field.PLACE) + row), block.rows)
+        residual = self._residual_of(at, row, block)
 
         def one(columns: Any, width: int) -> None:
             total, *up = (self._total(rows, slot, product, columns, width, block) for product in range(spec.products))
@@ -173,11 +193,20 @@ class Steps:
                 total = total.astype(jnp.float32) * up[0].astype(jnp.float32)
             if its.scale is not None:
                 total = total.astype(jnp.float32) * its.scale[rows, :]
+            if residual is not None:
+                total = total.astype(jnp.float32) + residual[:, columns].astype(jnp.float32)
             its.out[out_slot, pl.ds(0, block.rows), columns] = as_dtype(total, spec.dtype_out)
 
         for parts in parts_of(schedule.tile_n, block.columns):
             pl.loop(0, parts.how_many)(lambda index, parts=parts: one(parts.at(index), parts.size))
         return out_slot
+
+    def _residual_of(self, at: At, row: Any, block: RowBlock) -> Any:
+        """What is added to a block of rows, with all columns of the tile."""
+        if self.its.residual is None:
+            return None
+        slot, begin = self._residual_rows(at)
+        return self.its.residual.at[slot, pl.ds(rows_of(self.schedule, begin + row), block.rows), :]
 
     def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
         """A product of a block with so many columns of the weights, over all of k."""

@@ -28,6 +28,7 @@ def grouped_matmul(
     bias: Shaped[Array, "groups n"] | ArrayLike | None = None,
     activation: str | Callable[[Array], Array] | None = None,
     row_scale: Shaped[Array, " m"] | ArrayLike | None = None,
+    residual: Shaped[Array, "m n"] | ArrayLike | None = None,
     existing_out: Shaped[Array, "m n"] | None = None,
     transpose_rhs: bool = False,
     precision: Any = None,
@@ -37,18 +38,19 @@ def grouped_matmul(
     chip: str | Chip | None = None,
     tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
 ) -> Shaped[Array, "m n"]:
-    """`activation(lhs[rows of g] @ rhs[g] + bias[g]) · row_scale` for each group of rows, in one kernel on a TPU.
+    """`activation(lhs[rows of g] @ rhs[g] + bias[g]) · row_scale + residual` for each group, in one kernel on a TPU.
 
-    With `up` it is the gated product of an MLP, `activation(lhs @ rhs[g] + bias[g]) · (lhs @ up[g]) · row_scale`, in
-    one kernel too, which reads lhs once.
+    With `up` it is the gated product of an MLP, `activation(lhs @ rhs[g] + bias[g]) · (lhs @ up[g]) · row_scale +
+    residual`, in one kernel too, which reads lhs once.
 
     The first `group_sizes[0]` rows are the first group's, and so on, as `jax.lax.ragged_dot` takes them. Rows behind
-    the last group are zero in the result, whatever they hold, or those of `existing_out`. It is differentiable in
+    the last group are zero in the result, whatever they hold, or those of `existing_out`; `residual` does not count
+    there. It is differentiable in
     reverse mode to any order, and works under `jit`, `vmap` (one after another), `checkpoint`, `scan` and `shard_map`.
     Arrays of a mesh with explicit axes are multiplied part by part, under `jit` alone.
 
     On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses for a `GroupedSpec`; elsewhere XLA computes the
-    same. On chips whose device has two TensorCores, v4 and v5p, the kernel uses one.
+    same. On chips whose device has two TensorCores, v4 and v5p, these share the columns.
 
     Args:
       lhs: [m, k]; dtypes as in `systolic.matmul`. Of two different ones, the narrower operand is converted to the other
@@ -64,6 +66,7 @@ def grouped_matmul(
       bias: [groups, n].
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       row_scale: [m], such as a router's weights.
+      residual: [m, n], added behind everything else, in float32; to rows of groups of `rhs` only.
       existing_out: [m, n], which the result is written into: its rows remain where no group of `rhs` has them, in place
         of zeros. XLA copies it first where somebody else still needs it.
       precision: of float32 operands, as in `systolic.matmul`: DEFAULT, HIGH or HIGHEST, one, three or six bfloat16
@@ -96,6 +99,7 @@ def grouped_matmul(
         bias=bias,
         activation=activation,
         row_scale=row_scale,
+        residual=residual,
         existing_out=existing_out,
         transpose_rhs=transpose_rhs,
         precision=precision,

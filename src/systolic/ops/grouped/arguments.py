@@ -51,6 +51,7 @@ def canonical(
     bias: Any,
     activation: Any,
     row_scale: Any,
+    residual: Any,
     existing_out: Any,
     transpose_rhs: bool,
     precision: Any,
@@ -114,6 +115,7 @@ def canonical(
         bias=_beside(bias, "bias", (groups, n)),
         row_scale=_beside(row_scale, "row_scale", (m,)),
         up=second,
+        residual=_beside(residual, "residual", (m, n)),
         existing=None if existing is None else existing.astype(product.dtype_out),
     )
     grouping = Grouping(sizes, offset)

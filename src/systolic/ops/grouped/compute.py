@@ -76,14 +76,17 @@ gradient.defvjp(_gradient_forward, _gradient_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def multiply_fused(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
-    """`activation(lhs[rows of g] @ rhs[g] + bias[g]) · row_scale`, in one kernel where nothing is differentiated."""
+    """`activation(lhs[rows of g] @ rhs[g] + bias[g]) · row_scale + residual`, in one kernel.
+
+    Where it is differentiated it is one only if the derivative does not need the sum.
+    """
     return _product(product, lhs, rhs, grouping, fused)
 
 
 def _fused_forward(
     product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused
 ) -> tuple[Array, Callable[..., Any]]:
-    """The derivative of the activation needs the sum, so that is stored, and XLA does the rest."""
+    """A derivative of what is not linear needs the sum, so that is stored, and XLA does the rest."""
 
     def in_two(lhs: Array, rhs: Array, fused: Fused) -> Array:
         one = product.plain.anew(dtype_out=_kept_dtype(lhs))
@@ -94,7 +97,8 @@ def _fused_forward(
             return sharded_finish(mesh, product, total, up, rhs.shape[0], grouping, fused)
         return finished(product, total, up, rows_of(lhs.shape[0], rhs.shape[0], grouping), fused)
 
-    return jax.vjp(in_two, lhs, rhs, fused)
+    out, back = jax.vjp(in_two, lhs, rhs, fused)
+    return (_product(product, lhs, rhs, grouping, fused) if product.is_linear(fused) else out), back
 
 
 def _fused_backward(

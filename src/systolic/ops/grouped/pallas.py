@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -34,20 +35,22 @@ def gradient_by_pallas(product: GroupedProduct, groups: int, lhs: Array, cotange
 def _product(product: GroupedProduct, plans: Plans, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
     chip, m = product.backend.chip, lhs.shape[0]
     assert chip is not None  # else it is computed by XLA
-    lhs = _of_whole_registers(_on_tpu(product, lhs), product.dtype_out)
-    bias, row_scale, up, existing = fused
+    spec = product.spec(lhs, rhs, fused)
+    lhs = _of_whole_registers(_on_tpu(product, lhs), *spec.row_dtypes)
+    bias, row_scale, up, residual, existing = fused
     if bias is not None:
         bias = bias.astype(jnp.float32)[:, None, :]
     if row_scale is not None:
         row_scale = jnp.pad(row_scale.astype(jnp.float32)[:, None], [(0, lhs.shape[0] - m), (0, 0)])
-    if existing is not None:
-        existing = jnp.pad(existing, [(0, lhs.shape[0] - m), (0, 0)])
-    spec = product.spec(lhs, rhs, fused)
+    residual, existing = (
+        None if one is None else jnp.pad(one, [(0, lhs.shape[0] - m), (0, 0)]) for one in (residual, existing)
+    )
+    spec = replace(spec, m=lhs.shape[0])
     chosen = plans(spec, chip, product.backend.tiles)
     # A TPU's scalar unit has 32 bits, and so has every number in a kernel.
     with jax.enable_x64(False), tracing_for(chip):
         out = grouped_product(
-            GroupedOperands(grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale, up, existing),
+            GroupedOperands(grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale, up, residual, existing),
             spec=spec,
             schedule=GroupedSchedule.of(spec, chosen.config, chip),
             activation=product.function,
@@ -63,7 +66,9 @@ def _gradient(
 ) -> Array:
     chip = product.backend.chip
     assert chip is not None
-    lhs, cotangent = (_of_whole_registers(one, product.dtype_out) for one in (_on_tpu(product, lhs), cotangent))
+    lhs, cotangent = (
+        _of_whole_registers(one, one.dtype.name, product.dtype_out) for one in (_on_tpu(product, lhs), cotangent)
+    )
     spec = product.gradient_spec(lhs, cotangent, groups)
     chosen = plans(spec, chip, product.backend.tiles)
     with jax.enable_x64(False), tracing_for(chip):
@@ -81,7 +86,7 @@ def _on_tpu(product: GroupedProduct, array: Array) -> Array:
     return for_a_tpu(array) if needs_one else array
 
 
-def _of_whole_registers(array: Array, dtype_out: str) -> Array:
+def _of_whole_registers(array: Array, *dtypes: str) -> Array:
     """Rows that are no multiple of a register's are copied to an array that is longer."""
-    rows = padded(array.shape[0], registers_rows(array.dtype.name, dtype_out))
+    rows = padded(array.shape[0], registers_rows(*dtypes))
     return jnp.pad(array, [(0, rows - array.shape[0]), (0, 0)]) if rows > array.shape[0] else array

@@ -39,12 +39,13 @@ class GroupedOp(_Grouped):
         """Sizes, dtypes and what is fused."""
         gated = f"times a second product{', side by side' if spec.side_by_side else ''}" if spec.gated else ""
         fused = ("bias" if spec.bias else "", spec.activation, gated, "row scale" if spec.row_scale else "")
+        added = "residual" if spec.residual else ""
         turned = "transpose_rhs" if spec.transpose_rhs else ""
         kept = "into an existing array" if spec.existing_out else ""
         return (
             f"{spec.m} × {spec.k} × {spec.n} (m k n) in {spec.groups} groups",
             f"{spec.dtype} → {spec.dtype_out}",
-            ", ".join(filter(None, (*fused, turned, kept))),
+            ", ".join(filter(None, (*fused, added, turned, kept))),
         )
 
     def configs(self, spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:

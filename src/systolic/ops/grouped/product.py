@@ -23,6 +23,7 @@ class Fused(NamedTuple):
     bias: Any = None  # [groups, n]
     row_scale: Any = None  # [m]
     up: Any = None  # the second right-hand side, as the first
+    residual: Any = None  # [m, n], added to the rows of groups
     existing: Any = None  # [m, n]: rows of the result that no group has
 
 
@@ -49,6 +50,10 @@ class GroupedProduct:
         """The product without what is done to the sum."""
         return replace(self, activation="", function=None, side_by_side=False)
 
+    def is_linear(self, fused: Fused) -> bool:
+        """Whether the result is linear in the sum, so that no derivative needs that."""
+        return not self.activation and not self.side_by_side and fused.up is None and fused.row_scale is None
+
     def spec(self, lhs: Any, rhs: Any, fused: Fused) -> GroupedSpec:
         """Sizes and dtypes, as the planner takes them."""
         groups, k, n = rhs.shape
@@ -69,6 +74,7 @@ class GroupedProduct:
             row_scale=fused.row_scale is not None,
             gated=self.side_by_side or fused.up is not None,
             side_by_side=self.side_by_side,
+            residual="" if fused.residual is None else fused.residual.dtype.name,
             existing_out=fused.existing is not None,
         )
 

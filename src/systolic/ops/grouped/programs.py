@@ -45,6 +45,8 @@ class GroupedPrograms:
             found.append(jax.ShapeDtypeStruct((spec.groups, spec.n), jnp.float32))
         if spec.row_scale:
             found.append(jax.ShapeDtypeStruct((spec.m,), jnp.float32))
+        if spec.residual:
+            found.append(jax.ShapeDtypeStruct((spec.m, spec.n), jnp.dtype(spec.residual)))
         if spec.existing_out:
             found.append(jax.ShapeDtypeStruct((spec.m, spec.n), jnp.dtype(spec.dtype_out)))
         return *found, _sizes(spec)
@@ -127,9 +129,9 @@ def _product(spec: GroupedSpec, chip: Chip, config: KernelConfig | None, *arrays
 def _fused(spec: GroupedSpec, beside: list[Array]) -> Fused:
     rest = iter(beside)
     up = next(rest) if spec.gated and not spec.side_by_side else None
-    there = (spec.bias, spec.row_scale, spec.existing_out)
-    bias, row_scale, existing = (next(rest) if is_there else None for is_there in there)
-    return Fused(bias=bias, row_scale=row_scale, up=up, existing=existing)
+    there = (spec.bias, spec.row_scale, spec.residual, spec.existing_out)
+    bias, row_scale, residual, existing = (next(rest) if is_there else None for is_there in there)
+    return Fused(bias=bias, row_scale=row_scale, up=up, residual=residual, existing=existing)
 
 
 def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
@@ -144,6 +146,7 @@ def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arra
         bias=fused.bias,
         activation=spec.activation or None,
         row_scale=fused.row_scale,
+        residual=fused.residual,
         existing_out=fused.existing,
         transpose_rhs=spec.transpose_rhs,
         precision=spec.precision,
@@ -159,7 +162,7 @@ def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
     lhs, rhs, *beside, sizes = arrays
     fused = _fused(spec, beside)
     _, function = activation_of(spec.activation or None)
-    is_plain = not (spec.bias or spec.row_scale or function or spec.gated)
+    is_plain = not (spec.bias or spec.row_scale or function or spec.gated or spec.residual)
 
     def product(matrices: Array) -> Array:
         return lax.ragged_dot(
@@ -181,6 +184,8 @@ def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
         out = out.astype(jnp.float32) * up[0].astype(jnp.float32)
     if fused.row_scale is not None:
         out = out * fused.row_scale[:, None]
+    if fused.residual is not None:
+        out = out.astype(jnp.float32) + fused.residual.astype(jnp.float32)
     return out.astype(spec.dtype_out)
 
 

@@ -38,7 +38,7 @@ def sharded_product(
     columns = _columns(product)
     matrices = ("g", columns, "k") if product.transpose_rhs else ("g", "k", columns)
     given = (lhs, rhs, grouping, fused)
-    beside = Fused(bias=("g", columns), row_scale=("m",), up=matrices, existing=("m", columns))
+    beside = Fused(bias=("g", columns), row_scale=("m",), up=matrices, residual=("m", columns), existing=("m", columns))
     names = (("m", "k"), matrices, _UNCUT, beside)
     cuts = cuts_of(given, names, last=_LAST)
 
@@ -94,7 +94,8 @@ def sharded_finish(
     """`xla.finished` of sharded sums, which can be differentiated."""
     sums = ("m", _columns(product))
     given = (total, up, grouping, fused._replace(up=None))
-    names = (sums, sums, _UNCUT, Fused(bias=("", sums[1]), row_scale=("m",), up=sums, existing=sums))
+    beside = Fused(bias=("", sums[1]), row_scale=("m",), up=sums, residual=sums, existing=sums)
+    names = (sums, sums, _UNCUT, beside)
     cuts = cuts_of(given, names, last=_LAST)
 
     def compute(total: Array, up: Array | None, grouping: Grouping, fused: Fused) -> Array:

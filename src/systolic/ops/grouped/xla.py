@@ -40,9 +40,10 @@ def _sum(product: GroupedProduct, lhs: Array, rhs: Array, rows: _Rows) -> Array:
 
 
 def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Rows, fused: Fused) -> Array:
-    """What becomes of the sums: `activation(total + bias) · up · row_scale`; zero, or as before, where no group is.
+    """What becomes of the sums: `activation(total + bias) · up · row_scale + residual`.
 
-    Where both right-hand sides are one array, `total` has both sums side by side.
+    Rows that no group has are zero, or as before. Where both right-hand sides are one array, `total` has both sums side
+    by side.
     """
     if product.side_by_side:
         total, up = jnp.split(total, 2, axis=1)
@@ -55,6 +56,8 @@ def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Row
         total = total.astype(jnp.float32) * up.astype(jnp.float32)
     if fused.row_scale is not None:
         total = total.astype(jnp.float32) * fused.row_scale.astype(jnp.float32)[:, None]
+    if fused.residual is not None:
+        total = total.astype(jnp.float32) + fused.residual.astype(jnp.float32)
     return as_dtype(rows.owned(total, fused.existing), product.dtype_out)
 
 
