@@ -185,8 +185,6 @@ def _remarks(spec: Spec, chip: Chip) -> list[str]:
     if spec.dtype_multiplied in chip.emulated_dtypes:
         native = chip.emulated_dtypes[spec.dtype_multiplied]
         found.append(f"{chip.name} multiplies {spec.dtype_multiplied} at the rate of {native}")
-    if chip.cores_per_device > 1:
-        found.append("both cores share the blocks of the output")
     return found
 
 

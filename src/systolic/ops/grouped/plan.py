@@ -26,7 +26,8 @@ class _Grouped(ListedOp):
 
     def remarks(self, spec: Any, chip: Chip) -> list[str]:
         """For which sizes of groups the tiles are."""
-        return [f"for groups of about {spec.rows_per_group} rows"]
+        shared = ["both cores share the columns"] if chip.cores_per_device > 1 else []
+        return [f"for groups of about {spec.rows_per_group} rows", *shared]
 
 
 class GroupedOp(_Grouped):

@@ -118,6 +118,8 @@ class MatmulOp:
         found = [orientation] if orientation else []
         if spec.dtype_multiplied == "float32":
             found.append(f"float32 as {_PASSES[spec.precision]}")
+        if chip.cores_per_device > 1:
+            found.append("both cores share the blocks of the output")
         return found
 
     def programs(self, spec: MatmulSpec, chip: Chip) -> MatmulPrograms:

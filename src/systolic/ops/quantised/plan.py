@@ -69,7 +69,8 @@ class QuantizedOp(ListedOp):
 
     def remarks(self, spec: QuantizedSpec, chip: Chip) -> list[str]:
         """How weights get into the matrix units."""
-        return [str(route_of(spec, product_configs(spec, chip)[0].config.subtile_m, chip))]
+        alone = ["one of the device's cores works"] if chip.cores_per_device > 1 else []
+        return [*alone, str(route_of(spec, product_configs(spec, chip)[0].config.subtile_m, chip))]
 
     def programs(self, spec: QuantizedSpec, chip: Chip) -> QuantizedPrograms:
         """Built from the description."""

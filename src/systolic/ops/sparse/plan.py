@@ -75,7 +75,8 @@ class SparseOp(ListedOp):
         """For which blocks the tiles are, and how often the kernel is called."""
         calls = calls_of(spec, one_call(spec, chip))
         cut = [f"{calls} calls, for SMEM does not hold where all blocks are"] if calls > 1 else []
-        return [f"for {spec.blocks} blocks, about as many in every line", *cut]
+        shared = ["both cores share the blocks of the output"] if chip.cores_per_device > 1 else []
+        return [f"for {spec.blocks} blocks, about as many in every line", *cut, *shared]
 
     def programs(self, spec: SparseSpec, chip: Chip) -> SparsePrograms:
         """Built from the description."""
