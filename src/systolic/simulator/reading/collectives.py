@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (?:\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.ASCII)
@@ -15,15 +15,22 @@ _REPLICAS = re.compile(r"\breplica_count=(\d{1,5})\b", re.ASCII)
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
 _DONE = "-done"
+_GROUPS = re.compile(r"\breplica_groups=\{(\{[\d,{}]*\})\}", re.ASCII)
+_GROUP = re.compile(r"\{([\d,]*)\}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HloCollective:
-    """An operation that communicates, or one into which such an operation was fused."""
+    """An operation that communicates, or one into which such an operation was fused.
+
+    Attributes:
+      groups: partitions that exchange something with each other, each group in its order; empty: not said.
+    """
 
     name: str
     kind: Kind
     fused: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +71,7 @@ def parse_collectives(text: str) -> SliceHlo:
         name, opcode, rest = found.groups()
         kind = next((each for each in get_args(Kind) if opcode.startswith(each)), None)
         if kind is not None and not opcode.endswith(_DONE):
-            inside[computation].append(HloCollective(name=name, kind=kind))
+            inside[computation].append(HloCollective(name=name, kind=kind, groups=_groups(rest)))
             order[computation].append((name, kind))
         elif called := _CALLS.search(rest):
             if opcode == "while":
@@ -74,13 +81,20 @@ def parse_collectives(text: str) -> SliceHlo:
     collectives = {each.name: each for found in inside.values() for each in found}
     for name, called in fusions:
         for each in inside.get(called, ())[:1]:
-            collectives[name] = HloCollective(name=name, kind=each.kind, fused=True)
+            collectives[name] = replace(each, name=name, fused=True)
     return SliceHlo(
         partitions=partitions,
         replicas=replicas,
         collectives=collectives,
         permutes=tuple(_permutes(entry, order, frozenset())),
     )
+
+
+def _groups(text: str) -> tuple[tuple[int, ...], ...]:
+    found = _GROUPS.search(text)
+    if found is None:
+        return ()
+    return tuple(tuple(int(each) for each in group.split(",") if each) for group in _GROUP.findall(found.group(1)))
 
 
 def _count(pattern: re.Pattern[str], header: str) -> int:

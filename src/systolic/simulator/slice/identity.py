@@ -15,11 +15,18 @@ from systolic.simulator.errors import SimulationError
 from systolic.simulator.reading.listing import Program
 from systolic.simulator.slice.launch import LAUNCHED
 
-Word = Literal["chip", "core", "partition", "replica", "assignment", "constants"]
+Word = Literal["chip", "core", "partition", "replica", "assignment", "constants", "routes"]
 
-_NAMED: Mapping[str, Word] = {"logical chip id": "chip", "core id": "core", "hbm offset": "constants"}
+_NAMED: Mapping[str, Word] = {
+    **dict.fromkeys(("logical chip id", "physical chip id"), "chip"),
+    "core id": "core",
+    "hbm offset": "constants",
+}
 # Of a called operation, by rising number. "assignment" is a pointer to a table, partition → device.
 _UNNAMED: tuple[Word, ...] = ("partition", "replica", "assignment")
+# The runtime's pointers, of which this one leads to the table of routes.
+_ROUTES = "4"
+_ADDED = re.compile(r"\[smem:\[(%\w+) \+ (%\w+)\]\]", re.ASCII)
 _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
 
@@ -30,6 +37,10 @@ _BEHIND_96_GIB = 102 << 30
 _WIDE_ADDRESSES = 512
 # And the table of the assignment: above all that a program writes, whose results would take its place.
 _ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
+
+
+# In scalar memory, above all that a program allocates: a pointer to a chip's table of routes, and the table.
+ROUTES_AT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +70,7 @@ class Identity:
             "replica": 0,
             "assignment": self.assignment,
             "constants": self.constants,
+            "routes": ROUTES_AT,
         }[word]
 
 
@@ -93,6 +105,9 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
             unnamed.append(allocation)
     if not top_level and not remote:
         return words
+    routes = _route_pointers(program)
+    words |= dict.fromkeys(routes, "routes")
+    unnamed = [each for each in unnamed if each not in routes]
     if top_level:
         unnamed = [each for each in unnamed if each not in _flags(program)]
     unnamed.sort(key=lambda allocation: int(allocation.removeprefix("allocation")))
@@ -102,6 +117,27 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
         raise SimulationError(f"{program.name}: what the words {', '.join(unnamed)} hold is not known")
     words |= {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
     return words
+
+
+def _route_pointers(program: Program) -> set[str]:
+    """Words from which the program finds the table of routes: to what they hold it adds where that stands."""
+    instructions = [each for bundle in program.bundles for each in bundle.instructions]
+    added = {f"%{each.dest}" for each in instructions if each.opcode == "reloc" and each.operands == (_ROUTES,)}
+    bases = {
+        found.group(1)
+        for each in instructions
+        if each.opcode == "sld" and (found := _ADDED.fullmatch(each.operands[0])) and found.group(2) in added
+    }
+    loaded = {
+        each.operands[-1].split()[-1]
+        for each in instructions
+        if each.opcode == "int_to_ptr.smem" and f"%{each.dest}" in bases
+    }
+    return {
+        word.group(1)
+        for each in instructions
+        if each.opcode == "sld" and f"%{each.dest}" in loaded and (word := _WORD.fullmatch(each.operands[0]))
+    }
 
 
 def _flags(program: Program) -> set[str]:
