@@ -168,7 +168,7 @@ V5E = Chip(
         "links.wraps_alone": _WRAP,
         "links.signal_chip_bit": _LISTING,
         "links.copy_remote_bit": _LISTING,
-        "links.route_entries": "seen in listings: slices of up to 16 chips go by number, 4x8 to 16x16 by four bits of a table",
+        "links.route_entries": "seen in listings: up to 16 chips go by number, 4x8 to 16x16 by four bits of a table",
         "links.die_bytes_per_s": _ONE_DEVICE,
         "links.die_hop_s": _ONE_DEVICE,
         "machine.clock_hz": _PEAK,

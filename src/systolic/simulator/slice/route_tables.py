@@ -3,7 +3,7 @@
 The runtime leaves each chip a table in scalar memory. Row `chip * 16 + entry` holds in its low byte where that chip's
 entry leads; row `chip`, in bits 24 to 27, by which entry the reader reaches that chip. A program that knows the chip
 looks up the entry there, so that any numbering serves it. The constants of a ring hold entries that the compiler knew:
-those of a device's neighbours, with every device's place on the ring. Where they lead follows from the places, and XLA's
+those of a device's neighbours, with every device's place on the ring. Where they lead follows from the places; XLA's
 own code then walks that ring through the table.
 """
 
@@ -106,8 +106,8 @@ def _tables(facts: SliceFacts, count: int) -> Iterator[tuple[str, np.ndarray, Hl
             raise NeighbourTableError(f"{name}: {facts.constants.unknown}")
         if collective.kind in _NOT_RINGS or constant.words != _ROW_WORDS * count:
             raise NeighbourTableError(
-                f"{name}: {collective.kind} goes over chips in between, by entries of their tables of routes, and where "
-                "those lead is not known; on this chip it is simulated in slices of up to 16 chips"
+                f"{name}: {collective.kind} goes over chips in between, by entries of their tables of routes, and "
+                "where those lead is not known; on this chip it is simulated in slices of up to 16 chips"
             )
         words = facts.constants.contents[constant.allocation][: constant.words]
         yield name, np.array(words).reshape(count, _ROW_WORDS), collective
