@@ -12,7 +12,7 @@ from simulator_listings import listing
 from systolic.chips import SliceShape, chip
 from systolic.simulator import NeighbourTableError, SimulationError
 from systolic.simulator.reading.calls import CallOperand
-from systolic.simulator.reading.collectives import HloCollective, SliceHlo
+from systolic.simulator.reading.collectives import HloCollective, Kind, SliceHlo
 from systolic.simulator.reading.listing import parse_listing
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
@@ -39,7 +39,7 @@ def table(*, by_partition: bool = False) -> np.ndarray:
     return rows
 
 
-def facts(rows: np.ndarray, kind="all-gather", groups: tuple[tuple[int, ...], ...] = GROUPS) -> SliceFacts:
+def facts(rows: np.ndarray, kind: Kind = "all-gather", groups: tuple[tuple[int, ...], ...] = GROUPS) -> SliceFacts:
     operand = CallOperand(
         register="s1", space="hbm", index=2, is_input=True, is_constant=True, dtype="s32", shape=(rows.size,)
     )
@@ -74,7 +74,7 @@ def test_entries_of_a_ring_lead_to_whoever_is_next_on_it(by_partition: bool) -> 
 def test_a_program_finds_the_entry_of_a_chip_and_the_chip_of_an_entry() -> None:
     found = tables(table())
     for device, words in enumerate(found.words()):
-        at = words[ROUTES_AT]
+        at = words[ROUTES_AT + 4]
         for target in range(CHIPS):
             entry = words[at + target] >> 24 & 15
             if target in found.entries[device].values():
@@ -116,7 +116,7 @@ def test_what_is_not_certain_is_refused() -> None:
         tables(ranks)
     with pytest.raises(NeighbourTableError, match="who is next to whom"):
         tables(table(), groups=())
-    with pytest.raises(NeighbourTableError, match="all-to-all goes over chips in between"):
+    with pytest.raises(NeighbourTableError, match="this all-to-all goes over chips in between"):
         tables(table(), kind="all-to-all")
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.reading.listing import Program
+from systolic.simulator.reading.listing import Instruction, Program
 from systolic.simulator.slice.launch import LAUNCHED
+from systolic.simulator.translating.scalar import ROUTES_WORD
 
 Word = Literal["chip", "core", "partition", "replica", "assignment", "constants", "routes"]
 
@@ -24,8 +25,8 @@ _NAMED: Mapping[str, Word] = {
 }
 # Of a called operation, by rising number. "assignment" is a pointer to a table, partition → device.
 _UNNAMED: tuple[Word, ...] = ("partition", "replica", "assignment")
-# The runtime's pointers, of which this one leads to the table of routes.
-_ROUTES = "4"
+# What a core's own number is called as well, where it is also that of the core that is meant.
+_OWN_CORE = "remote-core-idx"
 _ADDED = re.compile(r"\[smem:\[(%\w+) \+ (%\w+)\]\]", re.ASCII)
 _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
@@ -101,6 +102,8 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
         named: set[Word] = {word for comment in comments for text, word in _NAMED.items() if text in comment}
         if len(named) == 1:
             words[allocation] = named.pop()
+        elif not named and any(_OWN_CORE in comment for comment in comments):
+            words[allocation] = "core"
         elif not any(comments) and allocation not in mentioned:
             unnamed.append(allocation)
     if not top_level and not remote:
@@ -119,10 +122,24 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
     return words
 
 
+def without_route_pointers(program: Program) -> Program:
+    """The top-level program without its own stores of where the table of routes is: the simulator lays it elsewhere."""
+    pointers = _route_pointers(program)
+
+    def stays(each: Instruction) -> bool:
+        word = _WORD.fullmatch(each.operands[0]) if each.opcode == "sst" else None
+        return word is None or word.group(1) not in pointers
+
+    if not pointers:
+        return program
+    bundles = [replace(bundle, instructions=tuple(filter(stays, bundle.instructions))) for bundle in program.bundles]
+    return replace(program, bundles=tuple(bundles))
+
+
 def _route_pointers(program: Program) -> set[str]:
     """Words from which the program finds the table of routes: to what they hold it adds where that stands."""
     instructions = [each for bundle in program.bundles for each in bundle.instructions]
-    added = {f"%{each.dest}" for each in instructions if each.opcode == "reloc" and each.operands == (_ROUTES,)}
+    added = {f"%{each.dest}" for each in instructions if each.opcode == "reloc" and each.operands == (ROUTES_WORD,)}
     bases = {
         found.group(1)
         for each in instructions

@@ -21,8 +21,10 @@ from systolic.simulator.slice.constants import NeighbourTableError
 from systolic.simulator.slice.facts import SliceFacts
 from systolic.simulator.slice.identity import ROUTES_AT
 from systolic.simulator.slice.routes import Routes
+from systolic.simulator.translating.scalar import ROUTES_WORD
 
-_TABLE = ROUTES_AT + 1  # in scalar memory, behind the pointer to it
+_POINTER = ROUTES_AT + int(ROUTES_WORD)
+_TABLE = ROUTES_AT + 16  # in scalar memory, behind that
 _ENTRY_BIT = 24
 _INVALID = 1 << 31
 _ROW_WORDS = 4
@@ -93,7 +95,7 @@ class RouteTables:
             found = {_TABLE + row: word for row, word in enumerate(rows)}
             for target in range(len(self.entries)):
                 found[_TABLE + target] |= own.get(target, nowhere) << _ENTRY_BIT
-            yield {ROUTES_AT: _TABLE, **found}
+            yield {_POINTER: _TABLE, **found}
 
 
 def _tables(facts: SliceFacts, count: int) -> Iterator[tuple[str, np.ndarray, HloCollective]]:
@@ -106,7 +108,7 @@ def _tables(facts: SliceFacts, count: int) -> Iterator[tuple[str, np.ndarray, Hl
             raise NeighbourTableError(f"{name}: {facts.constants.unknown}")
         if collective.kind in _NOT_RINGS or constant.words != _ROW_WORDS * count:
             raise NeighbourTableError(
-                f"{name}: {collective.kind} goes over chips in between, by entries of their tables of routes, and "
+                f"{name}: this {collective.kind} goes over chips in between, by entries of their tables of routes, and "
                 "where those lead is not known; on this chip it is simulated in slices of up to 16 chips"
             )
         words = facts.constants.contents[constant.allocation][: constant.words]
