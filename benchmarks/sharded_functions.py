@@ -77,11 +77,12 @@ def used(run: SliceRun, *, permutes: bool) -> dict[str, int]:
     """What carries the communication, and how many operations of each kind there are.
 
     Args:
-      permutes: whether the function permutes by itself; else XLA does, in its collective matmul.
+      permutes: whether the function permutes by itself; else XLA does, in its collective matmul where that is a loop.
     """
     found: dict[str, int] = {}
     for each in run.collectives:
-        kind = MATMUL_LOOP if each.kind == "collective-permute" and not permutes else each.kind
+        looped = each.kind == "collective-permute" and each.calls > 1
+        kind = MATMUL_LOOP if looped and not permutes else each.kind
         found[kind] = found.get(kind, 0) + 1
     return found
 

@@ -187,6 +187,45 @@ def test_devices_that_find_their_partners_by_branches_go_on_together(pool) -> No
     assert one.time_us == pytest.approx(every.time_us, rel=0.02)
 
 
+# A group's ring goes there on every other chip and back on the rest: eight ways to the next, of which six are two hops.
+def test_chips_find_their_neighbours_by_tables_of_routes(pool) -> None:
+    def gather(devices: Any) -> Mesh:
+        return Mesh(np.array(sorted(devices, key=lambda device: device.id)).reshape(8, 4), ("y", "x"))
+
+    fn = ShardedFunction(
+        fn=functools.partial(lax.all_gather, axis_name="y", tiled=True),
+        mesh=gather,
+        in_specs=(PartitionSpec(("x", "y")),),
+        out_specs=PartitionSpec("x"),
+    )
+    known, argument = with_slice_flags(chip("v5e")), jax.ShapeDtypeStruct((32 * BLOCK[0], BLOCK[1]), jnp.float32)
+    shape = SliceShape.parse(known, "4x8")
+    program = submit_compilation(pool, fn, (argument,), target_of(known, shape), cache=None).result()
+    prepared = prepare_program(program, known)
+    one, every = (prepared.run_slice(shape, program.assignment, chip=known, one_for_all=way) for way in (True, False))
+    assert one.way == "one device for all, as slow as the slowest"
+    assert link_bytes(one) == link_bytes(every)
+    # Half of seven blocks goes each way round, over fourteen hops, in each of four groups.
+    assert sum(link_bytes(every).values()) == 4 * 2 * 14 * 7 * BLOCK_BYTES // 2
+    assert {link.axis for link in every.links} == {"y+", "y-"}
+    assert one.time_us == pytest.approx(every.time_us, rel=0.02)
+
+
+def test_on_a_torus_neighbours_are_looked_up(pool) -> None:
+    def torus(devices: Any) -> Mesh:
+        return Mesh(np.array(sorted(devices, key=lambda device: device.id)).reshape(16, 16), ("y", ALL))
+
+    spec = PartitionSpec(("y", ALL))
+    fn = ShardedFunction(fn=next_one, mesh=torus, in_specs=(spec,), out_specs=spec)
+    known, argument = with_slice_flags(chip("v5e")), jax.ShapeDtypeStruct((256 * BLOCK[0], BLOCK[1]), jnp.float32)
+    shape = SliceShape.parse(known, "16x16")
+    program = submit_compilation(pool, fn, (argument,), target_of(known, shape), cache=None).result()
+    run = prepare_program(program, known).run_slice(shape, program.assignment, chip=known)
+    assert run.way == "one device for all"
+    expected = {(y * 16 + x, y * 16 + (x + 1) % 16): BLOCK_BYTES for y in range(16) for x in range(16)}
+    assert link_bytes(run) == expected
+
+
 def test_devices_that_differ_are_refused_before_they_send_too_much(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (network, run):
         monkeypatch.setattr(module, "MOST_COPIES", 40)

@@ -19,7 +19,14 @@ from systolic.untrusted import UntrustedError, read_json, shown
 _LARGEST = 1e18  # above every rate, in hertz and bytes a second
 # They decide how a listing is read and what the compiler made: another value would need another program.
 _OF_THE_PROGRAM = ("mxu_count", "mxu_rows", "mxu_columns", "branch_delay_slots")
-_LINKS_OF_CHIP = ("dimensions", "wrap_extent", "wraps_alone", "signal_chip_bit", "copy_remote_bit")  # likewise
+_LINKS_OF_CHIP = (
+    "dimensions",
+    "wrap_extent",
+    "wraps_alone",
+    "signal_chip_bit",
+    "copy_remote_bit",
+    "route_entries",
+)  # likewise
 
 
 class ConstantsError(WrongCallError, ValueError):

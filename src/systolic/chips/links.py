@@ -19,6 +19,9 @@ class Links:
     wraps_alone: bool  # each axis by itself; else either all axes of a slice are such multiples, or none wraps
     signal_chip_bit: int  # in the address of a signal, the chip's number is from this bit on
     copy_remote_bit: int  # in a copy's operand, this bit says that it goes to another chip
+    # Of a chip's table of routes: in a slice of more chips, programs name a chip by an entry of the sender's table, in
+    # place of its number; None: by its number everywhere.
+    route_entries: int | None = None
     die_bytes_per_s: float | None = None  # between the devices of one chip, in one direction; None: it is one device
     die_hop_s: float | None = None  # and how long that way takes
 

@@ -100,6 +100,7 @@ V5E = Chip(
         wraps_alone=True,
         signal_chip_bit=17,
         copy_remote_bit=14,
+        route_entries=16,
     ),
     step_estimate=StepEstimate(
         fill_cycles=93,
@@ -169,6 +170,7 @@ V5E = Chip(
         "links.wraps_alone": _WRAP,
         "links.signal_chip_bit": _LISTING,
         "links.copy_remote_bit": _LISTING,
+        "links.route_entries": "seen in listings: up to 16 chips go by number, 4x8 to 16x16 by four bits of a table",
         "links.die_bytes_per_s": _ONE_DEVICE,
         "links.die_hop_s": _ONE_DEVICE,
         "machine.clock_hz": _PEAK,

@@ -197,6 +197,7 @@ V6E = Chip(
         "links.wraps_alone": _WRAP,
         "links.signal_chip_bit": _LISTING,
         "links.copy_remote_bit": _LISTING,
+        "links.route_entries": _LISTING,
         "links.die_bytes_per_s": _ONE_DEVICE,
         "links.die_hop_s": _ONE_DEVICE,
         "machine.clock_hz": _PEAK,

@@ -235,6 +235,7 @@ V7X = Chip(
         "links.wraps_alone": _WRAP,
         "links.signal_chip_bit": _LISTING,
         "links.copy_remote_bit": _LISTING,
+        "links.route_entries": _LISTING,
         "links.die_bytes_per_s": _DIE,
         "links.die_hop_s": _DIE_HOP,
         "machine.clock_hz": _DEFAULT_STATE.source,

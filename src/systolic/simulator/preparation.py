@@ -17,6 +17,7 @@ from systolic.simulator.reading.verify import check_registers
 from systolic.simulator.records import VmemBuffer
 from systolic.simulator.run import PreparedProgram
 from systolic.simulator.slice.facts import remote_code, slice_facts
+from systolic.simulator.slice.identity import without_route_pointers
 from systolic.simulator.slice.launch import without_launch
 from systolic.simulator.sparse_core.listing import parse_sparse_listing
 from systolic.simulator.sparse_core.translate import translate_sparse
@@ -68,7 +69,9 @@ def prepare_listings(
     for name, text in listings.items():
         with reading(f"the listing of {name}"):
             program = parse_listing(name, text)
-            program = programs[name] = without_launch(program) if sliced and name == TOP_LEVEL else program
+            program = programs[name] = (
+                without_route_pointers(without_launch(program)) if sliced and name == TOP_LEVEL else program
+            )
             check_registers(program, split_blocks(program, chip.machine.branch_delay_slots))
     for name, program in programs.items():
         with reading(f"the listing of {name}"):

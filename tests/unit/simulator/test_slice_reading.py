@@ -31,6 +31,20 @@ def test_what_communicates() -> None:
     assert found.collectives["all_gather.3"].kind == "all-gather"
 
 
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("[2,4]<=[8]", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("[4,2]<=[2,4]T(1,0)", ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ("[2,4]<=[16]", ()),
+        ("{}", ()),
+    ],
+)
+def test_who_exchanges_something_with_whom(text: str, groups: tuple[tuple[int, ...], ...]) -> None:
+    assert parse_collectives(hlo(text)).collectives["all_gather.3"].groups == groups
+
+
 def test_permutations_in_the_order_of_the_schedule() -> None:
     text = (
         "HloModule jit_f, num_partitions=2\n\n"

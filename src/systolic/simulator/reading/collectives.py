@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
+
+import numpy as np
 
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (?:\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.ASCII)
 _COMPUTATION = re.compile(r"(?:ENTRY )?%(\S+) \(", re.ASCII)
@@ -15,15 +18,27 @@ _REPLICAS = re.compile(r"\breplica_count=(\d{1,5})\b", re.ASCII)
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
 _DONE = "-done"
+# Groups as lists, or as a range that is reshaped, turned, and cut into so many groups of so many.
+_GROUPS = re.compile(r"\breplica_groups=\{(\{[\d,{}]*\})\}", re.ASCII)
+_GROUP = re.compile(r"\{([\d,]*)\}", re.ASCII)
+_RANGE = re.compile(
+    r"\breplica_groups=\[(?P<cut>\d{1,5},\d{1,5})\]<=\[(?P<range>[\d,]{1,40})\](?:T\((?P<turned>[\d,]{1,40})\))?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HloCollective:
-    """An operation that communicates, or one into which such an operation was fused."""
+    """An operation that communicates, or one into which such an operation was fused.
+
+    Attributes:
+      groups: partitions that exchange something with each other, each group in its order; empty: not said.
+    """
 
     name: str
     kind: Kind
     fused: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +79,7 @@ def parse_collectives(text: str) -> SliceHlo:
         name, opcode, rest = found.groups()
         kind = next((each for each in get_args(Kind) if opcode.startswith(each)), None)
         if kind is not None and not opcode.endswith(_DONE):
-            inside[computation].append(HloCollective(name=name, kind=kind))
+            inside[computation].append(HloCollective(name=name, kind=kind, groups=_groups(rest, partitions)))
             order[computation].append((name, kind))
         elif called := _CALLS.search(rest):
             if opcode == "while":
@@ -74,13 +89,28 @@ def parse_collectives(text: str) -> SliceHlo:
     collectives = {each.name: each for found in inside.values() for each in found}
     for name, called in fusions:
         for each in inside.get(called, ())[:1]:
-            collectives[name] = HloCollective(name=name, kind=each.kind, fused=True)
+            collectives[name] = replace(each, name=name, fused=True)
     return SliceHlo(
         partitions=partitions,
         replicas=replicas,
         collectives=collectives,
         permutes=tuple(_permutes(entry, order, frozenset())),
     )
+
+
+def _groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
+    found, cut = _GROUPS.search(text), _RANGE.search(text)
+    if found is not None:
+        return tuple(_numbers(group) for group in _GROUP.findall(found.group(1)))
+    if cut is None or math.prod(extents := _numbers(cut["range"])) != partitions:
+        return ()
+    order = np.arange(partitions).reshape(extents)
+    turned = order.transpose(_numbers(cut["turned"])) if cut["turned"] else order
+    return tuple(map(tuple, turned.reshape(_numbers(cut["cut"])).tolist()))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in text.split(",") if each)
 
 
 def _count(pattern: re.Pattern[str], header: str) -> int:

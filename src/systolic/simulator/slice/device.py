@@ -81,7 +81,7 @@ class Device:
 
     def target(self, word: Any, flag: Any) -> RemoteTarget:
         """Reads whom a copy is meant for that signals a flag there."""
-        return self._around.copy_target(word, flag)
+        return self._around.copy_target(self.number, word, flag)
 
     def memory(self, target: RemoteTarget) -> Memory:
         """The memory of a core."""
@@ -114,7 +114,7 @@ class Device:
 
     def signal(self, core: int, program: str, time: int, address: Any, amount: int, label: str) -> None:
         """Adds to a flag of a core of any device."""
-        target = self._around.signal_target(address)
+        target = self._around.signal_target(self.number, address)
         route = self._around.route(self, target)
         if route.links:
             self.communications[core].signalled(label, time)

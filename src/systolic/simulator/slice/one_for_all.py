@@ -56,17 +56,17 @@ class OneForAll:
         """Names a device in messages."""
         return "every device"
 
-    def copy_target(self, word: Any, flag: Any) -> RemoteTarget:
+    def copy_target(self, sender: int, word: Any, flag: Any) -> RemoteTarget:
         """Reads whom a copy is meant for that signals a flag there, on every device."""
         return self._target(self.addresses.of_copy, word, flag)
 
-    def signal_target(self, address: Any) -> RemoteTarget:
+    def signal_target(self, sender: int, address: Any) -> RemoteTarget:
         """Reads whom a signal is meant for, on every device."""
         return self._target(self.addresses.of_signal, address)
 
     def _target(self, read: Callable[..., RemoteTarget], *words: Any) -> RemoteTarget:
-        if not lanes_in(words):
-            found = read(*words)
+        if not lanes_in(words) and self.addresses.routes is None:
+            found = read(0, *words)
             if found.remote:
                 raise DivergedError("all devices send to one")
             return found
@@ -80,7 +80,7 @@ class OneForAll:
         return known[0]
 
     def _read(self, read: Callable[..., RemoteTarget], words: tuple[Any, ...]) -> RemoteTarget:
-        targets = [read(*(lane(word, number) for word in words)) for number in range(self.count)]
+        targets = [read(number, *(lane(word, number) for word in words)) for number in range(self.count)]
         core, remote = targets[0].core, targets[0].remote
         if any((each.core, each.remote) != (core, remote) for each in targets):
             raise DivergedError("devices send to different cores of devices")

@@ -22,6 +22,7 @@ from systolic.simulator.slice.identity import Identity, assignment_at, constants
 from systolic.simulator.slice.network import MOST_COPIES, Network, too_many_copies
 from systolic.simulator.slice.one_for_all import OneForAll, PatternNetwork
 from systolic.simulator.slice.records import LinkRun, Way
+from systolic.simulator.slice.route_tables import RouteTables
 from systolic.simulator.slice.routes import Routes
 from systolic.simulator.slice.surroundings import AllDevices
 from systolic.simulator.slice.tables import check_tables
@@ -37,11 +38,13 @@ class SliceSetup:
     Attributes:
       assignment: device ids by partition.
       routes: between its devices.
+      route_tables: by which its chips name each other; None: by number.
     """
 
     shape: SliceShape
     assignment: tuple[int, ...]
     routes: Routes
+    route_tables: RouteTables | None
 
     @staticmethod
     def of(shape: SliceShape, assignment: Sequence[int], facts: SliceFacts) -> SliceSetup:
@@ -62,7 +65,8 @@ class SliceSetup:
             raise SliceError(
                 f"the program is for {facts.hlo.partitions} devices, and {shape.chip.name}:{shape.name} has {count}"
             )
-        return SliceSetup(shape=shape, assignment=tuple(assignment), routes=Routes(shape))
+        tables = RouteTables.of(shape, assignment, facts)
+        return SliceSetup(shape=shape, assignment=tuple(assignment), routes=Routes(shape), route_tables=tables)
 
     @property
     def constants_from(self) -> int:
@@ -78,6 +82,7 @@ class SliceSetup:
         """Words by which each device knows which it is, by address, for each of its cores."""
         partitions = {device: partition for partition, device in enumerate(self.assignment)}
         cores = self.shape.chip.cores_per_device
+        tables = None if self.route_tables is None else tuple(self.route_tables.words())
         found = []
         for device in self.shape.devices:
             known = Identity(
@@ -87,8 +92,12 @@ class SliceSetup:
                 constants=self.constants_from,
                 assignment=self.assignment_at,
             )
+            routes = {} if tables is None else tables[device.chip]
             found.append(
-                [{address: known.value(word, core) for address, word in facts.words.items()} for core in range(cores)]
+                [
+                    {**routes, **{address: known.value(word, core) for address, word in facts.words.items()}}
+                    for core in range(cores)
+                ]
             )
         return found
 
@@ -177,7 +186,8 @@ def run_devices(
     Raises:
       SimulationError: see `PreparedProgram.run_slice`.
     """
-    check_tables(facts, where.assignment)
+    if where.route_tables is None:
+        check_tables(facts, where.assignment)
     if one_for_all and not setup.sparse_programs:
         # To execute every one of many devices would take hours.
         alike = len(where.assignment) > MOST_APART
@@ -208,7 +218,7 @@ def _run_all(
         clock_hz=clock_hz,
         routes=where.routes,
         network=network,
-        addresses=Addresses(where.shape),
+        addresses=Addresses(where.shape, where.route_tables),
         devices=devices,
     )
     partitions = {device: partition for partition, device in enumerate(where.assignment)}
@@ -252,7 +262,7 @@ def _run_one_for_all(
         clock_hz=clock_hz,
         routes=where.routes,
         network=network,
-        addresses=Addresses(where.shape),
+        addresses=Addresses(where.shape, where.route_tables),
         count=count,
         slowest_counts=slowest_counts,
     )

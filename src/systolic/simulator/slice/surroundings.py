@@ -27,11 +27,11 @@ class Surroundings(Protocol):
         """Names a device in messages."""
         ...
 
-    def copy_target(self, word: Any, flag: Any) -> RemoteTarget:
+    def copy_target(self, sender: int, word: Any, flag: Any) -> RemoteTarget:
         """Reads whom a copy is meant for that signals a flag there."""
         ...
 
-    def signal_target(self, address: Any) -> RemoteTarget:
+    def signal_target(self, sender: int, address: Any) -> RemoteTarget:
         """Reads whom a signal is meant for."""
         ...
 
@@ -71,13 +71,13 @@ class AllDevices:
         """Names a device in messages."""
         return f"device {device.number}"
 
-    def copy_target(self, word: Any, flag: Any) -> RemoteTarget:
+    def copy_target(self, sender: int, word: Any, flag: Any) -> RemoteTarget:
         """Reads whom a copy is meant for that signals a flag there."""
-        return self.addresses.of_copy(word, flag)
+        return self.addresses.of_copy(sender, word, flag)
 
-    def signal_target(self, address: Any) -> RemoteTarget:
+    def signal_target(self, sender: int, address: Any) -> RemoteTarget:
         """Reads whom a signal is meant for."""
-        return self.addresses.of_signal(address)
+        return self.addresses.of_signal(sender, address)
 
     def route(self, sender: Device, target: RemoteTarget) -> Route:
         """The way there."""

@@ -23,6 +23,9 @@ _MENTIONED = re.compile(r"#(\w+)", re.ASCII)
 _ALLOCATION = re.compile(r"\[?#(\w+)(?: \+ \$(0x[0-9a-f]+))?\]?", re.ASCII)
 _SPILL = re.compile(r"\[smem:\[#(\w+_spill)(?: \+ \$(0x[0-9a-f]+))?\]\]", re.ASCII)
 
+# Which of the runtime's words points to a chip's table of routes; see `slice/route_tables.py`.
+ROUTES_WORD = "4"
+
 # Instructions without effect on control flow, copies or time. `shalt.err` stops a program whose address is out of
 # bounds; `cld` and `cst` move vectors from and to v4's CMEM; `vsetptstate` asks for a clock state; `vsyncset.done`
 # writes a bit beside a flag's count, for which no program seen waits; `vtrace` marks a place in the trace; `sdelay`
@@ -201,6 +204,8 @@ def expression(instruction: Instruction, names: Names) -> str | None:
         return f"({a} + {b}) & {MASK}"
     if base == "int_to_ptr":
         return operand(operands[0], names)
+    if opcode == "reloc" and operands[0] == ROUTES_WORD:  # no other of the runtime's words decides anything
+        return ROUTES_WORD
     # A program that asks for a clock state reads the cycles since it last did so. It asks again after some
     # milliseconds; zero is the answer in repeated calls, which follow sooner.
     if opcode in ("reloc", "cycles_lo.lcc", "cycles_hi.lcc", "srdreg.lcclo", "srdreg.lcchi"):

@@ -1,0 +1,157 @@
+"""Tables of routes: how programs name other chips where a slice has more chips than a table has entries.
+
+The runtime leaves each chip a table in scalar memory. Row `chip * 16 + entry` holds in its low byte where that chip's
+entry leads; row `chip`, in bits 24 to 27, by which entry the reader reaches that chip. A program that knows the chip
+looks up the entry there, so that any numbering serves it. The constants of a ring hold entries that the compiler knew:
+those of a device's neighbours, with every device's place on the ring. Where they lead follows from the places; XLA's
+own code then walks that ring through the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from systolic.chips import SliceShape
+from systolic.simulator.errors import SimulationError
+from systolic.simulator.reading.collectives import HloCollective
+from systolic.simulator.slice.constants import NeighbourTableError
+from systolic.simulator.slice.facts import SliceFacts
+from systolic.simulator.slice.identity import ROUTES_AT
+from systolic.simulator.slice.routes import Routes
+from systolic.simulator.translating.scalar import ROUTES_WORD
+
+_POINTER = ROUTES_AT + int(ROUTES_WORD)
+_TABLE = ROUTES_AT + 16  # in scalar memory, behind that
+_ENTRY_BIT = 24
+_INVALID = 1 << 31
+_ROW_WORDS = 4
+# Rings leave one chip out where an axis does not close: they go there and come back on the others.
+_MOST_HOPS = 2
+_NOT_RINGS = ("all-to-all", "collective-permute")
+
+Entries = dict[int, int]  # of one chip: entry → chip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteTables:
+    """Where each chip's entries lead, by chip."""
+
+    entries: tuple[Entries, ...]
+    most: int  # entries of a chip
+
+    @staticmethod
+    def of(shape: SliceShape, assignment: Sequence[int], facts: SliceFacts) -> RouteTables | None:
+        """Finds them; None where programs name chips by their numbers.
+
+        Raises:
+          NeighbourTableError: a constant of the program names routes that are not known for certain.
+        """
+        most = shape.links.route_entries
+        if most is None or shape.chips <= most:
+            return None
+        routes = Routes(shape)
+        entries: tuple[Entries, ...] = tuple({} for _ in range(shape.chips))
+        for name, rows, collective in _tables(facts, shape.chips):
+            for chip, entry, target in _ring(name, rows, collective, assignment):
+                if len(routes.between(chip, target).links) > _MOST_HOPS or entries[chip].get(entry, target) != target:
+                    raise NeighbourTableError(
+                        f"{name}: entry {entry} of chip {chip}'s routes does not lead to {target}"
+                    )
+                entries[chip][entry] = target
+        for chip, known in enumerate(entries):
+            for target in _near(shape, chip):
+                if target not in known.values() and len(known) < most:
+                    known[next(entry for entry in range(most) if entry not in known)] = target
+        return RouteTables(entries=entries, most=most)
+
+    def target(self, sender: int, entry: int) -> int:
+        """The chip to which a chip's entry leads.
+
+        Raises:
+          SimulationError: it is not known.
+        """
+        found = self.entries[sender].get(entry)
+        if found is None:
+            raise SimulationError(
+                f"chip {sender} sends by an entry of its table of routes, {entry}, of which it is not known where it "
+                f"leads: in slices of more than {self.most} chips a chip is taken to reach those one or two hops away, "
+                "and its neighbours on rings"
+            )
+        return found
+
+    def words(self) -> Iterator[dict[int, int]]:
+        """What the scalar memory of each chip holds, by address."""
+        rows = [_INVALID] * (len(self.entries) * self.most)
+        for chip, known in enumerate(self.entries):
+            for entry, target in known.items():
+                rows[chip * self.most + entry] = target
+        for known in self.entries:
+            own = {target: entry for entry, target in known.items()}
+            # Chips that it can't reach are looked up as well, where nothing is sent there.
+            nowhere = next((entry for entry in range(self.most) if entry not in known), 0)
+            found = {_TABLE + row: word for row, word in enumerate(rows)}
+            for target in range(len(self.entries)):
+                found[_TABLE + target] |= own.get(target, nowhere) << _ENTRY_BIT
+            yield {_POINTER: _TABLE, **found}
+
+
+def _tables(facts: SliceFacts, count: int) -> Iterator[tuple[str, np.ndarray, HloCollective]]:
+    """The tables of rings: a row for each device, with its name and collective."""
+    for constant in facts.constants.operands:
+        name, collective = constant.operation, facts.hlo.collectives.get(constant.operation)
+        if collective is None:
+            continue
+        if facts.constants.unknown:
+            raise NeighbourTableError(f"{name}: {facts.constants.unknown}")
+        if collective.kind in _NOT_RINGS or constant.words != _ROW_WORDS * count:
+            raise NeighbourTableError(
+                f"{name}: this {collective.kind} goes over chips in between, by entries of their tables of routes, and "
+                "where those lead is not known; on this chip it is simulated in slices of up to 16 chips"
+            )
+        words = facts.constants.contents[constant.allocation][: constant.words]
+        yield name, np.array(words).reshape(count, _ROW_WORDS), collective
+
+
+def _ring(
+    name: str, rows: np.ndarray, collective: HloCollective, assignment: Sequence[int]
+) -> set[tuple[int, int, int]]:
+    """Of each chip on a ring: an entry of its table, and where that leads.
+
+    A row holds the rank in the group, the entries that lead to the next and to the previous one, and the place on the
+    ring. Whether rows are by chip or by partition is seen by the ranks.
+    """
+    found: list[set[tuple[int, int, int]]] = []
+    partitions: Mapping[int, int] = {chip: partition for partition, chip in enumerate(assignment)}
+    for row_of in (range(len(assignment)), partitions):
+        ring = set[tuple[int, int, int]]()
+        for group in collective.groups:
+            chips = [assignment[partition] for partition in group]
+            ranks, places = ([int(rows[row_of[chip]][column]) for chip in chips] for column in (0, 3))
+            if ranks != list(range(len(group))) or sorted(places) != ranks:
+                break
+            at = dict(zip(places, chips, strict=True))
+            for place, chip in at.items():
+                _, following, before, _ = map(int, rows[row_of[chip]])
+                ring.add((chip, following, at[(place + 1) % len(at)]))
+                ring.add((chip, before, at[place - 1 if place else len(at) - 1]))
+        else:
+            if ring and ring not in found:
+                found.append(ring)
+    if len(found) != 1:
+        raise NeighbourTableError(f"{name}: its table of neighbours does not say who is next to whom")
+    return found[0]
+
+
+def _near(shape: SliceShape, chip: int) -> Iterator[int]:
+    """Chips that are one or two hops away along an axis."""
+    here = shape.coords(chip)
+    for axis, extent in enumerate(shape.extents):
+        for step in (1, -1, 2, -2):
+            there = here[axis] + step
+            if shape.wrap[axis] or 0 <= there < extent:
+                found = shape.chip_at((*here[:axis], there % extent, *here[axis + 1 :]))
+                if found != chip:
+                    yield found
