@@ -171,6 +171,7 @@ class Chip:
     emulated_dtypes: Mapping[str, str]  # accepted, but converted first: dtype → what it is converted to
     dot_operands: DotOperands  # what a dot in a kernel takes
     vector_bfloat16: bool  # whether the vector units multiply bfloat16 as it is
+    unpacks_bytes: bool  # whether a kernel makes bfloat16 of eight bits in a few operations
     machine: MachineModel
     sparse_core: SparseCoreModel | None  # None: the chip has none that are simulated
     links: Links | None  # None: slices of it are not simulated

@@ -66,6 +66,7 @@ V5P = Chip(
     emulated_dtypes={"float8_e4m3fn": "bfloat16"},
     dot_operands=V5E.dot_operands,
     vector_bfloat16=False,
+    unpacks_bytes=True,
     machine=MachineModel(
         clock_hz=1.75e9,
         mxu_count=4,
@@ -133,6 +134,7 @@ V5P = Chip(
         "emulated_dtypes": _LISTING,
         "dot_operands": _DOTS,
         "vector_bfloat16": "listings of libtpu 0.0.42.1: a product of two bfloat16 vectors is unpacked to float32",
+        "unpacks_bytes": "as v5e, whose instructions are alike",
         "step_estimate": _ESTIMATE,
         "cloud": _CLOUD,
         "seen_rows": "of ppermute, while the constants of links were chosen; besides those of the tuning cache",

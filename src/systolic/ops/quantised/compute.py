@@ -118,5 +118,8 @@ def _batched(product: QuantizedProduct, operands: Operands) -> Array:
 
 
 def _multiplied(product: QuantizedProduct, operands: Operands) -> Array:
+    backend = product.backend
+    if backend.implementation is None and backend.chip is not None and not backend.chip.unpacks_bytes:
+        return by_xla(product, operands)
     by = (functools.partial(run, product) for run in (by_pallas, by_xla))
-    return dispatched(product.backend, *by, operands)
+    return dispatched(backend, *by, operands)

@@ -69,8 +69,12 @@ class QuantizedOp(ListedOp):
 
     def remarks(self, spec: QuantizedSpec, chip: Chip) -> list[str]:
         """How weights get into the matrix units."""
-        alone = ["one of the device's cores works"] if chip.cores_per_device > 1 else []
-        return [*alone, str(route_of(spec, product_configs(spec, chip)[0].config.subtile_m, chip))]
+        found = [str(route_of(spec, product_configs(spec, chip)[0].config.subtile_m, chip))]
+        if chip.cores_per_device > 1:
+            found.append("one of the device's cores works")
+        if not chip.unpacks_bytes:
+            found.append("unpacking takes so long that XLA multiplies unless implementation='pallas' is asked for")
+        return found
 
     def programs(self, spec: QuantizedSpec, chip: Chip) -> QuantizedPrograms:
         """Built from the description."""
