@@ -14,7 +14,7 @@ from systolic.bugs import runs_user_code
 from systolic.compiler.blame import record_line
 from systolic.compiler.errors import CompilerError, TaskError
 from systolic.compiler.folders import sweep_worker_folders
-from systolic.compiler.limits import WALL_TIMES, LimitReachedError, Limits
+from systolic.compiler.limits import WALL_TIMES, LimitReachedError, Limits, group_use
 from systolic.compiler.memory import bearable_bytes
 from systolic.compiler.pickling import dumps
 from systolic.compiler.process import WorkerProcess
@@ -22,13 +22,18 @@ from systolic.compiler.wire import Reply
 
 _R = TypeVar("_R")
 
+# Of a worker's memory: the compiler keeps some of every job, and the next one needs room.
+_HELD_SHARE = 0.5
+
 
 class WorkerPoolError(ValueError):
     """A pool of no workers, or without time."""
 
 
 class WorkerPool:
-    """Worker processes that are started when needed, used again, and replaced when they die. Linux and macOS.
+    """Worker processes that are started when needed, used again, and replaced when they die or hold too much memory.
+
+    Linux and macOS.
 
     Leaving the `with` block, also by Ctrl-C, kills the workers and cancels what has not run: collect results inside.
 
@@ -121,7 +126,7 @@ class WorkerPool:
         keep = False
         try:
             reply = worker.call(job, limits=limits)
-            keep = True
+            keep = not self._is_full(worker)
         except LimitReachedError as reached:
             raise worker.stopped(label, reached) from None
         except (EOFError, BrokenPipeError):
@@ -131,6 +136,12 @@ class WorkerPool:
         finally:
             self._put_back(worker, keep=keep)
         return _unpacked(reply)
+
+    def _is_full(self, worker: WorkerProcess) -> bool:
+        use = group_use(worker.pid)
+        return (
+            use is not None and self._memory_bytes is not None and use.resident_bytes > _HELD_SHARE * self._memory_bytes
+        )
 
     def _take(self) -> WorkerProcess:
         # There are as many threads as workers allowed, and a thread has at most one: no counting is needed.

@@ -273,3 +273,19 @@ def test_the_users_line_is_found_in_the_stacks_of_all_threads():
     assert line_in_stacks(stacks) == f"{__file__}:5 in inner"
     assert line_in_stacks(stacks.partition("Current")[0]) == f"{__file__}:9 in other"
     assert line_in_stacks("") == ""
+
+
+_HELD: list[bytearray] = []
+
+
+def _holding(mebibytes: int) -> int:
+    """The worker's process id, which holds on to memory."""
+    _HELD.append(bytearray(b"1" * 2**20) * mebibytes)
+    return os.getpid()
+
+
+def test_a_worker_that_holds_too_much_memory_is_replaced() -> None:
+    with WorkerPool(max_workers=1, memory_limit_bytes=600 * 2**20) as pool:
+        first = pool.submit(_holding, 1).result()
+        assert pool.submit(_holding, 350).result() == first
+        assert pool.submit(_holding, 350).result() != first  # both would be too much

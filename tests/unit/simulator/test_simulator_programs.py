@@ -60,6 +60,16 @@ def test_flags_count() -> None:
     simulate(*code, "%9 = vsyncpa [#allocation1], 11", wait(11, "1"))
 
 
+@pytest.mark.parametrize(("relation", "count", "other"), [("lt", 3, 4), ("ne", 5, 4), ("eq", 4, 5)])
+def test_a_wait_for_a_value(relation: str, count: int, other: int) -> None:
+    def waiting(counted: int) -> SimulatedRun:
+        return simulate(f"%9 = vsyncpa [#allocation1], {counted}", f"%8 = vwait.{relation} [#allocation1], 4")
+
+    assert waiting(count).cycles == 2
+    with pytest.raises(DeadlockError):
+        waiting(other)
+
+
 def test_copies_on_the_chip_do_not_use_the_pipe() -> None:
     run = simulate(fetch(10**6, "1", "vmem_to_vmem"), wait(10**6, "1"))
     assert run.hbm_read_bytes == run.hbm_written_bytes == 0

@@ -7,6 +7,7 @@ copies were started. A copy lands a latency after its last byte has left, and th
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -42,6 +43,8 @@ _MOST_SIZES = 1 << 18
 OwnFlags = tuple[tuple[int, int], ...]
 
 StallCause = Literal["copy", "matrix", "semaphore"]
+Relation = Literal["eq", "ne", "lt"]
+_HOLDS = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt}
 
 
 @dataclass(slots=True)
@@ -265,17 +268,20 @@ class DmaEngine:
         if self._timelines is not None and end > begin:
             self._timelines[core].add("stall", begin, end, cause)
 
-    def wait_for_value(self, core: int, program: str, time: int, flag: int, value: int, equal: bool) -> int | None:
-        """Waits until `flag` counts `value`, or something else.
+    def wait_for_value(
+        self, core: int, program: str, time: int, flag: int, value: int, relation: Relation
+    ) -> int | None:
+        """Waits until what `flag` counts is equal to `value`, something else, or less.
 
         Returns:
           When the core goes on; None if nothing under way brings the flag there.
         """
         state = self._landed(core, program, time, flag)
-        if (state.count == value) == equal:
+        holds = _HOLDS[relation]
+        if holds(state.count, value):
             self._tell(core, state, time, time)
             return time
-        ahead = self._enough(state, lambda count: (count == value) == equal)
+        ahead = self._enough(state, lambda count: holds(count, value))
         if ahead is None:
             return None
         now = self._pass(state, ahead)

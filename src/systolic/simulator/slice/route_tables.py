@@ -127,7 +127,7 @@ def _ring(
     partitions: Mapping[int, int] = {chip: partition for partition, chip in enumerate(assignment)}
     for row_of in (range(len(assignment)), partitions):
         ring = set[tuple[int, int, int]]()
-        for group in collective.groups:
+        for group in collective.groups or (range(len(assignment)),):  # the HLO names none where all are one
             chips = [assignment[partition] for partition in group]
             ranks, places = ([int(rows[row_of[chip]][column]) for chip in chips] for column in (0, 3))
             if ranks != list(range(len(group))) or sorted(places) != ranks:

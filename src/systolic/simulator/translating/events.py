@@ -64,10 +64,10 @@ class EventCode:
             if _SPARSE_CORE_WAIT in instruction.comment:
                 return ["yield t", *until(f"wait_for_sparse_core(t, {flag}, {granules})", where), "t = r"]
             return [*turn, *until(f"wait(t, {flag}, {granules}, {quoted(cause)})", where), "t = r"]
-        if opcode.startswith(("vwait.eq", "vwait.ne")):
+        if opcode.startswith(("vwait.eq", "vwait.ne", "vwait.lt")):
             flag, value = (self._operand(text) for text in operands[:2])
-            equal = opcode.startswith("vwait.eq")
-            return [*turn, *until(f"wait_for_value(t, {flag}, {value}, {equal})", where), "t = r"]
+            relation = quoted(opcode.split(".")[1])
+            return [*turn, *until(f"wait_for_value(t, {flag}, {value}, {relation})", where), "t = r"]
         if opcode == "vsyncset.remote":
             if operands[1] != "0":  # as a SparseCore's flags are before the program
                 raise SimulationError(f"not understood: {instruction.text}")
