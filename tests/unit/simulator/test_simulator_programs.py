@@ -8,7 +8,7 @@ import pytest
 from simulator_listings import V5E, listing, loop, simulate, simulate_listings
 
 from systolic.chips import chip
-from systolic.simulator import DeadlockError, SimulationError
+from systolic.simulator import DeadlockError, SimulatedRun, SimulationError
 from systolic.simulator.reading.blocks import split_blocks
 from systolic.simulator.reading.listing import parse_listing
 from systolic.simulator.reading.verify import check_registers
