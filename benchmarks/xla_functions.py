@@ -31,6 +31,7 @@ class Function:
       dtype: of the products' operands.
       touched_bytes: the bytes that it has to read and write at the least; None: all its arguments and results.
       unknown: whether how long it takes depends on what it computes, so that the answer is a refusal.
+      known_on: chips for which XLA makes a program of it that takes equally long whatever it computes.
     """
 
     fn: Callable[..., Any]
@@ -39,6 +40,7 @@ class Function:
     dtype: str = "bfloat16"
     touched_bytes: int | None = None
     unknown: bool = False
+    known_on: tuple[str, ...] = ()
 
 
 def shaped(dtype: Any, *sizes: int) -> Shape:
