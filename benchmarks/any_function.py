@@ -72,12 +72,12 @@ def estimates_file(chip: Chip, name: str) -> Path:
 
 
 def outcomes(chip: Chip, chosen: Mapping[str, Function], bar: Progress) -> Iterator[tuple[str, Outcome]]:
-    """Runs functions on one chip, anew without an estimate where the compiler dies of making it, or of its size."""
+    """Runs functions on one chip, anew without an estimate where the compiler can't bear making it."""
     files = {name: estimates_file(chip, name) for name in chosen}
     estimated = [name for name in chosen if chip.name not in WITHOUT_ESTIMATES and not is_empty(files[name])]
     with estimating():
         for name, outcome in run_all(chip, {name: chosen[name] for name in estimated}, bar):
-            if outcome.status in ("crashed", "out of memory"):
+            if outcome.status in ("crashed", "out of memory", "timed out"):
                 files[name].write_text("{}")
                 bar.planned(1)
             else:
