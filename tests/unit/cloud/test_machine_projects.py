@@ -67,7 +67,9 @@ def written(made: Project, tmp_path: Path) -> tuple[dict[str, Any], Path]:
     program, archive = made.write(folder, "7", ["chips", "--json", "it's.json"])
     assert (folder / program).read_text() == Path(remote.__file__).read_text()
     with tarfile.open(folder / archive) as packed:
-        packed.extractall(folder / "there", filter="fully_trusted")
+        if hasattr(tarfile, "fully_trusted_filter"):  # from Python 3.11.4 on
+            packed.extraction_filter = tarfile.fully_trusted_filter
+        packed.extractall(folder / "there")
     return json.loads((folder / "there" / "job.json").read_text()), folder / "there"
 
 
