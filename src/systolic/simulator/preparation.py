@@ -17,8 +17,8 @@ from systolic.simulator.reading.verify import check_registers
 from systolic.simulator.records import VmemBuffer
 from systolic.simulator.run import PreparedProgram
 from systolic.simulator.slice.facts import remote_code, slice_facts
-from systolic.simulator.slice.identity import without_route_pointers
 from systolic.simulator.slice.launch import without_launch
+from systolic.simulator.slice.route_pointers import without_route_pointers
 from systolic.simulator.sparse_core.listing import parse_sparse_listing
 from systolic.simulator.sparse_core.translate import translate_sparse
 from systolic.simulator.translating.names import Allocations

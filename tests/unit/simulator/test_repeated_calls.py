@@ -29,7 +29,7 @@ def copied(size: int | str, flag: str = "[#allocation8]") -> tuple[str, ...]:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of every call, whether it was looked up."""
+    """Lists for every call whether it was looked up."""
     found: list[bool] = []
     find = RepeatedCalls.find
 

@@ -18,8 +18,9 @@ from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.constants import ConstantOperand, Constants
 from systolic.simulator.slice.facts import SliceFacts
-from systolic.simulator.slice.identity import ROUTES_AT, identity_words
+from systolic.simulator.slice.identity import identity_words
 from systolic.simulator.slice.one_for_all import OneForAll, Pattern, PatternNetwork
+from systolic.simulator.slice.route_pointers import ROUTES_AT
 from systolic.simulator.slice.route_tables import RouteTables
 from systolic.simulator.slice.routes import Routes
 

@@ -18,13 +18,15 @@ _REPLICAS = re.compile(r"\breplica_count=(\d{1,5})\b", re.ASCII)
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
 _DONE = "-done"
-# Groups as lists, or as a range that is reshaped, turned, and cut into so many groups of so many.
-_GROUPS = re.compile(r"\breplica_groups=\{(\{[\d,{}]*\})\}", re.ASCII)
+# Groups as lists; as a range that is reshaped, turned, and cut into so many groups of so many; or as axes of a mesh,
+# along which a group lies.
+_GROUPS = re.compile(r"\breplica_groups=\{((?:\{[\d,]*\},?)*)\}", re.ASCII)
 _GROUP = re.compile(r"\{([\d,]*)\}", re.ASCII)
 _RANGE = re.compile(
     r"\breplica_groups=\[(?P<cut>\d{1,5},\d{1,5})\]<=\[(?P<range>[\d,]{1,40})\](?:T\((?P<turned>[\d,]{1,40})\))?",
     re.ASCII,
 )
+_MESH = re.compile(r"\breplica_groups=mesh\[(?P<axes>['\w=,]{1,200})\] \{(?P<named>['\w,]{1,200})\}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +101,24 @@ def parse_collectives(text: str) -> SliceHlo:
 
 
 def _groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
-    found, cut = _GROUPS.search(text), _RANGE.search(text)
-    if found is not None:
-        return tuple(_numbers(group) for group in _GROUP.findall(found.group(1)))
-    if cut is None or math.prod(extents := _numbers(cut["range"])) != partitions:
+    if found := _GROUPS.search(text):
+        return tuple(map(_numbers, _GROUP.findall(found.group(1)))) or (tuple(range(partitions)),)
+    if found := _RANGE.search(text):
+        extents, cut = _numbers(found["range"]), _numbers(found["cut"])
+        turned = _numbers(found["turned"] or "") or tuple(range(len(extents)))
+    elif found := _MESH.search(text):
+        sizes = {name: int(size) for name, _, size in (axis.partition("=") for axis in found["axes"].split(","))}
+        names, named = list(sizes), found["named"].split(",")
+        if not set(named) <= set(names):
+            return ()
+        extents = tuple(sizes.values())
+        turned = tuple(map(names.index, [*(name for name in names if name not in named), *named]))
+        cut = (-1, math.prod(sizes[name] for name in named))
+    else:
         return ()
-    order = np.arange(partitions).reshape(extents)
-    turned = order.transpose(_numbers(cut["turned"])) if cut["turned"] else order
-    return tuple(map(tuple, turned.reshape(_numbers(cut["cut"])).tolist()))
+    if math.prod(extents) != partitions:
+        return ()
+    return tuple(map(tuple, np.arange(partitions).reshape(extents).transpose(turned).reshape(cut).tolist()))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.reading.listing import Instruction, Program
+from systolic.simulator.reading.listing import Program
 from systolic.simulator.slice.launch import LAUNCHED
-from systolic.simulator.translating.scalar import ROUTES_WORD
+from systolic.simulator.slice.route_pointers import ROUTES_AT, route_pointers
 
 Word = Literal["chip", "core", "partition", "replica", "assignment", "constants", "routes"]
 
@@ -27,7 +27,6 @@ _NAMED: Mapping[str, Word] = {
 _UNNAMED: tuple[Word, ...] = ("partition", "replica", "assignment")
 # What a core's own number is called as well, where it is also that of the core that is meant.
 _OWN_CORE = "remote-core-idx"
-_ADDED = re.compile(r"\[smem:\[(%\w+) \+ (%\w+)\]\]", re.ASCII)
 _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
 
@@ -38,10 +37,6 @@ _BEHIND_96_GIB = 102 << 30
 _WIDE_ADDRESSES = 512
 # And the table of the assignment: above all that a program writes, whose results would take its place.
 _ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
-
-
-# In scalar memory, above all that a program allocates: a pointer to a chip's table of routes, and the table.
-ROUTES_AT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +103,7 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
             unnamed.append(allocation)
     if not top_level and not remote:
         return words
-    routes = _route_pointers(program)
+    routes = route_pointers(program)
     words |= dict.fromkeys(routes, "routes")
     unnamed = [each for each in unnamed if each not in routes]
     if top_level:
@@ -120,41 +115,6 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
         raise SimulationError(f"{program.name}: what the words {', '.join(unnamed)} hold is not known")
     words |= {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
     return words
-
-
-def without_route_pointers(program: Program) -> Program:
-    """The top-level program without its own stores of where the table of routes is: the simulator lays it elsewhere."""
-    pointers = _route_pointers(program)
-
-    def stays(each: Instruction) -> bool:
-        word = _WORD.fullmatch(each.operands[0]) if each.opcode == "sst" else None
-        return word is None or word.group(1) not in pointers
-
-    if not pointers:
-        return program
-    bundles = [replace(bundle, instructions=tuple(filter(stays, bundle.instructions))) for bundle in program.bundles]
-    return replace(program, bundles=tuple(bundles))
-
-
-def _route_pointers(program: Program) -> set[str]:
-    """Words from which the program finds the table of routes: to what they hold it adds where that stands."""
-    instructions = [each for bundle in program.bundles for each in bundle.instructions]
-    added = {f"%{each.dest}" for each in instructions if each.opcode == "reloc" and each.operands == (ROUTES_WORD,)}
-    bases = {
-        found.group(1)
-        for each in instructions
-        if each.opcode == "sld" and (found := _ADDED.fullmatch(each.operands[0])) and found.group(2) in added
-    }
-    loaded = {
-        each.operands[-1].split()[-1]
-        for each in instructions
-        if each.opcode == "int_to_ptr.smem" and f"%{each.dest}" in bases
-    }
-    return {
-        word.group(1)
-        for each in instructions
-        if each.opcode == "sld" and f"%{each.dest}" in loaded and (word := _WORD.fullmatch(each.operands[0]))
-    }
 
 
 def _flags(program: Program) -> set[str]:

@@ -19,7 +19,7 @@ from systolic.simulator.errors import SimulationError
 from systolic.simulator.reading.collectives import HloCollective
 from systolic.simulator.slice.constants import NeighbourTableError
 from systolic.simulator.slice.facts import SliceFacts
-from systolic.simulator.slice.identity import ROUTES_AT
+from systolic.simulator.slice.route_pointers import ROUTES_AT
 from systolic.simulator.slice.routes import Routes
 from systolic.simulator.translating.scalar import ROUTES_WORD
 
@@ -118,7 +118,7 @@ def _tables(facts: SliceFacts, count: int) -> Iterator[tuple[str, np.ndarray, Hl
 def _ring(
     name: str, rows: np.ndarray, collective: HloCollective, assignment: Sequence[int]
 ) -> set[tuple[int, int, int]]:
-    """Of each chip on a ring: an entry of its table, and where that leads.
+    """Finds where entries lead: for each chip on a ring, an entry of its table and the chip that it leads to.
 
     A row holds the rank in the group, the entries that lead to the next and to the previous one, and the place on the
     ring. Whether rows are by chip or by partition is seen by the ranks.
@@ -127,7 +127,7 @@ def _ring(
     partitions: Mapping[int, int] = {chip: partition for partition, chip in enumerate(assignment)}
     for row_of in (range(len(assignment)), partitions):
         ring = set[tuple[int, int, int]]()
-        for group in collective.groups or (range(len(assignment)),):  # the HLO names none where all are one
+        for group in collective.groups:
             chips = [assignment[partition] for partition in group]
             ranks, places = ([int(rows[row_of[chip]][column]) for chip in chips] for column in (0, 3))
             if ranks != list(range(len(group))) or sorted(places) != ranks:
