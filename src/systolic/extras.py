@@ -17,12 +17,12 @@ Extra = Literal["tpu", "report", "cluster"]
 # What they need, as pyproject.toml says it; the modules are those that tell whether an extra is there.
 REQUIREMENTS: dict[Extra, tuple[str, ...]] = {
     "tpu": ("jax[tpu]>=0.10.2",),
-    "report": ("altair>=5.5", "jinja2>=3.1", "vl-convert-python>=1.7"),
+    "report": ("altair>=5.5", "jinja2>=3.1", "pillow>=11.0", "vl-convert-python>=1.7"),
     "cluster": ("distributed>=2024.8",),
 }
 _MODULES: dict[Extra, tuple[str, ...]] = {
     "tpu": ("libtpu",),
-    "report": ("altair", "jinja2", "vl_convert"),
+    "report": ("altair", "jinja2", "PIL", "vl_convert"),
     "cluster": ("distributed",),
 }
 

@@ -23,7 +23,15 @@ from systolic.cli.tables import console, show_section
 from systolic.compiler import NamedFunction, NamedFunctionError, check_available
 from systolic.compiler.named_shardings import mesh_axes
 from systolic.experiments import Outcome
-from systolic.report.step_tables import changes_table, gain_text, kinds_table, memory_text, parts_table, passes_text
+from systolic.report.step_tables import (
+    Prediction,
+    changes_table,
+    gain_text,
+    kinds_table,
+    memory_text,
+    parts_table,
+    passes_text,
+)
 from systolic.report.time_errors import time_text
 from systolic.report.written import percent
 from systolic.steps import TIME_LIMIT_S, Step, StepMaker, StepRun, submit_step
@@ -239,7 +247,7 @@ def _write_traces(answers: list[_Answer], path: Path, *, several: bool, quiet: b
 
 
 def _write_pages(answers: list[_Answer], path: Path, *, several: bool, quiet: bool) -> None:
-    from systolic.report.step_page import Prediction, step_page
+    from systolic.report.step_page import step_page
 
     by_chip: dict[str, list[Prediction]] = {}
     for each in answers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from systolic.chips import with_clock_state
 from systolic.report import slice_tables, step_tables, timeline_charts
@@ -11,7 +10,6 @@ from systolic.report.charts import KeyItem, Spec, colours, data, finished, toolt
 from systolic.report.explained_tables import ops_table
 from systolic.report.headline import Figure, share_figure, time_parts
 from systolic.report.html import Plot, render
-from systolic.report.time_errors import time_text
 from systolic.report.written import percent
 from systolic.steps import PASSES, Pass, StepRun
 from systolic.steps.records import GIB
@@ -26,22 +24,7 @@ _TONES: dict[Pass, str] = {
 _BAR_PX = 30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """A step, or one that differs from it in one thing, with what came of it.
-
-    Attributes:
-      label: the function, or what differs.
-      run: None: there is none.
-      reason: why not.
-    """
-
-    label: str
-    run: StepRun | None
-    reason: str = ""
-
-
-def step_page(label: str, run: StepRun, trials: Sequence[Prediction] = ()) -> str:
+def step_page(label: str, run: StepRun, trials: Sequence[step_tables.Prediction] = ()) -> str:
     """Writes the page of a step on one chip: parts, memory, communication, timeline; see `html.render`.
 
     Args:
@@ -71,12 +54,12 @@ def step_page(label: str, run: StepRun, trials: Sequence[Prediction] = ()) -> st
         tables={
             "parts": step_tables.parts_table(run),
             "changes": step_tables.changes_table(run),
+            "trials": step_tables.trials_table(run, trials),
             "kinds": step_tables.kinds_table(run),
             "collectives": slice_tables.collectives_table(whole) if whole is not None else None,
             "links": slice_tables.links_table(whole) if whole is not None else None,
             "ops": ops_table(run.run),
         },
-        trials=[_trial(run, each) for each in trials],
         way=slice_tables.WAYS[whole.way] if whole is not None else "",
     )
 
@@ -105,19 +88,6 @@ def _figures(run: StepRun) -> tuple[Figure, ...]:
         beside = f"{whole.exposed_us / 1e3:,.2f} ms; {whole.hidden_us / 1e3:,.2f} ms more are hidden"
         found.append(share_figure("exposed communication", whole.exposed_us / whole.time_us, beside))
     return tuple(found)
-
-
-def _trial(base: StepRun, trial: Prediction) -> dict[str, str]:
-    run = trial.run
-    if run is None:
-        return {"label": trial.label, "time": trial.reason, "gain": "", "mfu": "", "memory": ""}
-    return {
-        "label": trial.label,
-        "time": time_text(run.time_us, run.error),
-        "gain": step_tables.gain_text(base, run),
-        "mfu": percent(run.mfu) if run.flops else "",
-        "memory": f"{run.memory.needed_bytes / GIB:,.2f} GiB",
-    }
 
 
 def _plots(run: StepRun) -> dict[str, Plot]:

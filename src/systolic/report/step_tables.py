@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from systolic.report.columns import numeric, textual
 from systolic.report.explained_tables import ExplainedTable, explained_table
+from systolic.report.time_errors import time_text
 from systolic.report.written import percent
 from systolic.simulator import CollectiveRun
 from systolic.steps import PASSES, PartRun, StepChange, StepRun
@@ -27,6 +28,21 @@ class KindOfCollective:
     def exposed_cycles(self) -> int:
         """Cycles in which nothing else ran."""
         return sum(one.exposed_cycles for one in self.each)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A step, or one that differs from it in one thing, with what came of it.
+
+    Attributes:
+      label: the function, or what differs.
+      run: None: there is none.
+      reason: why not.
+    """
+
+    label: str
+    run: StepRun | None
+    reason: str = ""
 
 
 def ms_of(run: StepRun, cycles: float) -> str:
@@ -107,6 +123,30 @@ def changes_table(run: StepRun) -> ExplainedTable[StepChange] | None:
         ),
         run.changes,
         most=len(run.changes),
+    )
+
+
+def trials_table(base: StepRun, trials: Sequence[Prediction]) -> ExplainedTable[Prediction] | None:
+    """Lists what became of the step with something changed."""
+    if not trials:
+        return None
+
+    def of_run(words: Callable[[StepRun], str]) -> Callable[[Prediction], str]:
+        return lambda each: "" if each.run is None else words(each.run)
+
+    return explained_table(
+        (
+            textual("change", lambda each: each.label),
+            textual(
+                "simulated",
+                lambda each: each.reason if each.run is None else time_text(each.run.time_us, each.run.error),
+            ),
+            numeric("against the step", of_run(lambda run: gain_text(base, run))),
+            numeric("MFU", of_run(lambda run: percent(run.mfu) if run.flops else "")),
+            numeric("HBM GiB", of_run(lambda run: f"{run.memory.needed_bytes / GIB:,.2f}")),
+        ),
+        trials,
+        most=len(trials),
     )
 
 
