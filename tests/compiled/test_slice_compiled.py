@@ -21,6 +21,7 @@ from systolic.compiler import ShardedFunction, WorkerPool, submit_compilation
 from systolic.lessons.kernels.rings import all_gather, reduce_scatter, ring_of
 from systolic.simulator import SimulationError, SliceRun
 from systolic.simulator.errors import DeadlockError, TooManyCopiesError
+from systolic.simulator.repeated_calls import Execution, RepeatedCalls
 from systolic.simulator.sequencer import Sequencer
 from systolic.simulator.slice import network, run
 from systolic.simulator.slice.routes import Routes
@@ -45,6 +46,15 @@ def between_pairs(x: jax.Array) -> jax.Array:
     return lax.ppermute(x, ALL, [(device, device ^ 1) for device in range(lax.axis_size(ALL))])
 
 
+def around(x: jax.Array) -> jax.Array:
+    """A loop of a product and what is passed on."""
+
+    def layer(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return jnp.tanh(next_one(x) @ jnp.ones((128, 128))), None
+
+    return lax.scan(layer, x, None, length=8)[0]
+
+
 # Some devices send, some do not, some receive: XLA looks such permutations up in a table.
 SOME = [(0, 3), (1, 0), (3, 1)]
 
@@ -64,6 +74,7 @@ FUNCTIONS = {
         PartitionSpec(ALL),
     ),
     "collective-permute": (next_one, PartitionSpec(ALL)),
+    "collective-permute in a loop": (around, PartitionSpec(ALL)),
 }
 
 
@@ -275,3 +286,19 @@ def test_what_never_comes_names_device_program_line_and_flag(pool) -> None:
         prepared.run_slice(shape, program.assignment, chip=known)
     with pytest.raises(DeadlockError, match=f"device 0{where}.*device 3"):
         prepared.run_slice(shape, program.assignment, chip=known, one_for_all=False)
+
+
+def test_looking_calls_up_changes_nothing(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, find = list[bool](), RepeatedCalls.find
+
+    def noted(self: RepeatedCalls, *args: Any) -> Execution | None:
+        found.append((execution := find(self, *args)) is not None)
+        return execution
+
+    monkeypatch.setattr(RepeatedCalls, "find", noted)
+    runs = [
+        simulated(pool, "collective-permute in a loop", "v6e", "2x2", one_for_all=False, spans=20, remember=remember)
+        for remember in (True, False)
+    ]
+    assert runs[0] == runs[1]
+    assert any(found)

@@ -279,3 +279,20 @@ def test_nan_of_a_block_stays_in_its_columns() -> None:
 def test_nothing_to_multiply() -> None:
     q = systolic.quantize(np.ones((8, 4), np.float32))
     assert systolic.matmul(jnp.zeros((0, 8)), q).shape == (0, 4)
+
+
+@pytest.mark.parametrize(("chip", "by_kernel"), [("v4", False), ("v6e", True)])
+def test_a_kernel_that_unpacks_slowly_is_taken_only_if_asked_for(chip: str, by_kernel: bool) -> None:
+    weight = systolic.quantize(jnp.ones((256, 256)), "int8")
+
+    def kernels(implementation: Any) -> int:
+        def multiplied(x: Any) -> Any:
+            return systolic.matmul(x, weight, chip=chip, implementation=implementation)
+
+        return str(jax.make_jaxpr(multiplied)(jnp.ones((16, 256), jnp.bfloat16))).count("name=systolic_quantised")
+
+    assert bool(kernels(None)) == by_kernel
+    assert kernels("interpret")
+    dtypes = {"dtype_lhs": "bfloat16", "dtype_rhs": "int8", "dtype_out": "bfloat16"}
+    said = systolic.plan(systolic.QuantizedSpec(m=16, k=256, n=256, block=256, **dtypes), chip).reason
+    assert ("implementation='pallas'" in said) != by_kernel

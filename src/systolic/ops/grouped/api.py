@@ -45,9 +45,10 @@ def grouped_matmul(
 
     The first `group_sizes[0]` rows are the first group's, and so on, as `jax.lax.ragged_dot` takes them. Rows behind
     the last group are zero in the result, whatever they hold, or those of `existing_out`; `residual` does not count
-    there. It is differentiable in
-    reverse mode to any order, and works under `jit`, `vmap` (one after another), `checkpoint`, `scan` and `shard_map`.
-    Arrays of a mesh with explicit axes are multiplied part by part, under `jit` alone.
+    there.
+
+    It is differentiable in reverse mode to any order, and works under `jit`, `vmap` (one after another), `checkpoint`,
+    `scan` and `shard_map`. Arrays of a mesh with explicit axes are multiplied part by part, under `jit` alone.
 
     On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses for a `GroupedSpec`; elsewhere XLA computes the
     same. On chips whose device has two TensorCores, v4 and v5p, these share the columns.
