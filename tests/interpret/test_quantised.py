@@ -293,6 +293,8 @@ def test_a_kernel_that_unpacks_slowly_is_taken_only_if_asked_for(chip: str, by_k
 
     assert bool(kernels(None)) == by_kernel
     assert kernels("interpret")
-    dtypes = {"dtype_lhs": "bfloat16", "dtype_rhs": "int8", "dtype_out": "bfloat16"}
-    said = systolic.plan(systolic.QuantizedSpec(m=16, k=256, n=256, block=256, **dtypes), chip).reason
+    spec = systolic.QuantizedSpec(
+        m=16, k=256, n=256, block=256, dtype_lhs="bfloat16", dtype_rhs="int8", dtype_out="bfloat16"
+    )
+    said = systolic.plan(spec, chip).reason
     assert ("implementation='pallas'" in said) != by_kernel
