@@ -19,6 +19,7 @@ class Step:
         and with attention to all tokens; 0: not known.
       flops_causal: the same, with half of a causal attention.
       parts: names of the model's parts, as `jax.named_scope` names them. Of several in a name stack the last counts.
+      mesh: that is set while the function is traced, as by `jax.set_mesh`, over the devices of the slice; None: none.
     """
 
     fn: Callable[..., Any]
@@ -27,3 +28,4 @@ class Step:
     flops: float = 0.0
     flops_causal: float = 0.0
     parts: tuple[str, ...] = ()
+    mesh: Any = None

@@ -60,7 +60,7 @@ def predict_in_worker(
       Exception: what `simulate_in_worker` raises.
     """
     step = source.make(chip) if isinstance(source, StepMaker) else source
-    fn = with_jit_options(step.fn) if shape is None else with_slice_options(step.fn)
+    fn = _with_options(step, shape)
     values = argument_values(step.args)
     args = abstract_arguments(step.args, shardings=shape is not None)
     target = target_of(chip, shape)
@@ -124,10 +124,14 @@ def submit_step(
     shape = None if topology is None else slice_of(chip, topology)
     if isinstance(source, Step):
         check_sharded_call(source.fn, source.args, None if shape is None else topology_of(shape))
-        options = with_jit_options if shape is None else with_slice_options
-        source = replace(source, fn=options(source.fn))
+        source = replace(source, fn=_with_options(source, shape))
     where = chip if shape is None else shape.chip
     return pool.submit(predict_in_worker, source, name, where, shape, cached, tracing_settings(), spans, label=name)
+
+
+def _with_options(step: Step, shape: SliceShape | None) -> Any:
+    """The step's function, with what its `jax.jit` says and the mesh to trace it under."""
+    return with_jit_options(step.fn) if shape is None else with_slice_options(with_jit_options(step.fn, step.mesh))
 
 
 @reports_bugs

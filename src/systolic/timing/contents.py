@@ -69,8 +69,8 @@ class KernelContents:
 
     A kernel is known in the compiled program by the name of its operation, and in the traced function by its place
     there. Calls with the same shapes of operands are matched in the order in which both were written: the compiler
-    numbers operations in the function's order. Where the compiler has more or fewer of them than the function, an
-    operand is known that is the same in all.
+    mostly numbers operations in the function's order. Where the compiler has more or fewer of them than the function,
+    or calls one more often, an operand is known that is the same in all.
 
     Args:
       executions: every execution of a Pallas call on this device; asked for when the first kernel runs.
@@ -120,13 +120,14 @@ class KernelContents:
         names = self._names[self._key(name)]
         if sites is None:
             return None
-        if len(sites) == len(names):
-            calls = sites[names.index(name)]
-            operand = calls[call].operands[index] if call < len(calls) else None
+        calls = sites[names.index(name)] if len(sites) == len(names) else []
+        if call < len(calls):
+            operand = calls[call].operands[index]
         elif not self._executed.complete:
             return None
         else:
-            # The compiler has joined or copied calls: which one this is nobody knows, but what all of them find there.
+            # The compiler has joined, copied, or numbered calls in another order (the bodies of loops are numbered from
+            # the last one on): which one this is nobody knows, but what all of them find there.
             operand = _alike([each.operands[index] for calls in sites for each in calls])
         if operand is None:
             return None

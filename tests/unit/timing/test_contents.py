@@ -168,6 +168,18 @@ def test_calls_that_the_compiler_has_joined_or_copied_are_known_where_all_are_al
     assert KernelContents(hlo, lambda: DeviceExecutions(found=others, local=False)).operand_words("g.10", 0, 0) is None
 
 
+def test_a_call_in_a_loop_is_known_where_the_compiler_numbered_it_behind_another_one() -> None:
+    def fn(index: jax.Array, x: jax.Array) -> jax.Array:
+        return gather(index, lax.fori_loop(0, 3, lambda _, x: gather(index, x), x))
+
+    executed = DeviceExecutions(found=found(fn, INDEX, X), local=False)
+    contents = KernelContents(parse_hlo(HLO), lambda: executed)
+    for call in range(3):
+        words = contents.operand_words("g.10", call, 0)
+        assert words is not None
+        assert list(words())[:8] == INDEX.tolist()  # type: ignore[arg-type]
+
+
 def test_a_loop_of_unknown_length_leaves_calls_out() -> None:
     def fn(index: jax.Array, n: jax.Array, x: jax.Array) -> jax.Array:
         return lax.fori_loop(0, n, lambda _, x: gather(index, x), x)

@@ -1,0 +1,94 @@
+"""MaxText's own training step as a `systolic.Step`: its model, its sharding, its optimiser, unchanged.
+
+    pip install "maxtext[tpu]==0.2.5"
+    systolic step examples/maxtext_step.py:train --config llama3.1-8b --batch 1 --seq 2048 --chip v6e --topology 2x4
+
+It needs Python 3.12 or later. What MaxText reads from its YAML file can be given with --param, under the same names.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import maxtext
+from flax.core.spmd import logical_axis_rules
+from jax.sharding import Mesh
+from maxtext.configs import pyconfig
+from maxtext.trainers.pre_train import train as trainer
+from maxtext.trainers.pre_train import train_compile
+from maxtext.utils import accelerator_to_spec_map, maxtext_utils, sharding
+
+from systolic import Step
+
+# Names of flax modules, and of scopes of the trainer, that stand in the name stacks of operations.
+PARTS = ("self_attention", "mlp", "token_embedder", "logits_dense", "decoder_norm")
+
+# How MaxText's names of slices begin.
+_CHIPS = {"TPU v4": "v4", "TPU v5": "v5p", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e", "TPU7x": "tpu7x"}
+
+
+def train(mesh: Mesh, *, config: str = "llama3.1-8b", batch: float = 1, seq: int = 2048, **settings: Any) -> Step:
+    """MaxText's training step on the devices of a mesh, whose axes are its own: data, fsdp, tensor, expert, …
+
+    Args:
+      mesh: devices, and how many of them each axis has.
+      config: one of MaxText's models; "default" is that of its base.yml.
+      batch: sequences a device.
+      seq: tokens of a sequence.
+      settings: anything else that base.yml names, such as remat_policy="full".
+    """
+    given = {
+        "run_name": "step",
+        "base_output_directory": tempfile.gettempdir(),
+        "model_name": config,
+        "per_device_batch_size": batch,
+        "max_target_length": seq,
+        "attention": "flash",
+        "dataset_type": "synthetic",
+        "enable_checkpointing": False,
+        "skip_jax_distributed_system": True,
+        "compile_topology": _slice(mesh),
+        "compile_topology_num_slices": 1,
+        **{f"ici_{name}_parallelism": size for name, size in mesh.shape.items()},
+        **settings,
+    }
+    base = Path(maxtext.__file__).parent / "configs" / "base.yml"
+    known = pyconfig.initialize(["", str(base), *(f"{name}={value}" for name, value in given.items())])
+    devices = Mesh(maxtext_utils.create_device_mesh(known, mesh.devices.flatten().tolist()), known.mesh_axes)
+    args, _, shardings, _, model = train_compile.get_shaped_inputs(devices, known)
+    parameters, shardings = sharding.maybe_update_params_sharding_with_opt(known, shardings)
+    shardings = sharding.build_zero1_input_state_mesh_shardings(known, shardings, parameters)
+    data = sharding.get_input_data_sharding(known, devices)
+    step, given_in, given_out, _, donated = maxtext_utils.get_functional_train_with_signature(
+        trainer.train_step, data, shardings, model, known, parameters
+    )
+
+    @functools.wraps(step)
+    def under_rules(*args: Any) -> Any:
+        with logical_axis_rules(known.logical_axis_rules):
+            return step(*args)
+
+    total, _, attention = maxtext_utils.calculate_tflops_training_per_device(known, log=False)
+    causal = total * 1e12 * devices.size  # MaxText counts half of the attention
+    return Step(
+        fn=jax.jit(under_rules, in_shardings=given_in, out_shardings=given_out, donate_argnums=donated),
+        args=args,
+        tokens=int(batch * seq) * devices.size,
+        flops=causal + attention * 1e12 * devices.size,
+        flops_causal=causal,
+        parts=PARTS,
+        mesh=devices,
+    )
+
+
+def _slice(mesh: Mesh) -> str:
+    """MaxText's name of a slice with as many devices, from which it takes their number only."""
+    chip = _CHIPS[mesh.devices.flat[0].device_kind]
+    known = accelerator_to_spec_map.UserFacingNameToSystemCharacteristics
+    return next(
+        name for name, its in known.items() if name.startswith(f"{chip}-") and its.devices_per_slice == mesh.devices.size
+    )
