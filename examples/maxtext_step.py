@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,27 @@ import maxtext
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
 from maxtext.configs import pyconfig
+from maxtext.layers.attentions import Attention
+from maxtext.layers.linears import MlpBlock
+from maxtext.layers.moe import RoutedMoE
+from maxtext.layers.nnx_decoders import NNXDecoder
 from maxtext.trainers.pre_train import train as trainer
 from maxtext.trainers.pre_train import train_compile
 from maxtext.utils import accelerator_to_spec_map, maxtext_utils, sharding
 
 from systolic import Step
 
-# Names of flax modules, and of scopes of the trainer, that stand in the name stacks of operations.
-PARTS = ("self_attention", "mlp", "token_embedder", "logits_dense", "decoder_norm")
+# MaxText's modules write no names into the name stacks of operations, so these functions of it are wrapped in scopes.
+_SCOPES = (
+    ("attention", Attention, "__call__"),
+    ("mlp", MlpBlock, "__call__"),
+    ("experts", RoutedMoE, "__call__"),
+    ("embedding", NNXDecoder, "_apply_embedding"),
+    ("logits", NNXDecoder, "apply_output_head"),
+    ("norms", NNXDecoder, "__call__"),  # and what else is in no other part of the decoder
+    ("loss", trainer, "loss_fn"),
+)
+PARTS = tuple(part for part, _, _ in _SCOPES)
 
 # How MaxText's names of slices begin.
 _CHIPS = {"TPU v4": "v4", "TPU v5": "v5p", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e", "TPU7x": "tpu7x"}
@@ -41,6 +55,7 @@ def train(mesh: Mesh, *, config: str = "llama3.1-8b", batch: float = 1, seq: int
       seq: tokens of a sequence.
       settings: anything else that base.yml names, such as remat_policy="full".
     """
+    _name_parts()
     given = {
         "run_name": "step",
         "base_output_directory": tempfile.gettempdir(),
@@ -85,10 +100,24 @@ def train(mesh: Mesh, *, config: str = "llama3.1-8b", batch: float = 1, seq: int
     )
 
 
+@functools.cache
+def _name_parts() -> None:
+    for part, owner, function in _SCOPES:
+        setattr(owner, function, _scoped(part, getattr(owner, function)))
+
+
+def _scoped(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def scoped(*args: Any, **named: Any) -> Any:
+        with jax.named_scope(part):
+            return function(*args, **named)
+
+    return scoped
+
+
 def _slice(mesh: Mesh) -> str:
     """MaxText's name of a slice with as many devices, from which it takes their number only."""
     chip = _CHIPS[mesh.devices.flat[0].device_kind]
     known = accelerator_to_spec_map.UserFacingNameToSystemCharacteristics
-    return next(
-        name for name, its in known.items() if name.startswith(f"{chip}-") and its.devices_per_slice == mesh.devices.size
-    )
+    size = mesh.devices.size
+    return next(name for name, its in known.items() if name.startswith(f"{chip}-") and its.devices_per_slice == size)

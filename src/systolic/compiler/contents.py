@@ -19,6 +19,7 @@ from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
 from systolic.compiler.typical import PRIMITIVE, typical_value
 
 _PALLAS = "pallas_call"
+_JIT = "jit"  # may name devices that are not there, so what is inside is evaluated alone
 _IN_MEMORY = "with_memory_space_constraint"  # the same array; JAX does not run it outside of a program
 _MOST_ROUNDS = 100_000  # of a loop around a Pallas call that is followed
 
@@ -86,6 +87,16 @@ def device_executions(
     return DeviceExecutions(found=walk.found, local=walk.chose, complete=not walk.left_out)
 
 
+class _Cut(Deferred):
+    """What the devices of a `jax.shard_map` compute together, of which this device knows its own part."""
+
+    __slots__ = ("part", "place", "spec")
+
+    def __init__(self, part: Deferred, place: MeshPlace, spec: Sequence[Any]) -> None:
+        super().__init__(lambda: Missing("what the devices of a shard_map compute together"))
+        self.part, self.place, self.spec = part, place, spec
+
+
 @dataclass(slots=True)
 class _Walk:
     partition: int
@@ -140,7 +151,7 @@ class _Walk:
             return [_known_or(inputs[0], typical_value(equation))]
         if self.place is not None and names_axis(equation):
             return _missing(equation, f"what other devices give to a {name}")
-        if not any(map(self._follows, inner_jaxprs(equation.params))):
+        if name != _JIT and not any(map(self._follows, inner_jaxprs(equation.params))):
             return _evaluated(jaxpr, equation, inputs)
         if name == "scan":
             return self._scan(equation, inputs, path)
@@ -148,7 +159,7 @@ class _Walk:
             return self._while(equation, inputs, path)
         if name == "cond":
             return self._cond(equation, inputs, path)
-        inner = [closed for closed in inner_jaxprs(equation.params) if self._follows(closed)]
+        inner = [closed for closed in inner_jaxprs(equation.params) if name == _JIT or self._follows(closed)]
         if len(inner[0].jaxpr.invars) != len(inputs):
             return self._left_out(equation, f"a {name} around a kernel")
         consts = [Deferred.known(const) for const in inner[0].consts]
@@ -162,16 +173,15 @@ class _Walk:
     def _shard_map(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         params = equation.params
         place = MeshPlace.of(params["mesh"], self.partition)
-        parts = [
-            applied(lambda whole, spec=spec: place.part(np.asarray(whole), spec), value, local=any(spec))
-            for spec, value in zip(params["in_specs"], inputs, strict=True)
-        ]
+        parts = [_part(value, place, spec) for spec, value in zip(params["in_specs"], inputs, strict=True)]
         inside = _Walk(self.partition, self.found, place)
         outputs = inside.run(params["jaxpr"], [], parts, path)
         self.chose |= inside.chose
         self.left_out |= inside.left_out
-        cut = Deferred.known(Missing("what the devices of a shard_map compute together"))
-        return [cut if any(spec) else output for spec, output in zip(params["out_specs"], outputs, strict=True)]
+        return [
+            _Cut(output, place, spec) if any(spec) else output
+            for spec, output in zip(params["out_specs"], outputs, strict=True)
+        ]
 
     def _pallas(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         kernel = equation.params.get("name") or "in front of it"
@@ -278,6 +288,13 @@ def _holds(primitive: str, closed: Any) -> bool:
         equation.primitive.name == primitive or any(_holds(primitive, inner) for inner in inner_jaxprs(equation.params))
         for equation in closed.jaxpr.eqns
     )
+
+
+def _part(value: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:
+    """A device's part of a value that is cut by a `PartitionSpec`."""
+    if isinstance(value, _Cut) and (value.place, value.spec) == (place, spec):
+        return applied(lambda own: own, value.part, local=True)
+    return applied(lambda whole: place.part(np.asarray(whole), spec), value, local=any(spec))
 
 
 def _known_or(value: Deferred, typical: np.ndarray) -> Deferred:

@@ -74,6 +74,34 @@ def test_a_shape_is_missing_on_every_device() -> None:
     assert "x0" in found[0].why
 
 
+def test_a_part_that_goes_from_shards_to_shards_stays_known() -> None:
+    """As what the backward pass of a kernel reads again: its forward pass made it inside of another `shard_map`."""
+
+    def fn(sizes):
+        made = sharded(lambda own: own * 2, P("model"), out=P(("data", "model")))(sizes)
+        return sharded(copied, P(("data", "model")), out=P("model"))(made), sharded(jnp.copy, P(), out=P())(made)
+
+    jaxpr = jax.make_jaxpr(fn)(SIZES)
+    (found,) = pallas_operands(jaxpr, (SIZES,), ["sizes"], partition=6)
+    assert found.operands[0].local
+    np.testing.assert_array_equal(found.operands[0].get(), 2 * SIZES[8:12])
+
+
+def test_a_part_that_is_cut_anew_is_missing() -> None:
+    def fn(sizes):
+        return sharded(copied, P("data"), out=P("model"))(sharded(jnp.copy, P("model"), out=P("model"))(sizes))
+
+    (found,) = operands(fn, SIZES, partition=6)
+    assert isinstance(found, Missing)
+    assert "together" in found.why
+
+
+def test_a_jit_for_devices_that_are_not_there_is_followed() -> None:
+    place = jax.sharding.NamedSharding(MESH, P("model"))
+    (found,) = operands(lambda sizes: copied(jax.jit(jnp.flip, out_shardings=place)(sizes)), SIZES, partition=6)
+    np.testing.assert_array_equal(found, SIZES[::-1])
+
+
 def test_a_constraint_keeps_the_value() -> None:
     def fn(sizes):
         kept = lax.with_sharding_constraint(sizes, jax.sharding.NamedSharding(MESH, P("model")))
