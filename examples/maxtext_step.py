@@ -6,16 +6,17 @@
 It needs Python 3.12 or later. What MaxText reads from its YAML file can be given with --param, under the same names.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import functools
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from importlib import resources
 from typing import Any
 
 import jax
-import maxtext
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import Mesh
 from maxtext.configs import pyconfig
@@ -71,7 +72,7 @@ def train(mesh: Mesh, *, config: str = "llama3.1-8b", batch: float = 1, seq: int
         **{f"ici_{name}_parallelism": size for name, size in mesh.shape.items()},
         **settings,
     }
-    base = Path(maxtext.__file__).parent / "configs" / "base.yml"
+    base = resources.files("maxtext") / "configs" / "base.yml"
     known = pyconfig.initialize(["", str(base), *(f"{name}={value}" for name, value in given.items())])
     devices = Mesh(maxtext_utils.create_device_mesh(known, mesh.devices.flatten().tolist()), known.mesh_axes)
     args, _, shardings, _, model = train_compile.get_shaped_inputs(devices, known)

@@ -106,48 +106,34 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
     routes = route_pointers(program)
     words |= dict.fromkeys(routes, "routes")
     unnamed = [each for each in unnamed if each not in routes]
+    if top_level:
+        unnamed = [each for each in unnamed if each not in _flags(program)]
+    unnamed.sort(key=lambda allocation: int(allocation.removeprefix("allocation")))
     # The top-level program also reads a pointer to its results, whose number is lower.
     kinds: tuple[Word | None, ...] = (None, *_UNNAMED) if top_level else _UNNAMED
-    if top_level:
-        compared, passed_on = _idle(program)
-        unnamed = [each for each in unnamed if each not in compared | passed_on]
-        # SparseCores are handed all words there are. Of those that remain only the first ones are certain.
-        kinds = kinds[:2] if passed_on else kinds
-    unnamed.sort(key=lambda allocation: int(allocation.removeprefix("allocation")))
     if len(unnamed) > len(kinds):
         raise SimulationError(f"{program.name}: what the words {', '.join(unnamed)} hold is not known")
     words |= {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
     return words
 
 
-def _idle(program: Program) -> tuple[set[str], set[str]]:
-    """Words that say nothing of a device here, by what is done with them behind the barrier of the launch.
-
-    Returns:
-      those that are only compared with zero or one (whether to run at all, whether something was done before), and
-      those that are only stored elsewhere, in the table that SparseCores are started with, or traced.
-    """
+def _flags(program: Program) -> set[str]:
+    """Words that are only compared with zero or one: whether to run at all, whether something was done before."""
     loaded: dict[str, str] = {}
     compared: set[str] = set()
-    passed_on: set[str] = set()
     used: set[str] = set()
     for bundle in program.bundles:
         for instruction in bundle.instructions:
-            if instruction.opcode == "vtrace" and instruction.operands == (LAUNCHED,):
-                for found in (loaded, compared, passed_on, used):
-                    found.clear()
-            words = {loaded[text] for text in instruction.operands if text in loaded}
+            found = {loaded[text] for text in instruction.operands if text in loaded}
             if instruction.opcode.startswith("scmp.ne") and instruction.operands[1] in ("0", "1"):
-                compared |= words
-            elif instruction.opcode in ("sst", "vtrace"):
-                passed_on |= words
+                compared |= found
             else:
-                used |= words
+                used |= found
         for instruction in bundle.instructions:
             word = _WORD.fullmatch(instruction.operands[0]) if instruction.opcode == "sld" else None
             if word is not None and instruction.dest is not None:
                 loaded["%" + instruction.dest] = word.group(1)
-    return compared - used, passed_on - used - compared
+    return compared - used
 
 
 def _loads(program: Program) -> tuple[dict[str, list[str]], set[str]]:
