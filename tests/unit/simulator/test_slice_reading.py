@@ -105,6 +105,18 @@ def test_words_that_say_which_device_it_is() -> None:
         identity_words(program(*SIGNALS, *loads, *too_many), remote=True, top_level=False)
 
 
+def test_words_that_are_loaded_through_an_address_selected_before() -> None:
+    code = (
+        "%s1_s1 = scalar_select %p1_p1, [#allocation4], [#allocation6]",
+        "%s2_s2 = smov (!%p2_p2, %s1_s1), [#allocation7]",
+        "%s3_s3 = sld [smem:[%s2_s2]] /* core id */",
+        "%s4_s4 = scalar_select %p1_p1, [#allocation8], [#allocation9]",
+        "%s5_s5 = sld [smem:[%s4_s4]]",
+    )
+    found = identity_words(program(*code), remote=False, top_level=False)
+    assert found == dict.fromkeys(("allocation4", "allocation6", "allocation7"), "core")
+
+
 def test_the_launch_is_left_out() -> None:
     code = ("%1 = vtrace 2952790016", "%2 = vsyncadd.remote 32776, 1", "%3 = vtrace 3221225472", "%s1_s1 = smov 1")
     left = [

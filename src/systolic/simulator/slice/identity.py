@@ -28,6 +28,8 @@ _UNNAMED: tuple[Word, ...] = ("partition", "replica", "assignment")
 # What a core's own number is called as well, where it is also that of the core that is meant.
 _OWN_CORE = "remote-core-idx"
 _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
+_THROUGH = re.compile(r"\[smem:\[(%\w+)\]\]", re.ASCII)  # an address that was selected before
+_REGISTER = re.compile(r"%\w+", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
 
 # Where a program's constants lie in HBM, behind the allocation that names one: further than all that it writes, even
@@ -140,11 +142,19 @@ def _loads(program: Program) -> tuple[dict[str, list[str]], set[str]]:
     """Comments of all loads of words, behind the barrier of the launch; and allocations mentioned in other places."""
     loads: dict[str, list[str]] = {}
     others: set[str] = set()
+    selected: dict[str, list[str]] = {}  # a register that holds one of some addresses
     for bundle in program.bundles:
         for instruction in bundle.instructions:
             if instruction.opcode == "vtrace" and instruction.operands == (LAUNCHED,):
                 loads.clear()
             operands = instruction.operands
+            if instruction.opcode in ("scalar_select", "smov"):
+                text = " ".join(operands)
+                before = (each for name in _REGISTER.findall(text) for each in selected.get(name, ()))
+                selected[f"%{instruction.dest}"] = [*_USED.findall(text), *before]
+            elif instruction.opcode == "sld" and instruction.comment and (at := _THROUGH.fullmatch(operands[0])):
+                for each in selected.get(at.group(1), ()):
+                    loads.setdefault(each, []).append(instruction.comment.strip())
             word = _WORD.fullmatch(operands[0]) if instruction.opcode == "sld" else None
             if word is not None:
                 loads.setdefault(word.group(1), []).append(instruction.comment.strip())
