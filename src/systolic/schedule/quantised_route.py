@@ -41,14 +41,17 @@ _LARGEST_CODED = 128 * 15
 _REGISTER_BYTES = 4096
 _LEAST_ROWS = 16  # of bfloat16, that go through a unit at once
 _LANES = 128
-# Seen in listings of libtpu 0.0.42.1 for products of 16 rows: bundles between two registers of weights that go into the
-# same unit; those that a register of sums takes to be scaled and added; those that one of weights takes to be made and
-# scaled, two operations for four slots, or twelve by way of float32. The first two were 3.0 and 1.5 as counted, and are
-# lower so that the planner's times come nearer to simulated ones of 16·4096·14336; simulated times rest on neither.
-_PUSH_BUNDLES = 2.5
-_SCALED_SUM_CYCLES = 1.2
-_MADE_CYCLES = 0.5
-_MADE_IN_FLOAT32_CYCLES = 3.0
+_VECTOR_SLOTS = 4
+# Counted in listings of libtpu 0.0.42.1 for products of 16 to 128 rows. A push brings a register for every 128 columns
+# of a unit, and so many bundles lie between two into the same unit.
+_PUSH_BUNDLES = 4.0
+# Operations on a register of what is pushed: to unpack it and to place the bits of a code; to cast it, or to make
+# bfloat16 of it by way of float32 where vector units have none; to multiply it by its scale, likewise.
+_CODE_OPERATIONS = {"int4": 3, "float4_e2m1fn": 5}
+_CAST_OPERATIONS, _CAST_BY_FLOAT32_OPERATIONS = 1, 5
+_SCALE_OPERATIONS, _SCALE_IN_FLOAT32_OPERATIONS = 1, 7
+# And on a register of sums, to scale and add it, and to take off what the offset of weights adds.
+_SUM_OPERATIONS, _OFFSET_OPERATIONS = 2, 1
 _MADE_OF_BITS_CYCLES = 4.0  # of 1024 weights: some fifteen operations for four slots
 _NOT_BESIDE = 0.2  # of the shorter of both, which the compiler does not place beside the longer one, at a guess
 
@@ -226,19 +229,30 @@ def route_cycles(route: Route, spec: QuantizedSpec, rows: int, k: int, n: int, c
     unit_rows, unit_columns = _unit(route.pushed, machine)
     deep = min(route.depth, unit_rows)
     tiles = k / deep * -(-n // unit_columns) / machine.mxu_count
-    registers = format_bytes(route.pushed, deep * unit_columns) / _REGISTER_BYTES
+    pushes = format_bytes(route.pushed, deep * unit_columns) / _REGISTER_BYTES / max(unit_columns // _LANES, 1)
     taken = max(rows, _LEAST_ROWS) / rows_per_cycle(route, chip)
-    units = tiles * max(taken + registers * machine.weight_push_cycles, registers * _PUSH_BUNDLES)
-    if route.scaled == "weights":
-        each = _MADE_CYCLES if chip.vector_bfloat16 else _MADE_IN_FLOAT32_CYCLES
-        vector = k * n * dtype_bytes(route.pushed) / _REGISTER_BYTES * each
-    elif spec.blocks > 1:
-        vector = k / spec.block * max(rows, 8) * n / 1024 * _SCALED_SUM_CYCLES
-    else:
-        vector = 0.0
+    units = tiles * max(taken + pushes * machine.weight_push_cycles, pushes * _PUSH_BUNDLES)
+    made = k * n * dtype_bytes(route.pushed) / _REGISTER_BYTES * _made_operations(route, spec, chip)
+    vector = made / _VECTOR_SLOTS
+    if route.scaled == "sums" and spec.blocks > 1:
+        each = _SUM_OPERATIONS + (_OFFSET_OPERATIONS if route.offset else 0)
+        vector += k / spec.block * max(rows, 8) * n / 1024 * each / _VECTOR_SLOTS
     if route.made == "bits":
         vector += k * n / 1024 * _MADE_OF_BITS_CYCLES
     return max(units, vector) + _NOT_BESIDE * min(units, vector)
+
+
+def _made_operations(route: Route, spec: QuantizedSpec, chip: Chip) -> int:
+    """Operations on a register of what is pushed, once for all rows that meet it."""
+    by_float32 = route.pushed == "bfloat16" and not chip.vector_bfloat16
+    operations = 0
+    if route.made in ("codes", "cast codes"):
+        operations += _CODE_OPERATIONS[spec.dtype_rhs]
+    if route.made in ("cast", "cast codes"):
+        operations += _CAST_BY_FLOAT32_OPERATIONS if by_float32 else _CAST_OPERATIONS
+    if route.scaled == "weights":
+        operations += _SCALE_IN_FLOAT32_OPERATIONS if by_float32 else _SCALE_OPERATIONS
+    return operations
 
 
 def rows_per_cycle(route: Route, chip: Chip) -> float:
