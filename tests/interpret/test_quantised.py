@@ -54,6 +54,17 @@ def check(lhs: jax.Array, q: systolic.Quantized, chip: str, **keywords: Any) -> 
     assert np.all(found <= bound(left, q, route(lhs.shape[0], q, chip)))
 
 
+@pytest.mark.parametrize(("m", "k", "block"), [(16, 512, 128), (13, 384, 64), (33, 384, 192)])
+def test_even_columns_before_odd_ones(m: int, k: int, block: int) -> None:
+    random = np.random.default_rng(m)
+    q = weight(random, k, 256, "int4", block=block)
+    assert route(m, q, "v7x").even_first
+    lhs = rows(random, m, k)
+    check(lhs, q, "v7x")
+    out = systolic.matmul(lhs.at[3, 5].set(jnp.inf), q, implementation="interpret", chip="v7x")
+    assert list(np.flatnonzero(~np.isfinite(np.asarray(out, np.float32)).all(1))) == [3]
+
+
 @settings(deadline=None, max_examples=5)
 @given(
     name=st.sampled_from(FORMATS),

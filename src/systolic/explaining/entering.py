@@ -106,10 +106,17 @@ def _at_each_call(entered: Callable[[Any], None]) -> Iterator[None]:
 
 
 def _forget(variables: Mapping[str, Any]) -> None:
-    """Clears the caches of a module's own functions."""
+    """Clears the caches of a module's own functions, but of those that are there to act once, such as to register."""
     for each in variables.values():
-        if isinstance(each, functools._lru_cache_wrapper):
+        if isinstance(each, functools._lru_cache_wrapper) and not _has_acted(each):
             each.cache_clear()
+
+
+def _has_acted(cached: Any) -> bool:
+    """Whether a function without arguments was called and returned nothing; it is not called again to find out."""
+    code = getattr(cached.__wrapped__, "__code__", None)
+    is_known = code is not None and not _argument_names(code) and cached.cache_info().currsize == 1
+    return is_known and cached() is None
 
 
 def _argument_names(code: Any) -> tuple[str, ...]:

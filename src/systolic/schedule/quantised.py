@@ -186,7 +186,7 @@ def _rows_at_once(spec: QuantizedSpec, tile_m: int) -> int:
 
 
 def _makes_rows(spec: QuantizedSpec, route: Route) -> bool:
-    return spec.quantize_lhs is not None or spec.dtype_lhs != route.rows
+    return spec.quantize_lhs is not None or spec.dtype_lhs != route.rows or route.even_first
 
 
 def _keeps(route: Route, subtile_m: int, tile_m: int) -> bool:

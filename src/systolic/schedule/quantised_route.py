@@ -41,15 +41,21 @@ _LARGEST_CODED = 128 * 15
 _REGISTER_BYTES = 4096
 _LEAST_ROWS = 16  # of bfloat16, that go through a unit at once
 _LANES = 128
-# Seen in listings of libtpu 0.0.42.1 for products of 16 rows: bundles between two registers of weights that go into the
-# same unit; those that a register of sums takes to be scaled and added; those that one of weights takes to be made and
-# scaled, two operations for four slots, or twelve by way of float32. The first two were 3.0 and 1.5 as counted, and are
-# lower so that the planner's times come nearer to simulated ones of 16·4096·14336; simulated times rest on neither.
-_PUSH_BUNDLES = 2.5
-_SCALED_SUM_CYCLES = 1.2
-_MADE_CYCLES = 0.5
-_MADE_IN_FLOAT32_CYCLES = 3.0
+_VECTOR_SLOTS = 4
+# Counted in listings of libtpu 0.0.42.1 for products of 16 to 128 rows. A push brings a register for every 128 columns
+# of a unit, and so many bundles lie between two into the same unit.
+_PUSH_BUNDLES = 4.0
+# Operations on a register of what is pushed: to unpack it and to place the bits of a code; to cast it, or to make
+# bfloat16 of it by way of float32 where vector units have none; to multiply it by its scale, likewise.
+_CODE_OPERATIONS = {"int4": 3, "float4_e2m1fn": 5}
+_CAST_OPERATIONS, _CAST_BY_FLOAT32_OPERATIONS = 1, 5
+_SCALE_OPERATIONS, _SCALE_IN_FLOAT32_OPERATIONS = 1, 7
+# And on a register of sums, to scale and add it, and to take off what the offset of weights adds.
+_SUM_OPERATIONS, _OFFSET_OPERATIONS = 2, 1
 _MADE_OF_BITS_CYCLES = 4.0  # of 1024 weights: some fifteen operations for four slots
+_EVEN_FIRST_OPERATIONS = 2
+_MOST_ROWS_EVEN_FIRST = 64  # more rows take longer in the matrix units than their weights take to be made
+EVEN_FIRST_ROWS = 64  # of int4 in a register, in two of eight bits
 _NOT_BESIDE = 0.2  # of the shorter of both, which the compiler does not place beside the longer one, at a guess
 
 
@@ -83,6 +89,8 @@ class Route:
       depth: rows of the weight that one dot sums over: of one block where sums are scaled.
       rows: dtype in which rows of lhs go through the units.
       rows_of_bits: whether rows are of a float that the chip does not take, so that they are made out of their bits.
+      even_first: whether of every 64 rows of the weight the even ones come before the odd ones, and columns of lhs too:
+        so each half of a byte becomes a code without being unpacked.
       sums: int32 where products are summed as integers, by the units or, of exact parts, behind them; else float32.
     """
 
@@ -93,6 +101,7 @@ class Route:
     depth: int
     rows: str = "bfloat16"
     rows_of_bits: bool = False
+    even_first: bool = False
     sums: Literal["float32", "int32"] = "float32"
 
     @property
@@ -114,6 +123,7 @@ class Route:
             "bits": f"made {self.pushed} in VMEM out of their bits",
         }
         rows = "" if self.rows == "bfloat16" else f"rows are multiplied as {self.rows}, "
+        rows += "even columns of rows before odd ones, " if self.even_first else ""
         return f"{rows}weights are {how[self.made]}, scales multiply {self.scaled}"
 
 
@@ -130,7 +140,7 @@ def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
     """Every route that the chip has, those that round least first."""
     beside_floats = _beside_bfloat16(spec, chip)
     if spec.row_format is None:
-        return beside_floats
+        return [*beside_floats, *_even_first(beside_floats, spec, chip)]
     known = chip.dot_operands.floats | chip.dot_operands.integers
     exact = [
         replace(_exact(route, spec), rows_of_bits=spec.row_format not in known)
@@ -157,6 +167,20 @@ def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
         ),
         *(route for route in exact if not (route.offset and _largest_coded(spec) > _FLOAT32_INTEGERS)),
     ]
+
+
+def _even_first(routes: list[Route], spec: QuantizedSpec, chip: Chip) -> Iterator[Route]:
+    """Codes of even rows before those of odd ones, where the vector units take longer than matrix units and HBM.
+
+    Columns of lhs are put in that order by a product with ones and zeros, and kept beside it.
+    """
+    m, k, n = spec.m, spec.k, spec.n
+    copied = format_bytes(spec.dtype_rhs, k * n) / chip.machine.hbm_bytes_per_s * chip.machine.clock_hz
+    for route in routes:
+        fits = route.offset and route.depth % EVEN_FIRST_ROWS == 0 and m <= _MOST_ROWS_EVEN_FIRST and spec.blocks > 1
+        longest = _vector_cycles(route, spec, m, k, n, chip) > _unit_cycles(route, m, k, n, chip)
+        if fits and longest and route_cycles(route, spec, m, k, n, chip) > copied:
+            yield replace(route, even_first=True)
 
 
 def _integer_ways(spec: QuantizedSpec, chip: Chip) -> Iterator[tuple[str, Made]]:
@@ -222,23 +246,40 @@ def _beside_bfloat16(spec: QuantizedSpec, chip: Chip) -> list[Route]:
 
 def route_cycles(route: Route, spec: QuantizedSpec, rows: int, k: int, n: int, chip: Chip) -> float:
     """Cycles of a core for this many rows, k and n of a product, where neither copies nor code around them matter."""
+    units, vector = _unit_cycles(route, rows, k, n, chip), _vector_cycles(route, spec, rows, k, n, chip)
+    return max(units, vector) + _NOT_BESIDE * min(units, vector)
+
+
+def _unit_cycles(route: Route, rows: int, k: int, n: int, chip: Chip) -> float:
     machine = chip.machine
     unit_rows, unit_columns = _unit(route.pushed, machine)
     deep = min(route.depth, unit_rows)
     tiles = k / deep * -(-n // unit_columns) / machine.mxu_count
-    registers = format_bytes(route.pushed, deep * unit_columns) / _REGISTER_BYTES
+    pushes = format_bytes(route.pushed, deep * unit_columns) / _REGISTER_BYTES / max(unit_columns // _LANES, 1)
     taken = max(rows, _LEAST_ROWS) / rows_per_cycle(route, chip)
-    units = tiles * max(taken + registers * machine.weight_push_cycles, registers * _PUSH_BUNDLES)
+    return tiles * max(taken + pushes * machine.weight_push_cycles, pushes * _PUSH_BUNDLES)
+
+
+def _vector_cycles(route: Route, spec: QuantizedSpec, rows: int, k: int, n: int, chip: Chip) -> float:
+    made = k * n * dtype_bytes(route.pushed) / _REGISTER_BYTES * _made_operations(route, spec, chip)
+    vector = made / _VECTOR_SLOTS
+    if route.scaled == "sums" and spec.blocks > 1:
+        each = _SUM_OPERATIONS + (_OFFSET_OPERATIONS if route.offset else 0)
+        vector += k / spec.block * max(rows, 8) * n / 1024 * each / _VECTOR_SLOTS
+    return vector + (k * n / 1024 * _MADE_OF_BITS_CYCLES if route.made == "bits" else 0)
+
+
+def _made_operations(route: Route, spec: QuantizedSpec, chip: Chip) -> int:
+    """Operations on a register of what is pushed, once for all rows that meet it."""
+    by_float32 = route.pushed == "bfloat16" and not chip.vector_bfloat16
+    operations = 0
+    if route.made in ("codes", "cast codes"):
+        operations += _EVEN_FIRST_OPERATIONS if route.even_first else _CODE_OPERATIONS[spec.dtype_rhs]
+    if route.made in ("cast", "cast codes"):
+        operations += _CAST_BY_FLOAT32_OPERATIONS if by_float32 else _CAST_OPERATIONS
     if route.scaled == "weights":
-        each = _MADE_CYCLES if chip.vector_bfloat16 else _MADE_IN_FLOAT32_CYCLES
-        vector = k * n * dtype_bytes(route.pushed) / _REGISTER_BYTES * each
-    elif spec.blocks > 1:
-        vector = k / spec.block * max(rows, 8) * n / 1024 * _SCALED_SUM_CYCLES
-    else:
-        vector = 0.0
-    if route.made == "bits":
-        vector += k * n / 1024 * _MADE_OF_BITS_CYCLES
-    return max(units, vector) + _NOT_BESIDE * min(units, vector)
+        operations += _SCALE_IN_FLOAT32_OPERATIONS if by_float32 else _SCALE_OPERATIONS
+    return operations
 
 
 def rows_per_cycle(route: Route, chip: Chip) -> float:

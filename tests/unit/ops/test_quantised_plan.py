@@ -50,6 +50,23 @@ def test_the_route_of_a_weight(chip: str, changes: dict[str, Any], expected: tup
 
 
 @pytest.mark.parametrize(
+    ("chip", "changes", "expected"),
+    [
+        ("v7x", {"block": 128}, True),
+        ("v7x", {"block": 128, "m": 1}, False),  # the matrix units take longer to load weights
+        ("v7x", {"block": 32}, False),  # 64 rows are of two blocks
+        ("v7x", {}, False),
+        ("v6e", {"block": 128}, False),  # HBM takes longer
+    ],
+)
+def test_even_columns_come_first_where_vector_units_take_longest(
+    chip: str, changes: dict[str, Any], expected: bool
+) -> None:
+    wanted = spec(**changes)
+    assert route_of(wanted, wanted.m, systolic.chip(chip)).even_first is expected
+
+
+@pytest.mark.parametrize(
     ("chip", "rows", "changes", "expected"),
     [
         ("v6e", "int8", {"dtype_rhs": "int8"}, ("int8", "int8", "stored", "int32")),

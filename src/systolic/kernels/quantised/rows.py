@@ -17,7 +17,7 @@ from systolic.kernels.quantised.ring import Ring
 from systolic.schedule import LANES
 from systolic.schedule.grouped import largest_divisor
 from systolic.schedule.quantised import QuantizedSchedule
-from systolic.schedule.quantised_route import Route
+from systolic.schedule.quantised_route import EVEN_FIRST_ROWS, Route
 from systolic.spec import LARGEST, QuantizedSpec
 
 _DOTS_TOGETHER = 8
@@ -36,6 +36,8 @@ def prepare_rows(ring: Ring, lhs_vmem: Any, spec: QuantizedSpec) -> None:
     if spec.quantize_lhs is None and its.rows is not None:
         numbers = _numbers(lhs_vmem, spec.dtype_lhs) if route.rows_of_bits else lhs_vmem[...]
         its.rows[...] = numbers.astype(its.rows.dtype)
+        if route.even_first:
+            _put_even_first(its.rows)
     for block in range(spec.lhs_blocks):
         scales = refs.lhs_scales[:, block : block + 1]
         its.row_scales[block] = jnp.broadcast_to(scales, its.row_scales.shape[1:])
@@ -123,6 +125,29 @@ def _as_format(numbers: Array, name: str, dtype: Any, route: Route) -> Array:
 
 def _column_parts(k: int) -> list[slice]:
     return [slice(first, min(first + _COLUMNS_AT_ONCE, k)) for first in range(0, k, _COLUMNS_AT_ONCE)]
+
+
+def _put_even_first(rows_vmem: Any) -> None:
+    """Of every 64 columns the even ones before the odd ones, by a product with one 1 in each row and column.
+
+    That is exact. A number that is not finite makes a row NaN, as the sum of the row does in any case.
+    """
+    source, target = (lax.broadcasted_iota(jnp.int32, (LANES, LANES), axis) for axis in (0, 1))
+    half = EVEN_FIRST_ROWS // 2
+    place = target % EVEN_FIRST_ROWS
+    chosen = source == target - place + 2 * (place % half) + place // half
+    order = jnp.where(chosen, 1.0, 0.0).astype(rows_vmem.dtype)
+    registers = rows_vmem.shape[1] // LANES
+    together = largest_divisor(registers, 1, _DOTS_TOGETHER)
+
+    def several(number: Any, carry: None) -> None:
+        places = [pl.ds(pl.multiple_of((number * together + each) * LANES, LANES), LANES) for each in range(together)]
+        found = [dot(rows_vmem[:, at], order) for at in places]
+        for at, each in zip(places, found, strict=True):
+            rows_vmem[:, at] = each.astype(rows_vmem.dtype)
+        return carry
+
+    lax.fori_loop(0, registers // together, several, None)
 
 
 def _sum_rows(rows_vmem: Any, sums_vmem: Any, spec: QuantizedSpec, schedule: QuantizedSchedule) -> None:

@@ -9,12 +9,13 @@ from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.quantised.bits import numbers_of_bits
-from systolic.schedule.quantised_route import Route
+from systolic.schedule.quantised_route import EVEN_FIRST_ROWS, Route
 from systolic.spec import QuantizedSpec
 
 # Of the four bytes of a lane: what is kept of each, and what is flipped.
 _LOW_BITS = 0x0F0F0F0F
 _INT4_SIGNS = 0x08080808
+_ALL_INT4_SIGNS = -0x77777778  # 0x88888888 as an int32
 _FP4_SIGNS = -0x7F7F7F80  # 0x80808080 as an int32
 _FP4_MAGNITUDES = 0x07070707
 
@@ -49,6 +50,8 @@ def _made(stored: Array, route: Route, name: str) -> Array:
         return stored.astype(jnp.dtype(route.pushed))
     if route.made == "bits":
         return numbers_of_bits(stored, name).astype(jnp.dtype(route.pushed))
+    if route.even_first:
+        return _codes_even_first(stored, route)
     codes: Any = pltpu.bitcast(stored.astype(jnp.int8), jnp.int32)
     if route.codes is not None and route.codes.offset:
         codes = (codes & _LOW_BITS) ^ _INT4_SIGNS  # the number of four bits plus 8
@@ -57,3 +60,16 @@ def _made(stored: Array, route: Route, name: str) -> Array:
     assert route.codes is not None
     found = pltpu.bitcast(codes, jnp.dtype(route.codes.dtype))
     return found.astype(jnp.bfloat16) if route.made == "cast codes" else found
+
+
+def _codes_even_first(stored: Array, route: Route) -> Array:
+    """Codes of int4, of every 64 rows the even ones first: the lower and the upper halves of bytes, not unpacked.
+
+    Eight rows lie in a word, the first lowest; four of them, every other one, become a word of codes.
+    """
+    assert route.codes is not None
+    words: Any = pltpu.bitcast(stored, jnp.int32) ^ _ALL_INT4_SIGNS  # numbers of four bits plus 8
+    halves = [pltpu.bitcast(each & _LOW_BITS, jnp.dtype(route.codes.dtype)) for each in (words, words >> 4)]
+    half = EVEN_FIRST_ROWS // 2
+    firsts = range(0, stored.shape[0] // 2, half)
+    return jnp.concatenate([each[first : first + half] for first in firsts for each in halves], axis=0)
