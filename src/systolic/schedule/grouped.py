@@ -28,22 +28,30 @@ _LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
 # each that arithmetic expects, at the most; a transposed rhs takes more. With the scalar code that is below 14,000.
 _MOST_BUNDLES = 12_000
 _COMPILED, _COMPILED_TRANSPOSED = 1.2, 1.75
-# Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them. The more
-# sizes there are, the fewer rows are multiplied for nothing, and the more code there is. Where groups are large, a few
-# sizes do, and the code may go into a longer block.
+# Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them, or two or
+# more that are half as long each. The more sizes there are, the fewer rows are multiplied for nothing, and the more
+# code there is. Where groups are large, halves do, and the code may go into a longer block.
 _FINE_FRACTIONS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
 _FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)
 _LARGE_ROWS = 1024
 _LARGE_FRACTIONS = (1.0, 0.25, 0.0625)
+_LARGE_BLOCKS = 2  # of the bundles of other blocks
+# So many rows of a block may be nobody's before two smaller ones are faster, at the least and of its rows: matrix units
+# wait while a block begins and ends.
+_LOST_ROWS, _LOST_SHARE = 160, 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBlock:
-    """What one stretch of straight code multiplies: rows by columns of the weights, over so much of k."""
+    """What one stretch of straight code multiplies: rows by columns of the weights, over so much of k.
+
+    It is taken where more than `above` rows of a visit are left, and no larger one is.
+    """
 
     rows: int
     columns: int
     depth: int
+    above: int = 0
 
 
 def registers_rows(*dtypes: str) -> int:
@@ -281,7 +289,7 @@ def block_size(size: int, multiple: int, most: int) -> int:
 
 def _row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chip) -> tuple[RowBlock, ...]:
     is_large = config.subtile_m >= _LARGE_ROWS
-    cycles = _most_cycles(chip) * (2 if is_large else 1)
+    cycles = _most_cycles(chip) * (_LARGE_BLOCKS if is_large else 1)
     # Of the largest block, over one row of k.
     columns = block_columns(config)
     cycles_of_one = spec.passes * spec.products * config.subtile_m * columns / macs_per_cycle(spec.dtype, chip)
@@ -292,7 +300,14 @@ def _row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Ch
     fractions = _LARGE_FRACTIONS if is_large else _FINE_FRACTIONS if fits else _FRACTIONS
     some = {padded(int(config.subtile_m * one), multiple) for one in fractions}
     rows = sorted({one for one in some if one >= min(_LEAST_ROWS, config.subtile_m)}, reverse=True)
-    return tuple(RowBlock(rows=one, columns=columns, depth=depth) for one in rows)
+    lost = [max(_LOST_ROWS, int(one * _LOST_SHARE)) for one in rows]
+    above = [
+        max(next_one, one - no_more) if next_one else 0
+        for one, next_one, no_more in zip(rows, (*rows[1:], 0), lost, strict=True)
+    ]
+    return tuple(
+        RowBlock(rows=one, columns=columns, depth=depth, above=least) for one, least in zip(rows, above, strict=True)
+    )
 
 
 def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, multiple: int) -> None:
