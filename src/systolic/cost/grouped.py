@@ -151,7 +151,7 @@ def product_configs(spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
     """
 
     def order(one: TimedConfig) -> float:
-        return product_time(spec, one.config, chip, (spec.m,)).time_us ** _ONE_GROUP * _with_code(one)
+        return product_time(spec, one.config, chip, (spec.m,)).compute_us ** _ONE_GROUP * _with_code(one)
 
     return sorted(_timed(spec, chip, _product_space(spec, chip)), key=order)
 
