@@ -151,23 +151,29 @@ class Steps:
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
         size = self._of(at, Field.SIZE)
 
-        def block(row: Any) -> Any:
-            """Multiplies the next rows from this one on, as many as the block has that is chosen for the rest."""
-            out_slot, rows = self._next_out_slot(), self._rows_of_block(size - row)
-            for block in self.schedule.blocks:
+        largest, *smaller = self.schedule.blocks
+        count = lax.div(jnp.maximum(size - largest.above + largest.rows - 1, 0), largest.rows)
+
+        def whole(index: Any, carry: None) -> None:
+            row, out_slot = index * largest.rows, self._next_out_slot()
+            self._multiply(at, slot, row, out_slot, largest)
+            self.outputs.store(at, row, largest.rows, out_slot)
+            return carry
+
+        lax.fori_loop(0, count, whole, None)
+        if not smaller:
+            return
+
+        def rest(row: Any) -> Any:
+            out_slot, rows = self._next_out_slot(), jnp.int32(smaller[-1].rows)
+            for block in reversed(smaller[:-1]):
+                rows = jnp.where(size - row > block.above, block.rows, rows)
+            for block in smaller:
                 pl.when(rows == block.rows)(lambda block=block: self._multiply(at, slot, row, out_slot, block))
             self.outputs.store(at, row, rows, out_slot)
             return row + rows
 
-        lax.while_loop(lambda row: row < size, block, jnp.int32(0))
-
-    def _rows_of_block(self, rest: Any) -> Any:
-        """Rows of the block that is multiplied next, where so many rows of a visit are left."""
-        *larger, smallest = self.schedule.blocks
-        rows = jnp.int32(smallest.rows)
-        for block in reversed(larger):
-            rows = jnp.where(rest > block.above, block.rows, rows)
-        return rows
+        lax.while_loop(lambda row: row < size, rest, count * largest.rows)
 
     def _next_out_slot(self) -> Any:
         """The next slot of the ring of results, from which nothing is being stored any more."""
