@@ -57,7 +57,7 @@ def with_jit_options(fn: Any, mesh: Any = None) -> Any:
     return fn if options == JitOptions() else FunctionWithOptions(inner, options, function_name(fn))
 
 
-def row_major(fn: Any) -> FunctionWithOptions:
+def row_major(fn: Any) -> Any:
     """The function with arguments and results that lie in memory in the order of their dimensions."""
     inner, options = without_jit_options(fn)
     return FunctionWithOptions(inner, replace(options, is_row_major=True), function_name(fn))
