@@ -26,9 +26,9 @@ MOST_BLOCK_BUNDLES = 4200
 _RAGGED_COLUMNS = 512  # of a block of a tile that cannot be cut evenly
 _LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
 # Bundles of all blocks of a product together, by arithmetic, that compile to fewer than 14,000: fewer where there are
-# many blocks, or where sums are kept in VMEM of products that are not transposed.
+# many blocks, or more than 512 columns of one.
 MOST_BUNDLES = 11_300
-_FINE_SHARE, _SUMMED_SHARE = 0.9, 0.96
+_FINE_SHARE, _WIDE_SHARE, _WIDE_COLUMNS = 0.9, 0.96, 512
 _LEAST_CODE_ROWS = 128  # as many bundles as a block of so many rows has one of fewer, for the weights
 # Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them, or two or
 # more that are half as long each. The more sizes there are, the fewer rows are multiplied for nothing, and the more
@@ -304,9 +304,8 @@ def _row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Ch
         return sum(max(size, _LEAST_CODE_ROWS) for size in rows) * one * chip.step_estimate.bundles_per_cycle
 
     fine, few = sizes(_FINE_FRACTIONS), sizes(_LARGE_FRACTIONS if is_large else _FRACTIONS)
-    most = MOST_BUNDLES / bundles(few)
-    share = 1 if spec.transpose_rhs else _SUMMED_SHARE
-    depth = spec.k if spec.k <= most else block_size(spec.k, LANES, int(most * share))
+    most = MOST_BUNDLES * (_WIDE_SHARE if columns > _WIDE_COLUMNS else 1) / bundles(few)
+    depth = block_size(spec.k, LANES, int(most))
     rows = fine if not is_large and bundles(fine) * depth <= MOST_BUNDLES * _FINE_SHARE else few
     above = [max(after, size - max(_LOST_ROWS, int(size * _LOST_SHARE))) for size, after in itertools.pairwise(rows)]
     return tuple(
