@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import systolic
+from systolic.compiler import row_major
 from systolic.ops.grouped.api import grouped_matmul
 from systolic.spec import GroupedGradientSpec, GroupedSpec
 
@@ -107,6 +108,20 @@ def test_rows_that_are_added_are_read_once(chip: str) -> None:
 def test_gradients() -> None:
     run = systolic.simulate(functools.partial(gradients, chip="v5e"), *shapes("bfloat16"), chip="v5e")
     assert sum("systolic_grouped" in one.name for one in run.cores[0].ops) == 2  # the forward product is not needed
+
+
+def test_arrays_in_the_order_of_their_dimensions_are_not_copied() -> None:
+    """For 192 columns XLA stores 128 matrices with their numbers in the lanes, and copies them ahead of the kernel."""
+    sizes = np.ones(128, np.int32)
+    matrices = jax.ShapeDtypeStruct((128, 192, 192), jnp.bfloat16)
+
+    def one_row_each(lhs: Any, rhs: Any) -> Any:
+        return grouped_matmul(lhs, rhs, sizes, implementation="pallas", chip="v6e")
+
+    for fn, is_copied in ((one_row_each, True), (row_major(one_row_each), False)):
+        run = systolic.simulate(fn, jax.ShapeDtypeStruct((128, 192), jnp.bfloat16), matrices, chip="v6e")
+        copies = [op for op in run.cores[0].ops if op.name.startswith("copy")]
+        assert any(op.hbm_read_bytes >= 128 * 192 * 192 * 2 for op in copies) == is_copied
 
 
 @pytest.mark.parametrize("spec_type", [GroupedSpec, GroupedGradientSpec])

@@ -17,6 +17,7 @@ from systolic.bench.sparse import PatternSpec
 from systolic.bench.xla_flags import COMMON_FLAGS, with_common_flags
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips.time_error import TimeError
+from systolic.compiler import row_major
 from systolic.cost import dtype_on, machine_roofline, roofline
 from systolic.experiments import Experiment, Outcome, Runner, Stopped
 from systolic.op import RacedPrograms, op_of
@@ -116,6 +117,8 @@ def _experiment(name: str, chip: Chip, who: Who, spec: Spec) -> Experiment | Non
         fn, args = peer.program, peer.arguments or args
     if fn is None:
         return None
+    if isinstance(spec, MoeSpec):
+        fn = row_major(fn)
     topology = spec.topology if isinstance(spec, ShardedSpec) else None
     return Experiment(fn=fn, args=args, chip=compiled_for, topology=topology, label=f"{chip.name} {name} {who}")
 

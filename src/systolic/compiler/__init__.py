@@ -35,7 +35,7 @@ from systolic.compiler.errors import (
     check_available,
     compiler_is_there,
 )
-from systolic.compiler.jit_options import with_jit_options, with_options_of
+from systolic.compiler.jit_options import row_major, with_jit_options, with_options_of
 from systolic.compiler.limits import WALL_TIMES
 from systolic.compiler.named import (
     NamedFunction,
@@ -97,6 +97,7 @@ __all__ = [
     "is_kernel_code",
     "named_argument",
     "pallas_operands",
+    "row_major",
     "short_place",
     "slice_devices",
     "slice_mesh",

@@ -19,12 +19,15 @@ class JitOptions:
         in_shardings: of the arguments, as `jax.jit` takes them; None: it says none.
         out_shardings: of the results.
         mesh: that is set while the function is traced, as by `jax.set_mesh`; None: none.
+        is_row_major: whether arguments and results on one device lie in memory in the order of their dimensions, as
+            `jax.device_put` stores them with a `Layout`; else in the order that the compiler prefers.
     """
 
     donated: tuple[int, ...] = ()
     in_shardings: Any = None
     out_shardings: Any = None
     mesh: Any = None
+    is_row_major: bool = False
 
     @property
     def shardings(self) -> dict[str, Any]:
@@ -52,6 +55,12 @@ def with_jit_options(fn: Any, mesh: Any = None) -> Any:
     inner, options = without_jit_options(fn)
     options = options if mesh is None else replace(options, mesh=mesh)
     return fn if options == JitOptions() else FunctionWithOptions(inner, options, function_name(fn))
+
+
+def row_major(fn: Any) -> Any:
+    """The function with arguments and results that lie in memory in the order of their dimensions."""
+    inner, options = without_jit_options(fn)
+    return FunctionWithOptions(inner, replace(options, is_row_major=True), function_name(fn))
 
 
 def without_jit_options(fn: Any) -> tuple[Callable[..., Any], JitOptions]:

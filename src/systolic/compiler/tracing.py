@@ -90,6 +90,7 @@ def trace(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], devices: 
         sharded: whether its arguments, or the function, say how they are sharded; else it is for the first device.
     """
     import jax
+    from jax.experimental.layout import Format, Layout
 
     inner, options = without_jit_options(fn)
     if isinstance(inner, NamedFunction):
@@ -101,13 +102,29 @@ def trace(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], devices: 
         return _traced(inner, abstract_arguments(args, shardings=True), options, **options.shardings)
 
     sharding = jax.sharding.SingleDeviceSharding(devices[0])
+
+    def place(leaf: Any) -> Any:
+        if not options.is_row_major:
+            return sharding
+        return Format(Layout(tuple(range(len(leaf.shape)))), sharding)
+
     placed = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type),
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place(leaf), weak_type=leaf.weak_type),
         abstract_arguments(args),
     )
+    if options.is_row_major:
+        return _traced(inner, placed, options, out_shardings=jax.tree.map(place, _results(inner, placed)))
     # Where no argument says which device it is for, results do.
     shardings = {} if jax.tree.leaves(placed) else {"out_shardings": sharding}
     return _traced(inner, placed, options, **shardings)
+
+
+@runs_user_code
+def _results(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+    import jax
+
+    with at_stage("tracing"):
+        return jax.eval_shape(fn, *args)
 
 
 @runs_user_code

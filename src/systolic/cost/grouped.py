@@ -39,6 +39,7 @@ _VISIT_ROWS = (512, 1024, 1536, 2048, 4096)
 _FEW_VISIT_ROWS = 128  # where tiles cannot be cut, and leave little room
 _DEPTHS = (128, 256, 512)
 _ROWS_FOR_ALL_OF_IT = 2**17  # a block of 2048 rows has to promise 1.6 % more than a small one
+_ONE_GROUP = 0.02  # half the time where one group has all rows is worth 1.4 % of the typical time
 
 
 @functools.lru_cache(maxsize=256)
@@ -57,10 +58,15 @@ class _Visit(NamedTuple):
     copy_us: float
 
 
-def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
+def product_time(
+    spec: GroupedSpec, config: KernelConfig, chip: Chip, sizes: tuple[int, ...] | None = None
+) -> ModelledTime:
     """The sum over panels: in each, products and copies overlap, more so the more tiles of weights VMEM holds.
 
     With two tiles, a step overlaps with the next step's copy alone.
+
+    Args:
+      sizes: of groups; None: typical ones.
 
     Raises:
       IllegalTilesError: the configuration breaks rules.
@@ -76,16 +82,17 @@ def product_time(spec: GroupedSpec, config: KernelConfig, chip: Chip) -> Modelle
         * (spec.products * -(-spec.k // one.depth) * -(-schedule.tile_n // one.columns))
         for one in schedule.blocks
     }
+    above = [(one.rows, one.above) for one in schedule.blocks]
 
     def visit(rows: int) -> _Visit:
-        cycles = sum(blocks[block] for block in _cut(rows, tuple(blocks)))
+        cycles = sum(blocks[block] for block in _cut(rows, above))
         moved = schedule.cores * rows * (schedule.tile_n * item_beside + spec.k * item / schedule.core_n)
         compute_us = (cycles + _STEP_CYCLES) / chip.machine.clock_hz * 1e6
         return _Visit(rows, compute_us, weights_us + _copy_us(moved, 1, chip))
 
     panels: list[list[_Visit]] = []
     used = schedule.panel + 1
-    sizes = typical_sizes(spec.groups, spec.m, spec.rows_per_group)
+    sizes = sizes or typical_sizes(spec.groups, spec.m, spec.rows_per_group)
     for rows in _spans(sizes, schedule.row_multiple, schedule.panel, schedule.blocks[0].rows):
         if used + rows > schedule.panel:
             panels.append([])
@@ -120,11 +127,12 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
         for depth in schedule.depths
     }
     store_us = _copy_us(schedule.cores * schedule.tile_k * schedule.tile_n * item_out, schedule.tile_k // 8, chip)
+    above = list(zip(depths, (*schedule.depths[1:], 0), strict=True))
     compute_us = copy_us = steps_us = 0.0
     multiple = schedule.row_multiple
     for size in typical_sizes(spec.groups, spec.m, spec.rows_per_group):
         visits = _spans((size,), multiple, schedule.most_rows, schedule.depths[-1]) if size else []
-        cycles = sum(depths[depth] for rows in visits for depth in _cut(rows, tuple(depths)))
+        cycles = sum(depths[depth] for rows in visits for depth in _cut(rows, above))
         products_us = tiles * (cycles + _STEP_CYCLES * max(len(visits), 1)) / chip.machine.clock_hz * 1e6
         again = schedule.grid_k if len(visits) == 1 else tiles
         moved = schedule.cores * sum(visits) * item * (tiles * schedule.tile_n + again * schedule.tile_k)
@@ -137,13 +145,21 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
 
 
 def product_configs(spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
-    """Legal configurations of a product, the fastest by arithmetic first."""
-    return _timed(spec, chip, _product_space(spec, chip))
+    """Legal configurations of a product, the fastest by arithmetic first.
+
+    Where two are about as fast for typical sizes, the one comes first that is faster where one group has all rows.
+    """
+
+    def order(one: TimedConfig) -> float:
+        in_one = product_time(spec, one.config, chip, (spec.m,))
+        return max(in_one.compute_us, in_one.copy_us) ** _ONE_GROUP * _with_code(one)
+
+    return sorted(_timed(spec, chip, _product_space(spec, chip)), key=order)
 
 
 def gradient_configs(spec: GroupedGradientSpec, chip: Chip) -> list[TimedConfig]:
     """Legal configurations of a gradient, the fastest by arithmetic first."""
-    return _timed(spec, chip, _gradient_space(spec, chip))
+    return sorted(_timed(spec, chip, _gradient_space(spec, chip)), key=_with_code)
 
 
 def timed(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
@@ -158,9 +174,12 @@ def timed(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, chip: C
 
 
 def _timed(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, configs: Iterator[KernelConfig]) -> list[TimedConfig]:
-    found = legal_configs(configs, lambda config: timed(spec, config, chip))
-    # Of two that are about as fast, the one with the shorter blocks: larger ones are more code.
-    return sorted(found, key=lambda one: one.modelled.time_us * (1 + one.config.subtile_m / _ROWS_FOR_ALL_OF_IT))
+    return legal_configs(configs, lambda config: timed(spec, config, chip))
+
+
+def _with_code(one: TimedConfig) -> float:
+    """The time by which configurations are ordered: of two that are about as fast, shorter blocks are less code."""
+    return one.modelled.time_us * (1 + one.config.subtile_m / _ROWS_FOR_ALL_OF_IT)
 
 
 def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
@@ -218,12 +237,14 @@ def _spans(sizes: Sequence[int], multiple: int, most: int, block: int) -> list[i
     return found
 
 
-def _cut(rows: int, blocks: tuple[int, ...]) -> list[int]:
-    """The blocks that a kernel cuts rows into: the largest, and for the last rows the smallest that holds them."""
-    largest, *smaller = blocks
-    count = max(rows - (smaller[0] if smaller else 0) + largest - 1, 0) // largest
-    rest = rows - count * largest
-    return [largest] * count + ([min(block for block in blocks if block >= rest)] if rest > 0 else [])
+def _cut(rows: int, blocks: Sequence[tuple[int, int]]) -> list[int]:
+    """The blocks that a kernel cuts rows into: each while there are more rows than it is taken above."""
+    found: list[int] = []
+    for size, above in blocks:
+        count = max(-(-(rows - above) // size), 0)
+        found += [size] * count
+        rows -= count * size
+    return found
 
 
 def _block_cycles(spec: GroupedSpec | GroupedGradientSpec, rows: int, depth: int, columns: int, chip: Chip) -> float:

@@ -7,6 +7,7 @@ it in the last, are computed and not kept.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,30 +21,38 @@ from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
 _BUFFER_SHARE = 0.88
 _RING_SHARE = 0.75  # of what is left for weights and results that wait to be stored: for weights
 _MOST_SLOTS = 24
-# Bundles of one stretch of straight code at the most: all together have to be fewer than 14,000.
+# Bundles of one stretch of straight code of a gradient at the most: all together have to be fewer than 14,000.
 MOST_BLOCK_BUNDLES = 4200
 _RAGGED_COLUMNS = 512  # of a block of a tile that cannot be cut evenly
 _LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
-# Bundles of all stretches of a product together, where there are many of them, and how many there are as compiled for
-# each that arithmetic expects, at the most; a transposed rhs takes more. With the scalar code that is below 14,000.
-_MOST_BUNDLES = 12_000
-_COMPILED, _COMPILED_TRANSPOSED = 1.2, 1.75
-# Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them. The more
-# sizes there are, the fewer rows are multiplied for nothing, and the more code there is. Where groups are large, a few
-# sizes do, and the code may go into a longer block.
+# Bundles of all blocks of a product together, by arithmetic, that compile to fewer than 14,000: fewer where there are
+# many blocks, or more than 512 columns of one.
+MOST_BUNDLES = 11_300
+_FINE_SHARE, _WIDE_SHARE, _WIDE_COLUMNS = 0.9, 0.96, 512
+_LEAST_CODE_ROWS = 128  # as many bundles as a block of so many rows has one of fewer, for the weights
+# Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them, or two or
+# more that are half as long each. The more sizes there are, the fewer rows are multiplied for nothing, and the more
+# code there is. Where groups are large, halves do, and the code may go into a longer block.
 _FINE_FRACTIONS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
 _FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)
 _LARGE_ROWS = 1024
 _LARGE_FRACTIONS = (1.0, 0.25, 0.0625)
+# So many rows of a block may be nobody's before two smaller ones are faster, at the least and of its rows: matrix units
+# wait while a block begins and ends.
+_LOST_ROWS, _LOST_SHARE = 160, 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBlock:
-    """What one stretch of straight code multiplies: rows by columns of the weights, over so much of k."""
+    """What one stretch of straight code multiplies: rows by columns of the weights, over so much of k.
+
+    It is taken where more than `above` rows of a visit are left, and no larger one is.
+    """
 
     rows: int
     columns: int
     depth: int
+    above: int = 0
 
 
 def registers_rows(*dtypes: str) -> int:
@@ -280,19 +289,29 @@ def block_size(size: int, multiple: int, most: int) -> int:
 
 
 def _row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chip) -> tuple[RowBlock, ...]:
-    is_large = config.subtile_m >= _LARGE_ROWS
-    cycles = _most_cycles(chip) * (2 if is_large else 1)
-    # Of the largest block, over one row of k.
     columns = block_columns(config)
-    cycles_of_one = spec.passes * spec.products * config.subtile_m * columns / macs_per_cycle(spec.dtype, chip)
-    depth = block_size(spec.k, LANES, int(cycles / cycles_of_one))
-    bundles = cycles_of_one * depth * chip.step_estimate.bundles_per_cycle
-    bundles *= _COMPILED_TRANSPOSED if spec.transpose_rhs else _COMPILED
-    fits = bundles * sum(_FINE_FRACTIONS) <= _MOST_BUNDLES
-    fractions = _LARGE_FRACTIONS if is_large else _FINE_FRACTIONS if fits else _FRACTIONS
-    some = {padded(int(config.subtile_m * one), multiple) for one in fractions}
-    rows = sorted({one for one in some if one >= min(_LEAST_ROWS, config.subtile_m)}, reverse=True)
-    return tuple(RowBlock(rows=one, columns=columns, depth=depth) for one in rows)
+    # A shorter block that is left behind the others is code of its own.
+    of_columns = columns + config.tiles.tile_n % columns
+    one = spec.passes * spec.products * of_columns / macs_per_cycle(spec.dtype, chip)
+    is_large = config.subtile_m >= _LARGE_ROWS
+
+    def sizes(fractions: Sequence[float]) -> list[int]:
+        found = {padded(int(config.subtile_m * one), multiple) for one in fractions}
+        return sorted((one for one in found if one >= min(_LEAST_ROWS, config.subtile_m)), reverse=True)
+
+    def bundles(rows: Sequence[int]) -> float:
+        """Of all blocks together, over one row of k."""
+        return sum(max(size, _LEAST_CODE_ROWS) for size in rows) * one * chip.step_estimate.bundles_per_cycle
+
+    fine, few = sizes(_FINE_FRACTIONS), sizes(_LARGE_FRACTIONS if is_large else _FRACTIONS)
+    most = MOST_BUNDLES * (_WIDE_SHARE if columns > _WIDE_COLUMNS else 1) / bundles(few)
+    depth = block_size(spec.k, LANES, int(most))
+    rows = fine if not is_large and bundles(fine) * depth <= MOST_BUNDLES * _FINE_SHARE else few
+    above = [max(after, size - max(_LOST_ROWS, int(size * _LOST_SHARE))) for size, after in itertools.pairwise(rows)]
+    return tuple(
+        RowBlock(rows=size, columns=columns, depth=depth, above=least)
+        for size, least in zip(rows, (*above, 0), strict=True)
+    )
 
 
 def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, multiple: int) -> None:

@@ -55,7 +55,7 @@ class Outputs:
         target = self.out_hbm.at[pl.ds(rows_of(self.schedule, row), rows), self.columns(tile)]
         return pltpu.make_async_copy(its.out.at[slot, pl.ds(0, rows), :], target, its.out_sem.at[slot])
 
-    def store(self, at: At, row: Any, rows: int, slot: Any) -> None:
+    def store(self, at: At, row: Any, rows: Any, slot: Any) -> None:
         """Sends a block of at most so many rows to HBM, all but a last register that the next group shares."""
         its, multiple = self.its, self.schedule.row_multiple
         size, head, kept = (self.its.table[field, at.visit] for field in (Field.SIZE, Field.HEAD, Field.KEPT))

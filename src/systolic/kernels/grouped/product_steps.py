@@ -149,37 +149,44 @@ class Steps:
         for copy in self._tile_copies(number, at):
             copy.wait()
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
-        largest, *smaller = self.schedule.blocks
         size = self._of(at, Field.SIZE)
-        count = lax.div(jnp.maximum(size - (smaller[0].rows if smaller else 0) + largest.rows - 1, 0), largest.rows)
+
+        largest, *smaller = self.schedule.blocks
+        count = lax.div(jnp.maximum(size - largest.above + largest.rows - 1, 0), largest.rows)
 
         def whole(index: Any, carry: None) -> None:
-            row = index * largest.rows
-            self.outputs.store(at, row, largest.rows, self._multiply(at, slot, row, largest))
+            row, out_slot = index * largest.rows, self._next_out_slot()
+            self._multiply(at, slot, row, out_slot, largest)
+            self.outputs.store(at, row, largest.rows, out_slot)
             return carry
 
         lax.fori_loop(0, count, whole, None)
-        row = count * largest.rows
-        rest = size - row
-        for index, block in enumerate(smaller):
-            above = smaller[index + 1].rows if index + 1 < len(smaller) else 0
+        if not smaller:
+            return
 
-            @pl.when((rest > above) & (rest <= block.rows))
-            def _rest(block: RowBlock = block) -> None:
-                self._multiply(at, slot, row, block)
+        def rest(row: Any) -> Any:
+            out_slot, rows = self._next_out_slot(), jnp.int32(smaller[-1].rows)
+            for block in reversed(smaller[:-1]):
+                rows = jnp.where(size - row > block.above, block.rows, rows)
+            for block in smaller:
+                pl.when(rows == block.rows)(lambda block=block: self._multiply(at, slot, row, out_slot, block))
+            self.outputs.store(at, row, rows, out_slot)
+            return row + rows
 
-        if smaller:
-            used = self.its.stored[self.schedule.out_slots]
-            last = jnp.where(used == 0, self.schedule.out_slots - 1, used - 1)
-            pl.when(rest > 0)(lambda: self.outputs.store(at, row, largest.rows, last))
+        lax.while_loop(lambda row: row < size, rest, count * largest.rows)
 
-    def _multiply(self, at: At, slot: Any, row: Any, block: RowBlock) -> Any:
-        """A block of rows with all columns of the tile, into the next slot of the ring of results."""
+    def _next_out_slot(self) -> Any:
+        """The next slot of the ring of results, from which nothing is being stored any more."""
+        stored, slots = self.its.stored, self.schedule.out_slots
+        slot = stored[slots]
+        stored[slots] = jnp.where(slot == slots - 1, 0, slot + 1)
+        before = stored[slot]
+        pl.when(before > 0)(lambda: self.outputs.copy(slot, before, 0, 0).wait())
+        return slot
+
+    def _multiply(self, at: At, slot: Any, row: Any, out_slot: Any, block: RowBlock) -> None:
+        """A block of rows with all columns of the tile, into a slot of the ring of results."""
         its, spec, schedule = self.its, self.spec, self.schedule
-        out_slot = its.stored[schedule.out_slots]
-        its.stored[schedule.out_slots] = jnp.where(out_slot == schedule.out_slots - 1, 0, out_slot + 1)
-        before = its.stored[out_slot]
-        pl.when(before > 0)(lambda: self.outputs.copy(out_slot, before, 0, 0).wait())
         rows = pl.ds(rows_of(schedule, self._of(at, Field.PLACE) + row), block.rows)
         residual = self._residual_of(at, row, block)
 
@@ -199,7 +206,6 @@ class Steps:
 
         for parts in parts_of(schedule.tile_n, block.columns):
             pl.loop(0, parts.how_many)(lambda index, parts=parts: one(parts.at(index), parts.size))
-        return out_slot
 
     def _residual_of(self, at: At, row: Any, block: RowBlock) -> Any:
         """What is added to a block of rows, with all columns of the tile."""
