@@ -117,3 +117,20 @@ def test_any_function_is_grouped_by_its_own_names() -> None:
     assert run.tokens_per_s_per_device == pytest.approx(1024 / run.time_us * 1e6)
     with pytest.raises(HostMemoryError):
         systolic.step(jax.jit(lambda x: jax.device_put(x, jax.memory.Space.Host)), x, chip="v5e")
+
+
+def test_a_step_is_traced_under_its_mesh() -> None:
+    """As MaxText's, whose constraints name axes of a mesh that `jax.set_mesh` sets."""
+    mesh = systolic.slice_mesh("v6e", "2x2", fsdp=4)
+
+    def doubled(x: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(2 * x, jax.sharding.PartitionSpec(None, "fsdp"))
+
+    cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
+    x = jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=cut)
+    step = systolic.Step(fn=doubled, args=(x,), mesh=mesh)
+    run = systolic.step(step, chip="v6e", topology="2x2")
+    assert run.slice_run is not None
+    assert [each.kind for each in run.slice_run.collectives] == ["all-to-all"]
+    with pytest.raises(RuntimeError, match="mesh"):
+        systolic.step(replace(step, mesh=None), chip="v6e", topology="2x2")
