@@ -7,6 +7,7 @@ and only when asked for: no large product is ever computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ _PALLAS = "pallas_call"
 _JIT = "jit"  # may name devices that are not there, so what is inside is evaluated alone
 _IN_MEMORY = "with_memory_space_constraint"  # the same array; JAX does not run it outside of a program
 _MOST_ROUNDS = 100_000  # of a loop around a Pallas call that is followed
+_MOST_ELEMENTS = 1 << 26  # of an array that is worked out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +315,9 @@ def _missing(equation: Any, why: str) -> list[Deferred]:
 
 def _evaluated(jaxpr: Any, equation: Any, inputs: Sequence[Deferred]) -> list[Deferred]:
     """The results of one equation of `jaxpr`, computed together when the first of them is asked for."""
+    largest = max((math.prod(getattr(atom.aval, "shape", ())) for atom in equation.outvars), default=0)
+    if largest > _MOST_ELEMENTS:
+        return _missing(equation, f"an array of {largest:,} values, which are too many to follow")
 
     def compute() -> Any:
         from jax.extend.core import ClosedJaxpr, jaxpr_as_fun

@@ -102,6 +102,16 @@ def test_a_jit_for_devices_that_are_not_there_is_followed() -> None:
     np.testing.assert_array_equal(found, SIZES[::-1])
 
 
+def test_a_large_array_is_not_worked_out() -> None:
+    def fn(sizes):
+        one_hot = jax.nn.one_hot(sizes, 1 << 30)  # 64 GiB
+        return copied(jnp.argmax(one_hot, axis=1) + sizes)
+
+    (found,) = operands(fn, SIZES, partition=0)
+    assert isinstance(found, Missing)
+    assert "too many to follow" in found.why
+
+
 def test_a_constraint_keeps_the_value() -> None:
     def fn(sizes):
         kept = lax.with_sharding_constraint(sizes, jax.sharding.NamedSharding(MESH, P("model")))
