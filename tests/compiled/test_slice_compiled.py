@@ -239,11 +239,17 @@ def test_on_a_torus_neighbours_are_looked_up(pool) -> None:
 
 def test_devices_that_differ_are_refused_before_they_send_too_much(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (network, run):
-        monkeypatch.setattr(module, "MOST_COPIES", 40)
+        monkeypatch.setattr(module, "MOST_COPIES", 4)
     with pytest.raises(TooManyCopiesError, match=r"send each other \d+ copies or more"):
         simulated(pool, "all-to-all", "v6e", "2x4")
     one = simulated(pool, "all-gather", "v6e", "2x4")  # of which one device stands for all
     assert one.way == "one device for all"
+    slowest = simulated(pool, "collective-permute", "v6e", "2x4")  # some devices send further than others
+    assert slowest.way == "one device for all, as slow as the slowest"
+    monkeypatch.undo()
+    every = simulated(pool, "collective-permute", "v6e", "2x4")
+    assert every.way == "all devices"
+    assert every.time_us <= slowest.time_us <= 1.1 * every.time_us
 
 
 def test_what_is_not_understood_is_said_once(pool, monkeypatch: pytest.MonkeyPatch) -> None:

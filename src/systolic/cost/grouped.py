@@ -39,7 +39,9 @@ _VISIT_ROWS = (512, 1024, 1536, 2048, 4096)
 _FEW_VISIT_ROWS = 128  # where tiles cannot be cut, and leave little room
 _DEPTHS = (128, 256, 512)
 _ROWS_FOR_ALL_OF_IT = 2**17  # a block of 2048 rows has to promise 1.6 % more than a small one
-_ONE_GROUP = 0.02  # half the time where one group has all rows is worth 1.4 % of the typical time
+# Half the time where one group has all rows is worth 1.4 % of the typical time: chosen by the one-expert rows of
+# `bench --suite moe`, as the least that tells their tiles apart.
+_ONE_GROUP = 0.02
 
 
 @functools.lru_cache(maxsize=256)

@@ -26,7 +26,7 @@ MOST_BLOCK_BUNDLES = 4200
 _RAGGED_COLUMNS = 512  # of a block of a tile that cannot be cut evenly
 _LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
 # Bundles of all blocks of a product together, by arithmetic, that compile to fewer than 14,000: fewer where there are
-# many blocks, or more than 512 columns of one.
+# many blocks, or more than 512 columns of one. Fitted to what some forty kernels of `bench --suite moe` compile to.
 MOST_BUNDLES = 11_300
 _FINE_SHARE, _WIDE_SHARE, _WIDE_COLUMNS = 0.9, 0.96, 512
 _LEAST_CODE_ROWS = 128  # as many bundles as a block of so many rows has one of fewer, for the weights

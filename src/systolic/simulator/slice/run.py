@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from systolic.chips import SliceError, SliceShape
 from systolic.simulator.core import DeviceSetup, OperandWords
-from systolic.simulator.errors import SimulationError
+from systolic.simulator.errors import SimulationError, TooManyCopiesError
 from systolic.simulator.hardware.lanes import DivergedError, joined
 from systolic.simulator.hardware.memory import Contents, Words
 from systolic.simulator.hardware.values import Unknown
@@ -183,20 +183,40 @@ def run_devices(
 ) -> DevicesRun:
     """Runs the program: if wanted one device for all, where all take the same time; else all of them together.
 
+    Where all of a few devices would send too many copies, one stands for them after all, as slow as the slowest.
+
     Raises:
       SimulationError: see `PreparedProgram.run_slice`.
     """
     if where.route_tables is None:
         check_tables(facts, where.assignment)
-    if one_for_all and not setup.sparse_programs:
-        # To execute every one of many devices would take hours.
-        alike = len(where.assignment) > MOST_APART
+
+    def every() -> DevicesRun:
+        return _run_all(setup, where, facts, given, spans)
+
+    def one(*, slowest_counts: bool) -> DevicesRun:
+        return _run_one_for_all(known, where, facts, spans, slowest_counts=slowest_counts)
+
+    if not one_for_all or setup.sparse_programs:
+        return every()
+    # To execute every one of many devices would take hours.
+    alike = len(where.assignment) > MOST_APART
+    try:
+        known = with_tables(given.of_all(setup), where, facts)
+    except DivergedError:
+        return every()
+    try:
         try:
-            known = with_tables(given.of_all(setup), where, facts)
-            return _run_one_for_all(known, where, facts, spans, slowest_counts=alike)
+            return one(slowest_counts=alike)
         except DivergedError:
-            pass
-    return _run_all(setup, where, facts, given, spans)
+            return every()
+    except TooManyCopiesError as error:
+        if alike:
+            raise
+        try:
+            return one(slowest_counts=True)
+        except DivergedError:
+            raise error from None
 
 
 def _run_all(
