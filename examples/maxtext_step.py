@@ -1,9 +1,11 @@
 """MaxText's own training step as a `systolic.Step`: its model, its sharding, its optimiser, unchanged.
 
     pip install "maxtext[tpu]==0.2.5"
-    systolic step examples/maxtext_step.py:train --config llama3.1-8b --batch 1 --seq 2048 --chip v6e --topology 2x4
+    systolic step examples/maxtext_step.py:train --config llama3.1-8b --batch 1 --seq 2048 \\
+        --param use_iota_embed=True --chip v6e --topology 2x4
 
 It needs Python 3.12 or later. What MaxText reads from its YAML file can be given with --param, under the same names.
+The tests of systolic do not run it: MaxText brings 235 packages.
 """
 
 # pyright: reportMissingImports=false
@@ -46,7 +48,9 @@ PARTS = tuple(part for part, _, _ in _SCOPES)
 _CHIPS = {"TPU v4": "v4", "TPU v5": "v5p", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e", "TPU7x": "tpu7x"}
 
 
-def train(mesh: Mesh, *, config: str = "llama3.1-8b", batch: float = 1, seq: int = 2048, **settings: Any) -> Step:
+def train(
+    mesh: Mesh | None, *, config: str = "llama3.1-8b", batch: float = 1, seq: int = 2048, **settings: Any
+) -> Step:
     """MaxText's training step on the devices of a mesh, whose axes are its own: data, fsdp, tensor, expert, …
 
     Args:
@@ -55,7 +59,12 @@ def train(mesh: Mesh, *, config: str = "llama3.1-8b", batch: float = 1, seq: int
       batch: sequences a device.
       seq: tokens of a sequence.
       settings: anything else that base.yml names, such as remat_policy="full".
+
+    Raises:
+      ValueError: there is no mesh, or MaxText knows no slice with as many devices.
     """
+    if mesh is None:
+        raise ValueError("MaxText's step is made for a slice; say which, such as --topology 2x4")
     _name_parts()
     given = {
         "run_name": "step",
@@ -121,4 +130,7 @@ def _slice(mesh: Mesh) -> str:
     chip = _CHIPS[mesh.devices.flat[0].device_kind]
     known = accelerator_to_spec_map.UserFacingNameToSystemCharacteristics
     size = mesh.devices.size
-    return next(name for name, its in known.items() if name.startswith(f"{chip}-") and its.devices_per_slice == size)
+    slices = {its.devices_per_slice: name for name, its in known.items() if name.startswith(f"{chip}-")}
+    if size not in slices:
+        raise ValueError(f"MaxText knows no slice of {size} devices of {chip}; it knows {sorted(slices)}")
+    return slices[size]

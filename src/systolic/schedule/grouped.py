@@ -300,7 +300,7 @@ def _row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Ch
         return sorted((one for one in found if one >= min(_LEAST_ROWS, config.subtile_m)), reverse=True)
 
     def bundles(rows: Sequence[int]) -> float:
-        """Of all blocks together, over one row of k."""
+        """Counts the bundles of all blocks together, over one row of k."""
         return sum(max(size, _LEAST_CODE_ROWS) for size in rows) * one * chip.step_estimate.bundles_per_cycle
 
     fine, few = sizes(_FINE_FRACTIONS), sizes(_LARGE_FRACTIONS if is_large else _FRACTIONS)

@@ -128,7 +128,7 @@ def _column_parts(k: int) -> list[slice]:
 
 
 def _put_even_first(rows_vmem: Any) -> None:
-    """Of every 64 columns the even ones before the odd ones, by a product with one 1 in each row and column.
+    """Puts the even ones of every 64 columns before the odd ones, by a product with one 1 in each row and column.
 
     That is exact. A number that is not finite makes a row NaN, as the sum of the row does in any case.
     """

@@ -63,7 +63,7 @@ def _made(stored: Array, route: Route, name: str) -> Array:
 
 
 def _codes_even_first(stored: Array, route: Route) -> Array:
-    """Codes of int4, of every 64 rows the even ones first: the lower and the upper halves of bytes, not unpacked.
+    """Makes codes of int4, the even ones of every 64 rows first: the lower and upper halves of bytes, not unpacked.
 
     Eight rows lie in a word, the first lowest; four of them, every other one, become a word of codes.
     """

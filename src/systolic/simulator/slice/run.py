@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from systolic.chips import SliceError, SliceShape
@@ -206,17 +207,14 @@ def run_devices(
     except DivergedError:
         return every()
     try:
-        try:
+        with suppress(DivergedError):
             return one(slowest_counts=alike)
-        except DivergedError:
-            return every()
-    except TooManyCopiesError as error:
-        if alike:
-            raise
-        try:
-            return one(slowest_counts=True)
-        except DivergedError:
-            raise error from None
+        return every()
+    except TooManyCopiesError:
+        if not alike:
+            with suppress(DivergedError):
+                return one(slowest_counts=True)
+        raise
 
 
 def _run_all(
