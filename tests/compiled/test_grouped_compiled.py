@@ -14,6 +14,7 @@ import pytest
 import systolic
 from systolic.compiler import row_major
 from systolic.ops.grouped.api import grouped_matmul
+from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import GroupedGradientSpec, GroupedSpec
 
 pytestmark = pytest.mark.skipif(
@@ -103,6 +104,22 @@ def test_rows_that_are_added_are_read_once(chip: str) -> None:
     rows = read - 3 * K * 2 * N * 2
     assert sum(SIZES) * row <= rows <= (sum(SIZES) + 3 * 16) * row + 4096
     assert sum(one.hbm_written_bytes for one in kernels) == M * 2 * N * 2
+
+
+@pytest.mark.parametrize("chip", ["v7x", "v5p"])
+def test_a_last_tile_that_is_wider_than_the_others(chip: str) -> None:
+    """Columns that no tile divides: all are written once, none beyond the end."""
+    tiles = Tiles(tile_m=64, tile_k=K, tile_n=300)
+    config = KernelConfig(tiles=tiles, subtile_m=32, subtile_n=300, pipeline="manual")
+
+    def added(lhs: Any, rhs: Any, residual: Any) -> Any:
+        return product(lhs, rhs, chip=chip, residual=residual, tiles=config)
+
+    residual = jax.ShapeDtypeStruct((M, 556), jnp.bfloat16)
+    run = systolic.simulate(row_major(added), *shapes("bfloat16", n=556), residual, chip=chip)
+    kernels = [next(one for one in core.ops if "systolic_grouped" in one.name) for core in run.cores]
+    written = sum(one.hbm_written_bytes for one in kernels)
+    assert M * 556 * 2 <= written <= M * 640 * 2  # a copy moves whole registers, of 128 columns
 
 
 def test_gradients() -> None:

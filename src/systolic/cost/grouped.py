@@ -23,6 +23,7 @@ from systolic.schedule.grouped import (
     buffer_bytes,
     largest_divisor,
     padded,
+    ragged_sides,
     registers_rows,
 )
 from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
@@ -34,6 +35,7 @@ _MOST_COLUMNS = (256, 512, 1024)  # of a block
 _LEAST_COLUMNS = 256
 _LEAST_ROWS = 512  # of a tile of a gradient
 _PANEL_SHARES = (0.2, 0.35)  # of the buffers, for rows, where not all fit
+_LEAST_PANEL_SHARE = 0.1  # where two tiles of weights take half of the buffers
 _WHOLE_SHARE = 0.75  # up to which all rows are one panel
 _VISIT_ROWS = (512, 1024, 1536, 2048, 4096)
 _FEW_VISIT_ROWS = 128  # where tiles cannot be cut, and leave little room
@@ -188,13 +190,15 @@ def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
     item, bytes_free = dtype_bytes(spec.dtype), buffer_bytes(chip)
     multiple = registers_rows(*spec.row_dtypes)
     most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
-    every = _sides(spec.n, _least_columns(chip))
+    every = _column_sides(spec.n, chip)
     sides = [side for side in every if spec.products * spec.k * side * item <= bytes_free / 4]
     for tile_n in sides or every[:1]:
+        crowded = 4 * spec.products * spec.k * tile_n * item > bytes_free
+        shares = (*_PANEL_SHARES, _LEAST_PANEL_SHARE) if crowded else _PANEL_SHARES
         for wanted in _BLOCK_ROWS:
             rows = min(wanted, padded(spec.m, multiple))
             row_bytes = spec.k * item + (tile_n * dtype_bytes(spec.residual) if spec.residual else 0)
-            panels = [padded(int(bytes_free * share / 2 / row_bytes), rows) for share in _PANEL_SHARES]
+            panels = [padded(int(bytes_free * share / 2 / row_bytes), rows) for share in shares]
             if most_rows * (2 * row_bytes - spec.k * item) <= bytes_free * _WHOLE_SHARE:
                 panels.append(most_rows)
             for panel in panels:
@@ -209,7 +213,7 @@ def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelCon
     visit_rows = _VISIT_ROWS if spec.k % LANES == spec.n % LANES == 0 else (_FEW_VISIT_ROWS, *_VISIT_ROWS)
     for depth in {min(one, padded(most_rows, 2 * multiple)) for one in _DEPTHS}:
         for tile_k in _sides(spec.k, _LEAST_ROWS):
-            for tile_n in _sides(spec.n, _least_columns(chip)):
+            for tile_n in _column_sides(spec.n, chip):
                 for columns in {largest_divisor(tile_n, _least_columns(chip), most) for most in _MOST_COLUMNS}:
                     for rows in dict.fromkeys(padded(min(one, most_rows), depth) for one in visit_rows):
                         tiles = Tiles(tile_m=rows, tile_k=tile_k, tile_n=tile_n)
@@ -219,6 +223,10 @@ def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelCon
 def _least_columns(chip: Chip) -> int:
     """Columns of the narrowest tile; where cores share tiles, there shall be an even number of them if possible."""
     return _LEAST_COLUMNS // chip.cores_per_device
+
+
+def _column_sides(n: int, chip: Chip) -> list[int]:
+    return sorted((*_sides(n, _least_columns(chip)), *ragged_sides(n, _least_columns(chip))))
 
 
 def _sides(size: int, least: int) -> list[int]:

@@ -24,6 +24,7 @@ _MOST_SLOTS = 24
 # Bundles of one stretch of straight code of a gradient at the most: all together have to be fewer than 14,000.
 MOST_BLOCK_BUNDLES = 4200
 _RAGGED_COLUMNS = 512  # of a block of a tile that cannot be cut evenly
+_MOST_RAGGED = 1.125  # columns that tiles of unequal width compute at the most, over those that there are
 _LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
 # Bundles of all blocks of a product together, by arithmetic, that compile to fewer than 14,000: fewer where there are
 # many blocks, or more than 512 columns of one. Fitted to what some forty kernels of `bench --suite moe` compile to.
@@ -89,6 +90,8 @@ class GroupedSchedule:
       row_multiple: of which a visit's first row and its rows are multiples.
       panel: rows that stay in VMEM while all their groups' matrices pass.
       panels: of them in VMEM; one where all rows fit.
+      tile_n: columns of a tile; where they do not divide n, of the last one, the widest.
+      step_n: columns from the beginning of a tile to that of the next.
       cores: that share the tiles of columns evenly; each has all rows. One where they are an odd number.
       blocks: largest rows first.
       weight_slots: tiles of weights in VMEM.
@@ -101,6 +104,7 @@ class GroupedSchedule:
     panel: int
     panels: int
     tile_n: int
+    step_n: int
     grid_n: int
     cores: int
     blocks: tuple[RowBlock, ...]
@@ -124,28 +128,30 @@ class GroupedSchedule:
         """
         tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
         _require(spec, config, multiple)
-        grid_n = spec.n // tiles.tile_n
+        grid_n = -(-spec.n // tiles.tile_n)
         cores = _cores(grid_n, chip)
+        all_columns = grid_n // cores * padded(tiles.tile_n, LANES)
         most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
         panels = 1 if tiles.tile_m >= most_rows else 2
         rows = panels * tiles.tile_m + config.subtile_m
-        ring = (spec.products, spec.k, tiles.tile_n)
+        tile_columns = padded(tiles.tile_n, LANES)
+        ring = (spec.products, spec.k, tile_columns)
         fixed = [
             VmemBuffer(name="rows", shape=(rows, padded(spec.k, LANES)), dtype=spec.dtype, copies=1),
-            VmemBuffer(name="shared rows", shape=(multiple, spec.n // cores), dtype=spec.dtype_out, copies=1),
+            VmemBuffer(name="shared rows", shape=(multiple, all_columns), dtype=spec.dtype_out, copies=1),
         ]
         if spec.row_scale:
             fixed.append(VmemBuffer(name="row scale", shape=(rows, LANES), dtype="float32", copies=1))
         residual_slots = min(2, panels * grid_n // cores) if spec.residual else 0
         if spec.residual:
-            shape = (tiles.tile_m + config.subtile_m, tiles.tile_n)
+            shape = (tiles.tile_m + config.subtile_m, tile_columns)
             fixed.append(VmemBuffer(name="residual", shape=shape, dtype=spec.residual, copies=residual_slots))
         blocks = _row_blocks(spec, config, multiple, chip)
         if blocks[0].depth < spec.k:
             shape = (spec.products, blocks[0].rows, blocks[0].columns)
             fixed.append(VmemBuffer(name="acc", shape=shape, dtype=spec.dtype_accumulator, copies=1))
         weight = VmemBuffer(name="rhs", shape=ring, dtype=spec.dtype, copies=1)
-        out = VmemBuffer(name="out", shape=(config.subtile_m, tiles.tile_n), dtype=spec.dtype_out, copies=1)
+        out = VmemBuffer(name="out", shape=(config.subtile_m, tile_columns), dtype=spec.dtype_out, copies=1)
         left = buffer_bytes(chip) - total_bytes(fixed)
         out_slots = min(max(int(left * (1 - _RING_SHARE)) // out.bytes, 2), _MOST_SLOTS)
         weight_slots = min(max((left - out_slots * out.bytes) // weight.bytes, 2), _MOST_SLOTS)
@@ -162,6 +168,7 @@ class GroupedSchedule:
             panel=tiles.tile_m,
             panels=panels,
             tile_n=tiles.tile_n,
+            step_n=_step(spec.n, tiles.tile_n),
             grid_n=grid_n,
             cores=cores,
             blocks=blocks,
@@ -181,6 +188,7 @@ class GradientSchedule:
       most_rows: of a visit.
       depths: rows that one stretch of straight code sums over, the largest first.
       block_k, block_n: rows and columns of the result that it makes.
+      tile_n, step_n: as those of a product.
       lhs_slots, cotangent_slots, out_slots: blocks in VMEM.
       cores: that share the tiles of columns, as those of a product.
     """
@@ -189,6 +197,7 @@ class GradientSchedule:
     most_rows: int
     tile_k: int
     tile_n: int
+    step_n: int
     grid_k: int
     grid_n: int
     cores: int
@@ -215,8 +224,9 @@ class GradientSchedule:
         """
         tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
         _require(spec, config, multiple)
-        acc = VmemBuffer(name="acc", shape=(tiles.tile_k, tiles.tile_n), dtype=spec.dtype_accumulator, copies=1)
-        lhs_shape, cotangent_shape = (tiles.tile_m, tiles.tile_k), (tiles.tile_m, tiles.tile_n)
+        tile_columns = padded(tiles.tile_n, LANES)
+        acc = VmemBuffer(name="acc", shape=(tiles.tile_k, tile_columns), dtype=spec.dtype_accumulator, copies=1)
+        lhs_shape, cotangent_shape = (tiles.tile_m, padded(tiles.tile_k, LANES)), (tiles.tile_m, tile_columns)
         lhs = VmemBuffer(name="lhs", shape=lhs_shape, dtype=spec.dtype, copies=2)
         cotangent = VmemBuffer(name="cotangent", shape=cotangent_shape, dtype=spec.dtype, copies=3)
         out = VmemBuffer(name="out", shape=acc.shape, dtype=spec.dtype_out, copies=1)
@@ -234,6 +244,7 @@ class GradientSchedule:
         half = config.subtile_m // 2
         depths = (config.subtile_m, half) if half % multiple == 0 and half >= multiple else (config.subtile_m,)
         most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
+        grid_n = -(-spec.n // tiles.tile_n)
         columns = block_columns(config)
         cycles = spec.passes * config.subtile_m * columns / macs_per_cycle(spec.dtype, chip)
         return cls(
@@ -241,9 +252,10 @@ class GradientSchedule:
             most_rows=tiles.tile_m,
             tile_k=tiles.tile_k,
             tile_n=tiles.tile_n,
+            step_n=_step(spec.n, tiles.tile_n),
             grid_k=spec.k // tiles.tile_k,
-            grid_n=spec.n // tiles.tile_n,
-            cores=_cores(spec.n // tiles.tile_n, chip),
+            grid_n=grid_n,
+            cores=_cores(grid_n, chip),
             depths=depths,
             block_k=block_size(tiles.tile_k, LANES, int(_most_cycles(chip) / cycles)),
             block_n=columns,
@@ -258,6 +270,25 @@ class GradientSchedule:
 def _cores(grid_n: int, chip: Chip) -> int:
     """How many cores of a device share so many tiles of columns."""
     return chip.cores_per_device if grid_n % chip.cores_per_device == 0 else 1
+
+
+def ragged_sides(size: int, least: int) -> list[int]:
+    """Tiles of columns that are no multiple of a register's: the last one takes what the others leave.
+
+    A copy may end in the middle of a register where the array ends, and nowhere else.
+    """
+    found = []
+    for count in range(2, size // least + 1) if size % LANES else ():
+        tile = size - (count - 1) * (size // count // LANES * LANES)
+        if count * tile <= size * _MOST_RAGGED and -(-size // tile) == count:
+            found.append(tile)
+    return found
+
+
+def _step(n: int, tile_n: int) -> int:
+    """Columns from the beginning of a tile to that of the next, the last of which may be wider."""
+    count = -(-n // tile_n)
+    return (n - tile_n) // (count - 1) if count > 1 else tile_n
 
 
 def _most_cycles(chip: Chip) -> float:
@@ -305,7 +336,7 @@ def _row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Ch
 
     fine, few = sizes(_FINE_FRACTIONS), sizes(_LARGE_FRACTIONS if is_large else _FRACTIONS)
     most = MOST_BUNDLES * (_WIDE_SHARE if columns > _WIDE_COLUMNS else 1) / bundles(few)
-    depth = block_size(spec.k, LANES, int(most))
+    depth = _code_depth(spec.k, int(most))
     rows = fine if not is_large and bundles(fine) * depth <= MOST_BUNDLES * _FINE_SHARE else few
     above = [max(after, size - max(_LOST_ROWS, int(size * _LOST_SHARE))) for size, after in itertools.pairwise(rows)]
     return tuple(
@@ -314,10 +345,21 @@ def _row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Ch
     )
 
 
+def _code_depth(k: int, most: int) -> int:
+    """Chooses how much of k one stretch of code sums over; what is left behind the others is code of its own."""
+    depth = block_size(k, LANES, most)
+    if k % depth == 0:
+        return depth
+    return max((one for one in range(LANES, depth + 1, LANES) if one + k % one <= most), default=LANES)
+
+
 def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, multiple: int) -> None:
     tiles, found = config.tiles, list[Violation]()
+    product = isinstance(spec, GroupedSpec)
     for letter in "kn":
         size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
+        if letter == "n" and tile in ragged_sides(size, LANES) and not (product and spec.side_by_side):
+            continue
         if size % tile:
             found.append(
                 Violation(
@@ -327,7 +369,7 @@ def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, mult
                     fix=f"use a divisor of {size}",
                 )
             )
-        elif letter == "k" and size != tile and isinstance(spec, GroupedSpec):
+        elif letter == "k" and size != tile and product:
             limit = "a row is multiplied as a whole"
             found.append(Violation(rule="whole-k", value=f"tile_k={tile}", limit=limit, fix=f"use tile_k={size}"))
         if tile != size and tile % LANES:

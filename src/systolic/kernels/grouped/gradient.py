@@ -13,6 +13,7 @@ Rows of other groups in a visit's first and last register are zeroed in both ope
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from jaxtyping import Shaped
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.functions import as_dtype
 from systolic.kernels.grouped.dots import dot
-from systolic.kernels.grouped.registers import keep_rows, part, parts_of
+from systolic.kernels.grouped.registers import block_of, keep_rows, on_tile, part, parts_of
 from systolic.kernels.grouped.visits import Field, Groups, list_groups
 from systolic.kernels.launch import core_number, from_hbm, on_cores
 from systolic.schedule.grouped import GradientSchedule
@@ -160,11 +161,11 @@ class _Kernel:
 
         _, _, done = lax.fori_loop(0, steps, step, (front, begin, _Done(zero, zero)))
 
-        def wait(slot: Any, carry: None) -> None:
-            self._out_copy(begin, slot).wait()
+        def wait(tile: Any, carry: None) -> None:
+            self._wait_for_out(tile)
             return carry
 
-        lax.fori_loop(0, jnp.minimum(done.tiles, schedule.out_slots), wait, None)
+        lax.fori_loop(jnp.maximum(done.tiles - schedule.out_slots, 0), done.tiles, wait, None)
 
     def _of(self, at: _At, field: int) -> Any:
         return self.its.table[field, at.visit]
@@ -196,7 +197,8 @@ class _Kernel:
         def start(front: _Front) -> _Front:
             is_new = self._is_new(front.at)
             pl.when(is_new)(lambda: self._lhs_copy(front.fetched, front.at).start())
-            pl.when(self._of(front.at, Field.SIZE) > 0)(lambda: self._cotangent_copy(front.number, front.at).start())
+            has_rows = self._of(front.at, Field.SIZE) > 0
+            pl.when(has_rows)(lambda: self._on_cotangent(front.number, front.at, lambda copy: copy.start()))
             return _Front(front.number + 1, front.fetched + is_new.astype(jnp.int32), self._after(front.at))
 
         return lax.while_loop(has_room, start, front)
@@ -204,28 +206,40 @@ class _Kernel:
     def _rows(self, row: Any) -> Any:
         return pl.multiple_of(row, self.schedule.row_multiple)
 
-    def _row_copy(self, source: Any, tile: Any, target: Any, sem: Any, at: _At) -> Any:
+    def _row_copy(self, source: Any, tile: Any, target: Any, there: Any, sem: Any, at: _At) -> Any:
         size = self._rows(self._of(at, Field.SIZE))
         rows = pl.ds(self._rows(self._of(at, Field.BEGIN)), size)
-        return pltpu.make_async_copy(source.at[rows, tile], target.at[pl.ds(0, size), :], sem)
+        return pltpu.make_async_copy(block_of(source, rows, tile), target.at[pl.ds(0, size), there], sem)
 
     def _lhs_copy(self, block: Any, at: _At) -> Any:
-        slot, schedule = lax.rem(block, jnp.int32(self.schedule.lhs_slots)), self.schedule
+        slot, schedule, its = lax.rem(block, jnp.int32(self.schedule.lhs_slots)), self.schedule, self.its
         tile = part(at.tile_k, schedule.tile_k, schedule.grid_k)
-        return self._row_copy(self.refs.lhs, tile, self.its.lhs.at[slot], self.its.lhs_sem.at[slot], at)
+        return self._row_copy(self.refs.lhs, tile, its.lhs.at[slot], slice(None), its.lhs_sem.at[slot], at)
 
-    def _cotangent_copy(self, number: Any, at: _At) -> Any:
-        slot, schedule = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.schedule
-        tile = part(self.first_tile + at.tile_n, schedule.tile_n, schedule.grid_n)
-        its = self.its
-        return self._row_copy(self.refs.cotangent, tile, its.cotangent.at[slot], its.cotangent_sem.at[slot], at)
+    def _on_cotangent(self, number: Any, at: _At, act: Callable[[Any], None]) -> None:
+        """Starts, or waits for, the copy of a step's columns."""
+        slot, its = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.its
+        target, sem = its.cotangent.at[slot], its.cotangent_sem.at[slot]
 
-    def _out_copy(self, at: _At, slot: Any) -> Any:
-        schedule = self.schedule
-        rows = part(at.tile_k, schedule.tile_k, schedule.grid_k)
-        columns = part(self.first_tile + at.tile_n, schedule.tile_n, schedule.grid_n)
-        target = self.out_hbm.at[self._of(at, Field.GROUP), rows, columns]
-        return pltpu.make_async_copy(self.its.out.at[slot], target, self.its.out_sem.at[slot])
+        def each(columns: Any, there: Any) -> None:
+            act(self._row_copy(self.refs.cotangent, columns, target, there, sem, at))
+
+        on_tile(self.first_tile + at.tile_n, self.schedule, each)
+
+    def _on_out(self, slot: Any, group: Any, tile_k: Any, tile_n: Any, act: Callable[[Any], None]) -> None:
+        """Starts, or waits for, the copy of a slot to a tile of the result."""
+        rows = part(tile_k, self.schedule.tile_k, self.schedule.grid_k)
+
+        def each(columns: Any, there: Any) -> None:
+            source, target = self.its.out.at[slot, :, there], self.out_hbm.at[group, rows, columns]
+            act(pltpu.make_async_copy(source, target, self.its.out_sem.at[slot]))
+
+        on_tile(self.first_tile + tile_n, self.schedule, each)
+
+    def _wait_for_out(self, tile: Any) -> None:
+        """Waits until the tile of the result of that number is stored; tiles of columns come in turn."""
+        slot = lax.rem(tile, jnp.int32(self.schedule.out_slots))
+        self._on_out(slot, 0, 0, lax.rem(tile, jnp.int32(self.schedule.core_n)), lambda copy: copy.wait())
 
     def _step(self, number: Any, block: Any, tile: Any, at: _At) -> None:
         its, schedule = self.its, self.schedule
@@ -241,11 +255,11 @@ class _Kernel:
 
         @pl.when(size > 0)
         def _cotangent() -> None:
-            self._cotangent_copy(number, at).wait()
+            self._on_cotangent(number, at, lambda copy: copy.wait())
             self._clean(cotangent, at)
 
         is_first = self._of(at, Field.FIRST) == at.visit
-        pl.when(is_first & (tile >= schedule.out_slots))(lambda: self._out_copy(at, slot).wait())
+        pl.when(is_first & (tile >= schedule.out_slots))(lambda: self._wait_for_out(tile - schedule.out_slots))
 
         @pl.when(size == 0)
         def _without_rows() -> None:
@@ -262,7 +276,8 @@ class _Kernel:
         row = count * largest
         for depth in smaller:
             pl.when(size > row)(lambda depth=depth: self._add(lhs, cotangent, slot, row, depth, is_first & (row == 0)))
-        pl.when(self._of(at, Field.LAST) == 1)(lambda: self._out_copy(at, slot).start())
+        place = self._of(at, Field.GROUP), at.tile_k, at.tile_n
+        pl.when(self._of(at, Field.LAST) == 1)(lambda: self._on_out(slot, *place, lambda copy: copy.start()))
 
     def _add(self, lhs: Any, cotangent: Any, slot: Any, row: Any, depth: int, is_first: Any) -> None:
         """Adds the products of so many rows to a tile of the result, block by block.

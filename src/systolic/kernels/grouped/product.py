@@ -61,6 +61,7 @@ def grouped_product(
     buffers = Buffers(
         table=pltpu.SMEM((Field.COUNT, its.most_visits), jnp.int32),
         stored=pltpu.SMEM((its.out_slots + 1,), jnp.int32),
+        stored_tile=pltpu.SMEM((its.out_slots,), jnp.int32) if its.step_n != its.tile_n else None,
         rows=pltpu.VMEM((rows, spec.k), dtype),
         scale=pltpu.VMEM((rows, 1), jnp.float32) if spec.row_scale else None,
         weights=pltpu.VMEM((its.weight_slots, spec.products, *weights), dtype),

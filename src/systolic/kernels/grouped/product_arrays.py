@@ -24,6 +24,7 @@ class Buffers(NamedTuple):
 
     table: Any  # int32 [Field.COUNT, visits]
     stored: Any  # int32 [out_slots + 1]: rows that each slot is storing; last, the slot that is next
+    stored_tile: Any  # int32 [out_slots]: of which tile of columns; None where all are equally wide
     rows: Any
     scale: Any
     weights: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.grouped.product_arrays import At, Buffers
-from systolic.kernels.grouped.registers import part, wide
+from systolic.kernels.grouped.registers import block_of, on_tile, wide
 from systolic.kernels.grouped.visits import Field, Listed, down
 from systolic.schedule.grouped import GroupedSchedule
 from systolic.spec import GroupedSpec
@@ -32,9 +33,9 @@ class Outputs:
     schedule: GroupedSchedule
     first_tile: Any  # of columns, of this core
 
-    def columns(self, tile: Any) -> Any:
-        """The columns of one of this core's tiles."""
-        return part(self.first_tile + tile, self.schedule.tile_n, self.schedule.grid_n)
+    def on_tile(self, tile: Any, act: Callable[[Any, Any], None]) -> None:
+        """Calls `act` with the columns of one of this core's tiles, and those of its buffer."""
+        on_tile(self.first_tile + tile, self.schedule, act)
 
     def begin(self, listed: Listed) -> None:
         """Nothing is on its way yet, and no register is shared but with rows that are to remain."""
@@ -49,11 +50,20 @@ class Outputs:
         self._drain()
         self._zero_rest(listed)
 
-    def copy(self, slot: Any, rows: Any, row: Any, tile: Any) -> Any:
-        """The copy of so many rows of a slot to a row and a tile of the result."""
+    def _start(self, slot: Any, rows: Any, row: Any, tile: Any) -> None:
+        """Starts the copy of so many rows of a slot to a row and a tile of the result."""
+        self.on_tile(tile, lambda columns, there: self._copy(slot, rows, row, columns, there).start())
+
+    def wait(self, slot: Any, rows: Any) -> None:
+        """Waits for the copy of so many rows, the last one of a slot."""
+        tiles = self.its.stored_tile
+        tile = 0 if tiles is None else tiles[slot]
+        self.on_tile(tile, lambda columns, there: self._copy(slot, rows, 0, columns, there).wait())
+
+    def _copy(self, slot: Any, rows: Any, row: Any, columns: Any, there: Any) -> Any:
         rows, its = rows_of(self.schedule, rows), self.its
-        target = self.out_hbm.at[pl.ds(rows_of(self.schedule, row), rows), self.columns(tile)]
-        return pltpu.make_async_copy(its.out.at[slot, pl.ds(0, rows), :], target, its.out_sem.at[slot])
+        target = block_of(self.out_hbm, pl.ds(rows_of(self.schedule, row), rows), columns)
+        return pltpu.make_async_copy(its.out.at[slot, pl.ds(0, rows), there], target, its.out_sem.at[slot])
 
     def store(self, at: At, row: Any, rows: Any, slot: Any) -> None:
         """Sends a block of at most so many rows to HBM, all but a last register that the next group shares."""
@@ -72,8 +82,10 @@ class Outputs:
 
         stored = jnp.clip(kept - row, 0, rows)
         its.stored[slot] = stored
+        if its.stored_tile is not None:
+            its.stored_tile[slot] = at.tile
         begin = its.table[Field.BEGIN, at.visit] + row
-        pl.when(stored > 0)(lambda: self.copy(slot, stored, begin, at.tile).start())
+        pl.when(stored > 0)(lambda: self._start(slot, stored, begin, at.tile))
 
     def _fetch_first_register(self, listed: Listed) -> None:
         """Brings the rows that are to remain in front of the first group's in its first register."""
@@ -91,14 +103,19 @@ class Outputs:
     def _bring(self, row: Any, tile: Any, target: Any) -> None:
         """Copies a register of what the result is written into to VMEM, and waits for it."""
         rows = pl.ds(rows_of(self.schedule, row), self.schedule.row_multiple)
-        copy = pltpu.make_async_copy(self.out_hbm.at[rows, self.columns(tile)], target, self.its.out_sem.at[0])
-        copy.start()
-        copy.wait()
+
+        def bring(columns: Any, there: Any) -> None:
+            source = self.out_hbm.at[rows, columns]
+            copy = pltpu.make_async_copy(source, target.at[:, there], self.its.out_sem.at[0])
+            copy.start()
+            copy.wait()
+
+        self.on_tile(tile, bring)
 
     def _drain(self) -> None:
         def wait(slot: Any, carry: None) -> None:
             rows = self.its.stored[slot]
-            pl.when(rows > 0)(lambda: self.copy(slot, rows, 0, 0).wait())
+            pl.when(rows > 0)(lambda: self.wait(slot, rows))
             return carry
 
         lax.fori_loop(0, self.schedule.out_slots, wait, None)
@@ -123,9 +140,13 @@ class Outputs:
                     self._bring(listed.end - used, tile, rows)
                     rest = wide(rows[...])
                 rows[...] = jnp.where(number < used, wide(its.shared[tile]), rest).astype(its.out.dtype)
-                copy = self.copy(0, multiple, listed.end - used, tile)
-                copy.start()
-                copy.wait()
+
+                def copy(columns: Any, there: Any) -> None:
+                    found = self._copy(0, multiple, listed.end - used, columns, there)
+                    found.start()
+                    found.wait()
+
+                self.on_tile(tile, copy)
                 return carry
 
             lax.fori_loop(0, schedule.core_n, store, None)
@@ -145,16 +166,17 @@ class Outputs:
     def _zero(self, begin: Any, end: Any, rows: int) -> None:
         copies = lax.div(end - begin + (rows - 1), rows) * self.schedule.core_n
 
-        def copy(index: Any) -> Any:
+        def copy(index: Any, act: Callable[[Any], None]) -> None:
             row = begin + lax.div(index, jnp.int32(self.schedule.core_n)) * rows
-            return self.copy(0, jnp.minimum(rows, end - row), row, lax.rem(index, jnp.int32(self.schedule.core_n)))
+            size, tile = jnp.minimum(rows, end - row), lax.rem(index, jnp.int32(self.schedule.core_n))
+            self.on_tile(tile, lambda columns, there: act(self._copy(0, size, row, columns, there)))
 
         def start(index: Any, carry: None) -> None:
-            copy(index).start()
+            copy(index, lambda one: one.start())
             return carry
 
         def wait(index: Any, carry: None) -> None:
-            copy(index).wait()
+            copy(index, lambda one: one.wait())
             return carry
 
         lax.fori_loop(0, copies, start, None)

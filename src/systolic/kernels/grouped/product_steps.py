@@ -15,7 +15,7 @@ from systolic.kernels.functions import as_dtype
 from systolic.kernels.grouped.dots import dot
 from systolic.kernels.grouped.product_arrays import At, Buffers, GroupedOperands
 from systolic.kernels.grouped.product_outputs import Outputs, rows_of
-from systolic.kernels.grouped.registers import parts_of
+from systolic.kernels.grouped.registers import block_of, parts_of
 from systolic.kernels.grouped.visits import Field, Groups, list_panels
 from systolic.schedule.grouped import GroupedSchedule, RowBlock
 from systolic.spec import GroupedSpec
@@ -64,10 +64,11 @@ class Steps:
     def _of(self, at: At, field: int) -> Any:
         return self.its.table[field, at.visit]
 
-    def _weight_columns(self, tile: Any, product: int) -> Any:
+    def _weight_columns(self, tile: Any, product: int, columns: Any) -> Any:
+        """The columns of a tile in the array that has a product's weights."""
         schedule, spec = self.schedule, self.spec
         if not spec.side_by_side:
-            return self.outputs.columns(tile)
+            return columns
         begin = product * spec.n + (self.outputs.first_tile + tile) * schedule.tile_n
         return pl.ds(pl.multiple_of(begin, schedule.tile_n), schedule.tile_n)
 
@@ -103,8 +104,7 @@ class Steps:
             # Rows first: copies end in the order in which they were started.
             for copy in self._row_copies(front.number, front.at):
                 pl.when(front.at.tile == 0)(copy.start)
-            for copy in self._tile_copies(front.number, front.at):
-                copy.start()
+            self._on_tile_copies(front.number, front.at, lambda copy: copy.start())
             return _Front(front.number + 1, self._after(front.at))
 
         return lax.while_loop(has_room, start, front)
@@ -121,33 +121,40 @@ class Steps:
             found.append(pltpu.make_async_copy(*scale, its.scale_sem.at[slot]))
         return found
 
-    def _tile_copies(self, number: Any, at: At) -> list[Any]:
-        """The copies of a step's columns: weights, and what is added to the sum."""
+    def _on_tile_copies(self, number: Any, at: At, act: Callable[[Any], None]) -> None:
+        """Starts, or waits for, the copies of a step's columns: weights, and what is added to the sum."""
+
+        def each(columns: Any, there: Any) -> None:
+            for copy in self._tile_copies(number, at, columns, there):
+                act(copy)
+
+        self.outputs.on_tile(at.tile, each)
+
+    def _tile_copies(self, number: Any, at: At, columns: Any, there: Any) -> list[Any]:
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
         group, its, refs, spec = self._of(at, Field.GROUP), self.its, self.refs, self.spec
         found = []
         for product in range(spec.products):
             source = refs.up if product and not spec.side_by_side else refs.rhs
-            columns = self._weight_columns(at.tile, product)
-            tile = (group, columns, slice(None)) if spec.transpose_rhs else (group, slice(None), columns)
-            weights = its.weights.at[slot, product]
-            found.append(pltpu.make_async_copy(source.at[tile], weights, its.weights_sem.at[slot]))
+            across = self._weight_columns(at.tile, product, columns)
+            tile, place = ((one, slice(None)) if spec.transpose_rhs else (slice(None), one) for one in (across, there))
+            weights = its.weights.at[slot, product, *place]
+            found.append(pltpu.make_async_copy(source.at[group, *tile], weights, its.weights_sem.at[slot]))
         if refs.bias is not None:
-            bias = refs.bias.at[group, :, self.outputs.columns(at.tile)], its.bias.at[slot]
+            bias = refs.bias.at[group, :, columns], its.bias.at[slot, :, there]
             found.append(pltpu.make_async_copy(*bias, its.bias_sem.at[slot]))
         if refs.residual is not None:
             residual_slot, row = self._residual_rows(at)
             size, begin = (rows_of(self.schedule, self._of(at, field)) for field in (Field.SIZE, Field.BEGIN))
-            rows = refs.residual.at[pl.ds(begin, size), self.outputs.columns(at.tile)]
-            target = its.residual.at[residual_slot, pl.ds(rows_of(self.schedule, row), size), :]
+            rows = block_of(refs.residual, pl.ds(begin, size), columns)
+            target = its.residual.at[residual_slot, pl.ds(rows_of(self.schedule, row), size), there]
             found.append(pltpu.make_async_copy(rows, target, its.residual_sem.at[slot]))
         return found
 
     def _step(self, number: Any, at: At) -> None:
         for copy in self._row_copies(number, at):
             pl.when(at.tile == 0)(copy.wait)
-        for copy in self._tile_copies(number, at):
-            copy.wait()
+        self._on_tile_copies(number, at, lambda copy: copy.wait())
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
         size = self._of(at, Field.SIZE)
 
@@ -181,7 +188,7 @@ class Steps:
         slot = stored[slots]
         stored[slots] = jnp.where(slot == slots - 1, 0, slot + 1)
         before = stored[slot]
-        pl.when(before > 0)(lambda: self.outputs.copy(slot, before, 0, 0).wait())
+        pl.when(before > 0)(lambda: self.outputs.wait(slot, before))
         return slot
 
     def _multiply(self, at: At, slot: Any, row: Any, out_slot: Any, block: RowBlock) -> None:

@@ -9,10 +9,39 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from systolic.schedule import LANES
+from systolic.schedule.grouped import GradientSchedule, GroupedSchedule
+
 
 def part(number: Any, size: int, count: int) -> Any:
     """The part of that number, to index a ref with; where there is one, all: that needs no alignment."""
     return slice(None) if count == 1 else pl.ds(pl.multiple_of(number * size, size), size)
+
+
+def on_tile(number: Any, schedule: GroupedSchedule | GradientSchedule, act: Callable[[Any, Any], None]) -> None:
+    """Calls `act` with the columns of a tile of that number in an array, and in its buffer.
+
+    Where tiles do not divide the columns, the last one is wider than the others, which leave the end of a buffer as it
+    was.
+    """
+    count, step, width = schedule.grid_n, schedule.step_n, schedule.tile_n
+    if step == width:
+        act(part(number, width, count), slice(None))
+        return
+    last = count - 1
+    pl.when(number < last)(lambda: act(part(number, step, count), pl.ds(0, step)))
+    pl.when(number == last)(lambda: act(pl.ds(last * step, width), slice(None)))
+
+
+def block_of(ref: Any, rows: Any, columns: Any) -> Any:
+    """Rows, of which the compiler does not know how many, and columns of a ref.
+
+    libtpu 0.0.42.1 ends ("Check failed: dynamic_dim_it != dynamic_sizes.end()") where both are cut in one step, and the
+    columns end in the middle of a register.
+    """
+    if isinstance(columns, pl.Slice) and columns.size % LANES:
+        return ref.at[:, columns].at[rows]
+    return ref.at[rows, columns]
 
 
 class Parts(NamedTuple):
