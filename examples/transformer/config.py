@@ -80,12 +80,12 @@ class Config:
                 )
 
     @property
-    def block(self) -> tuple[Config, ...]:
-        """How each layer of a block is computed: one, or those with a window and then the one without."""
+    def block(self) -> tuple[tuple[Config, int], ...]:
+        """How layers of a block are computed, and how many are so: those with a window, and then the one without."""
         if self.full_every == 1:
-            return (self,)
+            return ((self, 1),)
         local = replace(self, full_every=1, rope_theta=self.window_theta)
-        return (local,) * (self.full_every - 1) + (replace(self, full_every=1, window=None),)
+        return ((local, self.full_every - 1), (replace(self, full_every=1, window=None), 1))
 
     @property
     def key_dim(self) -> int:
@@ -114,9 +114,9 @@ class Config:
         `seq`, of which a causal mask leaves half, or those of the window, of which it leaves all but the few that the
         first tokens lack.
         """
-        windows = [min(seq, each.window or seq) for each in self.block]
-        seen = sum(each * (1 - each / (2 * seq) if causal else 1.0) for each in windows) / len(windows)
-        attention = 2 * self.layers * self.heads * (self.key_dim + self.head_dim) * seen
+        windows = [(min(seq, each.window or seq), count) for each, count in self.block]
+        seen = sum(count * each * (1 - each / (2 * seq) if causal else 1.0) for each, count in windows)
+        attention = 2 * self.layers // self.full_every * self.heads * (self.key_dim + self.head_dim) * seen
         return tokens * (2 * self.matrix_parameters + attention)
 
 
@@ -184,7 +184,7 @@ CONFIGS: Mapping[str, Config] = {
         head_dim=8,
         mlp_width=64,
         attention="plain",
-        **(_GEMMA3 | {"window": 5, "full_every": 2}),
+        **{**_GEMMA3, "window": 5, "full_every": 2},
     ),
     "llama3.1-8b": Config(width=4096, layers=32, heads=32, mlp_width=14_336, **_LLAMA),
     "llama3.1-70b": Config(width=8192, layers=80, heads=64, mlp_width=28_672, **_LLAMA),

@@ -5,6 +5,7 @@ Every part has a name (`jax.named_scope`), which the compiler keeps with each op
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -142,7 +143,7 @@ def forward(
 ) -> tuple[jax.Array, Any]:
     """What the layers make of tokens, normed; and if wanted the keys and values of all layers.
 
-    Blocks of layers that are alike are one loop, so that compiling takes as long for many as for two.
+    Layers that are alike are one loop, so that compiling takes as long for many as for two.
     """
 
     def one(x: jax.Array, weights: Any, own: Config) -> tuple[jax.Array, Any]:
@@ -154,27 +155,53 @@ def forward(
         policy = remat_policy(config.remat)
         one = jax.checkpoint(one, policy=policy, prevent_cse=False, static_argnums=2)
 
-    def body(x: jax.Array, block: list[Any]) -> tuple[jax.Array, Any]:
-        caches = []
-        for weights, own in zip(block, config.block, strict=True):
-            x, cache = one(x, weights, own)
-            caches.append(cache)
-        return x, jax.tree.map(lambda *parts: jnp.stack(parts), *caches)
-
     x = sharding.constrain(embed(tokens, parameters["embedding"], config), "batch", "sequence", "residual")
-    caches = []
-    for blocks in stacks(parameters):
-        x, cache = jax.lax.scan(body, x, blocks)
-        caches.append(jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:]), cache))
+    x, cache = scan_layers(one, x, parameters, config)
     with jax.named_scope("loss"):
         x = rms_norm(x, parameters["norm"], config.norm_epsilon)
-    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *caches) if len(caches) > 1 else caches[0]
+    return x, cache
 
 
-def stacks(parameters: Any) -> list[list[Any]]:
-    """Weights of blocks that are computed alike, one stack behind the other: for each layer of a block those of all."""
-    found = [parameters[name] for name in ("dense_layers", "layers") if name in parameters]
-    return [each if isinstance(each, list) else [each] for each in found]
+def scan_layers(
+    one: Callable[[Any, Any, Config], tuple[Any, Any]], carried: Any, parameters: Any, config: Config
+) -> tuple[Any, Any]:
+    """Applies `one` (what is carried, a layer's weights, its configuration) to layer after layer.
+
+    Returns what is carried behind the last layer, and what the layers give besides, in one array with a first dimension
+    of all layers. In blocks of layers that differ those that are alike are a loop within the loop over blocks.
+    """
+
+    def block(carried: Any, stacks: list[Any]) -> tuple[Any, Any]:
+        given = []
+        for weights, (own, _) in zip(stacks, config.block, strict=True):
+            carried, its = jax.lax.scan(functools.partial(_layer_of, one, own), carried, weights)
+            given.append(its)
+        return carried, joined(given)
+
+    def joined(parts: list[Any]) -> Any:
+        return parts[0] if len(parts) == 1 else jax.tree.map(lambda *each: jnp.concatenate(each), *parts)
+
+    given = []
+    for stack in (parameters[name] for name in ("dense_layers", "layers") if name in parameters):
+        if config.full_every == 1:
+            carried, its = block(carried, [stack])
+        else:
+            counts = [count for _, count in config.block]
+            blocks = [
+                jax.tree.map(functools.partial(_in_blocks, n), each) for n, each in zip(counts, stack, strict=True)
+            ]
+            carried, its = jax.lax.scan(block, carried, blocks)
+            its = jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:]), its)
+        given.append(its)
+    return carried, joined(given)
+
+
+def _layer_of(one: Callable[..., Any], own: Config, carried: Any, weights: Any) -> Any:
+    return one(carried, weights, own)
+
+
+def _in_blocks(count: int, stack: jax.Array) -> jax.Array:
+    return stack.reshape(-1, count, *stack.shape[1:])
 
 
 def vocabulary_weight(parameters: Any) -> jax.Array:

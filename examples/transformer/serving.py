@@ -14,7 +14,7 @@ from systolic import Step
 
 from .attention import plain_attention
 from .config import Config, configured
-from .layers import embed, feed_forward, forward, normed, project, projections, rms_norm, stacks, vocabulary_weight
+from .layers import embed, feed_forward, forward, normed, project, projections, scan_layers, vocabulary_weight
 from .sharding import Sharding, placed
 from .step import PARTS, init
 
@@ -33,8 +33,8 @@ def decode_step(
 ) -> tuple[jax.Array, Any]:
     """One more token of each sequence, whose last ones, `tokens` (batch, 1), are at `position` of the cache."""
 
-    def one(x: jax.Array, cache: Any, number: jax.Array, weights: Any, own: Config) -> tuple[jax.Array, Any]:
-        keys, values = cache
+    def one(carried: Any, weights: Any, own: Config) -> tuple[Any, None]:
+        x, keys, values, number = carried
         with jax.named_scope("attention"):
             before = normed(x, weights, "attention_norm", own)
             query, key, value = projections(before, weights, position[None], own)
@@ -45,21 +45,11 @@ def decode_step(
             x += normed(project(context, weights["out"], "bshf,hfd->bsd"), weights, "attention_out_norm", own)
         with jax.named_scope("mlp"):
             x += feed_forward(x, weights, own, sharding)
-        return x, (keys, values)
-
-    def body(carried: tuple[jax.Array, Any], its: tuple[jax.Array, Any]) -> tuple[tuple[jax.Array, Any], None]:
-        number, block = its
-        for place, (weights, own) in enumerate(zip(block, config.block, strict=True)):
-            carried = one(*carried, number + place, weights, own)
-        return carried, None
+        return (x, keys, values, number + 1), None
 
     x = embed(tokens, parameters["embedding"], config)
-    first = 0
-    for blocks in stacks(parameters):
-        count = len(blocks) * len(blocks[0]["mlp_norm"])
-        (x, cache), _ = jax.lax.scan(body, (x, cache), (first + jnp.arange(0, count, len(blocks)), blocks))
-        first += count
-    return _next_token(parameters, rms_norm(x, parameters["norm"], config.norm_epsilon), sharding), cache
+    (x, *cache, _), _ = scan_layers(one, (x, *cache, jnp.int32(0)), parameters, config)
+    return _next_token(parameters, normed(x, parameters, "norm", config), sharding), tuple(cache)
 
 
 def prefill(

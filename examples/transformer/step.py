@@ -38,7 +38,7 @@ def init(key: jax.Array, config: Config) -> Any:
     c = config
     outer = {"embedding": ((c.vocabulary, c.width), c.width)}
     outer |= {} if c.tied else {"logits": ((c.width, c.vocabulary), c.width)}
-    keys = iter(jax.random.split(key, 256))
+    keys = iter(jax.random.split(key, 64))
 
     def drawn(shape: tuple[int, ...], fan_in: int) -> jax.Array:
         return jax.random.normal(next(keys), shape) / math.sqrt(fan_in)
@@ -48,8 +48,8 @@ def init(key: jax.Array, config: Config) -> Any:
         return layers | {name: jnp.zeros((deep, features)) for name, features in _norms(c).items()}
 
     def blocks(deep: int, experts: int) -> Any:
-        """Gives the stack of all layers; where some differ, one of each layer of a block."""
-        several = [stack(deep // c.full_every, experts) for _ in c.block]
+        """Gives the stack of all layers; where layers of a block differ, one of all that are alike."""
+        several = [stack(deep // c.full_every * count, experts) for _, count in c.block]
         return several if len(several) > 1 else several[0]
 
     weights = {name: drawn(*its) for name, its in outer.items()}
