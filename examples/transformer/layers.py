@@ -5,7 +5,6 @@ Every part has a name (`jax.named_scope`), which the compiler keeps with each op
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -174,7 +173,7 @@ def scan_layers(
     def block(carried: Any, stacks: list[Any]) -> tuple[Any, Any]:
         given = []
         for weights, (own, _) in zip(stacks, config.block, strict=True):
-            carried, its = jax.lax.scan(functools.partial(_layer_of, one, own), carried, weights)
+            carried, its = jax.lax.scan(lambda x, each, own=own: one(x, each, own), carried, weights)
             given.append(its)
         return carried, joined(given)
 
@@ -186,22 +185,14 @@ def scan_layers(
         if config.full_every == 1:
             carried, its = block(carried, [stack])
         else:
-            counts = [count for _, count in config.block]
             blocks = [
-                jax.tree.map(functools.partial(_in_blocks, n), each) for n, each in zip(counts, stack, strict=True)
+                jax.tree.map(lambda each, count=count: each.reshape(-1, count, *each.shape[1:]), weights)
+                for weights, (_, count) in zip(stack, config.block, strict=True)
             ]
             carried, its = jax.lax.scan(block, carried, blocks)
             its = jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:]), its)
         given.append(its)
     return carried, joined(given)
-
-
-def _layer_of(one: Callable[..., Any], own: Config, carried: Any, weights: Any) -> Any:
-    return one(carried, weights, own)
-
-
-def _in_blocks(count: int, stack: jax.Array) -> jax.Array:
-    return stack.reshape(-1, count, *stack.shape[1:])
 
 
 def vocabulary_weight(parameters: Any) -> jax.Array:
