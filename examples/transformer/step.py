@@ -95,6 +95,8 @@ def loss(parameters: Any, batch: Any, config: Config, sharding: Sharding) -> jax
         weight = vocabulary_weight(parameters)
         if config.loss_chunks == 1:
             return jnp.mean(cross_entropy(x, batch["targets"], weight, config, sharding))
+        # All chunks use what is gathered once, as MaxText's do.
+        weight = sharding.constrain(weight.astype(x.dtype), None, "vocabulary")
         chunks = (_cut(x, config.loss_chunks), _cut(batch["targets"], config.loss_chunks))
 
         @jax.checkpoint
