@@ -94,7 +94,7 @@ RECIPES = (
                 "block_kv_dkv_compute": 512,
             },
         },
-        differs="older compiler; its scoped VMEM limit is not known and left as it is",
+        differs="older compiler; its scoped VMEM limit is not known and left as it is; layers alike are a loop",
     ),
     Recipe(
         chip="v6e",
