@@ -30,7 +30,7 @@ def splash_attention(query: jax.Array, key: jax.Array, value: jax.Array, config:
     length, heads = query.shape[1], query.shape[2]
     mask = splash.CausalMask((length, length))
     if config.window is not None:
-        mask = splash.LocalMask((length, length), window_size=(config.window, 0), offset=0)
+        mask = splash.LocalMask((length, length), window_size=(config.window - 1, 0), offset=0)
     # The mask's blocks are computed here and now, also where the layers are traced as a loop.
     with jax.ensure_compile_time_eval():
         kernel = splash.make_splash_mha(

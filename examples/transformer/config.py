@@ -20,8 +20,15 @@ class Config:
         "plain", which runs anywhere.
       kv_rank: from so many features of a token keys and values of all heads are made (latent attention); None: from
         all. `rope_dim` features are rotated then, the same for all heads' keys, behind `head_dim` that are not.
-      gated: whether the MLP is silu(x @ gate) * (x @ up), with two matrices before the last one; else gelu(x @ up).
-      window: how far back a token sees; None: to the beginning.
+      gated: whether the MLP is f(x @ gate) * (x @ up), with two matrices before the last one; else f(x @ up).
+      activation: that f, a function of `jax.nn`.
+      window: how many tokens a token sees, itself and those before it; None: all of them.
+      full_every: of so many layers the last one sees all tokens, and only the others have the window (Gemma 3). Such a
+        block of layers is one round of the loop. 1: all layers are alike.
+      window_theta: of rotated positions in layers with a window, where others have none.
+      qk_norm: whether queries and keys are normed, head by head (Gemma 3, Qwen 3).
+      post_norms: whether what attention and MLP give is normed, too, before it is added.
+      tied: whether the embedding's table is the projection to the vocabulary, too.
       attention: "splash", JAX's own Pallas kernel for TPUs, or "plain", which runs anywhere.
       blocks: sizes of the blocks of splash attention, as its `BlockSizes` has them.
       remat: what the backward pass finds and does not compute again, see `layers.REMAT`: "none", "full" (the input of
@@ -48,7 +55,13 @@ class Config:
     kv_rank: int | None = None
     rope_dim: int = 0
     gated: bool = True
+    activation: str = "silu"
     window: int | None = None
+    full_every: int = 1
+    window_theta: float = 10_000.0
+    qk_norm: bool = False
+    post_norms: bool = False
+    tied: bool = False
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-5
     attention: str = "splash"
@@ -56,6 +69,23 @@ class Config:
     remat: str = "full"
     one_hot: bool = True
     loss_chunks: int = 1
+
+    def __post_init__(self) -> None:
+        every = self.full_every
+        for name, count in (("layers", self.layers), ("dense_layers", self.dense_layers)):
+            if count % every:
+                raise ValueError(
+                    f"{name}={count} is not a multiple of full_every={every}: layers are computed in blocks of so "
+                    f"many; take {name}={count - count % every or every}"
+                )
+
+    @property
+    def block(self) -> tuple[tuple[Config, int], ...]:
+        """How layers of a block are computed, and how many are so: those with a window, and then the one without."""
+        if self.full_every == 1:
+            return ((self, 1),)
+        local = replace(self, full_every=1, rope_theta=self.window_theta)
+        return ((local, self.full_every - 1), (replace(self, full_every=1, window=None), 1))
 
     @property
     def key_dim(self) -> int:
@@ -80,11 +110,13 @@ class Config:
     def forward_flops(self, tokens: int, seq: int, *, causal: bool) -> float:
         """Operations of a forward pass over sequences of `seq` tokens, by the usual count.
 
-        Two for each weight and token, and for each token and head two products with `seq` keys and values, of which a
-        causal mask leaves half.
+        Two for each weight and token, and for each token and head two products with the keys and values that it sees:
+        `seq`, of which a causal mask leaves half, or those of the window, of which it leaves all but the few that the
+        first tokens lack.
         """
-        seen = min(seq, self.window or seq)
-        attention = 2 * self.layers * self.heads * (self.key_dim + self.head_dim) * seen * (0.5 if causal else 1.0)
+        windows = [(min(seq, each.window or seq), count) for each, count in self.block]
+        seen = sum(count * each * (1 - each / (2 * seq) if causal else 1.0) for each, count in windows)
+        attention = 2 * self.layers // self.full_every * self.heads * (self.key_dim + self.head_dim) * seen
         return tokens * (2 * self.matrix_parameters + attention)
 
 
@@ -104,6 +136,15 @@ def _maxtext(scale: int) -> Config:
 
 
 _LLAMA = {"vocabulary": 128_256, "kv_heads": 8, "head_dim": 128, "rope_theta": 500_000.0}
+_PLAIN_MLP: dict[str, Any] = {"gated": False, "activation": "gelu"}
+_GEMMA3: dict[str, Any] = {
+    "activation": "gelu",
+    "window": 1024,
+    "full_every": 6,
+    "rope_theta": 1_000_000.0,
+    "norm_epsilon": 1e-6,
+    **dict.fromkeys(("qk_norm", "post_norms", "tied"), True),
+}
 
 CONFIGS: Mapping[str, Config] = {
     "tiny": Config(
@@ -134,6 +175,17 @@ CONFIGS: Mapping[str, Config] = {
         attention="plain",
         grouped="plain",
     ),
+    "tiny-gemma": Config(
+        vocabulary=64,
+        width=32,
+        layers=4,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        mlp_width=64,
+        attention="plain",
+        **{**_GEMMA3, "window": 5, "full_every": 2},
+    ),
     "llama3.1-8b": Config(width=4096, layers=32, heads=32, mlp_width=14_336, **_LLAMA),
     "llama3.1-70b": Config(width=8192, layers=80, heads=64, mlp_width=28_672, **_LLAMA),
     "llama3.1-405b": Config(width=16_384, layers=126, heads=128, mlp_width=53_248, **_LLAMA),
@@ -161,12 +213,15 @@ CONFIGS: Mapping[str, Config] = {
         rope_dim=64,
         norm_epsilon=1e-6,
     ),
+    "gemma3-12b": Config(
+        vocabulary=262_144, width=3840, layers=48, heads=16, kv_heads=8, head_dim=256, mlp_width=15_360, **_GEMMA3
+    ),
     # Their layer norms and learned positions cost what RMS norms and rotated ones do.
     "gpt3-175b": Config(
-        vocabulary=50_304, width=12_288, layers=96, heads=96, kv_heads=96, head_dim=128, mlp_width=49_152, gated=False
+        vocabulary=50_304, width=12_288, layers=96, heads=96, kv_heads=96, head_dim=128, mlp_width=49_152, **_PLAIN_MLP
     ),
     "maxtext-22b": Config(
-        vocabulary=32_000, width=6144, layers=48, heads=24, kv_heads=24, head_dim=256, mlp_width=24_576, gated=False
+        vocabulary=32_000, width=6144, layers=48, heads=24, kv_heads=24, head_dim=256, mlp_width=24_576, **_PLAIN_MLP
     ),
 }
 

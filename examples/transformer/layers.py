@@ -5,6 +5,7 @@ Every part has a name (`jax.named_scope`), which the compiler keeps with each op
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,11 @@ def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     return (wide * (1 + scale)).astype(x.dtype)
 
 
+def normed(x: jax.Array, weights: Any, name: str, config: Config) -> jax.Array:
+    """x normed, if the layer has a norm of that name; else x."""
+    return rms_norm(x, weights[name], config.norm_epsilon) if name in weights else x
+
+
 def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
     """Turns pairs of features (i, i + half) of each head by angles that grow with the token's position (RoPE)."""
     half = x.shape[-1] // 2
@@ -51,6 +57,7 @@ def projections(x: jax.Array, weights: Any, positions: jax.Array, config: Config
     if config.kv_rank is not None:
         return latent_projections(x, weights, positions, config)
     query, key, value = (project(x, weights[name], "bsd,dhf->bshf") for name in ("query", "key", "value"))
+    query, key = normed(query, weights, "query_norm", config), normed(key, weights, "key_norm", config)
     query, key = (rotate(each, positions, config.rope_theta) for each in (query, key))
     return checkpoint_name(query, "query"), checkpoint_name(key, "key"), checkpoint_name(value, "value")
 
@@ -73,31 +80,35 @@ def mlp(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> jax.A
     up = checkpoint_name(project(x, weights["up"], "bsd,df->bsf"), "up")
     if config.gated:
         gate = checkpoint_name(project(x, weights["gate"], "bsd,df->bsf"), "gate")
-        hidden = jax.nn.silu(gate) * up
+        hidden = getattr(jax.nn, config.activation)(gate) * up
     else:
-        hidden = jax.nn.gelu(up)
+        hidden = getattr(jax.nn, config.activation)(up)
     hidden = sharding.constrain(hidden, "batch", "sequence", "mlp")
     return checkpoint_name(project(hidden, weights["down"], "bsf,fd->bsd"), "down")
 
 
 def feed_forward(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> jax.Array:
-    """The MLP; in a layer with experts those that every token goes to, and those that its router chooses."""
+    """Norm and MLP; in a layer with experts those that every token goes to, and those that its router chooses."""
+    x = normed(x, weights, "mlp_norm", config)
     if "router" not in weights:
-        return mlp(x, weights, config, sharding)
+        return normed(mlp(x, weights, config, sharding), weights, "mlp_out_norm", config)
     chosen = routed(x, weights, config, sharding)
-    return chosen + mlp(x, weights, config, sharding) if config.shared_experts else chosen
+    if config.shared_experts:
+        chosen += mlp(x, weights, config, sharding)
+    return normed(chosen, weights, "mlp_out_norm", config)
 
 
 def layer(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """One layer, and its keys and values."""
     with jax.named_scope("attention"):
-        normed = rms_norm(x, weights["attention_norm"], config.norm_epsilon)
-        query, key, value = projections(normed, weights, jnp.arange(x.shape[1]), config)
+        before = normed(x, weights, "attention_norm", config)
+        query, key, value = projections(before, weights, jnp.arange(x.shape[1]), config)
         context = checkpoint_name(attend(query, key, value, config, sharding), "context")
-        x += checkpoint_name(project(context, weights["out"], "bshf,hfd->bsd"), "out")
+        out = checkpoint_name(project(context, weights["out"], "bshf,hfd->bsd"), "out")
+        x += normed(out, weights, "attention_out_norm", config)
         x = sharding.constrain(x, "batch", "sequence", "residual")
     with jax.named_scope("mlp"):
-        x += feed_forward(rms_norm(x, weights["mlp_norm"], config.norm_epsilon), weights, config, sharding)
+        x += feed_forward(x, weights, config, sharding)
         return sharding.constrain(x, "batch", "sequence", "residual"), (key, value)
 
 
@@ -105,8 +116,11 @@ def embed(tokens: jax.Array, table: jax.Array, config: Config) -> jax.Array:
     """The tokens' rows of the table."""
     with jax.named_scope("embedding"):
         if config.one_hot:
-            return project(jax.nn.one_hot(tokens, config.vocabulary, dtype=jnp.bfloat16), table, "bsv,vd->bsd")
-        return table.astype(jnp.bfloat16)[tokens]
+            x = project(jax.nn.one_hot(tokens, config.vocabulary, dtype=jnp.bfloat16), table, "bsv,vd->bsd")
+        else:
+            x = table.astype(jnp.bfloat16)[tokens]
+        # A table that projects to the vocabulary, too, has small entries.
+        return x * math.sqrt(config.width) if config.tied else x
 
 
 def remat_policy(text: str) -> Callable[..., Any]:
@@ -131,23 +145,56 @@ def forward(
     Layers that are alike are one loop, so that compiling takes as long for many as for two.
     """
 
-    def body(x: jax.Array, weights: Any) -> tuple[jax.Array, Any]:
-        x, cache = layer(x, weights, config, sharding)
+    def one(x: jax.Array, weights: Any, own: Config) -> tuple[jax.Array, Any]:
+        x, cache = layer(x, weights, own, sharding)
         return x, cache if keep_cache else None
 
     if config.remat != "none":
         # The loop itself keeps the compiler from sharing what is computed twice.
-        body = jax.checkpoint(body, policy=remat_policy(config.remat), prevent_cse=False)
+        policy = remat_policy(config.remat)
+        one = jax.checkpoint(one, policy=policy, prevent_cse=False, static_argnums=2)
+
     x = sharding.constrain(embed(tokens, parameters["embedding"], config), "batch", "sequence", "residual")
-    caches = []
-    for weights in stacks(parameters):
-        x, cache = jax.lax.scan(body, x, weights)
-        caches.append(cache)
+    x, cache = scan_layers(one, x, parameters, config)
     with jax.named_scope("loss"):
         x = rms_norm(x, parameters["norm"], config.norm_epsilon)
-    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *caches) if len(caches) > 1 else caches[0]
+    return x, cache
 
 
-def stacks(parameters: Any) -> list[Any]:
-    """Weights of layers that are computed alike, one stack behind the other."""
-    return [parameters[name] for name in ("dense_layers", "layers") if name in parameters]
+def scan_layers(
+    one: Callable[[Any, Any, Config], tuple[Any, Any]], carried: Any, parameters: Any, config: Config
+) -> tuple[Any, Any]:
+    """Applies `one` (what is carried, a layer's weights, its configuration) to layer after layer.
+
+    Returns what is carried behind the last layer, and what the layers give besides, in one array with a first dimension
+    of all layers. In blocks of layers that differ those that are alike are a loop within the loop over blocks.
+    """
+
+    def block(carried: Any, stacks: list[Any]) -> tuple[Any, Any]:
+        given = []
+        for weights, (own, _) in zip(stacks, config.block, strict=True):
+            carried, its = jax.lax.scan(lambda x, each, own=own: one(x, each, own), carried, weights)
+            given.append(its)
+        return carried, joined(given)
+
+    def joined(parts: list[Any]) -> Any:
+        return parts[0] if len(parts) == 1 else jax.tree.map(lambda *each: jnp.concatenate(each), *parts)
+
+    given = []
+    for stack in (parameters[name] for name in ("dense_layers", "layers") if name in parameters):
+        if config.full_every == 1:
+            carried, its = block(carried, [stack])
+        else:
+            blocks = [
+                jax.tree.map(lambda each, count=count: each.reshape(-1, count, *each.shape[1:]), weights)
+                for weights, (_, count) in zip(stack, config.block, strict=True)
+            ]
+            carried, its = jax.lax.scan(block, carried, blocks)
+            its = jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:]), its)
+        given.append(its)
+    return carried, joined(given)
+
+
+def vocabulary_weight(parameters: Any) -> jax.Array:
+    """What projects to the vocabulary, (width, vocabulary): a matrix of its own, or the embedding's table."""
+    return parameters["logits"] if "logits" in parameters else parameters["embedding"].T

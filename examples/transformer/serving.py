@@ -14,7 +14,7 @@ from systolic import Step
 
 from .attention import plain_attention
 from .config import Config, configured
-from .layers import embed, feed_forward, forward, project, projections, rms_norm, stacks
+from .layers import embed, feed_forward, forward, normed, project, projections, scan_layers, vocabulary_weight
 from .sharding import Sharding, placed
 from .step import PARTS, init
 
@@ -33,27 +33,23 @@ def decode_step(
 ) -> tuple[jax.Array, Any]:
     """One more token of each sequence, whose last ones, `tokens` (batch, 1), are at `position` of the cache."""
 
-    def body(carried: tuple[jax.Array, Any], its: tuple[jax.Array, Any]) -> tuple[tuple[jax.Array, Any], None]:
-        (x, (keys, values)), (number, weights) = carried, its
+    def one(carried: Any, weights: Any, own: Config) -> tuple[Any, None]:
+        x, keys, values, number = carried
         with jax.named_scope("attention"):
-            normed = rms_norm(x, weights["attention_norm"], config.norm_epsilon)
-            query, key, value = projections(normed, weights, position[None], config)
+            before = normed(x, weights, "attention_norm", own)
+            query, key, value = projections(before, weights, position[None], own)
             # One row of the whole cache is written in place.
             keys = jax.lax.dynamic_update_slice(keys, key[None], (number, 0, position, 0, 0))
             values = jax.lax.dynamic_update_slice(values, value[None], (number, 0, position, 0, 0))
-            context = plain_attention(query, keys[number], values[number], position[None], config.window)
-            x += project(context, weights["out"], "bshf,hfd->bsd")
+            context = plain_attention(query, keys[number], values[number], position[None], own.window)
+            x += normed(project(context, weights["out"], "bshf,hfd->bsd"), weights, "attention_out_norm", own)
         with jax.named_scope("mlp"):
-            x += feed_forward(rms_norm(x, weights["mlp_norm"], config.norm_epsilon), weights, config, sharding)
-        return (x, (keys, values)), None
+            x += feed_forward(x, weights, own, sharding)
+        return (x, keys, values, number + 1), None
 
     x = embed(tokens, parameters["embedding"], config)
-    first = 0
-    for weights in stacks(parameters):
-        count = len(weights["mlp_norm"])
-        (x, cache), _ = jax.lax.scan(body, (x, cache), (first + jnp.arange(count), weights))
-        first += count
-    return _next_token(parameters, rms_norm(x, parameters["norm"], config.norm_epsilon), sharding), cache
+    (x, *cache, _), _ = scan_layers(one, (x, *cache, jnp.int32(0)), parameters, config)
+    return _next_token(parameters, normed(x, parameters, "norm", config), sharding), tuple(cache)
 
 
 def prefill(
@@ -100,7 +96,7 @@ def decode(
 
 def _next_token(parameters: Any, x: jax.Array, sharding: Sharding) -> jax.Array:
     with jax.named_scope("logits"):
-        logits = project(x, parameters["logits"], "bsd,dv->bsv")
+        logits = project(x, vocabulary_weight(parameters), "bsd,dv->bsv")
         return jnp.argmax(sharding.constrain(logits, "batch", None, "vocabulary"), axis=-1).astype(jnp.int32)
 
 

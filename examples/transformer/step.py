@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from systolic import Step
 
 from .config import Config, configured
-from .layers import forward, project
+from .layers import forward, project, vocabulary_weight
 from .sharding import Sharding, placed
 
 # Names that stand in the name stacks of operations, and of which a step's table speaks.
@@ -36,7 +36,8 @@ class AdamW:
 def init(key: jax.Array, config: Config) -> Any:
     """Weights, drawn so that every product keeps the size of what goes into it; norms begin at 0."""
     c = config
-    outer = {"embedding": ((c.vocabulary, c.width), c.width), "logits": ((c.width, c.vocabulary), c.width)}
+    outer = {"embedding": ((c.vocabulary, c.width), c.width)}
+    outer |= {} if c.tied else {"logits": ((c.width, c.vocabulary), c.width)}
     keys = iter(jax.random.split(key, 64))
 
     def drawn(shape: tuple[int, ...], fan_in: int) -> jax.Array:
@@ -44,13 +45,25 @@ def init(key: jax.Array, config: Config) -> Any:
 
     def stack(deep: int, experts: int) -> Any:
         layers = {name: drawn((deep, *shape), fan_in) for name, (shape, fan_in) in _matrices(c, experts).items()}
-        layers |= {name: jnp.zeros((deep, c.width)) for name in ("attention_norm", "mlp_norm")}
-        return layers | ({"kv_norm": jnp.zeros((deep, c.kv_rank))} if c.kv_rank is not None else {})
+        return layers | {name: jnp.zeros((deep, features)) for name, features in _norms(c).items()}
+
+    def blocks(deep: int, experts: int) -> Any:
+        """Gives the stack of all layers; where layers of a block differ, one of all that are alike."""
+        several = [stack(deep // c.full_every * count, experts) for _, count in c.block]
+        return several if len(several) > 1 else several[0]
 
     weights = {name: drawn(*its) for name, its in outer.items()}
     dense = c.dense_layers if c.experts else 0
-    weights |= {"norm": jnp.zeros(c.width), "layers": stack(c.layers - dense, c.experts)}
-    return weights | ({"dense_layers": stack(dense, 0)} if dense else {})
+    weights |= {"norm": jnp.zeros(c.width), "layers": blocks(c.layers - dense, c.experts)}
+    return weights | ({"dense_layers": blocks(dense, 0)} if dense else {})
+
+
+def _norms(c: Config) -> dict[str, int]:
+    """Gives the features of each norm of a layer."""
+    found = dict.fromkeys(("attention_norm", "mlp_norm"), c.width)
+    found |= dict.fromkeys(("attention_out_norm", "mlp_out_norm"), c.width) if c.post_norms else {}
+    found |= dict.fromkeys(("query_norm", "key_norm"), c.head_dim) if c.qk_norm else {}
+    return found | ({"kv_norm": c.kv_rank} if c.kv_rank is not None else {})
 
 
 def _matrices(c: Config, experts: int) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -79,14 +92,17 @@ def loss(parameters: Any, batch: Any, config: Config, sharding: Sharding) -> jax
     """The mean cross entropy of the next tokens, whose logits exist for one chunk of the sequence at a time."""
     x, _ = forward(parameters, batch["tokens"], config, sharding)
     with jax.named_scope("loss"):
+        weight = vocabulary_weight(parameters)
         if config.loss_chunks == 1:
-            return jnp.mean(cross_entropy(x, batch["targets"], parameters["logits"], config, sharding))
+            return jnp.mean(cross_entropy(x, batch["targets"], weight, config, sharding))
+        # All chunks use what is gathered once, as MaxText's do.
+        weight = sharding.constrain(weight.astype(x.dtype), None, "vocabulary")
         chunks = (_cut(x, config.loss_chunks), _cut(batch["targets"], config.loss_chunks))
 
         @jax.checkpoint
         def chunk(its: tuple[jax.Array, jax.Array]) -> jax.Array:
             part, targets = its
-            return cross_entropy(part, targets, parameters["logits"], config, sharding)
+            return cross_entropy(part, targets, weight, config, sharding)
 
         return jnp.mean(jax.lax.map(chunk, chunks))
 

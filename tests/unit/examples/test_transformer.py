@@ -26,23 +26,24 @@ def batch_of(config: Config, sequences: int = 4, length: int = 32) -> dict[str, 
     return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
-def test_the_loss_falls() -> None:
-    step = train_function(TINY, ALONE, AdamW(learning_rate=1e-2))
-    state, batch = jax.jit(functools.partial(begin, config=TINY))(jax.random.key(0)), batch_of(TINY)
+@pytest.mark.parametrize("name", ["tiny", "tiny-gemma"])
+def test_the_loss_falls(name: str) -> None:
+    config = configured(name)
+    step = train_function(config, ALONE, AdamW(learning_rate=1e-2))
+    state, batch = jax.jit(functools.partial(begin, config=config))(jax.random.key(0)), batch_of(config)
     losses = []
     for _ in range(16):
         state, value = step(state, batch)
         losses.append(float(value))
     # Before the first step it guesses among all tokens, about evenly.
-    assert abs(losses[0] - np.log(TINY.vocabulary)) < 1
+    assert abs(losses[0] - np.log(config.vocabulary)) < 1
     assert losses[-1] < losses[0] / 4
     assert int(state["count"]) == 16
 
 
 @functools.cache
-def parameters_of(config_changes: tuple[tuple[str, Any], ...] = ()) -> Any:
-    config = configured("tiny", **dict(config_changes))
-    return jax.jit(functools.partial(init, config=config))(jax.random.key(0))
+def parameters_of() -> Any:
+    return jax.jit(functools.partial(init, config=TINY))(jax.random.key(0))
 
 
 @functools.cache
@@ -66,10 +67,15 @@ def test_ways_to_compute_it_give_the_same_gradients(changes: dict[str, object]) 
         np.testing.assert_allclose(mine, other, atol=2**-5 * scale)  # products are rounded to bfloat16
 
 
-@pytest.mark.parametrize("changes", [pytest.param({}, marks=pytest.mark.slow), {"window": 5, "gated": False}], ids=str)
-def test_decoding_continues_what_a_longer_prompt_would_give(changes: dict[str, object]) -> None:
-    config = configured("tiny", **changes)
-    parameters, tokens = parameters_of(tuple(changes.items())), batch_of(config, length=11)["tokens"]
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [pytest.param("tiny", {}, marks=pytest.mark.slow), ("tiny", {"window": 5, "gated": False}), ("tiny-gemma", {})],
+    ids=str,
+)
+def test_decoding_continues_what_a_longer_prompt_would_give(name: str, changes: dict[str, object]) -> None:
+    config = configured(name, **changes)
+    parameters = jax.jit(functools.partial(init, config=config))(jax.random.key(0))
+    tokens = batch_of(config, length=11)["tokens"]
     prefill = jax.jit(functools.partial(prefill_step, config=config, sharding=ALONE))
     decode = jax.jit(functools.partial(decode_step, config=config, sharding=ALONE))
     first, cache = prefill(parameters, tokens)
@@ -94,6 +100,38 @@ def test_tokens_do_not_see_later_ones() -> None:
     assert not np.array_equal(before[:, 20:], after[:, 20:])
 
 
+def test_how_far_tokens_see_is_how_far_their_values_reach() -> None:
+    """Three layers with a window of 5 reach 12 tokens on; the fourth, which sees all, is what reaches further."""
+    config = configured("tiny-gemma", full_every=4)
+    parameters = jax.jit(functools.partial(init, config=config))(jax.random.key(0))
+    tokens = batch_of(config)["tokens"]
+
+    def reached(weights: Any) -> list[int]:
+        layers = jax.jit(lambda each: forward(weights, each, config, ALONE)[0])
+        change = jnp.abs(layers(tokens) - layers(tokens.at[:, 4].add(1))).astype(jnp.float32)
+        return np.flatnonzero(np.asarray(jnp.max(change, axis=(0, 2)))).tolist()
+
+    assert reached(parameters)[-1] == 31
+    last = parameters["layers"][-1]
+    last["out"] = jnp.zeros_like(last["out"])
+    assert reached(parameters) == list(range(4, 4 + 3 * 4 + 1))
+
+
+def test_operations_of_a_window_are_those_of_the_tokens_it_shows() -> None:
+    config = configured("tiny-gemma", window=128, full_every=4)
+    windows, seq = (128, 128, 128, 4096), 4096
+    at = np.arange(seq)
+    features = 4 * config.heads * config.head_dim
+    for causal, seen in ((False, sum(windows)), (True, sum(np.minimum(at + 1, each).mean() for each in windows))):
+        found = config.forward_flops(seq, seq, causal=causal) / seq - 2 * config.matrix_parameters
+        assert found == pytest.approx(features * seen, rel=2e-3)  # the count takes half a token less
+
+
+def test_layers_that_are_no_whole_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"layers=8 is not a multiple of full_every=6: .* layers=6"):
+        configured("gemma3-12b", layers=8)
+
+
 # Weights of the published models, in billions, by their own papers and configurations.
 SIZES = {
     "llama3.1-8b": 8.03,
@@ -102,6 +140,7 @@ SIZES = {
     "mistral-7b": 7.24,
     "maxtext-16b": 15.9,
     "maxtext-32b": 31.7,
+    "gemma3-12b": 11.8,
     "gpt3-175b": 175.2,
     "maxtext-22b": 22.1,
     "deepseek2-16b": 15.7,
@@ -115,9 +154,11 @@ def test_published_models_have_their_sizes(name: str) -> None:
     count = sum(each.size for each in jax.tree.leaves(weights))
     assert count / 1e9 == pytest.approx(SIZES[name], rel=0.01)
     norms = (2 * config.layers + 1) * config.width + config.layers * (config.kv_rank or 0)
+    norms += config.layers * (2 * config.width * config.post_norms + 2 * config.head_dim * config.qk_norm)
     others = config.experts - config.experts_per_token  # with whose weights a token is not multiplied
     others *= (config.layers - config.dense_layers) * 3 * config.width * config.expert_width
-    assert count == config.matrix_parameters + others + config.vocabulary * config.width + norms
+    table = 0 if config.tied else config.vocabulary * config.width
+    assert count == config.matrix_parameters + others + table + norms
 
 
 def test_a_step_over_a_slice_says_what_it_is() -> None:

@@ -52,6 +52,16 @@ def test_a_choice_by_lanes_and_a_branch_on_them() -> None:
             differs(IDS)
 
 
+def test_a_copy_that_differs_in_size_overwrites_the_most() -> None:
+    memory: Any = Memory(lambda address: 0, IterationBudget(100))
+    for first in (0, 5, 6):  # of which devices overwrite 3 to 6 words
+        memory.define("vmem", first, 1, lambda: [7])
+    memory.copy("hbm", 0, "vmem", 0, IDS + 3, contiguous=True)
+    assert [isinstance(memory.word("vmem", at), Unknown) for at in (0, 5, 6)] == [True, True, False]
+    with pytest.raises(DivergedError, match="known"):
+        memory.copy("vmem", 6, "hbm", 0, IDS + 1, contiguous=True)
+
+
 def test_memory_is_read_and_written_lane_by_lane() -> None:
     memory: Any = Memory(lambda address: 100 + address, IterationBudget(1000))
     assert memory.load(IDS).values == (100, 101, 102, 103)

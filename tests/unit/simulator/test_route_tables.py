@@ -11,6 +11,8 @@ from simulator_listings import listing
 
 from systolic.chips import SliceShape, chip
 from systolic.simulator import NeighbourTableError, SimulationError
+from systolic.simulator.hardware.dma import DmaEngine
+from systolic.simulator.hardware.lanes import DivergedError, Lanes
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.collectives import HloCollective, Kind, SliceHlo
 from systolic.simulator.reading.listing import parse_listing
@@ -140,17 +142,41 @@ def test_the_pointer_to_the_table_is_known_by_what_is_added_to_it() -> None:
     }
 
 
-def test_the_same_entry_on_all_devices_is_another_chip_on_each() -> None:
-    known, routes, schedule = tables(table()), Routes(SHAPE), Schedule(patient=True)
-    around = OneForAll(
+def one_for_all(*, slowest_counts: bool) -> OneForAll:
+    routes, schedule = Routes(SHAPE), Schedule(patient=True)
+    return OneForAll(
         schedule=schedule,
         clock_hz=1e9,
         routes=routes,
-        network=PatternNetwork(routes, schedule, 1e9, 0, slowest_counts=True),
-        addresses=Addresses(SHAPE, known),
+        network=PatternNetwork(routes, schedule, 1e9, 0, slowest_counts=slowest_counts),
+        addresses=Addresses(SHAPE, tables(table())),
         count=CHIPS,
-        slowest_counts=True,
+        slowest_counts=slowest_counts,
     )
+
+
+@pytest.mark.parametrize("slowest_counts", [True, False])
+def test_where_devices_copy_differently_much_the_most_counts_for_all(*, slowest_counts: bool) -> None:
+    """A window of 3 tiles that reaches beyond the array on the last device alone; the rest is added to the flag."""
+    around = one_for_all(slowest_counts=slowest_counts)
+    dma, most = DmaEngine(chip("v5e").machine, 1, None, Schedule()), 96
+    dma.largest = around.largest
+    granules: Any = Lanes((most,) * (CHIPS - 1) + (64,))
+    dma.add(0, "one", 1, most - granules)
+    if not slowest_counts:
+        with pytest.raises(DivergedError, match="copies of different sizes"):
+            dma.start(0, "one", 0, 1, granules, "hbm", "vmem", 0)
+        return
+    dma.start(0, "one", 0, 1, granules, "hbm", "vmem", 0)
+    alone = DmaEngine(chip("v5e").machine, 1, None, Schedule())
+    alone.start(0, "one", 0, 1, most, "hbm", "vmem", 0)
+    assert around.differed
+    assert dma.wait(0, "one", 0, 1, most, "copy") == alone.wait(0, "one", 0, 1, most, "copy")
+    assert dma.counts[0].hbm_read_bytes == alone.counts[0].hbm_read_bytes
+
+
+def test_the_same_entry_on_all_devices_is_another_chip_on_each() -> None:
+    known, around = tables(table()), one_for_all(slowest_counts=True)
     anyone: Any = None
     found = around.route(anyone, around.signal_target(0, NEXT << 17))
     assert isinstance(found, Pattern)

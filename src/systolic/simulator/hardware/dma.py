@@ -15,6 +15,7 @@ from typing import Literal
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import check_most
+from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.schedule import Schedule, Waited
 
@@ -105,6 +106,7 @@ class DmaEngine:
         self.counts = [DmaCounts() for _ in range(cores)]
         self._schedule = schedule if schedule is not None else Schedule()
         self.waited: Callable[[int, str, int, int], None] | None = None  # told of waits for labelled flags; see `land`
+        self.largest: Callable[[Sequence[int]], int] | None = None  # which of several devices' sizes counts for all
 
     def start(
         self,
@@ -174,6 +176,9 @@ class DmaEngine:
     ) -> tuple[int, int]:
         """Lets a core start a copy, wherever to: when the core goes on, and the copy's bytes."""
         size = granules * self._machine.granule_bytes
+        if type(size) is Lanes:
+            assert self.largest is not None
+            size = self.largest(size.values)
         counts = self.counts[core]
         counts.overhead_cycles += self._machine.dma_issue_cycles
         counts.copies += 1

@@ -162,7 +162,7 @@ class Memory:
 
         Where one device stands for all, what it sends to another comes back: `to` is this memory.
         """
-        if lanes_in((begin, first)):
+        if lanes_in((begin, first, size)):
             self._copy_lanes(source, begin, destination, first, size)
             return
         if to is self and self._knows(source, begin):
@@ -194,10 +194,11 @@ class Memory:
         return buffer is not None and not isinstance(buffer.words(address, 1), Unknown)
 
     def _copy_lanes(self, source: str, begin: Any, destination: str, first: Any, size: int) -> None:
-        """Copies from or to an address that differs between devices."""
-        count = lanes_in((begin, first))
+        """Copies from or to an address that differs between devices, or as much as each of them says."""
+        count = lanes_in((begin, first, size))
+        most = max(lane(size, number) for number in range(count))
         begins = [lane(begin, number) for number in range(count)]
-        if destination == "smem" and source != "smem" and not lanes_in((first,)):
+        if destination == "smem" and source != "smem" and not lanes_in((first, size)):
             for offset in range(size):
                 word = joined([lane(self.word(source, each + offset), number) for number, each in enumerate(begins)])
                 self.store(first + offset, word)
@@ -205,7 +206,7 @@ class Memory:
             raise DivergedError("contents that are known go to different places on different devices")
         else:
             for place in dict.fromkeys(lane(first, number) for number in range(count)):
-                self.forget(destination, place, size)
+                self.forget(destination, place, most)
 
     def _buffer(self, space: str, address: int) -> _Buffer | None:
         buffers = self._buffers.get(space, [])

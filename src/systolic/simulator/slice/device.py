@@ -47,6 +47,7 @@ class Device:
         self.communications = [Communications() for _ in words]
         self.dma = DmaEngine(setup.chip.machine, len(words), timelines, schedule)
         self.dma.waited = lambda core, label, begin, end: self.communications[core].waited(label, begin, end)
+        self.dma.largest = around.largest
         self.sparse_cores = SparseCores(
             setup.chip,
             setup.sparse_programs,

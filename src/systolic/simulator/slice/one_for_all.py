@@ -125,6 +125,11 @@ class OneForAll:
             self._as_the_slowest("a branch that devices take differently")
         return last
 
+    def largest(self, sizes: Sequence[int]) -> int:
+        """The most that a device copies, if that counts for all."""
+        self._as_the_slowest("copies of different sizes")
+        return max(sizes)
+
     def _as_the_slowest(self, why: str) -> None:
         if not self.slowest_counts:
             raise DivergedError(why)

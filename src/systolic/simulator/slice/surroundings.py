@@ -55,6 +55,10 @@ class Surroundings(Protocol):
         """When all devices go on that have come back from a detour, each at a time of its own."""
         ...
 
+    def largest(self, sizes: Sequence[int]) -> int:
+        """What counts where devices copy differently much, in bytes."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class AllDevices:
@@ -97,4 +101,8 @@ class AllDevices:
 
     def back_together(self, times: Sequence[int]) -> int:
         """Each takes its own way."""
+        raise AssertionError("a device of its own has no words of others")
+
+    def largest(self, sizes: Sequence[int]) -> int:
+        """Each copies as much as it does."""
         raise AssertionError("a device of its own has no words of others")
