@@ -153,7 +153,7 @@ def test_blocks_that_do_not_divide_the_sizes(monkeypatch: pytest.MonkeyPatch) ->
     )
     tiles = Tiles(tile_m=32, tile_k=200, tile_n=300)
     config = KernelConfig(tiles=tiles, subtile_m=32, subtile_n=300, pipeline="manual")
-    small = dataclasses.replace(systolic.chip("v5e"), usable_vmem_bytes_per_core=900_000)
+    small = dataclasses.replace(systolic.chip("v5e"), usable_vmem_bytes_per_core=1_000_000)
     its = schedule.GradientSchedule.of(spec, config, small)
     assert (its.block_k, its.block_n, its.out_slots) == (128, 128, 1)
     random, sizes = np.random.default_rng(0), [5, 0, 40, 3, 17, 1]
