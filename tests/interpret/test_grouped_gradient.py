@@ -21,8 +21,7 @@ from jax.test_util import check_grads
 import systolic
 from systolic.compat import races_found
 from systolic.kernels.grouped.gradient import GradientOperands, grouped_gradient
-from systolic.schedule import KernelConfig, Tiles
-from systolic.schedule import grouped as schedule
+from systolic.schedule import KernelConfig, Tiles, code_blocks
 from systolic.schedule.grouped import GradientSchedule
 from systolic.spec import GroupedGradientSpec
 
@@ -146,15 +145,15 @@ def test_any_configuration(sizes: list[int], case: tuple[int, int, int, str]) ->
 
 def test_blocks_that_do_not_divide_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tile of 200 × 300 in blocks of 128 × 128, and room for one tile that waits to be stored."""
-    monkeypatch.setattr(schedule, "_RAGGED_COLUMNS", 128)
-    monkeypatch.setattr(schedule, "MOST_BLOCK_BUNDLES", 32 * 128 * 128 / 65536)
+    monkeypatch.setattr(code_blocks, "_RAGGED_COLUMNS", 128)
+    monkeypatch.setattr(code_blocks, "MOST_BLOCK_BUNDLES", 32 * 128 * 128 / 65536)
     spec = GroupedGradientSpec(
         m=M, k=200, n=300, groups=GROUPS, rows_per_group=16, dtype="float32", dtype_out="float32"
     )
     tiles = Tiles(tile_m=32, tile_k=200, tile_n=300)
     config = KernelConfig(tiles=tiles, subtile_m=32, subtile_n=300, pipeline="manual")
     small = dataclasses.replace(systolic.chip("v5e"), usable_vmem_bytes_per_core=1_000_000)
-    its = schedule.GradientSchedule.of(spec, config, small)
+    its = GradientSchedule.of(spec, config, small)
     assert (its.block_k, its.block_n, its.out_slots) == (128, 128, 1)
     random, sizes = np.random.default_rng(0), [5, 0, 40, 3, 17, 1]
     lhs, cotangent = (reference.small_integers(random, (M, size), "float32") for size in (200, 300))

@@ -17,15 +17,8 @@ from systolic.cost.pipeline import ModelledTime
 from systolic.cost.ranking import TimedConfig, legal_configs
 from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.schedule import LANES, KernelConfig, Tiles
-from systolic.schedule.grouped import (
-    GradientSchedule,
-    GroupedSchedule,
-    buffer_bytes,
-    largest_divisor,
-    padded,
-    ragged_sides,
-    registers_rows,
-)
+from systolic.schedule.grouped import GradientSchedule, GroupedSchedule, buffer_bytes, registers_rows
+from systolic.schedule.sizes import largest_divisor, padded, ragged_sides
 from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
 
 _CONCENTRATION = 2.0

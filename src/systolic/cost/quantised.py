@@ -10,9 +10,9 @@ from systolic.chips import Chip
 from systolic.cost.pipeline import ModelledTime
 from systolic.cost.ranking import TimedConfig, legal_configs
 from systolic.schedule import LANES, KernelConfig, Tiles
-from systolic.schedule.grouped import largest_divisor, padded
 from systolic.schedule.quantised import SUBLANES, QuantizedSchedule, rows_multiple, stretch_cycles
 from systolic.schedule.quantised_route import route_of
+from systolic.schedule.sizes import largest_divisor, padded
 from systolic.spec import QuantizedSpec, dtype_bytes, format_bytes
 
 _STEP_CYCLES = 200  # scalar code of one step, as simulated on v6e

@@ -14,7 +14,7 @@ from systolic.cost.pipeline import ModelledTime
 from systolic.cost.ranking import TimedConfig
 from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.schedule import LANES, IllegalTilesError, KernelConfig, Tiles
-from systolic.schedule.grouped import largest_divisor
+from systolic.schedule.sizes import largest_divisor
 from systolic.schedule.sparse import MOST_BUNDLES, ProductSchedule, SampledSchedule, most_joined
 from systolic.schedule.sparse_lists import calls_of, one_call
 from systolic.spec import SparseSpec, dtype_bytes

@@ -7,63 +7,26 @@ it in the last, are computed and not kept.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.schedule.buffers import VmemBuffer, total_bytes
+from systolic.schedule.code_blocks import RowBlock, gradient_block, row_blocks
 from systolic.schedule.config import KernelConfig
 from systolic.schedule.legality import LANES, MIB, IllegalTilesError, Violation, misaligned, vmem_violations
+from systolic.schedule.sizes import padded, ragged_sides
 from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
 
 # Of the VMEM that a kernel may use: the rest is the compiler's, for what does not fit its registers.
 _BUFFER_SHARE = 0.88
 _RING_SHARE = 0.75  # of what is left for weights and results that wait to be stored: for weights
 _MOST_SLOTS = 24
-# Bundles of one stretch of straight code of a gradient at the most: all together have to be fewer than 14,000.
-MOST_BLOCK_BUNDLES = 4200
-_RAGGED_COLUMNS = 512  # of a block of a tile that cannot be cut evenly
-_MOST_RAGGED = 1.125  # columns that tiles of unequal width compute at the most, over those that there are
-_LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
-# Bundles of all blocks of a product together, by arithmetic, that compile to fewer than 14,000: fewer where there are
-# many blocks, or more than 512 columns of one. Fitted to what some forty kernels of `bench --suite moe` compile to.
-MOST_BUNDLES = 11_300
-_FINE_SHARE, _WIDE_SHARE, _WIDE_COLUMNS = 0.9, 0.96, 512
-_LEAST_CODE_ROWS = 128  # as many bundles as a block of so many rows has one of fewer, for the weights
-# Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them, or two or
-# more that are half as long each. The more sizes there are, the fewer rows are multiplied for nothing, and the more
-# code there is. Where groups are large, halves do, and the code may go into a longer block.
-_FINE_FRACTIONS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
-_FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)
-_LARGE_ROWS = 1024
-_LARGE_FRACTIONS = (1.0, 0.25, 0.0625)
-# So many rows of a block may be nobody's before two smaller ones are faster, at the least and of its rows: matrix units
-# wait while a block begins and ends.
-_LOST_ROWS, _LOST_SHARE = 160, 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowBlock:
-    """What one stretch of straight code multiplies: rows by columns of the weights, over so much of k.
-
-    It is taken where more than `above` rows of a visit are left, and no larger one is.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    above: int = 0
 
 
 def registers_rows(*dtypes: str) -> int:
     """Rows of the highest register of these dtypes, of which every copy of rows is a multiple."""
     return max(32 // dtype_bytes(dtype) for dtype in dtypes)
-
-
-def macs_per_cycle(dtype: str, chip: Chip) -> float:
-    """Multiplications that a core's matrix units do in a cycle of the clock of the published peak."""
-    return chip.peak_ops_per_s(dtype) / chip.cores_per_device / chip.peak_clock_hz / 2
 
 
 def buffer_bytes(chip: Chip) -> int:
@@ -75,11 +38,6 @@ def vmem_limit(buffers: Sequence[VmemBuffer], chip: Chip) -> int:
     """Bytes of VMEM to ask the compiler for: the buffers and its own share, at least what it gives by default."""
     needed = int(total_bytes(buffers) / _BUFFER_SHARE) + 2 * MIB
     return min(max(needed, chip.scoped_vmem_bytes), chip.usable_vmem_bytes_per_core)
-
-
-def padded(size: int, multiple: int) -> int:
-    """The next multiple."""
-    return -(-size // multiple) * multiple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +88,15 @@ class GroupedSchedule:
         _require(spec, config, multiple)
         grid_n = -(-spec.n // tiles.tile_n)
         cores = _cores(grid_n, chip)
-        all_columns = grid_n // cores * padded(tiles.tile_n, LANES)
         most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
         panels = 1 if tiles.tile_m >= most_rows else 2
         rows = panels * tiles.tile_m + config.subtile_m
         tile_columns = padded(tiles.tile_n, LANES)
         ring = (spec.products, spec.k, tile_columns)
+        shared = (multiple, grid_n // cores * tile_columns)
         fixed = [
             VmemBuffer(name="rows", shape=(rows, padded(spec.k, LANES)), dtype=spec.dtype, copies=1),
-            VmemBuffer(name="shared rows", shape=(multiple, all_columns), dtype=spec.dtype_out, copies=1),
+            VmemBuffer(name="shared rows", shape=shared, dtype=spec.dtype_out, copies=1),
         ]
         if spec.row_scale:
             fixed.append(VmemBuffer(name="row scale", shape=(rows, LANES), dtype="float32", copies=1))
@@ -146,7 +104,7 @@ class GroupedSchedule:
         if spec.residual:
             shape = (tiles.tile_m + config.subtile_m, tile_columns)
             fixed.append(VmemBuffer(name="residual", shape=shape, dtype=spec.residual, copies=residual_slots))
-        blocks = _row_blocks(spec, config, multiple, chip)
+        blocks = row_blocks(spec, config, multiple, chip)
         if blocks[0].depth < spec.k:
             shape = (spec.products, blocks[0].rows, blocks[0].columns)
             fixed.append(VmemBuffer(name="acc", shape=shape, dtype=spec.dtype_accumulator, copies=1))
@@ -245,8 +203,7 @@ class GradientSchedule:
         depths = (config.subtile_m, half) if half % multiple == 0 and half >= multiple else (config.subtile_m,)
         most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
         grid_n = -(-spec.n // tiles.tile_n)
-        columns = block_columns(config)
-        cycles = spec.passes * config.subtile_m * columns / macs_per_cycle(spec.dtype, chip)
+        block_k, block_n = gradient_block(spec, config, chip)
         return cls(
             row_multiple=multiple,
             most_rows=tiles.tile_m,
@@ -257,8 +214,8 @@ class GradientSchedule:
             grid_n=grid_n,
             cores=_cores(grid_n, chip),
             depths=depths,
-            block_k=block_size(tiles.tile_k, LANES, int(_most_cycles(chip) / cycles)),
-            block_n=columns,
+            block_k=block_k,
+            block_n=block_n,
             lhs_slots=lhs.copies,
             cotangent_slots=cotangent.copies,
             out_slots=out_slots,
@@ -272,85 +229,10 @@ def _cores(grid_n: int, chip: Chip) -> int:
     return chip.cores_per_device if grid_n % chip.cores_per_device == 0 else 1
 
 
-def ragged_sides(size: int, least: int) -> list[int]:
-    """Tiles of columns that are no multiple of a register's: the last one takes what the others leave.
-
-    A copy may end in the middle of a register where the array ends, and nowhere else.
-    """
-    found = []
-    for count in range(2, size // least + 1) if size % LANES else ():
-        tile = size - (count - 1) * (size // count // LANES * LANES)
-        if count * tile <= size * _MOST_RAGGED and -(-size // tile) == count:
-            found.append(tile)
-    return found
-
-
 def _step(n: int, tile_n: int) -> int:
     """Columns from the beginning of a tile to that of the next, the last of which may be wider."""
     count = -(-n // tile_n)
     return (n - tile_n) // (count - 1) if count > 1 else tile_n
-
-
-def _most_cycles(chip: Chip) -> float:
-    """For how long the products of one stretch of straight code may keep the matrix units busy."""
-    return MOST_BLOCK_BUNDLES / chip.step_estimate.bundles_per_cycle
-
-
-def block_columns(config: KernelConfig) -> int:
-    """Columns of a block: those of a subtile, or fewer where that is a whole tile of no multiple of a register's."""
-    columns = config.subtile_n
-    return block_size(columns, LANES, _RAGGED_COLUMNS) if columns % LANES else columns
-
-
-def largest_divisor(size: int, multiple: int, most: int) -> int:
-    """The largest divisor of a size that is a multiple and no more than `most`; the least one if all are above it."""
-    divisors = [one for one in range(multiple, size, multiple) if size % one == 0] + [size]
-    return max((one for one in divisors if one <= most), default=divisors[0])
-
-
-def block_size(size: int, multiple: int, most: int) -> int:
-    """The largest divisor of a size that is a multiple and no more than `most`; if none is, the largest multiple.
-
-    Then a shorter block is left behind the others.
-    """
-    if size <= most:
-        return size
-    divisors = (one for one in range(multiple, most + 1, multiple) if size % one == 0)
-    return max(divisors, default=min(max(most // multiple, 1) * multiple, size))
-
-
-def _row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chip) -> tuple[RowBlock, ...]:
-    columns = block_columns(config)
-    # A shorter block that is left behind the others is code of its own.
-    of_columns = columns + config.tiles.tile_n % columns
-    one = spec.passes * spec.products * of_columns / macs_per_cycle(spec.dtype, chip)
-    is_large = config.subtile_m >= _LARGE_ROWS
-
-    def sizes(fractions: Sequence[float]) -> list[int]:
-        found = {padded(int(config.subtile_m * one), multiple) for one in fractions}
-        return sorted((one for one in found if one >= min(_LEAST_ROWS, config.subtile_m)), reverse=True)
-
-    def bundles(rows: Sequence[int]) -> float:
-        """Counts the bundles of all blocks together, over one row of k."""
-        return sum(max(size, _LEAST_CODE_ROWS) for size in rows) * one * chip.step_estimate.bundles_per_cycle
-
-    fine, few = sizes(_FINE_FRACTIONS), sizes(_LARGE_FRACTIONS if is_large else _FRACTIONS)
-    most = MOST_BUNDLES * (_WIDE_SHARE if columns > _WIDE_COLUMNS else 1) / bundles(few)
-    depth = _code_depth(spec.k, int(most))
-    rows = fine if not is_large and bundles(fine) * depth <= MOST_BUNDLES * _FINE_SHARE else few
-    above = [max(after, size - max(_LOST_ROWS, int(size * _LOST_SHARE))) for size, after in itertools.pairwise(rows)]
-    return tuple(
-        RowBlock(rows=size, columns=columns, depth=depth, above=least)
-        for size, least in zip(rows, (*above, 0), strict=True)
-    )
-
-
-def _code_depth(k: int, most: int) -> int:
-    """Chooses how much of k one stretch of code sums over; what is left behind the others is code of its own."""
-    depth = block_size(k, LANES, most)
-    if k % depth == 0:
-        return depth
-    return max((one for one in range(LANES, depth + 1, LANES) if one + k % one <= most), default=LANES)
 
 
 def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, multiple: int) -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from systolic.chips import Chip
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
-from systolic.schedule.grouped import padded
 from systolic.schedule.legality import LANES, MIB, IllegalTilesError, Violation, misaligned, vmem_violations
 from systolic.schedule.quantised_route import Route, route_cycles, route_of
+from systolic.schedule.sizes import padded
 from systolic.spec import QuantizedSpec, dtype_bytes, format_bytes
 
 _MOST_SLOTS = 4

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from systolic.chips import Chip
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
-from systolic.schedule.grouped import buffer_bytes, largest_divisor, padded, vmem_limit
+from systolic.schedule.grouped import buffer_bytes, vmem_limit
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation, misaligned, vmem_violations
+from systolic.schedule.sizes import largest_divisor, padded
 from systolic.schedule.sparse_lists import INDEX_BYTES, index_words
 from systolic.spec import SparseSpec, dtype_bytes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from systolic.chips import Chip
-from systolic.schedule.grouped import padded
+from systolic.schedule.sizes import padded
 from systolic.spec import SparseSpec
 
 INDEX_BYTES = 4

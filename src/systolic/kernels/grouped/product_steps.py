@@ -17,7 +17,8 @@ from systolic.kernels.grouped.product_arrays import At, Buffers, GroupedOperands
 from systolic.kernels.grouped.product_outputs import Outputs, rows_of
 from systolic.kernels.grouped.registers import block_of, parts_of
 from systolic.kernels.grouped.visits import Field, Groups, list_panels
-from systolic.schedule.grouped import GroupedSchedule, RowBlock
+from systolic.schedule.code_blocks import RowBlock
+from systolic.schedule.grouped import GroupedSchedule
 from systolic.spec import GroupedSpec
 
 Fn = Callable[[Array], Array]

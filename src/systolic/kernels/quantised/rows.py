@@ -15,9 +15,9 @@ from systolic.kernels.grouped.registers import Parts
 from systolic.kernels.quantised.bits import numbers_of_bits, rounded_to
 from systolic.kernels.quantised.ring import Ring
 from systolic.schedule import LANES
-from systolic.schedule.grouped import largest_divisor
 from systolic.schedule.quantised import QuantizedSchedule
 from systolic.schedule.quantised_route import EVEN_FIRST_ROWS, Route
+from systolic.schedule.sizes import largest_divisor
 from systolic.spec import LARGEST, QuantizedSpec
 
 _DOTS_TOGETHER = 8

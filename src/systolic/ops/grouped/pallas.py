@@ -17,7 +17,8 @@ from systolic.kernels.interpreted import tracing_for
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.planner import Plans, planner_in_use
 from systolic.ops.target import for_a_tpu
-from systolic.schedule.grouped import GradientSchedule, GroupedSchedule, padded, registers_rows
+from systolic.schedule.grouped import GradientSchedule, GroupedSchedule, registers_rows
+from systolic.schedule.sizes import padded
 
 
 def product_by_pallas(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:

@@ -21,7 +21,7 @@ from systolic.ops.sparse.product import Places, SparseProduct
 from systolic.ops.sparse.xla import dense_of, finished
 from systolic.ops.target import for_a_tpu
 from systolic.schedule import LANES
-from systolic.schedule.grouped import padded
+from systolic.schedule.sizes import padded
 from systolic.schedule.sparse import ProductSchedule, SampledSchedule
 from systolic.schedule.sparse_lists import calls_of, one_call
 from systolic.spec import SparseSpec, dtype_bytes
