@@ -337,7 +337,7 @@ class Core:
             begin_cycles=totals.begin,
             end_cycles=totals.end,
             cycles=totals.cycles,
-            issued=use.total(totals.block_counts) if use is not None else {},
+            issued=use.total(totals.block_counts) if use is not None and totals.block_counts else {},
             loop=totals.loop,
             regions=totals.regions(self._setup.translations[name].blocks, self._mxus[name].stalls_by_block(), use),
             is_pallas=hlo is not None and name in hlo.kernels,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from systolic.simulator.hardware.memory import Memory
 
@@ -57,6 +57,10 @@ class OtherDevices(Protocol):
 
     def together(self, core: int, time: int, barrier: GlobalBarrier, label: str) -> int | None:
         """When a barrier of all devices is over; None: it has to be executed."""
+        ...
+
+    def first(self, words: Sequence[Any]) -> Any:
+        """The word of the device that stands for all, of those of all."""
         ...
 
     def apart(self, times: Sequence[int]) -> int:

@@ -13,12 +13,13 @@ from systolic.simulator.assumptions import Assumption
 from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
-from systolic.simulator.hardware.lanes import Lanes, joined, lane
+from systolic.simulator.hardware.lanes import Lanes, picked
 from systolic.simulator.hardware.loop_timer import LoopTimer
 from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES, Memory
 from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
 from systolic.simulator.mailboxes import Mailboxes
+from systolic.simulator.one_of_all import OneOfAll
 from systolic.simulator.other_devices import OtherDevices, RemoteCopy
 from systolic.simulator.sparse_core.device import SPARSE_CORE_BIT, SparseCores
 from systolic.simulator.sparse_core.launch import DESCRIPTOR_GRANULES
@@ -89,6 +90,7 @@ class Sequencer:
         self._sparse_cores = sparse_cores
         self._others = others
         self._dma_latency_cycles = model.dma_latency_cycles
+        self.dma_issue_cycles, self.dma_wait_cycles = model.dma_issue_cycles, model.dma_wait_cycles
         self.timer = timer
         self.iterations = iterations
         self.counts: Sequence[int] = ()  # how often each basic block ran, once the program is over
@@ -161,7 +163,16 @@ class Sequencer:
             words = [self._memory.load(begin + word) for word in range(granules * self._granule_words)]
             self._sparse_cores.describe(self._core, words, launches=False)
 
+    def store_on_some(self, predicate: Any, address: Any, value: Any) -> None:
+        """Stores a word on the devices of which the predicate holds; nowhere where it is not known."""
+        if not isinstance(predicate, Unknown):
+            self.store(address, picked(predicate, value, self.load(address, "")))
+
     # ---- other devices ----
+
+    def own(self, word: Any) -> Any:
+        """What counts for what a device does by itself, where devices have words of their own."""
+        return self._others.first(word.values) if type(word) is Lanes and self._others is not None else word
 
     def general(
         self,
@@ -217,17 +228,13 @@ class Sequencer:
         assert self._others is not None
         return self._others.together(self._core, time, self._translation.barriers[block], label)
 
-    def apart(self, number: int, time: int, jump: Lanes, values: Sequence[Any]) -> tuple[Any, ...]:
+    def apart(
+        self, number: int, time: int, jump: Lanes, values: Sequence[Any]
+    ) -> Generator[int | None, None, tuple[Any, ...]]:
         """Takes a detour for every device: the time at which they are back, and registers."""
         assert self._others is not None
         detour = self._translation.detours[number]
-        found = []
-        for device, jumps in enumerate(jump.values):
-            block = detour.taken if jumps else detour.following
-            own = (lane(value, device) for value in values)
-            found.append(detour.run(time, _OfOneDevice(self, device), block, *own))
-        times, *registers = zip(*found, strict=True)
-        return (self._others.apart(times), *map(joined, registers))
+        return (yield from OneOfAll.take(self, self._others, detour, time, jump, values))
 
     # ---- SparseCores ----
 
@@ -290,23 +297,3 @@ class Sequencer:
         if self._assumption is None or not isinstance(value, Unknown) or not value.computed:
             return value
         return self._assumption.value(place)
-
-
-class _OfOneDevice:
-    """What a detour asks for, as one device finds it."""
-
-    def __init__(self, sequencer: Sequencer, device: int) -> None:
-        self._sequencer = sequencer
-        self._device = device
-        self.parameter = sequencer.parameter
-        self.iterations = sequencer.iterations
-        self.too_long = sequencer.too_long
-
-    def lap(self, loop: int, time: int) -> None:
-        """Rounds of a detour are nobody's."""
-
-    def load(self, address: int, comment: str) -> Any:
-        return lane(self._sequencer.load(address, comment), self._device)
-
-    def operand(self, register: str) -> Any:
-        return lane(self._sequencer.operand(register), self._device)

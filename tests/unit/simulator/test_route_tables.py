@@ -160,13 +160,13 @@ def test_where_devices_copy_differently_much_the_most_counts_for_all(*, slowest_
     """A window of 3 tiles that reaches beyond the array on the last device alone; the rest is added to the flag."""
     around = one_for_all(slowest_counts=slowest_counts)
     dma, most = DmaEngine(chip("v5e").machine, 1, None, Schedule()), 96
-    dma.largest = around.largest
+    dma.largest, dma.first = around.largest, around.first
     granules: Any = Lanes((most,) * (CHIPS - 1) + (64,))
-    dma.add(0, "one", 1, most - granules)
     if not slowest_counts:
         with pytest.raises(DivergedError, match="copies of different sizes"):
             dma.start(0, "one", 0, 1, granules, "hbm", "vmem", 0)
         return
+    dma.add(0, "one", 1, around.first((most - granules).values))
     dma.start(0, "one", 0, 1, granules, "hbm", "vmem", 0)
     alone = DmaEngine(chip("v5e").machine, 1, None, Schedule())
     alone.start(0, "one", 0, 1, most, "hbm", "vmem", 0)

@@ -106,7 +106,9 @@ class DmaEngine:
         self.counts = [DmaCounts() for _ in range(cores)]
         self._schedule = schedule if schedule is not None else Schedule()
         self.waited: Callable[[int, str, int, int], None] | None = None  # told of waits for labelled flags; see `land`
-        self.largest: Callable[[Sequence[int]], int] | None = None  # which of several devices' sizes counts for all
+        # Where one device stands for all, and they differ: which of their sizes counts, and whose words.
+        self.largest: Callable[[Sequence[int]], int] | None = None
+        self.first: Callable[[Sequence[int]], int] | None = None
 
     def start(
         self,
@@ -135,6 +137,9 @@ class DmaEngine:
         """
         owner = _owner(program, flag)
         time, landed = self.carry(core, time, granules, source, destination, run_bytes)
+        if type(granules) is Lanes:
+            assert self.first is not None
+            granules = self.first(granules.values)
         if flag & _OTHER_CORE and not flag >> _HALF:
             # A copy to the other core signals there that it has landed, and here that its source is free again.
             self._land(self._flag(1 - core, owner, flag & FLAG_MASK), landed, granules)

@@ -47,7 +47,7 @@ class Device:
         self.communications = [Communications() for _ in words]
         self.dma = DmaEngine(setup.chip.machine, len(words), timelines, schedule)
         self.dma.waited = lambda core, label, begin, end: self.communications[core].waited(label, begin, end)
-        self.dma.largest = around.largest
+        self.dma.largest, self.dma.first = around.largest, around.first
         self.sparse_cores = SparseCores(
             setup.chip,
             setup.sparse_programs,
@@ -132,6 +132,10 @@ class Device:
             self.communications[core].waited(label, time, end)
             self.dma.stalled(core, time, end, "semaphore")
         return end
+
+    def first(self, words: Sequence[Any]) -> Any:
+        """The word of the device that stands for all."""
+        return self._around.first(words)
 
     def apart(self, times: Sequence[int]) -> int:
         """When all go on that have come back from a detour."""

@@ -59,6 +59,10 @@ class Surroundings(Protocol):
         """What counts where devices copy differently much, in bytes."""
         ...
 
+    def first(self, words: Sequence[Any]) -> Any:
+        """The word of the device that stands for all, in what each does by itself."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class AllDevices:
@@ -105,4 +109,8 @@ class AllDevices:
 
     def largest(self, sizes: Sequence[int]) -> int:
         """Each copies as much as it does."""
+        raise AssertionError("a device of its own has no words of others")
+
+    def first(self, words: Sequence[Any]) -> Any:
+        """Each has its own."""
         raise AssertionError("a device of its own has no words of others")

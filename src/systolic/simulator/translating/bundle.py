@@ -17,7 +17,8 @@ _NAMED = re.compile(r"%(\d+)", re.ASCII)
 # What a division is asked for, by its comment: quotient, remainder, or both in this order.
 _ASKED = {"kRem": "[1:]", "kDiv": "[:1]", "kDivAndRem": ""}
 
-_Assign = tuple[str, str, Instruction]  # variable, value, the instruction that it is from
+# Variable, value, and the instruction whose predicate says whether; None: the value says it itself.
+_Assign = tuple[str, str, Instruction | None]
 
 
 class BundleCode:
@@ -40,7 +41,7 @@ class BundleCode:
         code: list[str] = []
         for instruction in bundle.instructions:
             if id(instruction) in self._alive and is_event(instruction):
-                code += self._mentions.guarded(instruction, self._events.code(instruction, bundle))
+                code += self._events.guarded(instruction, bundle)
         return code
 
     def rest(self, bundle: Bundle) -> list[str]:
@@ -71,15 +72,11 @@ class BundleCode:
         dest = self._dest(instruction)
         if opcode == "sbr.rel":
             if instruction.predicate is not None:
-                before.append(f"jump = {self._mentions.condition(instruction.predicate)}")
+                before.append(f"jump = {self._mentions.truth(instruction.predicate)}")
         elif opcode == "vsyncadd":
-            before += self._mentions.guarded(
-                instruction, [f"add({self._operand(operands[0])}, {self._operand(operands[1])})"]
-            )
+            before += self._flag("add", instruction)
         elif opcode in ("vsyncpa", "vsyncset"):
-            before += self._mentions.guarded(
-                instruction, [f"put({self._operand(operands[0])}, {self._operand(operands[1])})"]
-            )
+            before += self._flag("put", instruction)
         elif base == "sst":
             place, value = operands[0], self._operand(operands[1])
             slot = spill_slot(place)
@@ -89,7 +86,7 @@ class BundleCode:
             else:
                 self._mentions.use(place)
                 self._mentions.variables.add("_")
-                stores.append(("_", f"store({address(place, self._mentions.names)}, {value})", instruction))
+                stores += self._store(f"{address(place, self._mentions.names)}, {value}", instruction)
         elif base == "sld":
             if dest is None:
                 raise SimulationError(f"a load into no register: {instruction.text}")
@@ -110,7 +107,7 @@ class BundleCode:
             place = re.split(r"\] s[sm]:", operands[0].replace("[vmem:", "[smem:"))[0] + "]"
             assigns.append((dest or "_", f"word({address(place, self._mentions.names)})", instruction))
         elif opcode == "vsyncmov":
-            assigns.append((dest or "_", f"count(t, {self._operand(operands[0])})", instruction))
+            assigns.append((dest or "_", f"count(t, {self._mentions.own(operands[0])})", instruction))
         elif opcode in ("sdivrem.u32", "sdivrem.s32", "spop", "spop.drf", "vpop.sfrf"):
             self._queued(instruction, assigns)
         else:
@@ -126,6 +123,20 @@ class BundleCode:
                     aliases += self._mentions.guarded(instruction, [f"{dest} = {value}"])
             else:
                 assigns.append((dest, value, instruction))
+
+    def _flag(self, call: str, instruction: Instruction) -> list[str]:
+        flag, amount = (self._mentions.own(text) for text in instruction.operands[:2])
+        return self._mentions.guarded(instruction, [f"{call}({flag}, {amount})"], own=True)
+
+    def _store(self, what: str, instruction: Instruction) -> list[_Assign]:
+        """Stores where the predicate holds: where devices have several, for those of which it does."""
+        predicate = instruction.predicate
+        if predicate is None or predicate.register is None:
+            return [("_", f"store({what})", instruction)]
+        register = self._mentions.variable(predicate.register)
+        holds, fails = ("False", "True") if predicate.negated else ("True", "False")
+        on_some = f"store_on_some({self._mentions.truth(predicate)}, {what})"
+        return [("_", f"(store({what}) if {register} is {holds} else _ if {register} is {fails} else {on_some})", None)]
 
     def _queued(self, instruction: Instruction, assigns: list[_Assign]) -> None:
         """Translates divisions and what the vector side pushes: a later instruction fetches their results."""
@@ -155,7 +166,7 @@ class BundleCode:
         """Assigns everything at once where it shows that all reads of a bundle come before its writes."""
         pairs = []
         for dest, value, instruction in assigns:
-            predicate = instruction.predicate
+            predicate = instruction.predicate if instruction is not None else None
             if predicate is not None and predicate.register is None and predicate.never:
                 continue
             if predicate is not None and predicate.register is not None:

@@ -1,14 +1,15 @@
 """Scalar code that devices run differently, between a branch and where all of its ways meet again.
 
-Whom a device sends to is often looked up in a tree of branches on its own number. One device that stands for all cannot
-take several ways. It takes such a detour once for every device, with that device's words, and goes on where they meet:
-nothing happens on the way but arithmetic, so that only registers have to be put together again.
+Whom a device sends to is often looked up in a tree of branches on its own number, and so is what it reads next, where
+arrays do not make as many equal pieces as there are devices. One device that stands for all cannot take several ways.
+It takes such a detour once for every device, with that device's words, and goes on where they meet: registers and
+scalar memory are put together again, and copies within the device are the first one's.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,11 @@ from systolic.simulator.reading.blocks import Block
 from systolic.simulator.translating.control_flow import dispatch
 
 BRANCH = "if jump:"  # the line of a block's code that branches
-# What it may call of what programs call: nothing of it changes anything but how many rounds are counted.
-_MAY_CALL = ("load", "operand", "parameter", "lap", "too_long")
+# What it may call of what programs call; see `simulator.one_of_all`.
+_MAY_CALL = (
+    *("load", "store", "store_on_some", "own", "start", "wait", "add", "blocked"),
+    *("operand", "parameter", "lap", "too_long"),
+)
 _MOST_BLOCKS = 256
 
 
@@ -27,12 +31,12 @@ class Detour:
 
     Attributes:
       taken, following: where the branch leads to.
-      run: (time, sequencer, block, registers read) → (time, registers written).
+      run: (time, `OneOfAll`, block, registers read) → (time, registers written).
     """
 
     taken: int
     following: int
-    run: Callable[..., tuple[Any, ...]]
+    run: Callable[..., Generator[int | None, None, tuple[Any, ...]]]
 
 
 def with_detours(
@@ -68,12 +72,14 @@ def with_detours(
             "    iterations, limit = 0, sequencer.iterations.left",
             f"    while block < {end}:",
             *dispatch(bodies, number + 1, end, "        "),
+            "    if iterations < 0:",  # never: one that yields nowhere has to be a generator too
+            "        yield t",
             f"    return (t, {''.join(f'{name}, ' for name in written)})",
         ]
         found[number] = Detour(taken=block.taken, following=block.following, run=compiled("\n".join(source)))
         at = bodies[number].index(BRANCH)
         lines = bodies[number][at:]
-        taken_apart = f"    t, {''.join(f'{name}, ' for name in written)} = apart({number}, t, jump, "
+        taken_apart = f"    t, {''.join(f'{name}, ' for name in written)} = yield from apart({number}, t, jump, "
         bodies[number][at:] = [
             "if type(jump) is Lanes:",
             f"{taken_apart}({''.join(f'{name}, ' for name in read)}))",
@@ -117,7 +123,7 @@ class _Effects:
         for node in ast.walk(ast.parse("\n".join(body))):
             if isinstance(node, ast.Name) and type(node.ctx) in names:
                 names[type(node.ctx)].add(node.id)
-            harmless = harmless and not isinstance(node, ast.Yield | ast.YieldFrom | ast.Return)
+            harmless = harmless and not isinstance(node, ast.YieldFrom | ast.Return)
         harmless = harmless and not (names[ast.Load] & called) - set(_MAY_CALL)
         return _Effects(
             read=frozenset(names[ast.Load] & variables),

@@ -47,25 +47,31 @@ class EventCode:
         remote: RemoteCode | None,
     ) -> None:
         self._program = program
-        self._operand, self._dest = mentions.operand, mentions.dest
+        self._mentions = mentions
+        self._operand, self._own, self._dest = mentions.operand, mentions.own, mentions.dest
         self._copies = copies
         self._followed = followed
         self._shared = shared
         self._remote = remote
 
-    def code(self, instruction: Instruction, bundle: Bundle) -> list[str]:
-        """Makes code of one of them."""
+    def guarded(self, instruction: Instruction, bundle: Bundle) -> list[str]:
+        """Makes code of one of them, with its predicate."""
+        opcode = instruction.opcode
+        own = opcode.startswith(("dma.", "vwait")) and opcode != "dma.general" and id(instruction) not in self._followed
+        return self._mentions.guarded(instruction, self._code(instruction, bundle), own=own)
+
+    def _code(self, instruction: Instruction, bundle: Bundle) -> list[str]:
         opcode, operands = instruction.opcode, instruction.operands
         where = quoted(f"{self._program.name}, line {bundle.line}: {instruction.text}")
         turn = ["yield t"] if self._shared else []
         if opcode in ("dma.done.wait", "vwait.ge", "vwait.ge.trace"):
-            flag, granules = (self._operand(text) for text in operands[:2])
+            flag, granules = (self._own(text) for text in operands[:2])
             cause = "copy" if opcode == "dma.done.wait" else "semaphore"
             if _SPARSE_CORE_WAIT in instruction.comment:
                 return ["yield t", *until(f"wait_for_sparse_core(t, {flag}, {granules})", where), "t = r"]
             return [*turn, *until(f"wait(t, {flag}, {granules}, {quoted(cause)})", where), "t = r"]
         if opcode.startswith(("vwait.eq", "vwait.ne", "vwait.lt")):
-            flag, value = (self._operand(text) for text in operands[:2])
+            flag, value = (self._own(text) for text in operands[:2])
             relation = quoted(opcode.split(".")[1])
             return [*turn, *until(f"wait_for_value(t, {flag}, {value}, {relation})", where), "t = r"]
         if opcode == "vsyncset.remote":
@@ -107,7 +113,7 @@ class EventCode:
         if instruction.opcode == "dma.general" and self._remote is not None:
             return self._general(instruction, self._remote, f"{flag}, {size}, {between}, {pieces}", run_bytes == 0)
         source_flag = f", {self._operand(operands[4])}" if instruction.opcode == "dma.general" and self._shared else ""
-        code = [f"t = start(t, {flag}, {size}, {between}, {pieces}{source_flag})"]
+        code = [f"t = start(t, {self._own(operands[3])}, {size}, {between}, {pieces}{source_flag})"]
         if id(instruction) in self._followed:
             source, destination = self._operand(operands[0]), self._operand(operands[2])
             places = f"{quoted(ends.source)}, {source}, {quoted(ends.destination)}, {destination}"

@@ -16,10 +16,12 @@ class Mentions:
 
     Args:
       names: addresses of what the program mentions by name.
+      lanes: a word may differ from device to device; see `hardware.lanes`.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, *, lanes: bool = False) -> None:
         self.names = names
+        self._lanes = lanes
         self.variables: set[str] = set()
 
     def dest(self, instruction: Instruction) -> str | None:
@@ -54,11 +56,30 @@ class Mentions:
         register = self.variable(predicate.register)
         return f"not {register}" if predicate.negated else register
 
-    def guarded(self, instruction: Instruction, code: list[str]) -> list[str]:
-        """Lets code run only where the instruction's predicate holds."""
+    def truth(self, predicate: Predicate) -> str:
+        """Makes code of the predicate's value, which may not be known, or not the same on all devices."""
+        if predicate.register is None:
+            return str(not predicate.never)
+        register = self.variable(predicate.register)
+        return f"True ^ {register}" if predicate.negated else register
+
+    def own(self, text: str) -> str:
+        """Makes code of an operand of what a device does by itself: where devices have several, the first one's."""
+        code = self.operand(text)
+        return self._own(code, "int") if self._lanes and code.isidentifier() else code
+
+    def _own(self, code: str, kind: str) -> str:
+        return f"({code} if {code}.__class__ is {kind} else own({code}))"
+
+    def guarded(self, instruction: Instruction, code: list[str], *, own: bool = False) -> list[str]:
+        """Lets code run only where the instruction's predicate holds: on the first device, if it is each one's own."""
         predicate = instruction.predicate
         if predicate is None or not code:
             return code
         if predicate.register is None:
             return [] if predicate.never else code
-        return [f"if {self.condition(predicate)}:", *(f"    {line}" for line in code)]
+        condition = self.condition(predicate)
+        if own and self._lanes:
+            register = self.variable(predicate.register)
+            condition = "not " * predicate.negated + self._own(register, "bool")
+        return [f"if {condition}:", *(f"    {line}" for line in code)]

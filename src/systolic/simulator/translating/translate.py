@@ -112,7 +112,7 @@ class _Translator:
         flags = flag_names(program)
         counts = flag_counts(program, flags)
         names = Names(flags, allocations, shared=top_level, numbered=numbered, counts=counts)
-        self.mentions = Mentions(names)
+        self.mentions = Mentions(names, lanes=remote is not None)
         events = EventCode(program, self.mentions, copies, followed, shared=shared, remote=remote)
         self.code = BundleCode(self.mentions, events, alive)
         self.segments: list[Segment] = []
@@ -264,12 +264,12 @@ class _Translator:
 _CALLED = (
     *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
     *("send_descriptor", "wait_for_sparse_core", "general", "signal_any"),
-    *("segment", "load", "store", "word", "operand", "parameter", "vector", "pushed"),
+    *("segment", "load", "store", "store_on_some", "own", "word", "operand", "parameter", "vector", "pushed"),
     *("call", "lap", "left", "too_long", "together", "apart"),
 )
 
 # What its code mentions besides.
-_NAMES = {"nothing": NEVER_WRITTEN, "Unknown": Unknown, "Lanes": Lanes, "type": type}
+_NAMES = {"nothing": NEVER_WRITTEN, "Unknown": Unknown, "Lanes": Lanes, "type": type, "int": int, "bool": bool}
 
 _ACTS = re.compile(r"\b(?:general|signal|signal_any|send|send_descriptor|together)\(")
 _MARK = re.compile(r"  # line (\d+)$")

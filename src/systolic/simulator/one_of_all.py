@@ -1,0 +1,105 @@
+"""A detour as every device finds it, where one device is executed for all; see `translating.detours`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from systolic.simulator.hardware.lanes import Lanes, joined, lane
+from systolic.simulator.other_devices import OtherDevices
+from systolic.simulator.translating.detours import Detour
+
+if TYPE_CHECKING:
+    from systolic.simulator.sequencer import Sequencer
+
+
+class OneOfAll:
+    """What a detour asks for, answered with one device's words.
+
+    What it stores is kept apart until all devices are back. Copies and flags are the first device's: what the others do
+    is noted, so that it shows whether it is the same.
+    """
+
+    def __init__(self, sequencer: Sequencer, device: int) -> None:
+        self._sequencer = sequencer
+        self._device = device
+        self._acts: list[tuple[Any, ...]] = []
+        self._stored: dict[int, Any] = {}
+        self.parameter = sequencer.parameter
+        self.iterations = sequencer.iterations
+        self.too_long = sequencer.too_long
+
+    @staticmethod
+    def take(
+        sequencer: Sequencer, others: OtherDevices, detour: Detour, time: int, jump: Lanes, values: Sequence[Any]
+    ) -> Generator[int | None, None, tuple[Any, ...]]:
+        """Takes a detour for every device: the time at which they are back, and registers."""
+        devices = [OneOfAll(sequencer, number) for number in range(len(jump.values))]
+        found: list[tuple[Any, ...]] = []
+        for number, (device, jumps) in enumerate(zip(devices, jump.values, strict=True)):
+            block = detour.taken if jumps else detour.following
+            way = detour.run(time, device, block, *(lane(value, number) for value in values))
+            found.append((yield from way) if number == 0 else _ended(way))
+        if any(device._acts != devices[0]._acts for device in devices):
+            others.first([device._acts for device in devices])
+        for address in dict.fromkeys(address for device in devices for address in device._stored):
+            kept = sequencer.load(address, "")
+            sequencer.store(
+                address,
+                joined([device._stored.get(address, lane(kept, number)) for number, device in enumerate(devices)]),
+            )
+        times, *registers = zip(*found, strict=True)
+        return (others.apart(times), *map(joined, registers))
+
+    def lap(self, loop: int, time: int) -> None:
+        """Rounds of a detour are nobody's."""
+
+    def load(self, address: int, comment: str) -> Any:
+        """Reads a word of scalar memory."""
+        if address in self._stored:
+            return self._stored[address]
+        return lane(self._sequencer.load(address, comment), self._device)
+
+    def store(self, address: int, value: Any) -> None:
+        """Keeps a word of scalar memory."""
+        self._stored[address] = value
+
+    def store_on_some(self, predicate: Any, address: int, value: Any) -> None:
+        """Stores nothing: a predicate that is neither true nor false is not known."""
+
+    def operand(self, register: str) -> Any:
+        """Reads what the caller handed over in a register."""
+        return lane(self._sequencer.operand(register), self._device)
+
+    def own(self, word: Any) -> Any:
+        """Every word is this device's."""
+        return word
+
+    def start(self, time: int, *copy: Any) -> int:
+        """Starts a copy within the device; returns when the core goes on."""
+        self._acts.append(copy)
+        return time + self._sequencer.dma_issue_cycles if self._device else self._sequencer.start(time, *copy)
+
+    def wait(self, time: int, *until: Any) -> int | None:
+        """Waits for a flag: when the core goes on; None where another core has to act."""
+        self._acts.append(until)
+        return time + self._sequencer.dma_wait_cycles if self._device else self._sequencer.wait(time, *until)
+
+    def add(self, flag: int, amount: int) -> None:
+        """Adds to a flag."""
+        self._acts.append((flag, amount))
+        if not self._device:
+            self._sequencer.add(flag, amount)
+
+    def blocked(self, where: str) -> None:
+        """Notes that the first device waits for another core."""
+        self._sequencer.blocked(where)
+
+
+def _ended(way: Generator[int | None, None, tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What comes of a way that waits for nobody."""
+    while True:
+        try:
+            next(way)
+        except StopIteration as end:
+            return end.value
