@@ -189,6 +189,36 @@ def test_devices_that_go_on_with_the_last_at_barriers_are_off_by_hops(
     assert one.time_us == pytest.approx(every.time_us, abs=farthest_us)
 
 
+@pytest.mark.parametrize(("chip_name", "extents"), [("v6e", "4x4"), ("v5e", "4x4"), ("v5p", "2x2x2"), ("v7x", "2x2x2")])
+def test_what_devices_read_in_other_orders_takes_all_as_long(
+    pool, monkeypatch: pytest.MonkeyPatch, chip_name, extents
+) -> None:
+    """Arrays that do not make as many equal pieces as there are devices: which comes next is a matter of predicates."""
+    fn = ShardedFunction(
+        fn=lambda *parts: lax.psum(parts, ALL),
+        mesh=in_order,
+        in_specs=(PartitionSpec(),) * 3,
+        out_specs=PartitionSpec(),
+    )
+    shapes = ((1000, 8, 128), (3, 256, 1000), (500, 8, 128))
+    arguments = tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
+    known = with_slice_flags(chip(chip_name))
+    shape = SliceShape.parse(known, extents)
+    program = submit_compilation(pool, fn, arguments, target_of(known, shape), cache=None).result()
+    prepared = prepare_program(program, known)
+    every = prepared.run_slice(shape, program.assignment, chip=known, one_for_all=False)
+    monkeypatch.setattr(run, "MOST_APART", 1)
+    one = prepared.run_slice(shape, program.assignment, chip=known)
+    assert one.way == "one device for all, as slow as the slowest"
+    assert one.time_us == pytest.approx(every.time_us, rel=0.01)
+    assert link_bytes(one) == link_bytes(every)
+    read, read_by_one = (
+        [core.hbm_read_bytes for each in found.classes for core in each.run.cores for _ in each.devices]
+        for found in (every, one)
+    )
+    assert max(read) == pytest.approx(max(read_by_one), rel=0.01)
+
+
 def test_devices_that_find_their_partners_by_branches_go_on_together(pool) -> None:
     one = simulated(pool, "collective-permute of pairs", "v6e", "4x8")
     every = simulated(pool, "collective-permute of pairs", "v6e", "4x8", one_for_all=False)

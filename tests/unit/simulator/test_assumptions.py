@@ -92,8 +92,10 @@ def test_kernels_are_left_out_while_it_is_found_out_what_is_not_known(monkeypatc
     programs = {"TLP": top, "op.1": listing(*operation), "op.2": listing(*[""] * 300), "op.3": listing(*operation)}
     kernel = '  %op.2 = s32[4]{0} custom-call(%x), custom_call_target="tpu_custom_call"\n'
     hlo = f"ENTRY %m {{\n{kernel}  %op.1 = s32[4]{{0}} fusion(%x)\n  %op.3 = s32[4]{{0}} fusion(%x)\n}}\n"
-    found = prepare_listings(programs, V5E, hlo_text=hlo).run(V5E)
+    units = {"op.2": "== CAPACITY:\nSALU\n2\n== UTILIZATION:\n" + "1\n" * 300}
+    found = prepare_listings(programs, V5E, hlo_text=hlo, utilization=units).run(V5E)
     (core,) = found.cores
+    assert next(op for op in core.ops if op.name == "op.2").issued == {"scalar": 300}
     assert {op.name: op.calls for op in core.ops} == {"op.2": 1, "op.1": 1, "op.3": 1}
     assert found.cycles == 5000 + 3 + 300 + 2 * (10 + 50 + 1)
     assert [each.partition(":")[0] for each in found.assumptions] == ["op.1", "op.3"]
