@@ -73,3 +73,13 @@ def test_memory_is_read_and_written_lane_by_lane() -> None:
     assert (memory.load(40).values, memory.load(41).values) == ((50, 52, 54, 56), (51, 53, 55, 57))
     with pytest.raises(DivergedError):
         memory.copy("hbm", IDS, "vmem", 0, 2, contiguous=True)
+
+
+def test_products_and_shifts_that_do_not_fit_64_bits_are_right() -> None:
+    large: Any = Lanes(((1 << 32) - 1, 5))
+    assert (large * 720).values == (((1 << 32) - 1) * 720, 3600)
+    assert (large * large * large).values == (((1 << 32) - 1) ** 3, 125)
+    assert ((large * 720) & 0xFFFFFFFF).values == ((1 << 32) - 720, 3600)
+    assert (large << 40).values == (((1 << 32) - 1) << 40, 5 << 40)
+    assert (large << Lanes((31, 3))).values == (((1 << 32) - 1) << 31, 40)
+    assert ((large << 40) >> 40).values == large.values

@@ -71,7 +71,8 @@ def _on_each_lane(function: Callable[..., Any], operands: tuple[Any, ...]) -> An
     at_once = _AT_ONCE.get(function)
     if at_once is not None:
         arrays = [_array(each) for each in operands]
-        if all(each is not None for each in arrays):
+        most = _MOST.get(function)
+        if all(each is not None for each in arrays) and (most is None or most(*map(_largest, operands)) <= _FITS):
             return _joined_array(at_once(*arrays))
     results = [function(*(lane(each, number) for each in operands)) for number in range(lanes_in(operands))]
     return tuple(map(joined, zip(*results, strict=True))) if type(results[0]) is tuple else joined(results)
@@ -84,12 +85,22 @@ def _array(operand: Any) -> Any:
     return operand if type(operand) is bool or (type(operand) is int and abs(operand) <= _LARGEST) else None
 
 
-_LARGEST = (1 << 32) - 1  # sums, differences and shifts of such words by less than 31 bits fit 64 bits
+def _largest(operand: Any) -> int:
+    return operand.largest if type(operand) is Lanes else abs(operand)
+
+
+_FITS = (1 << 63) - 1  # NumPy's whole numbers
+_LARGEST = (1 << 62) - 1  # sums and differences of such words fit
+# Functions whose results may be larger than that: what they come to at the most.
+_MOST: dict[Callable[..., Any], Callable[[int, int], int]] = {
+    operator.mul: operator.mul,
+    operator.lshift: lambda word, bits: word << min(bits, 64),
+}
 # Functions for which NumPy computes the same of such words.
 _AT_ONCE: dict[Callable[..., Any], Callable[..., Any]] = {
     **{each: each for each in (operator.add, operator.sub, operator.and_, operator.or_, operator.xor, operator.neg)},
     **{each: each for each in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)},
-    **{each: each for each in (operator.lshift, operator.rshift)},
+    **{each: each for each in (operator.mul, operator.lshift, operator.rshift)},
     smaller: np.minimum,
     larger: np.maximum,
 }
@@ -108,21 +119,27 @@ def _binary(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Ca
 class Lanes:
     """A word of every device, in the order of their ids, some of which differ."""
 
-    __slots__ = ("_values", "array")
+    __slots__ = ("_values", "array", "largest")
 
     def __init__(self, values: tuple[Any, ...]) -> None:
         self._values: tuple[Any, ...] | None = values
-        small = all(type(each) is int for each in values) and max(map(abs, values)) <= _LARGEST
-        # The same for arithmetic at once, where all are numbers of no more than 32 bits, or truths.
-        self.array: np.ndarray | None = np.array(values, np.int64) if small else None
+        numbers = all(type(each) is int for each in values)
+        self.largest = max(map(abs, values)) if numbers else 0  # where there is an array
+        # The same for arithmetic at once, where all are numbers of no more than 62 bits, or truths.
+        self.array: np.ndarray | None = np.array(values, np.int64) if numbers and self.largest <= _LARGEST else None
 
     @classmethod
     def of(cls, array: np.ndarray) -> Lanes:
         """Lanes of what arithmetic at once came to."""
         made = cls.__new__(cls)
-        fits = array.dtype == bool or np.abs(array).max() <= _LARGEST
-        made._values, made.array = (None, array) if fits else (tuple(array.tolist()), None)
+        made.largest = 1 if array.dtype == bool else int(np.abs(array).max())
+        made._values, made.array = (None, array) if made.largest <= _LARGEST else (tuple(array.tolist()), None)
         return made
+
+    @property
+    def key(self) -> Any:
+        """What is the same for the same words."""
+        return self.values if self.array is None else (self.array.dtype, self.array.tobytes())
 
     @property
     def values(self) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from systolic.simulator.hardware.lanes import DivergedError, lane, lanes_in
+from systolic.simulator.hardware.lanes import DivergedError, Lanes, lane, lanes_in
 from systolic.simulator.other_devices import RemoteTarget
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
@@ -48,7 +48,7 @@ class OneForAll:
     count: int  # of devices
     slowest_counts: bool = False  # whether all are as slow as the slowest where they differ
     differed: bool = False  # whether they did
-    _targets: dict[tuple[object, ...], tuple[RemoteTarget, tuple[Any, ...]]] = field(default_factory=dict)
+    _targets: dict[tuple[object, ...], RemoteTarget] = field(default_factory=dict)
     _patterns: list[Pattern] = field(default_factory=list)
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
 
@@ -70,14 +70,13 @@ class OneForAll:
             if found.remote:
                 raise DivergedError("all devices send to one")
             return found
-        # The same words name the same devices; they are kept with the key, which is their identity.
-        key = tuple(map(id, words))
+        key = (read.__name__, *(word.key if type(word) is Lanes else word for word in words))
         known = self._targets.get(key)
         if known is None:
             if len(self._targets) >= _MOST_KEPT:
                 self._targets.clear()
-            known = self._targets[key] = (self._read(read, words), words)
-        return known[0]
+            known = self._targets[key] = self._read(read, words)
+        return known
 
     def _read(self, read: Callable[..., RemoteTarget], words: tuple[Any, ...]) -> RemoteTarget:
         targets = [read(number, *(lane(word, number) for word in words)) for number in range(self.count)]
