@@ -91,6 +91,13 @@ class CoreRun:
     spans_left_out: int = 0
 
     @property
+    def host_bytes(self) -> int:
+        """Bytes that it copied between chip and host, both ways."""
+        return sum(
+            each.size_bytes * each.count for each in self.copy_sizes if "host" in (each.source, each.destination)
+        )
+
+    @property
     def issued(self) -> dict[str, int]:
         """Instructions issued, by unit."""
         total: dict[str, int] = {}

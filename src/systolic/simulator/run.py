@@ -39,6 +39,9 @@ MAX_ITERATIONS = 50_000_000
 _SPARSE_CORES_MODELLED = (
     "SparseCores: modelled; their programs are executed, but what streams and launches cost rests on one published time"
 )
+_HOST_MODELLED = (
+    "copies between chip and host: at the rate that is published for their link; no published time checks it"
+)
 
 
 def _nothing_known(*_: object) -> None:
@@ -260,6 +263,7 @@ class PreparedProgram:
             assumptions=(
                 *(f"{name}: {why} counts as zero" for name, why in assumed.items()),
                 *([_SPARSE_CORES_MODELLED] if sparse_cores else []),
+                *([_HOST_MODELLED] if any(core.host_bytes for core in cores) else []),
             ),
             sparse_cores=sparse_cores,
         )
@@ -280,7 +284,8 @@ def _run_device(setup: DeviceSetup, spans: int) -> DeviceRun:
     numbers = range(setup.chip.cores_per_device)
     timelines = [Timeline(spans) for _ in numbers] if spans else None
     schedule = Schedule(lambda: sparse_cores.changes)
-    dma = DmaEngine(setup.chip.machine, len(numbers), timelines, schedule)
+    host_bytes_per_s = setup.chip.host_bytes_per_s
+    dma = DmaEngine(setup.chip.machine, len(numbers), timelines, schedule, host_bytes_per_s=host_bytes_per_s)
     mailboxes = Mailboxes(len(numbers), schedule)
     sparse_cores = SparseCores(
         setup.chip,

@@ -24,7 +24,7 @@ def traits_of(run: SimulatedRun) -> ProgramTraits:
         hbm_share=run.copy_busy_share,
         time_us=run.time_us,
         copies_per_us=core.copies / run.time_us if run.time_us else None,
-        unlike="SparseCores" if sparse > _SPARSE_SHARE else "",
+        unlike="SparseCores" if sparse > _SPARSE_SHARE else "copies to the host" if core.host_bytes else "",
     )
 
 

@@ -1,7 +1,6 @@
 """A whole training or decoding step of a sharded model: how long it takes, what fits, and where the time goes."""
 
 from systolic.steps.call import Step
-from systolic.steps.host import HostMemoryError
 from systolic.steps.making import StepMaker
 from systolic.steps.memory import DoesNotFitError
 from systolic.steps.parts import BETWEEN, OTHER, PASSES, Pass
@@ -14,7 +13,6 @@ __all__ = [
     "PASSES",
     "TIME_LIMIT_S",
     "DoesNotFitError",
-    "HostMemoryError",
     "PartRun",
     "Pass",
     "Step",

@@ -29,7 +29,6 @@ from systolic.simulator import parse_hlo
 from systolic.steps.call import Step
 from systolic.steps.changes import step_changes
 from systolic.steps.grouping import part_runs
-from systolic.steps.host import check_host_memory
 from systolic.steps.making import StepMaker
 from systolic.steps.memory import refused_for_hbm, step_memory
 from systolic.steps.records import StepRun
@@ -56,7 +55,6 @@ def predict_in_worker(
 
     Raises:
       DoesNotFitError: it needs more HBM than there is.
-      HostMemoryError: it moves something to the host.
       Exception: what `simulate_in_worker` raises.
     """
     step = source.make(chip) if isinstance(source, StepMaker) else source
@@ -64,7 +62,6 @@ def predict_in_worker(
     values = argument_values(step.args)
     args = abstract_arguments(step.args, shardings=shape is not None)
     target = target_of(chip, shape)
-    check_host_memory(fn, args, target, settings)
     try:
         program = compile_function(fn, args, target, cache=ProgramCache() if cached else None, settings=settings)
     except CompilerRefusal as refusal:
@@ -169,7 +166,6 @@ def step(
 
     Raises:
       DoesNotFitError: it needs more HBM than a device has; the message says by how much, and what would make it fit.
-      HostMemoryError: it moves arrays to the host's memory, which is not simulated.
       Exception: what `simulate` raises.
     """
     if isinstance(fn, Step):

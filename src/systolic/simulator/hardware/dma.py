@@ -86,6 +86,7 @@ class DmaEngine:
       schedule: runs what waits for flags; None: nothing does.
       timelines: one for each core, which note copies and stalls; None: they are not noted.
       pipe_free: when the pipe to HBM has carried what was started before cycle 0.
+      host_bytes_per_s: of the link to the host, in each direction.
     """
 
     def __init__(
@@ -96,10 +97,13 @@ class DmaEngine:
         schedule: Schedule | None = None,
         *,
         pipe_free: float = 0.0,
+        host_bytes_per_s: float = math.inf,
     ) -> None:
         self._machine = machine
         self._bytes_per_cycle = machine.hbm_bytes_per_s / machine.clock_hz
         self._pipe_free = pipe_free
+        self._host_bytes_per_cycle = host_bytes_per_s / machine.clock_hz
+        self._host_free = {"to": 0.0, "from": 0.0}  # as of the pipe: of the link to the host, by direction
         self._timelines = timelines
         self._flags: dict[tuple[int, str, int], _Flag] = {}
         self._own: dict[tuple[int, str], dict[int, _Flag]] = {}  # the same by core and owner; "": everybody's
@@ -171,6 +175,10 @@ class DmaEngine:
             transfer = size / self._bytes_per_cycle + pieces * self._machine.hbm_run_cycles
             self._pipe_free = begin + transfer * crossings
             landed = math.ceil(self._pipe_free) + self._machine.dma_latency_cycles
+        if "host" in (source, destination):
+            way = "to" if destination == "host" else "from"
+            self._host_free[way] = max(self._host_free[way], time) + size / self._host_bytes_per_cycle
+            landed = max(landed, math.ceil(self._host_free[way]) + self._machine.dma_latency_cycles)
         # Copies within the chip were never seen to matter; they are charged the latency alone.
         if self._timelines is not None:
             self._timelines[core].add("copy", begin, landed, f"{source} → {destination}", size)

@@ -11,6 +11,7 @@ from systolic.simulator.reading.listing import MOVES, Instruction, Program
 _DIRECTION = re.compile(r"dma\.(\w+)_to_(\w+)$")
 _DESCRIBED = re.compile(r"\b([a-z]+)-to-([a-z]+)\b")  # of `dma.general`, in its comment
 _SPACES = ("hbm", "vmem", "cmem", "smem", "host", "sflag")
+_HOST = "host_iova"
 _ALLOCATION = re.compile(r"#(\w+)", re.ASCII)
 _RESOLVABLE = re.compile(r"^\[resolvable:\$\w+\] ")
 _VIRTUAL = re.compile(r"%(\w+)_s\d+")
@@ -60,8 +61,8 @@ class CopyReader:
           SimulationError: an opcode or an address whose space cannot be told.
         """
         named = _DIRECTION.match(instruction.opcode)
-        if named and set(named.groups()) <= {*_SPACES, "host_iova"}:
-            return CopyEnds(*named.groups())
+        if named and set(named.groups()) <= {*_SPACES, _HOST}:
+            return CopyEnds(*("host" if space == _HOST else space for space in named.groups()))
         if instruction.opcode != "dma.general":
             raise SimulationError(f"not understood: {instruction.text}")
         described = _DESCRIBED.search(instruction.comment)
@@ -70,11 +71,15 @@ class CopyReader:
         source, destination = instruction.operands[0], instruction.operands[2]
         return CopyEnds(self._space(source, instruction), self._space(destination, instruction))
 
+    def size(self, instruction: Instruction) -> str:
+        """The operand that says how many granules a copy moves."""
+        return instruction.operands[4 if _HOST in instruction.opcode else 1]
+
     def run_bytes(self, instruction: Instruction) -> int | None:
         """Finds how many bytes a copy moves in one piece before it strides on; 0: all; None: the text does not say."""
         if instruction.opcode == "dma.general":
             return self._described_run(instruction)
-        strides = instruction.operands[4:7]
+        strides = instruction.operands[5 if _HOST in instruction.opcode else 4 :][:3]
         if len(strides) < 3:
             return 0
         numbers = [self._constant(text) for text in strides]

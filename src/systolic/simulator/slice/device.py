@@ -45,7 +45,8 @@ class Device:
         timelines = [Timeline(spans) for _ in words] if spans else None
         schedule = around.schedule
         self.communications = [Communications() for _ in words]
-        self.dma = DmaEngine(setup.chip.machine, len(words), timelines, schedule)
+        host_bytes_per_s = setup.chip.host_bytes_per_s
+        self.dma = DmaEngine(setup.chip.machine, len(words), timelines, schedule, host_bytes_per_s=host_bytes_per_s)
         self.dma.waited = lambda core, label, begin, end: self.communications[core].waited(label, begin, end)
         self.dma.largest, self.dma.first = around.largest, around.first
         self.sparse_cores = SparseCores(

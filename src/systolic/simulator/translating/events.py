@@ -106,7 +106,7 @@ class EventCode:
         run_bytes = self._copies.run_bytes(instruction)
         between = f"{quoted(ends.source)}, {quoted(ends.destination)}"
         pieces = "None" if run_bytes is None else number(run_bytes)
-        size, flag = self._operand(operands[1]), self._operand(operands[3])
+        size, flag = self._operand(self._copies.size(instruction)), self._operand(operands[3])
         if instruction.opcode == "dma.general" and (ends.source, ends.destination) == ("smem", "hbm"):
             source, source_flag = self._operand(operands[0]), self._operand(operands[4])
             return ["yield t", f"t = send_descriptor(t, {size}, {source}, {flag}, {source_flag})"]
@@ -114,8 +114,9 @@ class EventCode:
             return self._general(instruction, self._remote, f"{flag}, {size}, {between}, {pieces}", run_bytes == 0)
         source_flag = f", {self._operand(operands[4])}" if instruction.opcode == "dma.general" and self._shared else ""
         code = [f"t = start(t, {self._own(operands[3])}, {size}, {between}, {pieces}{source_flag})"]
-        if id(instruction) in self._followed:
-            source, destination = self._operand(operands[0]), self._operand(operands[2])
+        # What goes to the host is lost; what comes from there is not known.
+        if id(instruction) in self._followed and ends.destination != "host":
+            source, destination = self._operand(operands[0]), self._operand(operands[0 if ends.source == "host" else 2])
             places = f"{quoted(ends.source)}, {source}, {quoted(ends.destination)}, {destination}"
             code.append(f"move({places}, {size}, {run_bytes == 0})")
         return code
