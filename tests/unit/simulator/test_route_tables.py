@@ -175,6 +175,16 @@ def test_where_devices_copy_differently_much_the_most_counts_for_all(*, slowest_
     assert dma.counts[0].hbm_read_bytes == alone.counts[0].hbm_read_bytes
 
 
+def test_of_what_devices_send_differently_much_the_first_gets_what_its_sender_sends() -> None:
+    known, around = tables(table()), one_for_all(slowest_counts=True)
+    target = around.signal_target(0, NEXT << 17)
+    (sender,) = (each for each in range(CHIPS) if known.target(each, NEXT) == 0)
+    assert around.arriving(target, range(100, 100 + CHIPS)) == 100 + sender
+    strict = one_for_all(slowest_counts=False)
+    with pytest.raises(DivergedError):
+        strict.arriving(strict.signal_target(0, NEXT << 17), range(CHIPS))
+
+
 def test_the_same_entry_on_all_devices_is_another_chip_on_each() -> None:
     known, around = tables(table()), one_for_all(slowest_counts=True)
     anyone: Any = None

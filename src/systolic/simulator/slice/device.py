@@ -9,6 +9,7 @@ from typing import Any
 from systolic.simulator.core import Core, DeviceSetup
 from systolic.simulator.hardware.dma import FLAG_MASK, DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.mailboxes import Mailboxes
@@ -91,13 +92,16 @@ class Device:
 
     def copy(self, core: int, time: int, copy: RemoteCopy) -> int:
         """Sends a copy; returns when the core goes on."""
-        amount = 1 if copy.source_flag & COUNTS_COPIES else copy.granules
+        amount: Any = 1 if copy.source_flag & COUNTS_COPIES else copy.granules
+        arriving = amount
+        if type(amount) is Lanes:
+            amount, arriving = self._around.first(amount.values), self._around.arriving(copy.target, amount.values)
         target = self._around.receiver(self, copy.target)
         to_core, to_flag, own_flag = copy.target.core, copy.flag & FLAG_MASK, copy.source_flag & FLAG_MASK
         route = self._around.route(self, copy.target)
         if not route.links:
             goes_on, landed = self.dma.carry(core, time, copy.granules, copy.source, copy.destination, copy.run_bytes)
-            self.dma.land(to_core, copy.program, to_flag, landed, amount)
+            self.dma.land(to_core, copy.program, to_flag, landed, arriving)
             self.dma.land(core, copy.program, own_flag, landed, amount)
             return goes_on
         goes_on, size = self.dma.issue(core, time, copy.granules, copy.source, copy.destination, copy.run_bytes)
@@ -109,7 +113,7 @@ class Device:
         def left(end: float) -> None:
             own, there = (math.ceil(time) + self._latency for time in (end, end + way))
             self.dma.land(core, copy.program, own_flag, own, amount, copy.label)
-            target.dma.land(to_core, copy.program, to_flag, there, amount, copy.label)
+            target.dma.land(to_core, copy.program, to_flag, there, arriving, copy.label)
 
         self._around.send(self, goes_on, route, size, left)
         return goes_on

@@ -34,6 +34,7 @@ class Pattern(Route):
     """Whom every device sends to, as a route: that of the first device."""
 
     routes: tuple[Route, ...]  # of every device
+    to_first: int  # the device that sends to the first one
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +96,7 @@ class OneForAll:
                 self._as_the_slowest("routes that take differently long")
             longest = max(routes, key=lambda route: (route.latency_s, len(route.links)))
             number = self._known[devices] = len(self._patterns)
-            self._patterns.append(Pattern(longest.links, longest.latency_s, routes))
+            self._patterns.append(Pattern(longest.links, longest.latency_s, routes, devices.index(0)))
         return number
 
     def route(self, sender: Device, target: RemoteTarget) -> Route:
@@ -133,6 +134,10 @@ class OneForAll:
         """The first device's: what it does by itself counts for all, if the slowest may."""
         self._as_the_slowest("something that devices do differently")
         return words[0]
+
+    def arriving(self, target: RemoteTarget, amounts: Sequence[int]) -> int:
+        """What the first device gets."""
+        return self.first(amounts[self._patterns[target.device].to_first :])
 
     def _as_the_slowest(self, why: str) -> None:
         if not self.slowest_counts:

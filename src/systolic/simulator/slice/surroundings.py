@@ -63,6 +63,10 @@ class Surroundings(Protocol):
         """The word of the device that stands for all, in what each does by itself."""
         ...
 
+    def arriving(self, target: RemoteTarget, amounts: Sequence[int]) -> int:
+        """What arrives at the device that stands for all, of what each one sends to its target."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class AllDevices:
@@ -113,4 +117,8 @@ class AllDevices:
 
     def first(self, words: Sequence[Any]) -> Any:
         """Each has its own."""
+        raise AssertionError("a device of its own has no words of others")
+
+    def arriving(self, target: RemoteTarget, amounts: Sequence[int]) -> int:
+        """Each sends its own."""
         raise AssertionError("a device of its own has no words of others")
