@@ -79,7 +79,17 @@ def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reas
         "hbm_needed_bytes": run.memory.needed_bytes,
         "compile_s": run.compile_s,
         "simulate_s": run.simulate_s,
-        "parts": {f"{each.part} {each.in_pass}": run.us(each.cycles) / 1e6 for each in run.parts},
+        "parts": [
+            {
+                "part": each.part,
+                "pass": each.in_pass,
+                "s": run.us(each.cycles) / 1e6,
+                "exposed_s": run.us(each.exposed_cycles) / 1e6,
+                "limit": each.limit,
+                "limit_share": each.limit_share,
+            }
+            for each in run.parts
+        ],
     }
     return found
 
