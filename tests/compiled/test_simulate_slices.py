@@ -202,3 +202,13 @@ def listed(chip: str, topology: str) -> list[tuple[int, tuple[int, ...], int]]:
 def test_devices_are_those_of_libtpu(pool: WorkerPool, chip: str, topology: str) -> None:
     ours = [(device.id, device.coords, device.core_on_chip) for device in slice_devices(chip, topology)]
     assert ours == pool.submit(listed, chip, topology).result()
+
+
+def test_devices_that_send_nothing_are_as_far_off_as_one(pool) -> None:
+    rows, weights = shape(4096, 4096, spec=P(("data", "model"))), shape(4096, 4096, spec=P())
+    found = simulated(pool, jnp.matmul, rows, weights)
+    parts = (shape(1024, 4096), shape(4096, 4096))
+    alone = submit_simulation(pool, jnp.matmul, parts, systolic.chip(CHIP), label="one").result()
+    assert not found.collectives
+    assert alone.run is not None
+    assert found.error == alone.run.error

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 
 from systolic.chips import Chip, SliceShape
-from systolic.chips.time_error import TimeError
+from systolic.chips.time_error import TimeError, time_error
 from systolic.simulator.records import CoreRun, OpRun, SimulatedRun, SparseCoreRun
 from systolic.simulator.slice.communication import Communications, Tally
 from systolic.simulator.slice.facts import SliceFacts
 from systolic.simulator.slice.records import CollectiveKind, CollectiveRun, DeviceClass, SliceRun
 from systolic.simulator.slice.run import DevicesRun, SliceSetup
+from systolic.simulator.traits import traits_of
 
 # Published times of programs on slices are few, and most of them entered the choice of the links' constants.
 _NOT_CHECKED = TimeError(reason="links between chips: too few published times to which no constant was fitted")
@@ -42,7 +43,7 @@ def slice_run(
         link_bytes_per_s=where.shape.links.bytes_per_s,
         flags=dict(chip.compiler_flags),
         assumptions=slowest.run.assumptions,
-        error=_NOT_CHECKED if collectives else slowest.run.error,
+        error=_NOT_CHECKED if collectives else time_error(chip, traits_of(slowest.run)),
     )
 
 
