@@ -162,7 +162,7 @@ class Chip:
     hbm_bytes_per_s_per_chip: float
     ici_bytes_per_s_per_chip: float  # of all links to other chips together, both directions of each
     ici_links_per_chip: int
-    host_bytes_per_s_per_chip: float  # of its link to the host, in each direction
+    host_bytes_per_s: float  # of a device's share of the link to the host, in each direction
     vmem_bytes_per_core: int
     usable_vmem_bytes_per_core: int  # to which `vmem_limit_bytes` can raise what a kernel may use
     scoped_vmem_bytes: int  # what a kernel may use of VMEM unless `vmem_limit_bytes` raises it
@@ -259,11 +259,6 @@ class Chip:
                 f"{self.name} has no matrix multiplication of {dtype}; it takes {', '.join(self.dtypes)}"
             )
         return self.peak_ops_per_s_per_chip[native] / self.devices_per_chip
-
-    @property
-    def host_bytes_per_s(self) -> float:
-        """Of a device's share of its chip's link to the host, in each direction."""
-        return self.host_bytes_per_s_per_chip / self.devices_per_chip
 
     @property
     def hbm_bytes_per_s(self) -> float:

@@ -51,7 +51,7 @@ _FIELDS = (
     "hbm_bytes_per_s_per_chip",
     "ici_bytes_per_s_per_chip",
     "ici_links_per_chip",
-    "host_bytes_per_s_per_chip",
+    "host_bytes_per_s",
     "slice_flags",
     "vmem_bytes_per_core",
     "usable_vmem_bytes_per_core",

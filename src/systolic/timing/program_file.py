@@ -36,16 +36,18 @@ from systolic.timing.contents import OperandKey, ProgramContents
 from systolic.untrusted import UntrustedError, read_json, structured
 from systolic.whole_file import whole_file
 
-FORMAT = 4  # another layout, or another meaning of a part, gets another number
+FORMAT = 5  # another layout, or another meaning of a part, gets another number
 
 _FIRST_LINE = re.compile(rb"systolic program, format (\d{1,9})\n")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _MOST_FILE_BYTES = 2 * MOST_BYTES
 _MOST_WORDS = MOST_BYTES // 4
+_LEAST_HOST_BYTES_PER_S = 1e6
 _KEPT = (
     "machine",
     "sparse_core",
     "compiler_flags",
+    "host_bytes_per_s",
 )  # fields of a chip that a run reads, beside those that say which chip it is
 
 
@@ -87,6 +89,7 @@ class _Head:
     links: Links | None
     topology: str | None
     compiler_flags: Mapping[str, str]
+    host_bytes_per_s: float
     key: str  # of the compiler's output
     entry_bytes: int
     contents: tuple[_Content, ...]
@@ -209,11 +212,14 @@ def _chip(head: _Head, chosen: Chip | None) -> Chip:
     check_constants(head.machine, head.machine)
     check_sparse_core(head.sparse_core, known.sparse_core)
     check_links(head.links, known.links)
+    if not _LEAST_HOST_BYTES_PER_S <= head.host_bytes_per_s <= known.machine.hbm_bytes_per_s:
+        raise UntrustedError(f"its link to the host has {head.host_bytes_per_s} bytes a second, which no hardware has")
     kept = {name: getattr(head, name) for name in (*_KEPT, "links")}
     if checked_flags(head.compiler_flags) != head.compiler_flags:
         raise UntrustedError("its compiler flags are none")
     if chosen is not None:
-        kept |= {"machine": known.machine, "sparse_core": known.sparse_core, "links": known.links}
+        chosen_too = ("machine", "sparse_core", "links", "host_bytes_per_s")
+        kept |= {name: getattr(known, name) for name in chosen_too}
     return replace(known, **kept)
 
 

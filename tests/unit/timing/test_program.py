@@ -329,6 +329,7 @@ def test_a_file_keeps_what_each_device_of_a_slice_has(tmp_path: Path) -> None:
         (lambda head: head["links"].update(signal_chip_bit=3), "its links are not"),
         (lambda head: head["links"].update(bytes_per_s=0), "bytes_per_s=0"),
         (lambda head: head["links"].update(hop_s=-1.0), "hop_s=-1.0"),
+        (lambda head: head.update(host_bytes_per_s=0.0), "its link to the host has 0.0"),
     ],
 )
 def test_a_head_of_a_slice_that_was_tampered_with(tmp_path: Path, change: object, says: str) -> None:
