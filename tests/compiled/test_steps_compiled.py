@@ -116,6 +116,18 @@ def test_what_goes_to_the_host_and_comes_back_takes_its_link_as_long(chip: str) 
     assert run.run.error_percent is None
 
 
+@pytest.mark.slow
+def test_a_step_copies_what_it_keeps_on_the_host_there_and_back(tmp_path: Path) -> None:
+    file, tokens, heads, kv_heads, head_dim, layers = tmp_path / "step.json", 2 * 128, 4, 2, 8, 2
+    asked = (*SMALL, "--seq", "128", "--remat", "offload:query+key")  # 128: nothing is padded
+    assert main(["step", f"{EXAMPLE}:train", *ON, *asked, "--json", str(file)]) == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    run = StepRun.from_json(json.dumps(row["run"]))
+    assert run.run is not None
+    (core,) = run.run.cores
+    assert core.host_bytes == 2 * layers * tokens * (heads + kv_heads) * head_dim * 2
+
+
 def test_any_function_is_grouped_by_its_own_names() -> None:
     def step(x: jax.Array, w: jax.Array) -> jax.Array:
         with jax.named_scope("first"):
