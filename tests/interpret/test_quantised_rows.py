@@ -106,6 +106,9 @@ def test_scales_of_tensors_and_other_blocks() -> None:
     check(quantised(random, (8, 384), "int8", axis=-1, block=192), q, "v6e")  # both in blocks of 64
     check(quantised(random, (8, 384), "int8", axis=-1, block=128), quantised(random, (384, 128), "int8"), "v6e")
     check(quantised(random, (8, 128), "e4m3b11", axis=-1), quantised(random, (128, 128), "e4m3"), "v7x")
+    # Rows that are cast ahead of the kernel, beside blocks so small that scaled weights would be faster.
+    small = quantised(random, (64, 128), "int8", block=32)
+    check(quantised(random, (16, 64), "e4m3b11", axis=-1, block=32), small, "v6e")
 
 
 @pytest.mark.parametrize(("chip", "row_format", "block"), [("v5e", "int8", 64), ("v6e", "e4m3", None)])
