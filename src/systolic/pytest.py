@@ -27,6 +27,8 @@ import pytest
 
 from systolic.checking import CheckReport, check
 from systolic.chips import Chip
+from systolic.locked_file import locked_file
+from systolic.ranges import Amount, Time
 from systolic.simulator import SimulatedRun
 from systolic.timing import simulate
 from systolic.untrusted import UntrustedError, read_json, structured
@@ -54,8 +56,8 @@ class KeptTime:
       versions: of what compiled and simulated.
     """
 
-    time_us: float
-    stalls_us: dict[str, float]
+    time_us: Time
+    stalls_us: dict[str, Amount]
     versions: dict[str, str]
 
     @classmethod
@@ -78,28 +80,41 @@ class TimesFile:
         Raises:
           NoTimeKeptError: it is no such file.
         """
-        if not self.file.exists():
-            return {}
         try:
             document = read_json(self.file.read_bytes())
             if not isinstance(document, dict) or document.get("format") != FORMAT:
                 raise UntrustedError(f"its format is not {FORMAT}")
             return structured(document.get("times"), dict[str, KeptTime])
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise NoTimeKeptError(f"cannot read {self.file}: {error.strerror}") from error
         except UntrustedError as error:
             raise NoTimeKeptError(f"{self.file} is no file of simulated times: {error}") from error
 
     def keep(self, name: str, time: KeptTime) -> None:
-        """Adds a time, or replaces it."""
-        times = {**self.read(), name: time}
-        rows = {each: dataclasses.asdict(times[each]) for each in sorted(times)}
-        with whole_file(self.file) as file:
-            file.write_text(json.dumps({"format": FORMAT, "times": rows}, indent=1) + "\n", encoding="utf-8")
+        """Adds a time, or replaces it. Processes that do so at once take turns.
+
+        Raises:
+          NoTimeKeptError: the file cannot be read or written, or the time is none.
+        """
+        try:
+            structured(dataclasses.asdict(time), KeptTime)
+        except UntrustedError as error:
+            raise NoTimeKeptError(f"the time of {name} cannot be kept: {error}") from error
+        try:
+            with locked_file(self.file), whole_file(self.file) as file:
+                times = {**self.read(), name: time}
+                rows = {test: dataclasses.asdict(times[test]) for test in sorted(times)}
+                file.write_text(json.dumps({"format": FORMAT, "times": rows}, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise NoTimeKeptError(f"cannot write {self.file}: {error.strerror}") from error
 
     def compare(self, name: str, now: KeptTime, tolerance: float) -> None:
         """Compares a time with the one that is kept.
 
         Raises:
-          KernelSlowerError: it is longer by more than `tolerance`.
+          KernelSlowerError: it is longer by more than `tolerance`, or not a number.
           NoTimeKeptError: none is kept.
         """
         before = self.read().get(name)
@@ -108,7 +123,7 @@ class TimesFile:
                 f"{self.file} has no time of {name}: run pytest with --systolic-update, and commit it"
             )
         slower = now.time_us / before.time_us - 1
-        if slower > tolerance:
+        if not slower <= tolerance:  # also where either is NaN
             raise KernelSlowerError(_slower(name, before, now, slower, tolerance))
 
 
