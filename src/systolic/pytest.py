@@ -69,6 +69,14 @@ class KeptTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Content:
+    """The document in a file of times, by the name of the test."""
+
+    format: int
+    times: dict[str, KeptTime]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimesFile:
     """The times of a folder of tests."""
 
@@ -81,10 +89,10 @@ class TimesFile:
           NoTimeKeptError: it is no such file.
         """
         try:
-            document = read_json(self.file.read_bytes())
-            if not isinstance(document, dict) or document.get("format") != FORMAT:
-                raise UntrustedError(f"its format is not {FORMAT}")
-            return structured(document.get("times"), dict[str, KeptTime])
+            content = structured(read_json(self.file.read_bytes()), _Content)
+            if content.format != FORMAT:
+                raise UntrustedError(f"its format is not {FORMAT} but {content.format}")
+            return content.times
         except FileNotFoundError:
             return {}
         except OSError as error:
@@ -98,10 +106,7 @@ class TimesFile:
         Raises:
           NoTimeKeptError: the file cannot be read or written, or the time is none.
         """
-        try:
-            structured(dataclasses.asdict(time), KeptTime)
-        except UntrustedError as error:
-            raise NoTimeKeptError(f"the time of {name} cannot be kept: {error}") from error
+        _check(name, time)
         try:
             with locked_file(self.file), whole_file(self.file) as file:
                 times = {**self.read(), name: time}
@@ -114,17 +119,25 @@ class TimesFile:
         """Compares a time with the one that is kept.
 
         Raises:
-          KernelSlowerError: it is longer by more than `tolerance`, or not a number.
-          NoTimeKeptError: none is kept.
+          KernelSlowerError: it is longer by more than `tolerance`.
+          NoTimeKeptError: none is kept, or the new one is no time.
         """
         before = self.read().get(name)
         if before is None:
             raise NoTimeKeptError(
                 f"{self.file} has no time of {name}: run pytest with --systolic-update, and commit it"
             )
+        _check(name, now)
         slower = now.time_us / before.time_us - 1
-        if not slower <= tolerance:  # also where either is NaN
+        if not slower <= tolerance:  # also of a tolerance that is NaN
             raise KernelSlowerError(_slower(name, before, now, slower, tolerance))
+
+
+def _check(name: str, time: KeptTime) -> None:
+    try:
+        structured(dataclasses.asdict(time), KeptTime)
+    except UntrustedError as error:
+        raise NoTimeKeptError(f"no simulated time of {name}: {error}") from error
 
 
 def _slower(name: str, before: KeptTime, now: KeptTime, slower: float, tolerance: float) -> str:

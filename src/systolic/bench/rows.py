@@ -11,6 +11,7 @@ from systolic.chips.time_error import TimeError
 from systolic.cost import repeated_us
 from systolic.ranges import Amount, Count, Time
 from systolic.status import Status
+from systolic.untrusted import UntrustedError, structured
 
 # Properties of a row that stand in a result beside its fields.
 _DERIVED = ("xla_repeated_us", "ratio", "ratio_alone", "ratio_with_prefetch", "over_even", "limit_us", "share")
@@ -164,6 +165,26 @@ class BenchRow:
     def record(self) -> dict[str, Any]:
         """Fields and what follows from them, as a result holds them."""
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
+
+
+def read_rows(rows: Any, *, schema: int) -> tuple[BenchRow, ...]:
+    """Read rows of a result, as `BenchRow.record` wrote them.
+
+    Args:
+      rows: what `read_json` has read.
+      schema: of the result; the first one named a field in another way, and had fewer.
+
+    Raises:
+      UntrustedError: they are none, or a value is out of its range.
+    """
+    documents = structured(rows, tuple[dict[str, Any], ...])
+    if not documents:
+        raise UntrustedError("it has no rows")
+    if schema == 1:
+        documents = tuple({"config": row.get("blocking", ""), **row} for row in documents)
+    ignored = (*_DERIVED, *(("blocking",) if schema == 1 else ()))
+    plain = [{name: value for name, value in row.items() if name not in ignored} for row in documents]
+    return structured(plain, tuple[BenchRow, ...])
 
 
 def _over(time_us: float | None, other_us: float | None) -> float | None:
