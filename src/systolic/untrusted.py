@@ -8,11 +8,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import cattrs
 from cattrs import AttributeValidationNote
-from cattrs.gen import make_dict_structure_fn
+from cattrs.gen import make_dict_structure_fn, override
 
 from systolic.printable import printable
 from systolic.ranges import Range
@@ -182,7 +182,14 @@ def _range_hook(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], 
 
 
 def _record_hook(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], Any]:
-    structure = make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True)
+    # cattrs reads hints that are texts without what they are annotated by.
+    bare, hints = get_type_hints(kind), get_type_hints(kind, include_extras=True)
+    ranged = {
+        field.name: override(struct_hook=functools.partial(_field, converter, hints[field.name]))
+        for field in dataclasses.fields(kind)
+        if hints[field.name] != bare[field.name]
+    }
+    structure = make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True, **ranged)
     check = getattr(kind, "check_saved", None)
 
     def checked(value: Any, _: Any) -> Any:
@@ -192,6 +199,10 @@ def _record_hook(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any],
         return record
 
     return checked
+
+
+def _field(converter: cattrs.Converter, hint: Any, value: Any, _: Any) -> Any:
+    return converter.structure(value, hint)
 
 
 def _exactly(value: Any, kind: type[_T], name: str) -> _T:

@@ -247,7 +247,7 @@ def test_a_peer_whose_time_rests_on_an_assumption_is_marked(run: Run) -> None:
     arguments = ("bench", "--suite", "sparse", "--only", "dsd random 128² 0.05", "-q")
     _, out, _ = run(*arguments, "--format", "markdown")
     assert "| gather (assumed) | 0.90 |" in out
-    assert "v5e gather is timed with an assumption: its places [dsd random 128² 0.05 16384³]" in out
+    assert "v5e gather is timed with an assumption: its places \\[dsd random 128² 0.05 16384³\\]" in out
     (row,) = rows_of(run(*arguments, "--json", "-")[1]).values()
     assert {peer["name"]: peer["assumption"] for peer in row["peers"]} == {"jax docs": "", "gather": "its places"}
 
