@@ -310,6 +310,30 @@ def test_a_saved_run_is_shown_again(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("ours_us", -5.0, "0.ours_us: -5.0 is not 1e-09 to 1e+20"),
+        ("xla_us", 0, "0.xla_us: 0 is not"),
+        ("ours_us", "7", "0.ours_us: '7' is no finite number"),
+        ("bundles", 1.5, "0.bundles: 1.5 is no whole number"),
+        ("status", "fine", "0.status: 'fine' is none of"),
+        ("made", 1, "'made' is not known"),
+    ],
+)
+def test_a_saved_run_with_a_value_out_of_range_is_refused(
+    run: Run, tmp_path: Path, name: str, value: object, says: str
+) -> None:
+    saved = tmp_path / "run.json"
+    run("bench", "--only", "512", "--json", saved, "-q")
+    document = json.loads(saved.read_text())
+    document["rows"][0][name] = value
+    saved.write_text(json.dumps(document))
+    code, out, err = run("bench", "--from", saved, "-q")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+
+
+@pytest.mark.parametrize(
     "text", ["{}", "[]", "no json", '{"command": "bench", "versions": {}, "rows": [{"suite": 1}]}']
 )
 def test_another_file_is_no_saved_run(run: Run, tmp_path: Path, text: str) -> None:
