@@ -26,7 +26,7 @@ _VALUES += (None, [], {}, [[1]], "x" * 1000)
 _EXPLAINED = ("attention", "slice", "small_tiles")
 _NAMES = ("# h", "![x](http://a.b/c)", "@team", "[a](b)", "<img src=x>", "`c`", "a|b", "- i", "1. i", "===", "    c")
 _NAMES += ("**b**", "_e_", "~~s~~", "&lt;", "#12", "https://a.b", "www.a.b", "a@b.c", "$x$", ":tada:", "> q", "\\")
-_LIVE = re.compile(r"@\w|#\w|://|www\.|:\w+:")
+_LIVE = re.compile(r"@\w|#\w|://|(?<![a-z0-9])www\.|:\w+:")
 
 Place = tuple[str | int, ...]
 
@@ -86,7 +86,7 @@ def _check_type(place: Place, before: Any, value: Any) -> None:
         return
     if isinstance(before, str) != isinstance(value, str):
         raise CaseError(f"{place}: {value!r} was read in place of {before!r}")
-    if isinstance(before, int) and type(value) is not int:
+    if isinstance(before, int) and type(value) is not int and place[-1] not in ("begin_cycles", "end_cycles"):
         raise CaseError(f"{place}: {value!r} was read as a whole number")
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         raise CaseError(f"{place}: {value!r} was read as a number")

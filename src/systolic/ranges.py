@@ -42,6 +42,6 @@ PositiveCount = Annotated[int, Range(least=1)]
 Magnitude = Annotated[float, Range(least=0)]  # as small or as large as its dtype has it
 Amount = Annotated[float, Range(least=1e-30, most=1e30, zero=True)]
 Change = Annotated[float, Range(least=-1e30, most=1e30)]
-Time = Annotated[float, Range(least=1e-9, most=1e20)]  # in any unit, of something that ran
+Time = Annotated[float, Range(least=1e-9, most=1e15)]  # in µs or s, of something that ran
 Hertz = Annotated[float, Range(least=1e3, most=1e15)]
 Rate = Annotated[float, Range(least=1e-15, most=1e30)]  # a second, or a cycle

@@ -184,7 +184,7 @@ def _range_hook(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], 
 def _record_hook(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], Any]:
     # cattrs reads hints that are texts without what they are annotated by.
     bare, hints = get_type_hints(kind), get_type_hints(kind, include_extras=True)
-    ranged = {
+    ranged: dict[str, Any] = {
         field.name: override(struct_hook=functools.partial(_field, converter, hints[field.name]))
         for field in dataclasses.fields(kind)
         if hints[field.name] != bare[field.name]

@@ -10,7 +10,7 @@ _ANYWHERE = re.compile(r"[\\`*\[\]<|~&]|(?<![^\W_])_|_(?![^\W_])")
 _AT_START = re.compile(r"(?=[#>+=-])|(?<=\d)(?=[.)])")
 # Names of people, issues, pages, pictures and formulas, which GitHub finds in text even behind a backslash: a space of
 # no width parts them.
-_APART = re.compile(r"[@#](?=\w)|:(?=//|[\w+-]+:)|\bwww(?=\.)|\bGH(?=-\d)", re.IGNORECASE)
+_APART = re.compile(r"[@#](?=\w)|:(?=//|[\w+-]+:)|(?<![a-z0-9])www(?=\.)|(?<![a-z0-9])GH(?=-\d)", re.IGNORECASE)
 _NO_SPACE = "&#8203;"
 
 

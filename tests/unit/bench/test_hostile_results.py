@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import math
@@ -42,7 +41,7 @@ def leaves(document: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
 def changed(document: Any, place: Place, value: Any) -> Any:
     """The document with another value there."""
     (first, *rest) = place
-    new = copy.copy(document) if isinstance(document, dict) else list(document)
+    new: Any = dict(document) if isinstance(document, dict) else list(document)
     new[first] = changed(new[first], tuple(rest), value) if rest else value
     return new
 
@@ -53,6 +52,8 @@ def is_possible(place: Place, before: Any, after: Any) -> bool:
         return True
     if isinstance(before, bool | list | dict | tuple) or before is None:
         return True
+    if after is None:
+        return False
     if isinstance(before, int):
         return type(after) is int and 0 <= after < 2**63
     if isinstance(before, float):

@@ -33,13 +33,14 @@ HOSTILE = [
     "***",
     "    indented",
     "&amp; &#35; &lt;",
+    "_www.a.b _e_www.a.b xGH-4 x_GH-4",
     "$x$ $$y$$",
     "#12 o/r#3 GH-4 :tada: file.py:zero:",
     "|a|b|\n|-|-|\n|c|d|",
     "plain\n# h\n===\n\n    code",
 ]
 # GitHub's own: a mention, an issue, a page, a picture.
-_LIVE = re.compile(r"@\w|#\w|://|www\.|GH-\d|:\w+:")
+_LIVE = re.compile(r"@\w|#\w|://|(?<![a-z0-9])(www\.|GH-\d)|:\w+:")
 
 
 def shown(tokens: list[Token]) -> str:
