@@ -73,7 +73,7 @@ def _store(choose: random.Random, folder: Path, _setting: Setting) -> None:
         with contextlib.suppress(StoreError):
             for subject in store.subjects():
                 store.trials(subject)
-        _, out, _ = _command("table", "export", "-", "--store", str(file))
+        _, out, _ = run_command("table", "export", "-", "--store", str(file))
         if out:
             json.loads(out)
         with contextlib.suppress(StoreError):
@@ -110,12 +110,12 @@ def _import(choose: random.Random, folder: Path, _setting: Setting) -> None:
     for number in range(1, 3):
         exported.keep(fault_records.SUBJECT, fault_records.trial(number))
         exported.keep(fault_records.OTHER, fault_records.trial(number))
-    _, text, _ = _command("table", "export", "-", "--store", str(exported.file))
+    _, text, _ = run_command("table", "export", "-", "--store", str(exported.file))
     source.write_bytes(mutated_json(json.loads(text), choose))
     mine = TrialStore(target)
     mine.keep(fault_records.SUBJECT, fault_records.trial(5))
     before = {subject: mine.trials(subject) for subject in mine.subjects()}
-    code, _, _ = _command("table", "import", str(source), "--store", str(target), "--quiet")
+    code, _, _ = run_command("table", "import", str(source), "--store", str(target), "--quiet")
     after = {subject: mine.trials(subject) for subject in mine.subjects()}
     if code and after != before:
         raise CaseError(f"exit code {code}, and something was imported")
@@ -124,8 +124,8 @@ def _import(choose: random.Random, folder: Path, _setting: Setting) -> None:
             for time_us in (one.simulated_us, one.measured_us, one.modelled_us):
                 if time_us is not None and not (type(time_us) in (int, float) and 0 < time_us < 1e12):
                     raise CaseError(f"a time of {time_us!r} µs was imported")
-    _command("table", "show", "--store", str(target))
-    _command("table", "diff", str(target), str(source))
+    run_command("table", "show", "--store", str(target))
+    run_command("table", "diff", str(target), str(source))
     with systolic.use(store=target):
         systolic.plan(fault_records.PROBLEM, "v6e")
 
@@ -140,7 +140,7 @@ def _results(choose: random.Random, folder: Path, _setting: Setting) -> None:
     broken.write_bytes(mutated_json(document, choose))
     order = [str(whole), str(broken)]
     choose.shuffle(order)
-    _command("compare", *order)
+    run_command("compare", *order)
 
 
 def _published(choose: random.Random, folder: Path, _setting: Setting) -> None:
@@ -153,10 +153,10 @@ def _published(choose: random.Random, folder: Path, _setting: Setting) -> None:
     try:
         read_published(file)
     except PublishedFileError as error:
-        _one_line(str(error))
+        one_line(str(error))
 
 
-def _command(*arguments: str) -> tuple[int, str, str]:
+def run_command(*arguments: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a command, which ends in a way that a user may see."""
     out, err = io.StringIO(), io.StringIO()
     streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
@@ -169,13 +169,14 @@ def _command(*arguments: str) -> tuple[int, str, str]:
     if code not in (0, 1, 2):
         raise CaseError(f"{' '.join(arguments[:2])} ends with exit code {code}")
     if code == 2:
-        _one_line(err.getvalue().strip())
+        one_line(err.getvalue().strip())
     if _CONTROL.search(out.getvalue() + err.getvalue()):
         raise CaseError(f"{' '.join(arguments[:2])} prints control characters")
     return code, out.getvalue(), err.getvalue()
 
 
-def _one_line(text: str) -> None:
+def one_line(text: str) -> None:
+    """Raise `CaseError` unless the text of an error is one line."""
     if not text or len(text.splitlines()) != 1 or len(text) > 2000:
         raise CaseError(f"an error is one line, and not {text[:300]!r}")
 

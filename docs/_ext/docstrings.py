@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 _BEFORE_NAPOLEON, _AFTER_NAPOLEON = 400, 600
 _FOLLOWED_BY_A_LETTER = re.compile(r"(`[^`\n]+`)(?=\w)")
+_RANGED = re.compile(r"~?(?:\w+\.)*Annotated\[(\w+), ~?(?:\w+\.)*Range\([^()]*\)\]")
 _QUALIFIED = re.compile(r"~(?:\w+\.)+(?=\w)")
 
 
@@ -48,7 +49,10 @@ def as_restructured_text(lines: list[str]) -> list[str]:
 def _readable(
     app: Sphinx, what: str, name: str, obj: object, options: object, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None] | None:
-    # A default made by a factory is no Python, and Sphinx then shows the whole signature as it came.
-    if signature is None or "<factory>" not in signature:
+    if signature is None:
         return None
+    signature = _RANGED.sub(r"\1", signature)  # a field's range is for reading it back
+    # A default made by a factory is no Python, and Sphinx then shows the whole signature as it came.
+    if "<factory>" not in signature:
+        return signature, returns
     return _QUALIFIED.sub("", signature.replace("<factory>", "...")), returns

@@ -27,6 +27,8 @@ import pytest
 
 from systolic.checking import CheckReport, check
 from systolic.chips import Chip
+from systolic.locked_file import locked_file
+from systolic.ranges import Amount, Time
 from systolic.simulator import SimulatedRun
 from systolic.timing import simulate
 from systolic.untrusted import UntrustedError, read_json, structured
@@ -54,8 +56,8 @@ class KeptTime:
       versions: of what compiled and simulated.
     """
 
-    time_us: float
-    stalls_us: dict[str, float]
+    time_us: Time
+    stalls_us: dict[str, Amount]
     versions: dict[str, str]
 
     @classmethod
@@ -64,6 +66,14 @@ class KeptTime:
         found = {name: each for name, each in versions().items() if each is not None and name != "python"}
         stalls = {cause: share * run.time_us for cause, share in run.stalls.items()}
         return cls(time_us=run.time_us, stalls_us=stalls, versions=found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Content:
+    """The document in a file of times, by the name of the test."""
+
+    format: int
+    times: dict[str, KeptTime]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,38 +88,56 @@ class TimesFile:
         Raises:
           NoTimeKeptError: it is no such file.
         """
-        if not self.file.exists():
-            return {}
         try:
-            document = read_json(self.file.read_bytes())
-            if not isinstance(document, dict) or document.get("format") != FORMAT:
-                raise UntrustedError(f"its format is not {FORMAT}")
-            return structured(document.get("times"), dict[str, KeptTime])
+            content = structured(read_json(self.file.read_bytes()), _Content)
+            if content.format != FORMAT:
+                raise UntrustedError(f"its format is not {FORMAT} but {content.format}")
+            return content.times
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise NoTimeKeptError(f"cannot read {self.file}: {error.strerror}") from error
         except UntrustedError as error:
             raise NoTimeKeptError(f"{self.file} is no file of simulated times: {error}") from error
 
     def keep(self, name: str, time: KeptTime) -> None:
-        """Adds a time, or replaces it."""
-        times = {**self.read(), name: time}
-        rows = {each: dataclasses.asdict(times[each]) for each in sorted(times)}
-        with whole_file(self.file) as file:
-            file.write_text(json.dumps({"format": FORMAT, "times": rows}, indent=1) + "\n", encoding="utf-8")
+        """Adds a time, or replaces it. Processes that do so at once take turns.
+
+        Raises:
+          NoTimeKeptError: the file cannot be read or written, or the time is none.
+        """
+        _check(name, time)
+        try:
+            with locked_file(self.file), whole_file(self.file) as file:
+                times = {**self.read(), name: time}
+                rows = {test: dataclasses.asdict(times[test]) for test in sorted(times)}
+                file.write_text(json.dumps({"format": FORMAT, "times": rows}, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise NoTimeKeptError(f"cannot write {self.file}: {error.strerror}") from error
 
     def compare(self, name: str, now: KeptTime, tolerance: float) -> None:
         """Compares a time with the one that is kept.
 
         Raises:
           KernelSlowerError: it is longer by more than `tolerance`.
-          NoTimeKeptError: none is kept.
+          NoTimeKeptError: none is kept, or the new one is no time.
         """
         before = self.read().get(name)
         if before is None:
             raise NoTimeKeptError(
                 f"{self.file} has no time of {name}: run pytest with --systolic-update, and commit it"
             )
+        _check(name, now)
         slower = now.time_us / before.time_us - 1
-        if slower > tolerance:
+        if not slower <= tolerance:  # also of a tolerance that is NaN
             raise KernelSlowerError(_slower(name, before, now, slower, tolerance))
+
+
+def _check(name: str, time: KeptTime) -> None:
+    try:
+        structured(dataclasses.asdict(time), KeptTime)
+    except UntrustedError as error:
+        raise NoTimeKeptError(f"no simulated time of {name}: {error}") from error
 
 
 def _slower(name: str, before: KeptTime, now: KeptTime, slower: float, tolerance: float) -> str:

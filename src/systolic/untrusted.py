@@ -8,12 +8,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import cattrs
-from cattrs.gen import make_dict_structure_fn
+from cattrs import AttributeValidationNote
+from cattrs.gen import make_dict_structure_fn, override
 
 from systolic.printable import printable
+from systolic.ranges import Range
 
 _T = TypeVar("_T")
 
@@ -53,11 +55,12 @@ def read_json(text: str | bytes) -> Any:
 def structured(value: Any, kind: type[_T]) -> _T:
     """A record out of what `read_json` has read. Nothing is converted: "5.0" and true are no numbers.
 
-    A number is finite, a whole number is below 2⁶³ either way, text has no half of a surrogate pair, no field is
-    missing or unknown.
+    A number is finite and in the `Range` of its field, a whole number is below 2⁶³ either way, text has no half of a
+    surrogate pair, no field is missing or unknown.
 
     Args:
-      kind: a dataclass, whose own checks raise `ValueError`.
+      kind: a dataclass, whose own checks raise `ValueError`. Where fields have to agree with each other, its method
+        `check_saved` says so by a `ValueError`.
 
     Raises:
       UntrustedError: it is none.
@@ -89,8 +92,8 @@ def read_record(text: str, kind: type[_T], what: str, error: type[ValueError] = 
         found = document.get("format") if isinstance(document, dict) else None
         if found != wanted and (found, wanted) != (None, _FIRST_FORMAT):
             raise UntrustedError(f"format {wanted} is read here, and not that of {shown(found)}")
-        return cattrs.structure(document, kind)
-    except (UntrustedError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as reason:
+        return structured(document, kind)
+    except UntrustedError as reason:
         raise error(f"this is no {what}: {reason}") from reason
 
 
@@ -125,7 +128,12 @@ def _converter() -> cattrs.Converter:
     made.register_structure_hook(str, lambda value, _: _text(value))
     made.register_structure_hook_func(lambda kind: get_origin(kind) is Literal, _one_of)
     made.register_structure_hook_factory(lambda kind: get_origin(kind) is tuple, lambda kind: _list_hook(made, kind))
-    made.register_structure_hook_factory(lambda kind: get_origin(kind) is dict, lambda kind: _dict_hook(made, kind))
+    made.register_structure_hook_factory(
+        lambda kind: get_origin(kind) in (dict, Mapping), lambda kind: _dict_hook(made, kind)
+    )
+    made.register_structure_hook_factory(
+        lambda kind: get_origin(kind) is Annotated, lambda kind: _range_hook(made, kind)
+    )
     made.register_structure_hook_factory(
         lambda kind: hasattr(kind, "__dataclass_fields__"), lambda kind: _record_hook(made, kind)
     )
@@ -136,7 +144,8 @@ def _list_hook(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], t
     (inner, _) = get_args(kind)  # of any length
 
     def structure(value: Any, _: Any) -> tuple[Any, ...]:
-        return tuple(converter.structure(each, inner) for each in _exactly(value, list, "a list"))
+        entries = enumerate(_exactly(value, list, "a list"))
+        return tuple(_placed(converter, entry, inner, index) for index, entry in entries)
 
     return structure
 
@@ -146,14 +155,54 @@ def _dict_hook(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], d
 
     def structure(value: Any, _: Any) -> dict[Any, Any]:
         pairs = _exactly(value, dict, "an object").items()
-        return {converter.structure(name, names): converter.structure(each, values) for name, each in pairs}
+        return {converter.structure(name, names): _placed(converter, entry, values, name) for name, entry in pairs}
+
+    return structure
+
+
+def _placed(converter: cattrs.Converter, value: Any, kind: Any, place: object) -> Any:
+    try:
+        return converter.structure(value, kind)
+    except Exception as error:
+        error.add_note(AttributeValidationNote("", printable(str(place))[:_SHOWN], kind))
+        raise
+
+
+def _range_hook(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], Any]:
+    inner, *ranges = get_args(kind)
+
+    def structure(value: Any, _: Any) -> Any:
+        number = converter.structure(value, inner)
+        for limits in ranges:
+            if isinstance(limits, Range) and not limits.holds(number):
+                raise UntrustedError(f"{shown(value)} is not {limits}")
+        return number
 
     return structure
 
 
 def _record_hook(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], Any]:
-    structure = make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True)
-    return lambda value, _: structure(_exactly(value, dict, "an object"), kind)
+    # cattrs reads hints that are texts without what they are annotated by.
+    bare, hints = get_type_hints(kind), get_type_hints(kind, include_extras=True)
+    ranged: dict[str, Any] = {
+        field.name: override(struct_hook=functools.partial(_field, converter, hints[field.name]))
+        for field in dataclasses.fields(kind)
+        if hints[field.name] != bare[field.name]
+    }
+    structure = make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True, **ranged)
+    check = getattr(kind, "check_saved", None)
+
+    def checked(value: Any, _: Any) -> Any:
+        record = structure(_exactly(value, dict, "an object"), kind)
+        if check is not None:
+            check(record)
+        return record
+
+    return checked
+
+
+def _field(converter: cattrs.Converter, hint: Any, value: Any, _: Any) -> Any:
+    return converter.structure(value, hint)
 
 
 def _exactly(value: Any, kind: type[_T], name: str) -> _T:
@@ -196,10 +245,10 @@ def _one_of(value: Any, kind: Any) -> Any:
 
 def _reason(error: BaseException) -> str:
     """The first thing that is wrong, and where: cattrs raises a tree with a note of the place at each level."""
-    places: list[str] = []
+    places = _places(error)
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-        places += [str(note.name) for note in getattr(error, "__notes__", ()) if hasattr(note, "name")]
+        places += _places(error)
     if isinstance(error, KeyError):
         said = f"{error.args[0]} is missing"
     elif isinstance(error, cattrs.ForbiddenExtraKeysError):
@@ -207,6 +256,11 @@ def _reason(error: BaseException) -> str:
     else:
         said = printable(str(error)) or type(error).__name__
     return f"{'.'.join(places)}: {said}" if places else said
+
+
+def _places(error: BaseException) -> list[str]:
+    """Return the places that an error was noted at, the outermost first."""
+    return [str(note.name) for note in reversed(getattr(error, "__notes__", ())) if hasattr(note, "name")]
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:

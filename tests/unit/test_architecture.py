@@ -15,9 +15,11 @@ SOURCE = Path(__file__).parents[2] / "src" / "systolic"
 # Each room may import itself and any room before it.
 ROOMS = [
     "printable",
+    "ranges",
     "summary",
     "untrusted",
     "whole_file",
+    "locked_file",
     "versions",
     "call_errors",
     "extras",

@@ -17,6 +17,7 @@ import numpy as np
 from systolic.analysis.body import dot_flops, elementwise_results, loop_iterations
 from systolic.analysis.calls import KernelCall
 from systolic.compiler import inner_jaxprs, written_at
+from systolic.ranges import Amount, Count
 from systolic.spec import dtype_bytes
 
 # Operations that move or rename values, and compute none.
@@ -35,11 +36,11 @@ class LineOps:
     where: str  # "file.py:12 in kernel"
     text: str  # the line itself; "" where the file is not there
     operations: str  # "dot_general, add"
-    executions: int | None  # over the whole grid; None where it depends on values
-    matrix_flops: float  # of one execution
-    vector_elements: int  # elements that elementwise operations compute in one execution
-    loaded_bytes: int  # from VMEM, in one execution
-    stored_bytes: int
+    executions: Count | None  # over the whole grid; None where it depends on values
+    matrix_flops: Amount  # of one execution
+    vector_elements: Count  # elements that elementwise operations compute in one execution
+    loaded_bytes: Count  # from VMEM, in one execution
+    stored_bytes: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

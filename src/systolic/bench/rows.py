@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from systolic.chips.time_error import TimeError
 from systolic.cost import repeated_us
+from systolic.ranges import Amount, Count, Time
 from systolic.status import Status
+from systolic.untrusted import UntrustedError, structured
 
 # Properties of a row that stand in a result beside its fields.
 _DERIVED = ("xla_repeated_us", "ratio", "ratio_alone", "ratio_with_prefetch", "over_even", "limit_us", "share")
@@ -22,7 +24,7 @@ class PeerTime:
 
     name: str
     config: str  # how it is called, where that is a choice
-    time_us: float | None  # simulated
+    time_us: Time | None  # simulated
     reason: str = ""  # why there is none
     error: TimeError | None = None
     assumption: str = ""  # of the simulator, about a value on which the time depends
@@ -43,45 +45,45 @@ class BenchRow:
     dtype: str
     status: Status  # of our program
     op: str = "matmul"
-    m: int | None = None  # where the spec has such a size
-    k: int | None = None
-    n: int | None = None
-    groups: int | None = None
-    density: float | None = None
+    m: Count | None = None  # where the spec has such a size
+    k: Count | None = None
+    n: Count | None = None
+    groups: Count | None = None
+    density: Amount | None = None
     series: str = ""  # of rows that differ in m alone, or in density
     precision: str | None = None  # of float32, where the spec says it
     reason: str = ""
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of both programs
     provenance: Literal["simulated"] = "simulated"
-    ours_us: float | None = None
-    xla_us: float | None = None
-    xla_prefetch_us: float | None = None  # of the copy that XLA starts ahead of the call
+    ours_us: Time | None = None
+    xla_us: Time | None = None
+    xla_prefetch_us: Amount | None = None  # of the copy that XLA starts ahead of the call
     xla_reason: str = ""  # why XLA has no time
     ours_error: TimeError | None = None  # how far the time may be off
     xla_error: TimeError | None = None
     xla_flags: Mapping[str, str] = dataclasses.field(default_factory=dict)  # beside `flags`, where it is faster so
     xla_form: str = ""  # how XLA's program is written, where that is not the usual way
-    xla_without_flags_us: float | None = None  # XLA's time in repeated calls without them
+    xla_without_flags_us: Time | None = None  # XLA's time in repeated calls without them
     peers: tuple[PeerTime, ...] = ()
-    even_us: float | None = None  # our time at the next larger sizes that tiles divide
+    even_us: Time | None = None  # our time at the next larger sizes that tiles divide
     even_reason: str = ""
-    mxu_us: float | None = None  # published
-    hbm_us: float | None = None
-    model_mxu_us: float | None = None  # the simulator's
-    model_hbm_us: float | None = None
+    mxu_us: Amount | None = None  # published
+    hbm_us: Amount | None = None
+    model_mxu_us: Amount | None = None  # the simulator's
+    model_hbm_us: Amount | None = None
     kernel: str = ""
     config: str = ""
-    modelled_us: float | None = None  # by the planner's arithmetic
-    bundles: int | None = None
-    compile_s: float | None = None
-    hbm_bytes: int | None = None  # simulated, read and written
-    least_hbm_bytes: int | None = None
-    other_ops_us: float | None = None  # of our program, outside its longest operation: a copy to pad or to transpose
-    stall_share: float | None = None
+    modelled_us: Amount | None = None  # by the planner's arithmetic
+    bundles: Count | None = None
+    compile_s: Amount | None = None
+    hbm_bytes: Count | None = None  # simulated, read and written
+    least_hbm_bytes: Count | None = None
+    other_ops_us: Amount | None = None  # of our program, outside its longest operation: a copy to pad or to transpose
+    stall_share: Amount | None = None
     topology: str = ""  # of the slice that m, k and n are cut over; all else is of the slowest device
     mesh: str = ""
-    ours_exposed_us: float | None = None  # of our time, communication that nothing hides
-    xla_exposed_us: float | None = None
+    ours_exposed_us: Amount | None = None  # of our time, communication that nothing hides
+    xla_exposed_us: Amount | None = None
 
     @property
     def xla_with_prefetch_us(self) -> float | None:
@@ -163,6 +165,26 @@ class BenchRow:
     def record(self) -> dict[str, Any]:
         """Fields and what follows from them, as a result holds them."""
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
+
+
+def read_rows(rows: Any, *, schema: int) -> tuple[BenchRow, ...]:
+    """Read rows of a result, as `BenchRow.record` wrote them.
+
+    Args:
+      rows: what `read_json` has read.
+      schema: of the result; the first one named a field in another way, and had fewer.
+
+    Raises:
+      UntrustedError: they are none, or a value is out of its range.
+    """
+    documents = structured(rows, tuple[dict[str, Any], ...])
+    if not documents:
+        raise UntrustedError("it has no rows")
+    if schema == 1:
+        documents = tuple({"config": row.get("blocking", ""), **row} for row in documents)
+    ignored = (*_DERIVED, *(("blocking",) if schema == 1 else ()))
+    plain = [{name: value for name, value in row.items() if name not in ignored} for row in documents]
+    return structured(plain, tuple[BenchRow, ...])
 
 
 def _over(time_us: float | None, other_us: float | None) -> float | None:

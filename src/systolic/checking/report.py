@@ -10,6 +10,7 @@ import cattrs
 
 from systolic.checking.finding import GRADES, Finding, Grade
 from systolic.checking.verdict import Verdict
+from systolic.ranges import Amount, Count, Magnitude
 from systolic.summary import Summarised, Summary
 from systolic.untrusted import read_record
 
@@ -44,13 +45,13 @@ class OperandUse:
     name: str
     role: str
     memory: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: str
-    block: tuple[int, ...]
-    fetches: int | None
-    moved_bytes: int | None
-    least_bytes: int | None
-    vmem_bytes: int
+    block: tuple[Count, ...]
+    fetches: Count | None
+    moved_bytes: Count | None
+    least_bytes: Count | None
+    vmem_bytes: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +61,11 @@ class KernelUse:
     name: str
     where: str
     chip: str
-    grid: tuple[int | None, ...]
+    grid: tuple[Count | None, ...]
     semantics: tuple[str, ...]
     operands: tuple[OperandUse, ...]
-    vmem_bytes: int
-    vmem_limit_bytes: int
+    vmem_bytes: Count
+    vmem_limit_bytes: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +89,10 @@ class RunSummary:
     seeds: tuple[int, ...] = ()
     data: tuple[str, ...] = ()
     compared: str = ""
-    error: float | None = None
-    tolerance: float | None = None
-    lost: int = 0
-    seconds: float = 0.0
+    error: Magnitude | None = None
+    tolerance: Magnitude | None = None
+    lost: Count = 0
+    seconds: Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

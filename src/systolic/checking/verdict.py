@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from systolic.checking.finding import Finding
 from systolic.chips import Chip
 from systolic.compiler import CompilerRefusal
+from systolic.ranges import Amount, Count
 from systolic.schedule import MIB
 
 # What the compiler says, and the rule that it means. The first that is found counts.
@@ -41,9 +42,9 @@ class Verdict:
     accepted: bool | None
     text: str = ""
     where: str = ""
-    compile_s: float = 0.0
-    vmem_bytes: int | None = None
-    spill_bytes: int = 0
+    compile_s: Amount = 0.0
+    vmem_bytes: Count | None = None
+    spill_bytes: Count = 0
 
 
 def rule_of(refusal: CompilerRefusal) -> str:

@@ -17,6 +17,7 @@ from importlib import resources
 from typing import Literal
 
 from systolic.chips.chip import Chip, MachineModel
+from systolic.ranges import Amount, Change, Count, Time
 from systolic.untrusted import UntrustedError, read_json, structured
 
 RatioVerdict = Literal["faster", "slower", "level", "not known"]
@@ -78,13 +79,13 @@ class CheckedKind:
 
     chip: str
     kind: str
-    programs: int
-    bias_percent: float
-    error_percent: float | None
-    ratio_programs: int
-    ratio_percent: float | None
-    least_us: float
-    most_copies_per_us: float
+    programs: Count
+    bias_percent: Change
+    error_percent: Amount | None
+    ratio_programs: Count
+    ratio_percent: Amount | None
+    least_us: Time
+    most_copies_per_us: Amount
 
     def unlike(self, traits: ProgramTraits) -> str:
         """Why a program of this kind is unlike those that were compared; "" where it is like them."""
@@ -166,9 +167,9 @@ class TimeError:
     """
 
     kind: str = ""
-    percent: float | None = None
-    ratio_percent: float | None = None
-    programs: int = 0
+    percent: Amount | None = None
+    ratio_percent: Amount | None = None
+    programs: Count = 0
     reason: str = ""
 
     @property

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import cattrs
 import click
 
 from systolic.bench.cases import Case
@@ -29,6 +28,7 @@ from systolic.compiler.named_shardings import mesh_axes
 from systolic.experiments import Runner
 from systolic.op import op_of
 from systolic.spec import PrecisionName, Spec
+from systolic.untrusted import UntrustedError, structured
 
 if TYPE_CHECKING:
     from systolic.bench.race import Against
@@ -205,19 +205,14 @@ def _raced(
 
 def _saved(path: Path) -> tuple[list[BenchRow], dict[str, str | None]]:
     """The rows that a run saved, and its versions."""
-    from systolic.bench.rows import BenchRow
+    from systolic.bench.rows import read_rows
 
     wanted = "the result of `systolic bench --json FILE`"
     document = read_document(path, wanted)
     if document.get("command") != "bench":
         raise wrong_kind(path, document, wanted)
     try:
-        if not document["rows"]:
-            raise ValueError("it has no rows")
-        rows = document["rows"]
-        if document.get("schema", 1) == 1:
-            rows = [{"config": row.get("blocking", ""), **row} for row in rows]
-        return cattrs.structure(rows, list[BenchRow]), dict(document["versions"])
-    except (cattrs.BaseValidationError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        why = "; ".join(cattrs.transform_error(error)) if isinstance(error, cattrs.BaseValidationError) else str(error)
-        raise WrongFileError(f"{path} is damaged, or of another version: {why[:200]}; this takes {wanted}") from error
+        rows = read_rows(document.get("rows"), schema=document.get("schema", 1))
+        return list(rows), structured(document.get("versions"), dict[str, str | None])
+    except UntrustedError as error:
+        raise WrongFileError(f"{path} is damaged, or of another version: {error}; this takes {wanted}") from error

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,15 @@ import click
 from rich.markup import escape
 
 from systolic.chips import flags_text
-from systolic.cli.options import output_options
+from systolic.cli.options import FiniteFloat, output_options
 from systolic.cli.output import check_target, give, note
-from systolic.cli.results import read_document, wrong_kind
+from systolic.cli.saved_answers import SavedAnswer, read_answers
 from systolic.cli.tables import chosen_format, console, show_table
 from systolic.explaining import Explanation, ExplanationError
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.compared import ComparedRow, Comparison, compare_explanations, compare_runs
 from systolic.report.time_errors import verdict_text
 from systolic.schedule import MIB
-from systolic.simulator import SimulatedRun, SliceRun
 
 _COLUMNS: tuple[Column[ComparedRow], ...] = (
     textual("of", lambda row: row.group),
@@ -39,17 +36,6 @@ _NUMBERS: tuple[Column[ComparedRow], ...] = (
     numeric("after", lambda row: row.after),
     numeric("change", lambda row: row.change),
 )
-_WANTED = "the result of `systolic explain --json FILE` or of `systolic simulate --json FILE`"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """One row of a file: a function on a chip, and what is known of it."""
-
-    function: str
-    chip: str
-    found: Explanation | SimulatedRun | SliceRun | None
-    reason: str = ""  # why there is nothing
 
 
 @click.command()
@@ -57,7 +43,7 @@ class _Answer:
 @click.argument("after", metavar="B.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--fail-above",
-    type=click.FloatRange(min=0),
+    type=FiniteFloat(min=0),
     metavar="PERCENT",
     help="Exit code 1 if B takes more than PERCENT longer than A on any chip, or has no time where A has one.",
 )
@@ -75,7 +61,7 @@ def compare(before: Path, after: Path, fail_above: float | None, json_file: str 
       systolic compare before.json after.json --fail-above 2 --json -
     """
     check_target(json_file)
-    first, second = _read(before), _read(after)
+    first, second = read_answers(before), read_answers(after)
     pairs, unmatched = _matched(first, second)
     comparisons = [_compared(mine, other) for mine, other in pairs if mine.found and other.found]
     lost = [other for mine, other in pairs if mine.found is not None and other.found is None]
@@ -85,7 +71,7 @@ def compare(before: Path, after: Path, fail_above: float | None, json_file: str 
             f"{_chips(first)} and {_chips(second)}"
         )
     limit = None if fail_above is None else fail_above / 100
-    slower = [each for each in comparisons if limit is not None and each.slower > limit]
+    slower = [each for each in comparisons if limit is not None and not each.slower <= limit]
     failed = bool(slower) or (limit is not None and bool(lost))
     summary = {
         "provenance": "simulated",
@@ -108,59 +94,9 @@ def compare(before: Path, after: Path, fail_above: float | None, json_file: str 
     return 1 if failed else 0
 
 
-def _read(path: Path) -> list[_Answer]:
-    """The answers in a file.
-
-    Raises:
-      WrongFileError, ExplanationError: it is none that `explain` or `simulate` wrote.
-    """
-    document = read_document(path, _WANTED)
-    rows = document["rows"] if isinstance(document.get("rows"), list) else [document]
-    answers = []
-    for row in rows:
-        try:
-            answer = _read_row(row) if isinstance(row, dict) else None
-        except (ValueError, RecursionError) as error:
-            raise ExplanationError(f"{path}: {error}; this takes {_WANTED}") from error
-        if answer is None:
-            raise wrong_kind(path, document, _WANTED)
-        answers.append(answer)
-    summary = document.get("summary")
-    failed = summary.get("failed") if document.get("command") == "explain" and isinstance(summary, dict) else None
-    if isinstance(failed, dict):  # chips of which `explain` has a reason in place of a row
-        answers += [_Answer(function="", chip=name, found=None, reason=str(why)) for name, why in failed.items()]
-    if not answers:
-        raise ExplanationError(f"{path} holds no rows; this takes {_WANTED}")
-    return answers
-
-
-def _read_row(row: Mapping[str, Any]) -> _Answer | None:
-    """One row; None where it is of another command."""
-    if "programs" in row:
-        found = Explanation.from_json(json.dumps(row))
-        if not found.programs or found.programs[0].device_run is None:
-            raise ExplanationError("an explanation without the run of its function")
-        return _Answer(function=found.function, chip=found.chip, found=found)
-    if "clock_hz" in row:
-        run = _read_run(row)
-        return _Answer(function="", chip=run.chip, found=run)
-    if not isinstance(row.get("function"), str) or not isinstance(row.get("chip"), str):
-        return None
-    if "run" in row:
-        run = _read_run(row["run"])
-        return _Answer(function=row["function"], chip=row["chip"], found=run)
-    if "reason" in row:
-        return _Answer(function=row["function"], chip=row["chip"], found=None, reason=str(row["reason"]))
-    return None
-
-
-def _read_run(document: Any) -> SimulatedRun | SliceRun:
-    """A run of one device, or of a slice, which alone has classes of devices."""
-    kind = SliceRun if isinstance(document, dict) and "classes" in document else SimulatedRun
-    return kind.from_json(json.dumps(document))
-
-
-def _matched(first: list[_Answer], second: list[_Answer]) -> tuple[list[tuple[_Answer, _Answer]], list[str]]:
+def _matched(
+    first: list[SavedAnswer], second: list[SavedAnswer]
+) -> tuple[list[tuple[SavedAnswer, SavedAnswer]], list[str]]:
     """Answers of the same chip and function; and of the same chip alone, where either has one function left."""
     pairs, alone, left = [], [], list(second)
     for mine in first:
@@ -181,7 +117,7 @@ def _matched(first: list[_Answer], second: list[_Answer]) -> tuple[list[tuple[_A
     return pairs, unmatched
 
 
-def _compared(mine: _Answer, other: _Answer) -> Comparison:
+def _compared(mine: SavedAnswer, other: SavedAnswer) -> Comparison:
     before, after = mine.found, other.found
     if isinstance(before, Explanation) and isinstance(after, Explanation):
         return compare_explanations(before, after)
@@ -191,7 +127,7 @@ def _compared(mine: _Answer, other: _Answer) -> Comparison:
     return compare_runs(runs[0], runs[1], names=(mine.function, other.function))
 
 
-def _chips(answers: Sequence[_Answer]) -> str:
+def _chips(answers: Sequence[SavedAnswer]) -> str:
     return ", ".join(dict.fromkeys(answer.chip for answer in answers))
 
 
@@ -218,7 +154,7 @@ def _record(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _show(comparisons: Sequence[Comparison], lost: Sequence[_Answer], unmatched: Sequence[str]) -> None:
+def _show(comparisons: Sequence[Comparison], lost: Sequence[SavedAnswer], unmatched: Sequence[str]) -> None:
     out = console()
     for at, comparison in enumerate(comparisons):
         if at:

@@ -35,7 +35,11 @@ def read_document(path: Path, wanted: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise wrong_kind(path, document, wanted)
     schema = document.get("schema", 1)
-    if type(schema) is not int or schema > RESULT_SCHEMA:
+    if type(schema) is not int or schema < 1:
+        raise WrongFileError(
+            f"{path} has schema {shown(schema)}, which no version of systolic writes; this takes {wanted}"
+        )
+    if schema > RESULT_SCHEMA:
         raise WrongFileError(
             f"{path} was made by a newer version of systolic (schema {shown(schema)}, here {RESULT_SCHEMA}): "
             "upgrade systolic"

@@ -19,6 +19,7 @@ from rich.text import Text
 from systolic.cli.complaints import shown_text
 from systolic.report.columns import Column, Row
 from systolic.report.explained_tables import ExplainedTable
+from systolic.report.markdown import markdown_cell, markdown_text
 
 TableFormat = Literal["table", "markdown", "csv", "json"]
 FORMATS: tuple[TableFormat, ...] = get_args(TableFormat)
@@ -39,6 +40,14 @@ class _PrintableConsole(Console):
         return super().render_str(shown_text(text), **style)
 
 
+class _MarkdownConsole(_PrintableConsole):
+    """A console on which no name can be Markdown."""
+
+    def render_str(self, text: str, **style: Any) -> Text:  # type: ignore[override]
+        """Text that Markdown shows as it stands."""
+        return Text(markdown_text(super().render_str(text, **style).plain))
+
+
 def choose_format(context: click.Context, form: TableFormat) -> None:
     """Has the tables of this call written in a form."""
     context.meta[_CHOSEN] = form
@@ -55,20 +64,22 @@ def console() -> Console:
     form = chosen_format()
     beside = form == "csv"
     on_terminal = form == "table" and sys.stdout.isatty()
-    # Without emoji: of file.py:zero: rich would make a picture.
-    return _PrintableConsole(
+    kind = _MarkdownConsole if form == "markdown" else _PrintableConsole
+    # Without emoji: of file.py:zero: rich would make a picture. Markdown unwrapped: a new line could begin a list.
+    return kind(
         width=None if on_terminal else _WIDTH_OF_A_FILE,
         stderr=beside,
         no_color=None if on_terminal else True,
         highlight=False,
-        soft_wrap=False,
+        soft_wrap=form == "markdown",
         emoji=False,
     )
 
 
 def say(text: str) -> None:
     """Prints a line beside the tables."""
-    click.echo(shown_text(text), err=chosen_format() == "csv")
+    form, words = chosen_format(), shown_text(text)
+    click.echo(markdown_text(words) if form == "markdown" else words, err=form == "csv")
 
 
 def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> None:
@@ -171,10 +182,8 @@ def _csv(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
 
 def _markdown(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
     lines = [
-        [one.title for one in columns],
+        [markdown_cell(shown_text(one.title)) for one in columns],
         ["---" if one.kind != "number" else "---:" for one in columns],
-        *([one.text(row) for one in columns] for row in rows),
+        *([markdown_cell(shown_text(one.text(row))) for one in columns] for row in rows),
     ]
-    return "\n".join(
-        f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in line)} |" for line in lines
-    )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-import cattrs
-
 from systolic.chips import Chip
+from systolic.printable import printable
+from systolic.ranges import Amount, Count
 from systolic.schedule.config import KernelConfig, Pipeline
 from systolic.schedule.tiles import Tiles
 from systolic.spec import MatmulSpec
+from systolic.untrusted import UntrustedError, mapping, read_json, shown, structured
 
 PROFILE_SCHEMA = 2  # of the shipped files
 
@@ -33,10 +34,10 @@ class StepCost:
       end: any other that ends an output tile, where the epilogue may be code of its own.
     """
 
-    call: float
-    first: float
-    step: float
-    end: float
+    call: Amount
+    first: Amount
+    step: Amount
+    end: Amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -49,11 +50,11 @@ class ProfiledTile:
     """
 
     tiles: Tiles
-    subtile_m: int
-    subtile_n: int
+    subtile_m: Count
+    subtile_n: Count
     whole_k: bool
     pipeline: Pipeline
-    fill_chunks: int
+    fill_chunks: Count
 
     @classmethod
     def of(cls, spec: MatmulSpec, config: KernelConfig) -> ProfiledTile:
@@ -74,7 +75,7 @@ class Profile:
 
     tile: ProfiledTile
     cost: StepCost
-    bundles: int
+    bundles: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,21 +166,41 @@ class Profiles:
           ValueError: it is none, or of another schema.
         """
         try:
-            document = json.loads(text)
+            document = mapping(read_json(text), "it")
             if (schema := document.get("schema", 1)) != PROFILE_SCHEMA:
-                fix = f"make them anew with {document['command']}"
-                raise ValueError(f"these are profiles of schema {schema}, here it is {PROFILE_SCHEMA}; {fix}")
-            versions = document["versions"]
+                fix = f"make them anew with {printable(structured(document.get('command'), str))}"
+                raise ValueError(f"these are profiles of schema {shown(schema)}, here it is {PROFILE_SCHEMA}; {fix}")
+            content = structured(document, _Content)
+            rows = [_profile_record(content.columns, row) for row in content.rows]
             return cls(
-                kind=cattrs.structure(document["kind"], Kind),
-                kernel_version=int(versions["kernel"]),
-                jax=str(versions["jax"]),
-                libtpu=str(versions["libtpu"]),
-                command=str(document["command"]),
-                profiles=tuple(_profile(dict(zip(document["columns"], row, strict=True))) for row in document["rows"]),
+                kind=content.kind,
+                kernel_version=content.versions.kernel,
+                jax=content.versions.jax,
+                libtpu=content.versions.libtpu,
+                command=content.command,
+                profiles=structured(rows, tuple[Profile, ...]),
             )
-        except (cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as error:
+        except UntrustedError as error:
             raise ValueError(f"these are no profiles of tiles: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Versions:
+    kernel: Count
+    jax: str
+    libtpu: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Content:
+    """The document in a file of profiles."""
+
+    schema: int
+    command: str
+    versions: _Versions
+    kind: Kind
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
 
 
 @functools.cache
@@ -221,12 +242,13 @@ def _row(one: Profile) -> list[float | bool | str]:
     return [*sides, tile.whole_k, tile.pipeline, tile.fill_chunks, *whole, one.bundles]
 
 
-def _profile(row: dict[str, Any]) -> Profile:
-    return Profile(
-        tile=ProfiledTile(
-            tiles=Tiles(tile_m=row["tile_m"], tile_k=row["tile_k"], tile_n=row["tile_n"]),
-            **{name: row[name] for name in _COLUMNS[3:]},
-        ),
-        cost=StepCost(**{name: float(row[name]) for name in _COSTS}),
-        bundles=row["bundles"],
-    )
+def _profile_record(columns: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
+    """Return a row as the document of a `Profile`."""
+    if columns != (*_COLUMNS, *_COSTS, "bundles") or len(values) != len(columns):
+        raise UntrustedError(f"a row of {len(values)} values has not the columns of this version")
+    row = dict(zip(columns, values, strict=True))
+    return {
+        "tile": {"tiles": {name: row[name] for name in _COLUMNS[:3]}, **{name: row[name] for name in _COLUMNS[3:]}},
+        "cost": {name: row[name] for name in _COSTS},
+        "bundles": row["bundles"],
+    }

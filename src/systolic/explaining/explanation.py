@@ -12,6 +12,7 @@ import cattrs
 from systolic.analysis import LineOps
 from systolic.call_errors import WrongCallError
 from systolic.chips.time_error import TimeError
+from systolic.ranges import Amount, Change, Count, Rate, Time
 from systolic.simulator import SimulatedRun, SliceRun
 from systolic.summary import Summarised, Summary
 from systolic.untrusted import read_record
@@ -40,10 +41,10 @@ class Communication:
       link_us: in which it carries them.
     """
 
-    exposed_us: float
-    hidden_us: float
-    link_bytes: int
-    link_us: float
+    exposed_us: Amount
+    hidden_us: Amount
+    link_bytes: Count
+    link_us: Amount
 
     @staticmethod
     def of(run: SliceRun) -> Communication:
@@ -73,10 +74,10 @@ class Program:
 
     label: str
     role: ProgramRole
-    time_us: float | None
+    time_us: Time | None
     reason: str = ""
-    flops: float = 0.0
-    hbm_bytes: int = 0
+    flops: Amount = 0.0
+    hbm_bytes: Count = 0
     communication: Communication | None = None
     run: SimulatedRun | None = None
     slice_run: SliceRun | None = None
@@ -98,9 +99,9 @@ class ChipLimits:
     """The chip's limits, of one device, and of the simulator's model of it."""
 
     dtype: str  # whose peak it is
-    peak_flops_per_s: float
-    hbm_bytes_per_s: float  # as published
-    simulated_hbm_bytes_per_s: float  # what the simulator's copies reach
+    peak_flops_per_s: Rate
+    hbm_bytes_per_s: Rate  # as published
+    simulated_hbm_bytes_per_s: Rate  # what the simulator's copies reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +109,8 @@ class Window:
     """A stretch of the timeline worth looking at: the ramp, one steady step, the end."""
 
     title: str
-    begin_us: float
-    end_us: float
+    begin_us: Amount
+    end_us: Amount
     words: str  # what happens in it, in a sentence or two
 
 
@@ -120,13 +121,13 @@ class OperandTraffic:
     kernel: str
     operand: str
     role: str  # "input", "output"
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: str
-    block: tuple[int, ...]
-    block_bytes: int
-    fetches: int | None  # blocks copied in or out; None where they depend on values that are not known
-    moved_bytes: int | None
-    least_bytes: int  # every element that is touched, once
+    block: tuple[Count, ...]
+    block_bytes: Count
+    fetches: Count | None  # blocks copied in or out; None where they depend on values that are not known
+    moved_bytes: Count | None
+    least_bytes: Count  # every element that is touched, once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +137,8 @@ class VmemPart:
     op: str
     name: str
     kind: VmemKind
-    size_bytes: int  # all copies together
-    copies: int
+    size_bytes: Count  # all copies together
+    copies: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +146,8 @@ class VmemMap:
     """VMEM against its limits, of one core."""
 
     parts: tuple[VmemPart, ...]
-    limit_bytes: int  # that the kernel may use
-    capacity_bytes: int  # that the core has
+    limit_bytes: Count  # that the kernel may use
+    capacity_bytes: Count  # that the core has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,11 +164,11 @@ class Region:
 
     op: str
     name: str
-    bundles: int
-    executions: int
-    cycles: int
-    matrix_stall_cycles: int
-    issued: Mapping[str, int]
+    bundles: Count
+    executions: Count
+    cycles: Count
+    matrix_stall_cycles: Count
+    issued: Mapping[str, Count]
     where: str = ""
 
 
@@ -189,9 +190,9 @@ class LineTime:
     op: str
     where: str
     text: str
-    cycles: int
-    share: float
-    bundles: float
+    cycles: Count
+    share: Amount
+    bundles: Amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,8 +211,8 @@ class Saving:
     title: str
     why: str
     change: str
-    time_us: float | None
-    saving: float | None
+    time_us: Time | None
+    saving: Change | None
     provenance: Literal["simulated", "modelled"]
     where: str = ""
 
@@ -248,7 +249,7 @@ class Explanation(Summarised):
     regions: tuple[Region, ...] = ()
     lines: tuple[LineOps, ...] = ()
     line_times: tuple[LineTime, ...] = ()
-    steps: int = 0
+    steps: Count = 0
     limiter: str = ""
     savings: tuple[Saving, ...] = ()
     notes: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import cattrs
 
 from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
+from systolic.ranges import Amount
 from systolic.report.time_errors import verdict_text
 from systolic.summary import Summarised, Summary
 from systolic.untrusted import read_record
@@ -28,8 +29,8 @@ class ComparedRow:
     group: str
     quantity: str
     unit: str
-    before: float | None
-    after: float | None
+    before: Amount | None
+    after: Amount | None
 
     @property
     def change(self) -> float | None:
@@ -80,6 +81,15 @@ class Comparison(Summarised):
         """
         return read_record(text, Comparison, "comparison")
 
+    def check_saved(self) -> None:
+        """Refuse a saved comparison without a time.
+
+        Raises:
+          ValueError: it has none.
+        """
+        if not self.rows:
+            raise ValueError("rows: there are none")
+
     @property
     def before_us(self) -> float:
         """The first's simulated time."""
@@ -100,7 +110,9 @@ class Comparison(Summarised):
     @property
     def verdict(self) -> RatioVerdict:
         """Whether the second is faster than the first, by more than their times may be off."""
-        return ratio_verdict(1 / (1 + self.slower), self.ratio_error_percent)
+        if not (self.before_us and self.after_us):
+            return "not known"
+        return ratio_verdict(self.before_us / self.after_us, self.ratio_error_percent)
 
     @property
     def slower(self) -> float:

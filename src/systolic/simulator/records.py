@@ -11,6 +11,7 @@ from typing import Literal
 import cattrs
 
 from systolic.chips.time_error import NOT_SAID, TimeError
+from systolic.ranges import Amount, Count, Hertz, PositiveCount
 from systolic.simulator.hardware.loop_timer import LoopTime
 from systolic.simulator.hardware.timeline import Span
 from systolic.summary import Summarised, Summary
@@ -23,13 +24,13 @@ FORMAT = 1  # of JSON text; a change that older versions cannot read makes it an
 class RegionRun:
     """One basic block of an operation, straight code, over all its executions. Waits for copies are not among it."""
 
-    first_bundle: int
-    bundles: int
-    depth: int  # of loops around it
-    executions: int
-    cycles: int  # matrix stalls included
-    matrix_stall_cycles: int
-    issued: Mapping[str, int] = field(default_factory=dict)  # by unit
+    first_bundle: Count
+    bundles: Count
+    depth: Count  # of loops around it
+    executions: Count
+    cycles: Count  # matrix stalls included
+    matrix_stall_cycles: Count
+    issued: Mapping[str, Count] = field(default_factory=dict)  # by unit
     lines: Mapping[str, float] = field(default_factory=dict)  # bundles by "kernel.py:45"; several may share one
 
 
@@ -42,19 +43,19 @@ class OpRun:
 
     name: str
     scope: str  # JAX's name stack where the operation was written, "jit(f)/dot_general"; "" where the HLO has none
-    calls: int
-    begin_cycles: int  # of the first call
-    end_cycles: int  # of the last
-    cycles: int  # in all calls together
-    copy_stall_cycles: int = 0
-    semaphore_stall_cycles: int = 0
-    matrix_stall_cycles: int = 0
-    overhead_cycles: int = 0  # starting copies and looking at their flags
-    matrix_busy_cycles: int = 0  # all units together
-    hbm_read_bytes: int = 0
-    hbm_written_bytes: int = 0  # by its own copies; what other devices write meanwhile is the core's alone
-    copies: int = 0
-    issued: Mapping[str, int] = field(default_factory=dict)
+    calls: Count
+    begin_cycles: Count  # of the first call
+    end_cycles: Count  # of the last
+    cycles: Count  # in all calls together
+    copy_stall_cycles: Count = 0
+    semaphore_stall_cycles: Count = 0
+    matrix_stall_cycles: Count = 0
+    overhead_cycles: Count = 0  # starting copies and looking at their flags
+    matrix_busy_cycles: Count = 0  # all units together
+    hbm_read_bytes: Count = 0
+    hbm_written_bytes: Count = 0  # by its own copies; what other devices write meanwhile is the core's alone
+    copies: Count = 0
+    issued: Mapping[str, Count] = field(default_factory=dict)
     loop: LoopTime | None = None
     regions: tuple[RegionRun, ...] = ()  # those that ran, in the order of the program
     is_pallas: bool = False  # a Pallas kernel, by the HLO; else an operation of XLA's own
@@ -66,29 +67,29 @@ class CopySize:
 
     source: str
     destination: str
-    size_bytes: int
-    run_bytes: int | None  # in one piece before the copy strides on; 0: all of it; None: the listing does not say
-    count: int
+    size_bytes: Count
+    run_bytes: Count | None  # in one piece before the copy strides on; 0: all of it; None: the listing does not say
+    count: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreRun:
     """What one core did."""
 
-    core: int
-    cycles: int
+    core: Count
+    cycles: Count
     ops: tuple[OpRun, ...]
-    copy_stall_cycles: int  # waiting for copies to land
-    copy_overhead_cycles: int  # starting copies and looking at their flags
-    matrix_stall_cycles: int  # waiting for matrix units or their results
-    matrix_busy_cycles: int  # all units together
-    hbm_read_bytes: int
-    hbm_written_bytes: int
-    copies: int
-    semaphore_stall_cycles: int = 0  # waiting for another core, or for a signal of its own
+    copy_stall_cycles: Count  # waiting for copies to land
+    copy_overhead_cycles: Count  # starting copies and looking at their flags
+    matrix_stall_cycles: Count  # waiting for matrix units or their results
+    matrix_busy_cycles: Count  # all units together
+    hbm_read_bytes: Count
+    hbm_written_bytes: Count
+    copies: Count
+    semaphore_stall_cycles: Count = 0  # waiting for another core, or for a signal of its own
     copy_sizes: tuple[CopySize, ...] = ()
     spans: tuple[Span, ...] = ()
-    spans_left_out: int = 0
+    spans_left_out: Count = 0
 
     @property
     def host_bytes(self) -> int:
@@ -112,23 +113,23 @@ class SparseOpRun:
     """One program that a SparseCore ran, from its first bundle to its last."""
 
     name: str
-    begin_cycles: int
-    end_cycles: int
+    begin_cycles: Count
+    end_cycles: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseCoreRun:
     """What one SparseCore did. Cycles are of the TensorCore's clock; spans of streams are those of the first tile."""
 
-    core: int
+    core: Count
     ops: tuple[SparseOpRun, ...]
-    hbm_read_bytes: int
-    hbm_written_bytes: int
-    streams: int
-    indices: int  # in the lists of all streams
-    tile_stall_cycles: int  # all tiles together, waiting for flags
+    hbm_read_bytes: Count
+    hbm_written_bytes: Count
+    streams: Count
+    indices: Count  # in the lists of all streams
+    tile_stall_cycles: Count  # all tiles together, waiting for flags
     spans: tuple[Span, ...] = ()
-    spans_left_out: int = 0
+    spans_left_out: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ class VmemBuffer:
 
     op: str
     kind: str  # "SCOPED": of a kernel; "HLO_TEMPORARY": a value between operations
-    size_bytes: int  # all its copies together
+    size_bytes: Count  # all its copies together
     is_spill: bool  # vector registers that did not fit
     what: str
 
@@ -156,19 +157,28 @@ class SimulatedRun(Summarised):
     """
 
     chip: str  # behind an @, its clock state where it is not the default one
-    clock_hz: float
+    clock_hz: Hertz
     cores: tuple[CoreRun, ...]
-    prefetch_cycles: int
-    matrix_units: int  # of one core
-    bundles: int  # of the whole program's code
-    hbm_bytes_per_cycle: float = 0.0  # what the device's copies share
-    slots: Mapping[str, int] = field(default_factory=dict)
+    prefetch_cycles: Count
+    matrix_units: PositiveCount  # of one core
+    bundles: Count  # of the whole program's code
+    hbm_bytes_per_cycle: Amount = 0.0  # what the device's copies share
+    slots: Mapping[str, PositiveCount] = field(default_factory=dict)
     vmem: tuple[VmemBuffer, ...] = ()
     assumptions: tuple[str, ...] = ()  # values that were not known and decided something in XLA's own operations
     flags: Mapping[str, str] = field(default_factory=dict)  # that it was compiled with
     error: TimeError = NOT_SAID  # how far the time may be off
     sparse_cores: tuple[SparseCoreRun, ...] = ()  # empty where they had nothing to do
     format: int = FORMAT  # of `to_json`
+
+    def check_saved(self) -> None:
+        """Refuse a saved run that takes no time.
+
+        Raises:
+          ValueError: it takes none.
+        """
+        if not any(core.cycles for core in self.cores):
+            raise ValueError("cores: there is none, or none has a cycle")
 
     @property
     def cycles(self) -> int:

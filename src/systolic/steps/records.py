@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import cattrs
 
 from systolic.chips.time_error import TimeError
+from systolic.ranges import Amount, Change, Count, PositiveCount, Rate
 from systolic.simulator import CollectiveRun, SimulatedRun, SliceRun
 from systolic.steps.parts import Pass
 from systolic.summary import Summarised, Summary
@@ -32,13 +33,13 @@ class StepMemory:
       peak_bytes: the most of all this that is in use at once, without the code; None: the compiler did not say.
     """
 
-    argument_bytes: int
-    result_bytes: int
-    donated_bytes: int
-    temporary_bytes: int
-    code_bytes: int
-    capacity_bytes: int
-    peak_bytes: int | None = None
+    argument_bytes: Count
+    result_bytes: Count
+    donated_bytes: Count
+    temporary_bytes: Count
+    code_bytes: Count
+    capacity_bytes: Count
+    peak_bytes: Count | None = None
 
     @property
     def needed_bytes(self) -> int:
@@ -60,13 +61,13 @@ class PartRun:
 
     part: str
     in_pass: Pass
-    cycles: int
-    matrix_busy_cycles: int  # of all units together
-    hbm_bytes: int
-    exposed_cycles: int  # waiting for other devices and doing nothing else
-    sent_bytes: int  # to other devices
+    cycles: Count
+    matrix_busy_cycles: Count  # of all units together
+    hbm_bytes: Count
+    exposed_cycles: Count  # waiting for other devices and doing nothing else
+    sent_bytes: Count  # to other devices
     limit: str  # what is busiest meanwhile
-    limit_share: float  # and for which share of the time
+    limit_share: Amount  # and for which share of the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class StepChange:
 
     title: str
     change: str
-    saving: float  # share of the step's time
+    saving: Change  # share of the step's time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,19 +90,19 @@ class StepRun(Summarised):
     name: str
     chip: str
     topology: str  # "" for one device
-    devices: int
-    tokens: int
-    flops: float
-    flops_causal: float
-    peak_ops_per_s: float  # of one device
+    devices: PositiveCount
+    tokens: Count
+    flops: Amount
+    flops_causal: Amount
+    peak_ops_per_s: Rate  # of one device
     memory: StepMemory
     parts: tuple[PartRun, ...]
     changes: tuple[StepChange, ...]
     run: SimulatedRun  # of the device that ends last
     slice_run: SliceRun | None  # None: the step is one device's
-    compile_s: float
+    compile_s: Amount
     from_cache: bool
-    simulate_s: float  # reading and executing the program
+    simulate_s: Amount  # reading and executing the program
     format: int = FORMAT  # of `to_json`
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from systolic.call_errors import WrongCallError
+from systolic.ranges import Amount, Count
 from systolic.store import Subject, Trial, read_subject, read_trial
 from systolic.untrusted import UntrustedError, mapping, read_json, shown, structured
 
@@ -24,9 +25,9 @@ class SavedTuningError(WrongCallError, ValueError):
 class Ended:
     """How a search ended, as its results have it."""
 
-    considered: int
-    compiled: int
-    seconds: float
+    considered: Count
+    compiled: Count
+    seconds: Amount
     end: End
 
 

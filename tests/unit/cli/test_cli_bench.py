@@ -247,7 +247,7 @@ def test_a_peer_whose_time_rests_on_an_assumption_is_marked(run: Run) -> None:
     arguments = ("bench", "--suite", "sparse", "--only", "dsd random 128² 0.05", "-q")
     _, out, _ = run(*arguments, "--format", "markdown")
     assert "| gather (assumed) | 0.90 |" in out
-    assert "v5e gather is timed with an assumption: its places [dsd random 128² 0.05 16384³]" in out
+    assert "v5e gather is timed with an assumption: its places \\[dsd random 128² 0.05 16384³\\]" in out
     (row,) = rows_of(run(*arguments, "--json", "-")[1]).values()
     assert {peer["name"]: peer["assumption"] for peer in row["peers"]} == {"jax docs": "", "gather": "its places"}
 
@@ -307,6 +307,30 @@ def test_a_saved_run_is_shown_again(run: Run, tmp_path: Path) -> None:
     code, _, err = run("bench", "--from", saved)
     assert (code, err.count("\n")) == (2, 1)
     assert "newer version of systolic (schema 3, here 2)" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("ours_us", -5.0, "0.ours_us: -5.0 is not 1e-09 to 1e+15"),
+        ("xla_us", 0, "0.xla_us: 0 is not"),
+        ("ours_us", "7", "0.ours_us: '7' is no finite number"),
+        ("bundles", 1.5, "0.bundles: 1.5 is no whole number"),
+        ("status", "fine", "0.status: 'fine' is none of"),
+        ("made", 1, "'made' is not known"),
+    ],
+)
+def test_a_saved_run_with_a_value_out_of_range_is_refused(
+    run: Run, tmp_path: Path, name: str, value: object, says: str
+) -> None:
+    saved = tmp_path / "run.json"
+    run("bench", "--only", "512", "--json", saved, "-q")
+    document = json.loads(saved.read_text())
+    document["rows"][0][name] = value
+    saved.write_text(json.dumps(document))
+    code, out, err = run("bench", "--from", saved, "-q")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err
 
 
 @pytest.mark.parametrize(

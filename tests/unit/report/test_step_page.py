@@ -104,3 +104,20 @@ def test_a_step_on_one_device_has_no_communication() -> None:
     page = step_page("train.py:make", a_step(alone=True))
     assert 'id="communication"' not in page
     assert 'id="operations"' in page
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ('"tokens": 4096', '"tokens": -4096', "tokens: -4096 is not 0 or more"),
+        ('"devices": 8', '"devices": 0', "devices: 0 is not 1 or more"),
+        ('"limit_share": 0.5', '"limit_share": NaN', "NaN is no number"),
+        ('"compile_s": 1.0', '"compile_s": "1.0"', "compile_s: '1.0' is no finite number"),
+        ('"exposed_cycles": 100', '"exposed_cycles": 0.5', "parts.0.exposed_cycles: 0.5 is no whole number"),
+    ],
+)
+def test_a_saved_step_is_read_strictly(before: str, after: str, says: str) -> None:
+    text = a_step().to_json()
+    assert StepRun.from_json(text) == a_step()
+    with pytest.raises(ValueError, match=re.escape(says)):
+        StepRun.from_json(text.replace(before, after, 1))

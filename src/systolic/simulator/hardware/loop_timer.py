@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from systolic.ranges import Count
 from systolic.simulator.hardware.timeline import Timeline
 
 _KEPT = 3  # a pipelined grid fills in two iterations, and drains in one
@@ -18,10 +19,10 @@ class LoopTime:
     with what comes behind it, and `steady_cycles` the rounds between, if the loop has four or more.
     """
 
-    rounds: int
-    first_cycles: int
-    steady_cycles: int
-    last_cycles: int
+    rounds: Count
+    first_cycles: Count
+    steady_cycles: Count
+    last_cycles: Count
 
     @property
     def steady_round_cycles(self) -> float | None:

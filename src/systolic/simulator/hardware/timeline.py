@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from systolic.ranges import Amount, Count
+
 SpanKind = Literal["op", "round", "copy", "matrix", "stall"]
 
 
@@ -23,10 +25,19 @@ class Span:
     """
 
     kind: SpanKind
-    begin_cycles: float
-    end_cycles: float
+    begin_cycles: Amount
+    end_cycles: Amount
     label: str
-    amount: int
+    amount: Count
+
+    def check_saved(self) -> None:
+        """Refuse a saved span that ends before it begins.
+
+        Raises:
+          ValueError: it does.
+        """
+        if self.end_cycles < self.begin_cycles:
+            raise ValueError(f"end_cycles={self.end_cycles:g} is before begin_cycles={self.begin_cycles:g}")
 
 
 class Timeline:

@@ -13,6 +13,7 @@ from typing import Literal
 import cattrs
 
 from systolic.chips.time_error import NOT_SAID, TimeError
+from systolic.ranges import Count, Hertz, Rate
 from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.records import SimulatedRun
 from systolic.summary import Summarised, Summary
@@ -30,7 +31,7 @@ FORMAT = 1  # of JSON text; a change that older versions cannot read makes it an
 class DeviceClass:
     """Devices that behaved alike, and what one of them did."""
 
-    devices: tuple[int, ...]
+    devices: tuple[Count, ...]
     run: SimulatedRun
 
 
@@ -42,13 +43,13 @@ class LinkRun:
     `target` are then numbers of chips. It is "die" for the link between the devices of one chip, and they are devices.
     """
 
-    source: int
-    target: int
+    source: Count
+    target: Count
     axis: str
-    sent_bytes: int
-    busy_cycles: int  # in which bytes crossed it
+    sent_bytes: Count
+    busy_cycles: Count  # in which bytes crossed it
     spans: tuple[Span, ...] = ()
-    spans_left_out: int = 0
+    spans_left_out: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +62,22 @@ class CollectiveRun:
 
     name: str  # of the operation, as in the HLO
     kind: CollectiveKind
-    calls: int
-    sent_bytes: int  # by this device
-    begin_cycles: int  # of the first call
-    end_cycles: int  # of the last
-    cycles: int
-    exposed_cycles: int
+    calls: Count
+    sent_bytes: Count  # by this device
+    begin_cycles: Count  # of the first call
+    end_cycles: Count  # of the last
+    cycles: Count
+    exposed_cycles: Count
     links: tuple[str, ...]  # axes, as `LinkRun.axis` names them
+
+    def check_saved(self) -> None:
+        """Refuse a saved communication that hides less than nothing.
+
+        Raises:
+          ValueError: it does.
+        """
+        if self.exposed_cycles > self.cycles:
+            raise ValueError(f"exposed_cycles={self.exposed_cycles} are more than cycles={self.cycles}")
 
     @property
     def hidden_cycles(self) -> int:
@@ -84,17 +94,26 @@ class SliceRun(Summarised):
 
     chip: str  # behind an @, its clock state where it is not the default one
     topology: str  # "2x4"
-    clock_hz: float
-    assignment: tuple[int, ...]  # device ids in the flat order of the mesh
+    clock_hz: Hertz
+    assignment: tuple[Count, ...]  # device ids in the flat order of the mesh
     way: Way
     classes: tuple[DeviceClass, ...]
     links: tuple[LinkRun, ...]
     collectives: tuple[CollectiveRun, ...]  # of the slowest device
-    link_bytes_per_s: float  # that one link carries in one direction
+    link_bytes_per_s: Rate  # that one link carries in one direction
     flags: Mapping[str, str] = field(default_factory=dict)  # that it was compiled with
     assumptions: tuple[str, ...] = ()  # that the time rests on
     error: TimeError = NOT_SAID  # how far the time may be off
     format: int = FORMAT  # of `to_json`
+
+    def check_saved(self) -> None:
+        """Refuse a saved run without devices.
+
+        Raises:
+          ValueError: it has none.
+        """
+        if not all(group.devices for group in self.classes) or not self.classes:
+            raise ValueError("classes: there is none, or one without devices")
 
     @property
     def devices(self) -> int:
