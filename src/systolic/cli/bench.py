@@ -214,10 +214,7 @@ def _saved(path: Path) -> tuple[list[BenchRow], dict[str, str | None]]:
     try:
         if not document["rows"]:
             raise ValueError("it has no rows")
-        rows = document["rows"]
-        if document.get("schema", 1) == 1:
-            rows = [{"config": row.get("blocking", ""), **row} for row in rows]
-        return cattrs.structure(rows, list[BenchRow]), dict(document["versions"])
+        return cattrs.structure(document["rows"], list[BenchRow]), dict(document["versions"])
     except (cattrs.BaseValidationError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         why = "; ".join(cattrs.transform_error(error)) if isinstance(error, cattrs.BaseValidationError) else str(error)
         raise WrongFileError(f"{path} is damaged, or of another version: {why[:200]}; this takes {wanted}") from error
