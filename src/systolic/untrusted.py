@@ -19,6 +19,7 @@ _T = TypeVar("_T")
 
 _LARGEST = 2**63  # SQLite and C hold no larger whole number
 _SHOWN = 60  # characters of a value that is refused
+_FIRST_FORMAT = 1  # records were without one before
 
 
 class UntrustedError(ValueError):
@@ -74,7 +75,8 @@ def read_record(text: str, kind: type[_T], what: str, error: type[ValueError] = 
 
     Args:
       text: the JSON text.
-      kind: a dataclass; where it has a field `format` with a default, the text has to have the same.
+      kind: a dataclass; where it has a field `format` with a default, the text has to have the same;
+        none counts as 1.
       what: names the record in messages: "simulated run".
       error: the exception to raise.
 
@@ -85,7 +87,7 @@ def read_record(text: str, kind: type[_T], what: str, error: type[ValueError] = 
         document = read_json(text)
         wanted = {each.name: each.default for each in dataclasses.fields(kind)}.get("format")  # type: ignore[arg-type]
         found = document.get("format") if isinstance(document, dict) else None
-        if found != wanted:
+        if found != wanted and (found, wanted) != (None, _FIRST_FORMAT):
             raise UntrustedError(f"format {wanted} is read here, and not that of {shown(found)}")
         return cattrs.structure(document, kind)
     except (UntrustedError, cattrs.BaseValidationError, AttributeError, KeyError, TypeError) as reason:
