@@ -140,5 +140,5 @@ def _silent_children() -> Iterator[None]:
 
 SECTIONS = (
     Section(name="machines", tries="hostile results of a TPU machine", share=3, attempt=_results),
-    Section(name="machine_runs", tries="runs on a TPU machine whose gcloud fails", share=1, attempt=_runs),
+    Section(name="machine-runs", tries="runs on a TPU machine whose gcloud fails", share=1, attempt=_runs),
 )
