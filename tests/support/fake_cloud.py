@@ -98,6 +98,11 @@ def fake_cloud(root: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
     return cloud
 
 
+def names(folder: Path) -> list[str]:
+    """Return what lies in a project, but for git's own files."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if ".git" not in path.parts)
+
+
 @contextmanager
 def interrupts() -> Iterator[None]:
     """Make SIGINT an interrupt also where whoever began the tests ignores it, as a shell does of jobs with `&`."""
