@@ -6,9 +6,9 @@
 
 A case is made from the seed, its section and its number alone, so any failure can be repeated. Cases run in other
 processes, with a limit on time and memory: a hang, a crash or a bomb is a failure of its case. Sections are in
-`fault_files.py` (damaged and hostile files), `fault_machines.py` (what a TPU machine sends back), `fault_programs.py`
-(mutated compiler output), `fault_reading.py` (records that are read back) and `fault_kills.py` (processes killed at any
-moment). Exit code 1: something failed.
+`fault_files.py` (damaged and hostile files), `fault_machines.py` (answers of a TPU machine and of `gcloud`),
+`fault_programs.py` (mutated compiler output), `fault_reading.py` (records that are read back) and `fault_kills.py`
+(processes killed at any moment). Exit code 1: something failed.
 """
 
 from __future__ import annotations

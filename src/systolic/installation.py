@@ -160,9 +160,7 @@ def _cache() -> Part:
     if not os.access(cache.file, os.W_OK):
         return _unusable("program cache", f"{cache.file} cannot be written to")
     kept = f"{cache.count():,} programs, {cache.size_bytes() / _MIB:,.1f} MiB"
-    old = cache.old_size_bytes()
-    more = f"; {old / _MIB:,.1f} MiB of older versions beside it may be removed" if old else ""
-    return Part(name="program cache", state="works", about=f"{cache.file}, {kept}{more}")
+    return Part(name="program cache", state="works", about=f"{cache.file}, {kept}")
 
 
 def _store() -> Part:

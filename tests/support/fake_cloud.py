@@ -23,16 +23,19 @@ if (root / "no_network").exists():
 if sys.argv[1] == "venv":
     folder = pathlib.Path(sys.argv[-1]) / "bin"
     folder.mkdir(parents=True)
-    (folder / "python").touch()
-    real = "exec {python} -m systolic" if (root / "real").exists() else "exec {python} -S {root}/stub.py"
-    (folder / "systolic").write_text("#!/bin/sh\\n" + real + " \\"$@\\"\\n")
-    (folder / "systolic").chmod(0o755)
+    program = "exec {python}" if (root / "real").exists() else "exec {python} -S {root}/stub.py"
+    (folder / "python").write_text("#!/bin/sh\\n" + program + ' "$@"\\n')
+    (folder / "python").chmod(0o755)
 """
-# Is there at once, where systolic takes a second.
+# Starts at once, where systolic takes a second; called with -m systolic and its arguments.
 _STUB = """
-import sys
-print("ran", *sys.argv[1:])
-if "v9" in sys.argv:
+import os, pathlib, sys
+words = sys.argv[3:]
+print("ran", *words)
+if "--json" in words:
+    pathlib.Path(words[-1]).write_text("{}")
+    pathlib.Path(os.environ["SYSTOLIC_STORE"]).write_text("trials")
+if "v9" in words:
     sys.stderr.write("'v9' is not known")
     sys.exit(2)
 """
@@ -43,67 +46,34 @@ class FakeCloud:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.home = root / "home"  # of the machine's user
         for name in ("bin", "home", "remote_bin"):
             (root / name).mkdir(parents=True)
         script = Path(__file__).with_name("fake_gcloud.py").read_text()
         _program(root / "bin" / "gcloud", f"#!{sys.executable}\n{script}")
-        _program(root / "remote_bin" / "python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         _program(root / "remote_bin" / "uv", _UV.format(python=sys.executable, root=str(root)))
         (root / "stub.py").write_text(_STUB)
         (root / "plan.json").write_text("{}")
-        (root / "state.json").write_text('{"nodes": {}, "queue": {}}')
+        (root / "state.json").write_text("{}")
 
     def install_real(self) -> None:
-        """From now on machines have this systolic itself, in place of one that only says what it was asked."""
+        """Give later machines this systolic itself, in place of one that only says what it was asked."""
         (self.root / "real").touch()
 
-    @property
-    def home(self) -> Path:
-        """The home folder of the machine's user."""
-        return self.root / "home"
-
     def fail(self, **plan: list[str]) -> None:
-        """How the next calls of some verbs are to fail; "" is a call that works."""
+        """Plan how the next calls of some verbs fail; "" is a call that works."""
         (self.root / "plan.json").write_text(json.dumps(plan))
 
     def add(self, name: str, **fields: Any) -> None:
-        """A machine that is there already."""
-        node = {
-            "name": f"projects/mine/locations/us-west4-a/nodes/{name}",
-            "acceleratorType": "v5litepod-1",
-            "runtimeVersion": "v2-alpha-tpuv5-lite",
-            "state": "READY",
-            "createTime": "2026-05-01T10:11:12Z",
-            "networkEndpoints": [{"ipAddress": "10.0.0.2"}],
-            **fields,
-        }
-        self._keep("nodes", name, node)
-
-    def add_request(self, name: str, state: str) -> None:
-        """A queued request that is there already."""
-        node = {"acceleratorType": "v6e-1", "runtimeVersion": "v2-alpha-tpuv6e"}
-        request = {
-            "name": f"projects/mine/locations/us-west4-a/queuedResources/{name}",
-            "state": {"state": state},
-            "spot": {},
-            "tpu": {"nodeSpec": [{"nodeId": name, "node": node}]},
-        }
-        self._keep("queue", name, request)
-
-    def _keep(self, kind: str, name: str, record: dict[str, Any]) -> None:
-        state = json.loads((self.root / "state.json").read_text())
-        state[kind][name] = record
-        (self.root / "state.json").write_text(json.dumps(state))
+        """Add a machine."""
+        machines = json.loads((self.root / "state.json").read_text())
+        machines[name] = {"state": "READY", "networkEndpoints": [{"ipAddress": "10.0.0.2"}], **fields}
+        (self.root / "state.json").write_text(json.dumps(machines))
 
     @property
     def machines(self) -> list[str]:
-        """Names of those that are there."""
-        return list(json.loads((self.root / "state.json").read_text())["nodes"])
-
-    @property
-    def requests(self) -> list[str]:
-        """Names of those that are queued."""
-        return list(json.loads((self.root / "state.json").read_text())["queue"])
+        """Names of the machines."""
+        return list(json.loads((self.root / "state.json").read_text()))
 
     @property
     def calls(self) -> list[list[str]]:
@@ -112,7 +82,7 @@ class FakeCloud:
 
     @property
     def verbs(self) -> list[str]:
-        """The arguments of each call of gcloud."""
+        """The verb of each call of gcloud."""
         return [call[3] for call in self.calls]
 
     @property
@@ -122,15 +92,20 @@ class FakeCloud:
 
 
 def fake_cloud(root: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
-    """The fake, first on PATH."""
+    """Return the fake, first on PATH."""
     cloud = FakeCloud(root)
     monkeypatch.setenv("PATH", f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}")
     return cloud
 
 
+def names(folder: Path) -> list[str]:
+    """Return what lies in a project, but for git's own files."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if ".git" not in path.parts)
+
+
 @contextmanager
 def interrupts() -> Iterator[None]:
-    """Ctrl-C is one, also where whoever began the tests ignores it, as a script's shell does of jobs behind `&`."""
+    """Make SIGINT an interrupt also where whoever began the tests ignores it, as a shell does of jobs with `&`."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -1,14 +1,13 @@
 """Stands in for `gcloud`: keeps a list of its calls, and machines in a folder. Copied onto PATH by `fake_cloud`.
 
-`plan.json` names, for a verb such as `create` or `ssh`, the ways in which its next calls fail; those after them work.
-A machine is a folder: `ssh --command` runs the command in it, as the user's login shell there would.
+The folder above it holds `plan.json`, the ways in which the next calls of a verb fail, `state.json`, and `home`, the
+home folder of every machine.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -19,13 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "home"
 STATE = ROOT / "state.json"
-PATH = "projects/mine/locations/us-west4-a/"
-# As gcloud words them: first what it says, then its exit code.
+# In gcloud's words, with its exit code.
 FAILURES = {
-    "quota": (
-        "RESOURCE_EXHAUSTED: Quota limit 'TPUV5sLitepodPerProjectPerZone' has been exceeded. Limit: 0",
-        1,
-    ),
+    "quota": ("RESOURCE_EXHAUSTED: Quota limit 'TPUV5sLitepodPerProjectPerZone' has been exceeded. Limit: 0", 1),
     "capacity": ('There is no more capacity in the zone "us-west4-a"; you can try in another zone', 1),
     "taken": ("ALREADY_EXISTS: Resource 'projects/mine/locations/us-west4-a/nodes/my-tpu' already exists", 1),
     "not_found": ("NOT_FOUND: Resource 'projects/mine/locations/us-west4-a/nodes/my-tpu' was not found", 1),
@@ -36,32 +31,29 @@ FAILURES = {
 
 
 def main(arguments: list[str]) -> int:
-    """Does what the words behind `gcloud compute tpus` say."""
+    """Do what the words after `gcloud compute tpus tpu-vm` say."""
     with (ROOT / "calls.jsonl").open("a") as calls:
         calls.write(json.dumps(arguments) + "\n")
-    kind, verb, *rest = arguments[2:]
-    queued = kind == "queued-resources"
+    verb, *rest = arguments[3:]
     failure = next_failure(verb)
     if failure == "interrupt":
         os.kill(os.getppid(), signal.SIGINT)
-        time.sleep(0.2)
+        time.sleep(0.1)
         return 130
-    if failure == "lost" and verb == "ssh":
-        reach(rest)  # the command ran, but nobody is there to hear its end
-    if failure == "twice":
-        reach(rest)
-    elif failure == "garbled":
+    if verb == "ssh" and failure in ("lost", "twice"):
+        reach(rest)  # nobody hears of its end
+    if failure == "garbled":
         sys.stdout.write("Updates are available\n")
         return 0
-    elif failure in FAILURES:
+    if failure in FAILURES:
         words, code = FAILURES[failure]
-        sys.stderr.write(f"ERROR: (gcloud.compute.tpus.{kind}.{verb}) {words}\n")
+        sys.stderr.write(f"ERROR: (gcloud.compute.tpus.tpu-vm.{verb}) {words}\n")
         return code
-    return act(verb, rest, queued)
+    return act(verb, rest)
 
 
 def next_failure(verb: str) -> str:
-    """The next way to fail of a verb's, which is used up; "" if it is to work."""
+    """Take the next way to fail of a verb's; "" if it is to work."""
     plan = json.loads((ROOT / "plan.json").read_text())
     if not plan.get(verb):
         return ""
@@ -70,59 +62,40 @@ def next_failure(verb: str) -> str:
     return failure
 
 
-def act(verb: str, rest: list[str], queued: bool) -> int:
-    """Does it."""
-    state = json.loads(STATE.read_text())
-    kept = state["queue" if queued else "nodes"]
-    name = rest[0] if rest and not rest[0].startswith("-") else ""
-    flags = dict(word.split("=", 1) for word in rest if word.startswith("--") and "=" in word)
-    if verb == "create":
-        sys.stderr.write("Create request issued\n")
-        node = {
-            "name": f"{PATH}nodes/{name}",
-            "acceleratorType": flags["--accelerator-type"],
-            "runtimeVersion": flags["--runtime-version" if queued else "--version"],
-            "state": "READY",
-            "createTime": "2026-05-01T10:11:12Z",
-            "networkEndpoints": [{"ipAddress": "10.0.0.2"}],
-            "schedulingConfig": {"spot": "--spot" in rest},
-        }
-        request = {
-            "name": f"{PATH}queuedResources/{name}",
-            "state": {"state": "WAITING_FOR_RESOURCES"},
-            "tpu": {"nodeSpec": [{"nodeId": flags.get("--node-id", ""), "node": node}]},
-        }
-        kept[name] = request if queued else node
-    elif verb == "list":
-        sys.stdout.write(json.dumps(list(kept.values())))
-    elif verb == "ssh":
+def act(verb: str, rest: list[str]) -> int:
+    """Make, describe or delete a machine, or reach it."""
+    if verb == "ssh":
         return reach(rest)
-    elif verb == "scp":
+    if verb == "scp":
         return copy([word for word in rest if not word.startswith("--")])
-    elif name not in kept:
+    machines, name = json.loads(STATE.read_text()), rest[0]
+    if verb == "create":
+        machines[name] = {"state": "READY", "networkEndpoints": [{"ipAddress": "10.0.0.2"}]}
+    elif name not in machines:
         sys.stderr.write(f"ERROR: (gcloud.compute.tpus.tpu-vm.{verb}) NOT_FOUND: {name} was not found\n")
         return 1
     elif verb == "describe":
-        sys.stdout.write(json.dumps(kept[name]))
+        sys.stdout.write(json.dumps(machines[name]))
     elif verb == "delete":
-        del kept[name]
-    STATE.write_text(json.dumps(state))
+        del machines[name]
+    STATE.write_text(json.dumps(machines))
     return 0
 
 
 def reach(rest: list[str]) -> int:
-    """Runs a command on the machine."""
+    """Run a command on the machine, in its shell."""
     command = next((word.split("=", 1)[1] for word in rest if word.startswith("--command=")), "true")
     environment = {**os.environ, "HOME": str(HOME), "PATH": f"{ROOT / 'remote_bin'}:/usr/bin:/bin"}
-    return subprocess.call(shlex.split(command), cwd=HOME, env=environment)
+    return subprocess.call(["sh", "-c", command], cwd=HOME, env=environment)
 
 
 def copy(words: list[str]) -> int:
-    """To the machine's home folder, or from it."""
-    for word in words[:-1]:
-        source = HOME / word.split(":", 1)[1] if ":" in word else Path(word)
-        target = HOME / source.name if words[-1].endswith(":") else Path(words[-1])
-        shutil.copyfile(source, target)
+    """Copy a file to the machine's home folder, or from it."""
+    source, target = (HOME / word.split(":", 1)[1] if ":" in word else Path(word) for word in words)
+    if not source.exists():
+        sys.stderr.write(f"scp: {source}: No such file or directory\n")
+        return 1
+    shutil.copyfile(source, target / source.name if target.is_dir() else target)
     return 0
 
 

@@ -167,12 +167,11 @@ class BenchRow:
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
 
 
-def read_rows(rows: Any, *, schema: int) -> tuple[BenchRow, ...]:
+def read_rows(rows: Any) -> tuple[BenchRow, ...]:
     """Read rows of a result, as `BenchRow.record` wrote them.
 
     Args:
       rows: what `read_json` has read.
-      schema: of the result; the first one named a field in another way, and had fewer.
 
     Raises:
       UntrustedError: they are none, or a value is out of its range.
@@ -180,10 +179,7 @@ def read_rows(rows: Any, *, schema: int) -> tuple[BenchRow, ...]:
     documents = structured(rows, tuple[dict[str, Any], ...])
     if not documents:
         raise UntrustedError("it has no rows")
-    if schema == 1:
-        documents = tuple({"config": row.get("blocking", ""), **row} for row in documents)
-    ignored = (*_DERIVED, *(("blocking",) if schema == 1 else ()))
-    plain = [{name: value for name, value in row.items() if name not in ignored} for row in documents]
+    plain = [{name: value for name, value in row.items() if name not in _DERIVED} for row in documents]
     return structured(plain, tuple[BenchRow, ...])
 
 

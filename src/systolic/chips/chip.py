@@ -264,8 +264,3 @@ class Chip:
     def hbm_bytes_per_s(self) -> float:
         """Published HBM bandwidth of one device."""
         return self.hbm_bytes_per_s_per_chip / self.devices_per_chip
-
-    @property
-    def ici_bytes_per_s_per_link(self) -> float:
-        """Published bandwidth of one link to another chip, in one direction."""
-        return self.ici_bytes_per_s_per_chip / self.ici_links_per_chip / 2

@@ -212,7 +212,7 @@ def _saved(path: Path) -> tuple[list[BenchRow], dict[str, str | None]]:
     if document.get("command") != "bench":
         raise wrong_kind(path, document, wanted)
     try:
-        rows = read_rows(document.get("rows"), schema=document.get("schema", 1))
+        rows = read_rows(document.get("rows"))
         return list(rows), structured(document.get("versions"), dict[str, str | None])
     except UntrustedError as error:
         raise WrongFileError(f"{path} is damaged, or of another version: {error}; this takes {wanted}") from error

@@ -21,8 +21,7 @@ from systolic.extras import check_drawing
 from systolic.printable import printable
 from systolic.whole_file import whole_file
 
-# Of the rows that commands write by `--json`; 1 is that of systolic 0.3.0, which did not say it.
-RESULT_SCHEMA = 2
+RESULT_SCHEMA = 2  # of the rows that commands write by `--json`
 
 __all__ = [
     "RESULT_SCHEMA",

@@ -24,7 +24,7 @@ def read_document(path: Path, wanted: str) -> dict[str, Any]:
       wanted: what it should be, as the end of "this takes …".
 
     Raises:
-      WrongFileError: it cannot be read, is no JSON, is no object, or a newer version made it.
+      WrongFileError: it cannot be read, is no JSON, is no object, or another version made it.
     """
     try:
         document = read_json(path.read_bytes())
@@ -34,15 +34,10 @@ def read_document(path: Path, wanted: str) -> dict[str, Any]:
         raise WrongFileError(f"{path} is {error}; this takes {wanted}") from error
     if not isinstance(document, dict):
         raise wrong_kind(path, document, wanted)
-    schema = document.get("schema", 1)
-    if type(schema) is not int or schema < 1:
+    schema = document.get("schema", RESULT_SCHEMA)
+    if type(schema) is not int or schema != RESULT_SCHEMA:
         raise WrongFileError(
-            f"{path} has schema {shown(schema)}, which no version of systolic writes; this takes {wanted}"
-        )
-    if schema > RESULT_SCHEMA:
-        raise WrongFileError(
-            f"{path} was made by a newer version of systolic (schema {shown(schema)}, here {RESULT_SCHEMA}): "
-            "upgrade systolic"
+            f"{path} was made by another version of systolic (schema {shown(schema)}, here {RESULT_SCHEMA}): rerun it"
         )
     return document
 

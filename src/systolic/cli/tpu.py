@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import shlex
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 
-from systolic.cli.options import output_options
-from systolic.cli.output import check_target, give
-from systolic.cli.tables import console, show_table
-from systolic.cli.tpu_leaving import (
-    Stay,
-    costs,
-    deletion_of,
-    hint,
-    interruptible,
-    list_hint,
-    remove,
-    say,
-    show,
-    still_there,
-)
-from systolic.cli.tpu_options import dry_run_option, order_options, place_options, print_commands
-from systolic.cli.tpu_run import run
-from systolic.cloud import (
-    Machine,
-    MachineNotFoundError,
-    NameTakenError,
-    Order,
-    QueuedRequest,
-    QuotaError,
-    SignInError,
-    commands,
-    gcloud,
-    order,
-)
-from systolic.cloud.offers import address
-from systolic.report.columns import Column, textual
+from systolic.chips import CHIPS
+from systolic.cli.complaints import complain
+from systolic.cli.output import make_folder
+from systolic.cloud import gcloud, jobs
+from systolic.cloud.errors import BusyError, MachineError, MachineNotFoundError, RefusedError
+from systolic.cloud.gcloud import Address, Line
+from systolic.cloud.offers import create_line
+from systolic.cloud.project import pack
 
-# Google calls it FAILED also when the machine of a request was taken back before it was there.
-_FAILED = ("FAILED", "SUSPENDED")
+_PLACE_OPTIONS = (
+    click.argument("name"),
+    click.option("--zone", default="", metavar="ZONE", help="Such as us-west4-a, in place of gcloud's own setting."),
+    click.option("--project", default="", metavar="ID", help="Of Google Cloud, in place of gcloud's own setting."),
+    click.option("--dry-run", is_flag=True, help="Print the commands for a shell, and run nothing."),
+)
+_MACHINE_OPTIONS = (
+    click.option("--chip", "chip_name", default="", metavar="CHIP", help=f"One of {', '.join(CHIPS)}; else v5e."),
+    click.option("--accelerator-type", default="", metavar="TYPE", help="In place of the smallest with the chip."),
+    click.option("--runtime-version", default="", metavar="VERSION", help="Software, in place of the chip's usual."),
+    click.option("--spot", is_flag=True, help="Cheaper, and taken back whenever Google needs it."),
+)
+
+
+def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda command: functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
 
 @click.group()
@@ -51,211 +49,233 @@ def tpu() -> None:
     Examples:
       systolic tpu run my-tpu --create --chip v6e --delete-after -- tune 4096,4096,4096 --chip v6e --measure 3
       systolic tpu create my-tpu --chip v5e --zone us-west4-a --spot
-      systolic tpu list
-      systolic tpu delete my-tpu
     """
 
 
-tpu.add_command(run)
-
-
 @tpu.command()
-@click.argument("name")
-@place_options
-@order_options
-@click.option("--queued", is_flag=True, help="Ask for it as a queued resource: it starts when there is one.")
-@dry_run_option
-def create(
-    name: str,
-    zone: str,
-    project: str,
-    chip_name: str,
-    accelerator_type: str,
-    runtime_version: str,
-    spot: bool,
-    queued: bool,
-    dry_run: bool,
-) -> int:
+@_options(*_PLACE_OPTIONS, *_MACHINE_OPTIONS)
+def create(name: str, zone: str, project: str, dry_run: bool, **machine: Any) -> int:
     """Make a machine, and wait until it is there. It costs money from then on, used or not, until it is deleted.
 
-    Exit code 1: there is no machine, for which the message names the reason.
-
     \b
     Examples:
-      systolic tpu create my-tpu --chip v5e --zone us-west4-a
-      systolic tpu create my-tpu --chip v6e --zone us-east5-b --spot --queued
       systolic tpu create my-tpu --accelerator-type v5litepod-4 --dry-run
     """
-    made = order(
-        address(name, zone, project),
-        chip_name=chip_name,
-        accelerator_type=accelerator_type,
-        runtime_version=runtime_version,
-        spot=spot,
-    )
-    line = commands.queue(made) if queued else commands.create(made)
+    where = Address(name=name, zone=zone, project=project)
+    line = create_line(where, **machine)
     if dry_run:
-        print_commands([line])
-        return 0
-    say(f"asking for {made.accelerator_type} with {made.runtime_version}{', spot' if spot else ''}")
-    _make(made, line, queued)
-    return _queued(made) if queued else _runs(made)
-
-
-def _make(made: Order, line: commands.Arguments, queued: bool) -> None:
-    try:
-        with interruptible():
-            gcloud.call(line, made.address.name, show=show)
-    except (QuotaError, NameTakenError, SignInError):
-        raise
-    except BaseException:
-        # It may be in the making for all that: the request was sent.
-        if queued:
-            say(f"whether {made.address.name} is queued cannot be said: {list_hint(made.address)} shows it")
-        else:
-            still_there(Stay(made.address), failed=True)
-        raise
-
-
-def _runs(made: Order) -> int:
-    where = made.address
-    click.echo(
-        f"{where.name} ({made.accelerator_type}) runs now, and costs money until it is deleted.\n"
-        f"  use:     {hint('run', where)} -- tune 4096,4096,4096 --measure 3\n"
-        f"  delete:  {hint('delete', where)}"
-    )
+        return _print(line)
+    gcloud.program()
+    with _interruptible():
+        try:
+            _make(where, line)
+        except BaseException as error:
+            if not isinstance(error, RefusedError):  # the request may have been sent
+                _tell_left(where)
+            raise
+    _tell_left(where)
     return 0
-
-
-def _queued(made: Order) -> int:
-    where = made.address
-    state = gcloud.queued_request(where).state
-    if state == "ACTIVE":
-        return _runs(made)
-    click.echo(f"{where.name} ({made.accelerator_type}) is queued: {state}")
-    if state not in _FAILED:
-        click.echo("It costs money from the moment that it is ACTIVE, used or not, until it is deleted.")
-    click.echo(f"  state:   {list_hint(where)}")
-    click.echo(f"  delete:  {hint('delete', where)}")
-    return 1 if state in _FAILED else 0
-
-
-@tpu.command(name="list")
-@place_options
-@dry_run_option
-@output_options
-def list_all(zone: str, project: str, dry_run: bool, json_file: str | None, quiet: bool) -> int:
-    """List machines and queued requests, and say which cost money. A zone of - asks for all zones.
-
-    \b
-    Examples:
-      systolic tpu list --zone us-west4-a
-      systolic tpu list --zone - --json -
-    """
-    if dry_run:
-        print_commands([commands.list_machines(zone, project), commands.list_queued(zone, project)])
-        return 0
-    check_target(json_file)
-    machines = gcloud.machines(zone, project)
-    known = {machine.queued_request for machine in machines}
-    waiting = [request for request in gcloud.queued_requests(zone, project) if request.name not in known]
-    found: list[Machine | QueuedRequest] = [*machines, *waiting]
-    paid = sum(map(costs, found))
-
-    def show_all() -> None:
-        if not found:
-            click.echo(f"no machines and no requests in {zone or 'the zone of gcloud'}")
-            return
-        show_table(console(), _COLUMNS, found)
-        click.echo(f"\n{paid} of {len(found)} cost money until deleted: systolic tpu delete NAME --zone ZONE")
-
-    give(json_file, "tpu list", map(_record, found), {"found": len(found), "cost_money": paid}, show_all)
-    return 0
-
-
-def _kind(one: Machine | QueuedRequest) -> str:
-    return "machine" if isinstance(one, Machine) else "request"
-
-
-def _record(one: Machine | QueuedRequest) -> dict[str, Any]:
-    return {"kind": _kind(one), **dataclasses.asdict(one), "costs_money": costs(one)}
-
-
-_COLUMNS: tuple[Column[Machine | QueuedRequest], ...] = (
-    textual("name", lambda one: one.name),
-    textual("kind", _kind),
-    textual("zone", lambda one: one.zone),
-    textual("accelerator type", lambda one: one.accelerator_type),
-    textual("runtime version", lambda one: one.runtime_version, droppable=True),
-    textual("state", lambda one: one.state),
-    textual("spot", lambda one: "spot" if one.spot else None),
-    textual("created", lambda one: one.created[:16].replace("T", " "), droppable=True),
-)
 
 
 @tpu.command()
-@click.argument("name")
+@_options(*_PLACE_OPTIONS)
 @click.argument("ssh_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- SSH_ARGUMENTS]")
-@place_options
-@dry_run_option
-def ssh(name: str, ssh_arguments: tuple[str, ...], zone: str, project: str, dry_run: bool) -> int:
-    """Open a shell on a machine. What stands behind -- goes to ssh. Its exit code is this one's.
+def ssh(name: str, zone: str, project: str, dry_run: bool, ssh_arguments: tuple[str, ...]) -> int:
+    """Open a shell on a machine. What follows -- goes to ssh. The exit code is that of the shell.
 
     \b
     Examples:
-      systolic tpu ssh my-tpu --zone us-west4-a
       systolic tpu ssh my-tpu -- -L 8888:localhost:8888
     """
-    where = address(name, zone, project)
-    line = commands.ssh(where, ssh_arguments)
+    where = Address(name=name, zone=zone, project=project)
+    line = gcloud.line("ssh", where, *(("--", *ssh_arguments) if ssh_arguments else ()))
     if dry_run:
-        print_commands([line])
-        return 0
+        return _print(line)
+    program = gcloud.program()
     try:
-        code = gcloud.converse(line, name)
+        return subprocess.call([program, *line[1:]])
     finally:
-        say(f"{name} costs money until it is deleted: {hint('delete', where)}")
+        _tell_left(where)
+
+
+@tpu.command()
+@_options(*_PLACE_OPTIONS)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def remove(name: str, zone: str, project: str, dry_run: bool, yes: bool) -> int:
+    """Delete a machine, after a question.
+
+    \b
+    Examples:
+      systolic tpu remove my-tpu --zone us-west4-a --yes
+    """
+    where = Address(name=name, zone=zone, project=project)
+    if dry_run:
+        return _print(_deletion(where))
+    try:
+        agreed = yes or click.confirm(f"delete {shlex.join((name, *where.flags))}?", err=True)
+    except click.Abort:
+        agreed = False
+    if not agreed:
+        complain(f"not deleted: {name} goes on, and costs money; --yes deletes it without a question")
+        return 1
+    with _interruptible():
+        return 0 if _delete(where) else 1
+
+
+@tpu.command()
+@_options(*_PLACE_OPTIONS)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND")
+@click.option("--create", "creates", is_flag=True, help="Make the machine first; the four options below say which.")
+@_options(*_MACHINE_OPTIONS)
+@click.option("--delete-after", is_flag=True, help="Delete the machine at the end, also after a failure or Ctrl-C.")
+@click.option("--results", default="tpu-results", metavar="FOLDER", help="Results go to FOLDER/NAME/, by time.")
+def run(
+    name: str,
+    command: tuple[str, ...],
+    creates: bool,
+    delete_after: bool,
+    results: str,
+    dry_run: bool,
+    zone: str,
+    project: str,
+    **machine: Any,
+) -> int:
+    """Run a command of systolic's on a machine, in a copy of this folder, and bring the files that it writes back.
+
+    Copied are the files that git tracks here, or neither tracks nor ignores. The exit code is the command's, or 1 if it
+    could not run. The machine goes on, and costs money, unless --delete-after.
+
+    \b
+    Examples:
+      systolic tpu run my-tpu --create --chip v6e --delete-after -- tune 4096,4096,4096 --chip v6e --measure 3
+      systolic tpu run my-tpu -- ladder all --chip v5e --json ladder.json
+    """
+    if any(machine.values()) and not creates:
+        raise click.UsageError("--chip, --accelerator-type, --runtime-version and --spot say what --create makes")
+    where = Address(name=name, zone=zone, project=project)
+    chips = _read_command(command).get("chips") or ()
+    if len(chips) == 1 and not machine["accelerator_type"]:
+        machine["chip_name"] = machine["chip_name"] or chips[0].name
+    creation = create_line(where, **machine) if creates else None
+    job = jobs.new_job()
+    if dry_run:
+        description = gcloud.line("describe", where, "--format=json")
+        start = (description, creation, description) if creation else (description,)
+        return _print(*start, *jobs.lines(where, job), *((_deletion(where),) if delete_after else ()))
+    gcloud.program()
+    parent = _results_folder(Path(results, name))
+    there, code = not creation, 1
+    with _interruptible(), tempfile.TemporaryDirectory() as folder:
+        count = pack(Path.cwd(), Path(folder, f"{job}.tar.gz"), job, command)
+        complain("no file is copied: this is no git checkout" if count is None else f"copying {count} files")
+        try:
+            if creation:
+                _check_free(where)
+                there = True
+                _make(where, creation)
+            jobs.check_fit(where)
+            code, written = jobs.run(where, job, Path(folder), parent)
+            complain(f"results are in {written}" if written else "the command wrote no files")
+        except (MachineError, OSError) as error:
+            complain(f"systolic: {error}")
+            there = there and not isinstance(error, MachineNotFoundError | RefusedError)
+            delete_after = delete_after and not isinstance(error, BusyError)  # whose command is somebody else's
+        except KeyboardInterrupt:
+            complain("stopped")
+            code = 130
+        finally:
+            if there and delete_after:
+                code = code if _delete(where) else code or 1
+            elif there:
+                _tell_left(where)
     return code
 
 
-@tpu.command()
-@click.argument("name")
-@place_options
-@click.option("--queued", is_flag=True, help="It is a queued request; without this, gcloud is asked.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@dry_run_option
-def delete(name: str, zone: str, project: str, queued: bool, yes: bool, dry_run: bool) -> int:
-    """Delete a machine or a queued request, after a question.
+def _read_command(command: Sequence[str]) -> dict[str, Any]:
+    """Read a command as the machine will, so that a wrong call costs nothing; return its options."""
+    root = click.get_current_context().find_root()
+    assert isinstance(root.command, click.Group)
+    read = root.command.get_command(root, command[0])
+    if read is None or read is tpu:
+        raise click.UsageError(f"{command[0]!r} is no command of systolic's that runs on a machine")
+    for word in command:
+        path = word.partition("=")[2] if word.startswith("--") and "=" in word else word
+        if path.startswith(("/", "~", "../")):
+            raise click.UsageError(f"{path} is not there on the machine: name a file in this folder, such as x.json")
+    with read.make_context(command[0], list(command[1:]), parent=root) as parsed:
+        return parsed.params
 
-    Exit code 1: it is not deleted.
 
-    \b
-    Examples:
-      systolic tpu delete my-tpu --zone us-west4-a
-      systolic tpu delete my-tpu --yes
-    """
-    where = address(name, zone, project)
-    if dry_run:
-        known = [] if queued else [commands.describe(where)]
-        print_commands([*known, commands.delete_queued(where) if queued else commands.delete(where)])
-        return 0
-    found: Machine | QueuedRequest
+def _results_folder(folder: Path) -> Path:
+    """Make a folder, which git ignores if it was not there: results are no part of the next run's copy."""
+    is_new = not folder.exists()
+    make_folder(folder, folder)
+    if is_new:
+        (folder / ".gitignore").write_text("*\n")
+    return folder
+
+
+def _check_free(where: Address) -> None:
+    """Check that no machine has the name: --delete-after may delete only what was made here."""
     try:
-        found = gcloud.queued_request(where) if queued else gcloud.machine(where)
+        gcloud.state(where)
     except MachineNotFoundError:
-        if queued:
-            raise
-        found = gcloud.queued_request(where)
-    line = deletion_of(found, where) if isinstance(found, Machine) else commands.delete_queued(where)
-    what = f"{_kind(found)} {name} ({found.accelerator_type}, {found.state}, {found.zone})"
-    if not yes:
-        try:
-            agreed = click.confirm(f"delete {what}?", err=True)
-        except click.Abort:  # also where nobody can answer
-            say("\nno answer; --yes deletes without asking")
-            agreed = False
-        if not agreed:
-            say(f"not deleted: {what}" + (", which costs money" if costs(found) else ""))
-            return 1
-    with interruptible():
-        return 0 if remove(where, line) else 1
+        return
+    raise RefusedError(f"there is a machine {where.name} already: drop --create to use it, or take another name")
+
+
+def _make(where: Address, creation: Line) -> None:
+    complain(f"making {where.name}, which costs money from now on: {shlex.join(creation)}")
+    gcloud.call(creation, where.name)
+
+
+def _deletion(where: Address) -> Line:
+    return gcloud.line("delete", where, "--quiet")
+
+
+def _delete(where: Address) -> bool:
+    """Delete a machine; if that fails, return False after loud words."""
+    try:
+        gcloud.call(_deletion(where), where.name)
+    except MachineNotFoundError as error:
+        complain(f"systolic: {error}")
+    except (MachineError, KeyboardInterrupt) as error:
+        complain(
+            f"{'!' * 78}\n{where.name} COULD NOT BE DELETED: assume that it is still there, and costs money.\n"
+            f"{str(error) or 'interrupted'}\nDelete it with:\n\n    {shlex.join(_deletion(where))}\n{'!' * 78}"
+        )
+    else:
+        complain(f"deleted {where.name}")
+        return True
+    return False
+
+
+def _tell_left(where: Address) -> None:
+    """Say that a machine goes on, and how to delete it."""
+    try:
+        state = f"is there ({gcloud.state(where)[0]})"
+    except MachineNotFoundError:
+        complain(f"there is no machine {where.name}: nothing costs money")
+        return
+    except (MachineError, KeyboardInterrupt):
+        state = "may be there"
+    hint = shlex.join(["systolic", "tpu", "remove", where.name, *where.flags])
+    complain(f"{where.name} {state}, and costs money until it is deleted: {hint}")
+
+
+def _print(*lines: Line) -> int:
+    for line in lines:
+        click.echo(shlex.join(line))
+    return 0
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Stop at a closed terminal or a `kill` as at Ctrl-C: what was to be deleted at the end still is."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = [(number, signal.signal(number, signal.default_int_handler)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

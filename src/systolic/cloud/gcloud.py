@@ -1,144 +1,85 @@
-"""Calls `gcloud`: a list of arguments, never a shell; and its failures as named errors."""
+"""The command lines of `gcloud`, as arguments that no shell reads, and calls of them.
+
+A value shares one argument with its flag, so that none can be taken for a flag itself.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
-import signal
 import subprocess
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
 
-from systolic.cloud import commands
-from systolic.cloud.errors import GcloudError, GcloudMissingError, classified
-from systolic.cloud.machine import Address, Machine, QueuedRequest, listed
-from systolic.untrusted import UntrustedError, read_json
+from systolic.cloud.errors import MachineError, TpuCallError, failure
+from systolic.untrusted import UntrustedError, mapping, read_json, shown
 
-_T = TypeVar("_T")
-Show = Callable[[bytes], None]
-
-_SECONDS_TO_END = 10.0
+Line = tuple[str, ...]
+_TPU_VM = ("gcloud", "compute", "tpus", "tpu-vm")
+# https://cloud.google.com/compute/docs/naming-resources
+_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def found() -> str:
-    """Where `gcloud` is.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A machine's name and place; an empty zone or project is that of gcloud's configuration."""
 
-    Raises:
-      GcloudMissingError: nowhere.
-    """
-    program = shutil.which("gcloud")
-    if program is None:
-        raise GcloudMissingError
-    return program
+    name: str
+    zone: str = ""
+    project: str = ""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise TpuCallError(f"{self.name!r} is no name of a machine: use lower-case letters, digits and hyphens")
+
+    @property
+    def flags(self) -> Line:
+        """The flags of `gcloud`, and of `systolic tpu`, for zone and project."""
+        pairs = (("--zone", self.zone), ("--project", self.project))
+        return tuple(f"{flag}={value}" for flag, value in pairs if value)
 
 
-def call(arguments: Sequence[str], name: str = "", *, show: Show | None = None, folder: Path | None = None) -> str:
-    """Runs a command line of `commands`; returns what it wrote to standard output.
+def line(verb: str, where: Address, *more: str) -> Line:
+    """Return the command line of a verb for one machine."""
+    return (*_TPU_VM, verb, where.name, *where.flags, *more)
+
+
+def scp(where: Address, source: str, target: str) -> Line:
+    """Return the command line that copies a file; `NAME:` stands before one of the machine's home folder."""
+    return (*_TPU_VM, "scp", source, target, *where.flags)
+
+
+def program() -> str:
+    """Return the path of `gcloud`; a `MachineError` says how to install it."""
+    path = shutil.which("gcloud")
+    if path is None:
+        raise MachineError("gcloud is not installed: see https://cloud.google.com/sdk/docs/install, then gcloud init")
+    return path
+
+
+def call(arguments: Sequence[str], name: str, *, folder: Path | None = None, live: bool = False) -> str:
+    """Run a command line for a machine in a folder, and return its standard output; or raise a `MachineError`.
 
     Args:
-      name: of the machine, for messages.
-      show: is given what gcloud writes to standard error, while it does; a question to the user is among it.
-      folder: to run it in.
-
-    Raises:
-      GcloudMissingError: there is no gcloud.
-      GcloudError: it failed; a subclass where it is known how.
+      live: leave it the terminal, for its output and its questions to the user; else it cannot ask any.
     """
-    said: list[bytes] = []
-    # Without buffers: one that a thread still reads cannot be closed, and gcloud's ssh may outlive it.
-    with subprocess.Popen(
-        [found(), *arguments[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, bufsize=0
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        listener = threading.Thread(target=_listen, args=(process.stderr, said, show), daemon=True)
-        listener.start()
-        try:
-            out = process.stdout.read()
-            returncode = process.wait()
-        except BaseException:
-            _end(process)
-            raise
-        finally:
-            listener.join(timeout=_SECONDS_TO_END)
-    if returncode != 0:
-        raise classified(arguments[4], name, returncode, b"".join(said).decode(errors="replace"))
-    return out.decode(errors="replace")
+    source, sink = (None, None) if live else (subprocess.DEVNULL, subprocess.PIPE)
+    command = [program(), *arguments[1:]]
+    done = subprocess.run(command, cwd=folder, stdin=source, stdout=sink, stderr=sink, text=True, errors="replace")
+    if done.returncode != 0:
+        raise failure(arguments[len(_TPU_VM)], name, done.returncode, done.stderr or "")
+    return done.stdout or ""
 
 
-def converse(arguments: Sequence[str], name: str) -> int:
-    """Runs a command line with this terminal as its own; returns its exit code.
-
-    Raises:
-      GcloudMissingError: there is no gcloud.
-      ConnectionLostError: ssh failed.
-    """
-    returncode = subprocess.call([found(), *arguments[1:]])
-    if returncode == 255:
-        raise classified(arguments[4], name, returncode, "")
-    return returncode
-
-
-def machine(address: Address) -> Machine:
-    """What is known of a machine.
-
-    Raises:
-      MachineNotFoundError: it is not there.
-      MachineError: as `call`.
-    """
-    return _read(call(commands.describe(address), address.name), Machine.of)
-
-
-def queued_request(address: Address) -> QueuedRequest:
-    """What is known of a request for a machine.
-
-    Raises:
-      MachineNotFoundError: it is not there.
-      MachineError: as `call`.
-    """
-    return _read(call(commands.describe_queued(address), address.name), QueuedRequest.of)
-
-
-def machines(zone: str, project: str) -> list[Machine]:
-    """The machines of a zone.
-
-    Raises:
-      MachineError: as `call`.
-    """
-    return _read(call(commands.list_machines(zone, project)), lambda found: list(map(Machine.of, listed(found))))
-
-
-def queued_requests(zone: str, project: str) -> list[QueuedRequest]:
-    """The requests of a zone, with those whose machine is there.
-
-    Raises:
-      MachineError: as `call`.
-    """
-    return _read(call(commands.list_queued(zone, project)), lambda found: list(map(QueuedRequest.of, listed(found))))
-
-
-def _read(text: str, reader: Callable[[Any], _T]) -> _T:
+def state(where: Address) -> tuple[str, int]:
+    """Return a machine's state, such as READY or PREEMPTED, and the number of hosts of its slice."""
+    text = call(line("describe", where, "--format=json"), where.name)
     try:
-        return reader(read_json(text))
+        record = mapping(read_json(text), "it")
+        word, endpoints = record.get("state"), record.get("networkEndpoints", [])
+        if not (isinstance(word, str) and word.isprintable() and isinstance(endpoints, list)):
+            raise UntrustedError("it has no state")
     except UntrustedError as error:
-        raise GcloudError(
-            f"gcloud answered with something else than asked for: {error}: {text[:200]!r}", text
-        ) from error
-
-
-def _listen(stream: IO[bytes], said: list[bytes], show: Show | None) -> None:
-    # Not by lines: a question of gcloud's ends without one. Unbuffered, this returns what there is.
-    while chunk := stream.read(65536):
-        said.append(chunk)
-        if show is not None:
-            show(chunk)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process as Ctrl-C does: it has got that already if it was pressed, but not if this one was stopped."""
-    try:
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=_SECONDS_TO_END)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        process.terminate()
+        raise MachineError(f"gcloud describe answered {shown(text)}, which is no machine: {error}") from error
+    return word, max(1, len(endpoints))

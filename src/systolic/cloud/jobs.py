@@ -1,141 +1,113 @@
-"""A command on a machine, from the copy of the project to the results that come back."""
+"""A command on a machine, and the results that it leaves, which come back whole or not at all."""
 
 from __future__ import annotations
 
 import secrets
+import tarfile
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from systolic.cloud import commands, remote
-from systolic.cloud.errors import BusyError, GcloudError, MachineUnfitError
-from systolic.cloud.gcloud import Show, call
-from systolic.cloud.machine import Address, Machine
-from systolic.cloud.project import Project
-from systolic.cloud.results import place, read_outcome, unpack
+from systolic.cloud import gcloud
+from systolic.cloud.errors import BusyError, MachineError
+from systolic.cloud.gcloud import Address, Line
+from systolic.cloud.project import BUSY, NOT_INSTALLED
+from systolic.printable import printable
 
-_PYTHON = "python3"
-_ROOT = "systolic-run"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
-    """What came back.
-
-    Attributes:
-      folder: where it lies: run.json, stdout.txt, log.txt, files/ and, after `tune`, trials.sqlite.
-      files: that the command wrote or changed.
-      left_out: what else came, and why it was not taken.
-      exit_code: of the command; 1 if it could not be begun.
-      stage: `command`, or `install` if it ended there.
-      stdout: all that the command wrote to it.
-    """
-
-    folder: Path
-    files: tuple[Path, ...]
-    left_out: tuple[str, ...]
-    exit_code: int
-    stage: str
-    stdout: str
+_REPEATED = 75  # gcloud calls ssh again when a connection breaks: the command must not run twice
+_FAILED_ENDS = {
+    _REPEATED: (MachineError, "the connection broke while the command ran: run it again"),
+    BUSY: (BusyError, "another command of systolic still runs there: wait, or end it by systolic tpu ssh"),
+    NOT_INSTALLED: (MachineError, "systolic could not be installed there, for the reason above"),
+}
+# Two minutes of silence end a connection that broke without a word.
+_ALIVE = ("--ssh-flag=-oServerAliveInterval=30", "--ssh-flag=-oServerAliveCountMax=4")
+_MAX_BYTES = 8 * 2**30  # of results
 
 
 def new_job() -> str:
-    """A job's name: when it began, and something that no other has."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    """Return a job's name, which no other has."""
+    return f"systolic-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def check_fit(machine: Machine) -> None:
-    """Whether a command can be run on a machine.
-
-    Raises:
-      MachineUnfitError: it is not up, or one of several that only run together.
-    """
-    if machine.state != "READY":
-        raise MachineUnfitError(f"{machine.name} is {machine.state}, not READY: nothing can be run on it now")
-    if machine.hosts > 1:
-        raise MachineUnfitError(
-            f"{machine.name} ({machine.accelerator_type}) is {machine.hosts} hosts, which JAX starts only together: a "
-            "measurement needs one; create a smaller one, such as v5litepod-8, v6e-8, v5p-8 or v4-8"
-        )
-
-
-def upload_command(address: Address, job: str) -> commands.Arguments:
-    """Copies a job's two files."""
-    return commands.copy_there(address, (f"systolic-{job}.py", f"systolic-{job}.tar.gz"))
-
-
-def start_command(address: Address, job: str, *, replace: bool) -> commands.Arguments:
-    """Begins a job, and follows it to its end."""
-    words = (_PYTHON, f"systolic-{job}.py", "start", job, *(("--replace",) if replace else ()))
-    return commands.ssh_run(address, words)
-
-
-def follow_command(address: Address) -> commands.Arguments:
-    """Follows the job that was begun last."""
-    return commands.ssh_run(address, (_PYTHON, f"{_ROOT}/remote.py", "follow"))
-
-
-def fetch_command(address: Address, job: str) -> commands.Arguments:
-    """Copies the results of a job; "": of the one that ended last."""
-    path = f"jobs/{job}/results.tar.gz" if job else "latest.tar.gz"
-    return commands.copy_back(address, f"{_ROOT}/{path}", "results.tar.gz")
-
-
-def upload(address: Address, job: str, project: Project, command: Sequence[str], show: Show) -> None:
-    """Copies the project and the command to a machine.
-
-    Raises:
-      MachineError: as `call`.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        project.write(Path(folder), job, command)
-        call(upload_command(address, job), address.name, show=show, folder=Path(folder))
-
-
-def follow(address: Address, line: commands.Arguments, show: Show) -> None:
-    """Runs `start_command` or `follow_command`.
-
-    Raises:
-      BusyError: another command runs there.
-      MachineError: as `call`.
-    """
-    try:
-        call(line, address.name, show=show)
-    except GcloudError as error:
-        if error.returncode == remote.BUSY:
-            raise BusyError(
-                f"another command still runs on {address.name}: --resume follows it, --replace stops it first"
-            ) from error
-        if error.returncode in (remote.NO_JOB, remote.DIED):
-            raise MachineUnfitError(f"{address.name} has no results to bring back: {error.words}") from error
-        raise
-
-
-def fetch(address: Address, job: str, parent: Path, show: Show) -> Results:
-    """Brings the results back into a folder of their own beneath `parent`.
-
-    Raises:
-      ResultsError: what came is not what a job leaves behind; nothing of it was placed.
-      MachineError: as `call`.
-    """
-    with tempfile.TemporaryDirectory(dir=parent) as name:
-        folder = Path(name)
-        call(fetch_command(address, job), address.name, show=show, folder=folder)
-        unpacked = folder / "unpacked"
-        unpacked.mkdir()
-        left_out = unpack(folder / "results.tar.gz", unpacked)
-        outcome = read_outcome(unpacked, job)
-        stdout = unpacked / "stdout.txt"
-        said = stdout.read_text(encoding="utf-8", errors="replace") if stdout.exists() else ""
-        target = parent / outcome.job
-        place(unpacked, target)
-    return Results(
-        folder=target,
-        files=tuple(sorted(path for path in (target / "files").rglob("*") if path.is_file())),
-        left_out=left_out,
-        exit_code=outcome.exit_code,
-        stage=outcome.stage,
-        stdout=said,
+def lines(where: Address, job: str) -> tuple[Line, Line, Line]:
+    """Return the command lines that copy a job's archive, run it, and copy its results back."""
+    archive = f"{job}.tar.gz"
+    shell = f"mkdir {job} || exit {_REPEATED}; tar xzf {archive} -C {job} && rm {archive} && sh {job}/run.sh </dev/null"
+    return (
+        gcloud.scp(where, archive, f"{where.name}:"),
+        gcloud.line("ssh", where, *_ALIVE, f"--command={shell}"),
+        gcloud.scp(where, f"{where.name}:{job}/results.tar.gz", "results.tar.gz"),
     )
+
+
+def check_fit(where: Address) -> None:
+    """Check that a machine is ready, and the only host of its slice."""
+    state, hosts = gcloud.state(where)
+    if state != "READY":
+        raise MachineError(f"{where.name} is {state}, not READY: nothing can run on it now")
+    if hosts > 1:
+        raise MachineError(f"{where.name} has {hosts} hosts, which JAX starts only together: make a smaller one")
+
+
+def run(where: Address, job: str, folder: Path, parent: Path) -> tuple[int, Path | None]:
+    """Run a job whose archive lies in `folder`, with its output on the terminal, and bring its results back.
+
+    Returns:
+      The command's exit code, and the folder in `parent` with the files that it wrote; None if it wrote none.
+    """
+    there, begin, back = lines(where, job)
+    gcloud.call(there, where.name, folder=folder, live=True)
+    try:
+        gcloud.call(begin, where.name, live=True)
+    except MachineError as error:
+        kind, text = _FAILED_ENDS.get(error.returncode, (MachineError, str(error)))
+        raise kind(f"{where.name}: {text}") from error
+    try:
+        gcloud.call(back, where.name, folder=folder)
+    except MachineError as error:
+        raise MachineError(f"{where.name}: no results came back, and the command may not have run: {error}") from error
+    with tempfile.TemporaryDirectory(dir=parent, prefix=".partial-") as partial:
+        results = Path(partial, "results")
+        results.mkdir()
+        code = unpack(folder / "results.tar.gz", results)
+        return code, results.rename(parent / job.removeprefix("systolic-")) if any(results.iterdir()) else None
+
+
+def unpack(archive: Path, folder: Path) -> int:
+    """Unpack the results of a command, and nothing else, into an empty folder; return the command's exit code."""
+    try:
+        # As a stream, which cannot go backwards: a size below 0 would send tarfile round in circles.
+        with tarfile.open(archive, "r|gz") as members:
+            members.extractall(folder, filter=_filter())
+        exit_code = folder / "exit_code"
+        with exit_code.open("rb") as opened:
+            code = int(opened.read(8))
+        exit_code.unlink()
+        if not 0 <= code <= 255:
+            raise MachineError(f"exit code {code}")
+    except Exception as error:
+        words = printable(str(error)) or type(error).__name__
+        raise MachineError(
+            f"the results that the machine sent are refused, and none of them is kept: {words}"
+        ) from error
+    return code
+
+
+def _filter() -> Callable[[tarfile.TarInfo, str], tarfile.TarInfo]:
+    """Return a filter of archives for plain files with names of results, that `tarfile.data_filter` takes."""
+    left = _MAX_BYTES
+
+    def checked(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+        nonlocal left
+        left -= member.size
+        parts = PurePosixPath(member.name).parts
+        known = member.name in ("exit_code", "trials.sqlite") or (parts[:1] == ("files",) and len(parts) > 1)
+        if not member.isreg() or not known or {"..", ".git"} & {part.lower() for part in parts}:
+            raise MachineError(f"{member.name!r} is no plain file of a result")
+        if left < 0:
+            raise MachineError(f"more than {_MAX_BYTES:,} bytes")
+        return tarfile.data_filter(member, folder)
+
+    return checked

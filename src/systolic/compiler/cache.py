@@ -23,10 +23,6 @@ CACHE_SIZE_LIMIT_BYTES = 4 * 2**30
 
 _FRESH_NS = 3600 * 10**9  # whoever was used within the hour keeps its place; so most reads write nothing
 
-# What versions up to 0.3 left in the same folder. It is never read: they kept pickles there.
-_OLD_FILES = ("cache.db", "cache.db-wal", "cache.db-shm")
-_OLD_ENTRIES = "[0-9a-f][0-9a-f]/[0-9a-f][0-9a-f]/*.val"
-
 
 class CacheWarning(UserWarning):
     """The cache could not be read or written. The work goes on without it."""
@@ -126,11 +122,6 @@ class ProgramCache:
         except (DamagedError, UnusableError, OSError, ValueError) as error:
             return " ".join(str(error).split())
         return None
-
-    def old_size_bytes(self) -> int:
-        """Size of what versions up to 0.3 left in the folder. Nothing reads it any more: it may be removed."""
-        folder = self._file().folder
-        return sum(_size(path) for path in (*(folder / name for name in _OLD_FILES), *folder.glob(_OLD_ENTRIES)))
 
     def _file(self) -> CacheFile:
         return CacheFile(self.folder if self.folder is not None else cache_folder())

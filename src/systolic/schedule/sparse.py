@@ -8,13 +8,12 @@ blocks are read once, and the dense operand once for each chunk.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
-from systolic.schedule.grouped import buffer_bytes, vmem_limit
+from systolic.schedule.grouped import buffer_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation, misaligned, vmem_violations
 from systolic.schedule.sizes import largest_divisor, padded
 from systolic.schedule.sparse_lists import INDEX_BYTES, index_words
@@ -274,8 +273,3 @@ def most_joined(spec: SparseSpec, cycles: float) -> int:
 def _stretches(spec: SparseSpec, joined: int) -> int:
     """Blocks in all stretches of code: of one, of two, and so on; of dsd and dds one more that only adds up."""
     return joined * (joined + 1) // 2 + (joined if spec.kind != "sdd" else 0)
-
-
-def limit_of(buffers: Sequence[VmemBuffer], chip: Chip) -> int:
-    """Bytes of VMEM to ask the compiler for."""
-    return vmem_limit(buffers, chip)

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from systolic.call_errors import WrongCallError
 from systolic.printable import printable
-from systolic.store.migration import migrate
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 2  # a store of another one is left alone
 _BUSY_S = 60.0  # to wait for another writer
 _LONGEST_BYTES = 2**26  # of a value; a trial has a few thousand
 _APPLICATION = 0x73797374  # "syst", which SQLite keeps in the head of the file
@@ -39,7 +38,6 @@ CREATE TABLE IF NOT EXISTS trials (
   PRIMARY KEY (subject, config)
 ) STRICT;
 """
-_SCHEMAS = {1: _SCHEMA.replace("config", "blocking"), SCHEMA_VERSION: _SCHEMA}
 # As SQLite keeps it in the first page of the file.
 _SCHEMA_MARK = b"CREATE TABLE trials (\n  subject TEXT NOT NULL REFERENCES subjects (key)"
 # What is not the file's fault: https://www.sqlite.org/rescode.html. Statements here are constant, so that whatever else
@@ -61,7 +59,7 @@ _ENVIRONMENT = {
 
 
 class StoreError(WrongCallError, RuntimeError):
-    """The file cannot be used: no permission, no room, made by a newer version, or no store of trials at all."""
+    """The file cannot be used: no permission, no room, made by another version, or no store of trials at all."""
 
 
 class StoreDamagedError(StoreError):
@@ -97,14 +95,12 @@ def shown_path(file: Path) -> str:
 def connection(file: Path, *, writing: bool, thorough: bool = True) -> sqlite3.Connection:
     """A connection to a store that is whole; text comes as bytes, which need not be UTF-8.
 
-    A store of an older schema is migrated: in the file when it is to be written, else in a copy in memory.
-
     Args:
       writing: makes the file and its tables where they are not there.
       thorough: reads all of it, to see whether it is whole.
 
     Raises:
-      StoreError: it is no store, or a newer one.
+      StoreError: it is no store, or that of another version.
       StoreDamagedError, sqlite3.Error, OSError: see `named_errors`.
     """
     _check_ours(file)
@@ -119,35 +115,27 @@ def connection(file: Path, *, writing: bool, thorough: bool = True) -> sqlite3.C
                 f"PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
             )
             opened.execute("PRAGMA journal_mode = WAL")
-        version = _checked_version(opened, file)
+        _check_version(opened, file)
         opened.execute("PRAGMA synchronous = FULL")
         if thorough and (found := _text(opened.execute("PRAGMA integrity_check(1)").fetchone()[0])) != "ok":
             raise StoreDamagedError(f"{shown_path(file)} is damaged: {found}")
-        if version < SCHEMA_VERSION:
-            opened = opened if writing else _in_memory(opened)
-            with transaction(opened):
-                if _checked_version(opened, file) < SCHEMA_VERSION:  # nobody else has been faster
-                    migrate(opened)
-                    opened.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except BaseException:
         opened.close()
         raise
     return opened
 
 
-def wreck(file: Path) -> tuple[sqlite3.Connection, int]:
-    """A connection to a damaged store, and the schema of its tables, which are all that is checked."""
+def wreck(file: Path) -> sqlite3.Connection:
+    """Return a connection to a damaged store, of which only the schema of the tables is checked."""
     opened = sqlite3.connect(_address(file, writing=False), uri=True, isolation_level=None)
     try:
         _prepare(opened)
-        tables = _tables(opened)
-        for version in _SCHEMAS:
-            if tables == _schema(version):
-                return opened, version
-        raise StoreDamagedError(f"{shown_path(file)} is damaged: its tables are not those of a store")
+        if _tables(opened) != _schema():
+            raise StoreDamagedError(f"{shown_path(file)} is damaged: its tables are not those of a store")
     except BaseException:
         opened.close()
         raise
+    return opened
 
 
 @contextmanager
@@ -161,18 +149,6 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         with suppress(sqlite3.Error):  # some errors, such as a full disk, have rolled it back
             connection.execute("ROLLBACK")
         raise
-
-
-def _in_memory(opened: sqlite3.Connection) -> sqlite3.Connection:
-    copy = sqlite3.connect(":memory:", isolation_level=None)
-    try:
-        with closing(opened):
-            opened.backup(copy)
-        _prepare(copy)
-    except BaseException:
-        copy.close()
-        raise
-    return copy
 
 
 @contextmanager
@@ -239,17 +215,16 @@ def _prepare(opened: sqlite3.Connection) -> None:
     opened.execute("PRAGMA cell_size_check = ON")
 
 
-def _checked_version(opened: sqlite3.Connection, file: Path) -> int:
-    """The schema of a store whose tables are those of that schema: a view or a trigger would run whatever it says."""
+def _check_version(opened: sqlite3.Connection, file: Path) -> None:
+    """Check the version and the tables of a store: a view or a trigger would run whatever it says."""
     version = _number(opened, "user_version")
-    if version > SCHEMA_VERSION:
+    if version > 0 and version != SCHEMA_VERSION:
         raise StoreError(
-            f"{shown_path(file)} was made by a newer version of systolic (schema {version}, here {SCHEMA_VERSION}): "
-            "upgrade systolic, or name another file"
+            f"{shown_path(file)} was made by another version of systolic (schema {version}, here {SCHEMA_VERSION}): "
+            "move it away, or name another file"
         )
-    if version not in _SCHEMAS or _tables(opened) != _schema(version):
+    if version != SCHEMA_VERSION or _tables(opened) != _schema():
         raise StoreDamagedError(f"{shown_path(file)} is damaged: its tables are not those of a store")
-    return version
 
 
 def _tables(opened: sqlite3.Connection) -> list[tuple[str, ...]]:
@@ -258,9 +233,9 @@ def _tables(opened: sqlite3.Connection) -> list[tuple[str, ...]]:
 
 
 @functools.cache
-def _schema(version: int) -> list[tuple[str, ...]]:
+def _schema() -> list[tuple[str, ...]]:
     with closing(sqlite3.connect(":memory:")) as made:
-        made.executescript(_SCHEMAS[version])
+        made.executescript(_SCHEMA)
         return _tables(made)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from systolic.call_errors import WrongCallError
 from systolic.printable import printable
 from systolic.store.database import StoreError
-from systolic.store.migration import subject_of_schema_1, trial_of_schema_1
 from systolic.store.reading import read_subject, read_trial
 from systolic.store.trial import Subject, Trial
 from systolic.store.trial_store import TrialStore
@@ -53,10 +52,9 @@ def read_exported(document: Any) -> list[tuple[Subject, list[Trial]]]:
     document = mapping(document, "it")
     if document.get("command") != _COMMAND:
         raise UntrustedError(f"made by {shown(document.get('command'))}")
-    schema = mapping(document.get("summary", {}), "summary").get("schema", 1)
-    if type(schema) is not int or not 1 <= schema <= EXPORT_SCHEMA:
+    schema = mapping(document.get("summary", {}), "summary").get("schema")
+    if type(schema) is not int or schema != EXPORT_SCHEMA:
         raise UntrustedError(f"schema {shown(schema)} is of another version of systolic; here it is {EXPORT_SCHEMA}")
-    old = schema < EXPORT_SCHEMA
     rows = document.get("rows")
     if not isinstance(rows, list):
         raise UntrustedError(f"rows is no list but {shown(rows)}")
@@ -69,11 +67,11 @@ def read_exported(document: Any) -> list[tuple[Subject, list[Trial]]]:
             raise UntrustedError(f"{where} is no subject with a list of trials")
         try:
             where = f"row {number}, subject"
-            subject = read_subject(subject_of_schema_1(row["subject"]) if old else row["subject"])
+            subject = read_subject(row["subject"])
             read = []
             for place, trial in enumerate(trials, 1):
                 where = f"row {number}, trial {place}"
-                read.append(read_trial(trial_of_schema_1(trial) if old else trial, subject))
+                read.append(read_trial(trial, subject))
         except UntrustedError as error:
             raise UntrustedError(f"{where}: {error}") from error
         found.append((subject, read))

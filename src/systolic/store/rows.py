@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +15,6 @@ from typing import Any
 from systolic.op import kept_as
 from systolic.store import database
 from systolic.store.database import StoreDamagedError, named_errors
-from systolic.store.migration import Row, config_text, rows_of_schema_1
 from systolic.store.reading import read_subject, read_trial
 from systolic.store.trial import Subject, Trial, best_first
 from systolic.untrusted import UntrustedError, mapping, read_json
@@ -23,6 +23,7 @@ TRIAL_COLUMNS = "rowid, subject, config, status, modelled_us, simulated_us, meas
 _SUBJECT_COLUMNS = "rowid, key, chip, subject"
 
 Records = Sequence[tuple[Subject, Sequence[Trial]]]
+Row = Sequence[Any]  # of SQLite, whose texts are bytes
 
 
 def write(connection: sqlite3.Connection, records: Records) -> None:
@@ -40,7 +41,7 @@ def write(connection: sqlite3.Connection, records: Records) -> None:
 
 def _write(connection: sqlite3.Connection, subject: Subject, trial: Trial) -> None:
     config = None if trial.tried is None else dataclasses.asdict(trial.tried)
-    key = (subject.key, config_text(config))
+    key = (subject.key, _config_text(config))
     there = connection.execute(f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND config = ?", key).fetchall()
     if there and not list(read_trials(there, subject, [])):
         # What cannot be read knows nothing, whatever its columns say.
@@ -82,19 +83,13 @@ def salvaged(file: Path) -> list[tuple[Subject, list[Trial]]]:
     """What can still be read of a damaged store: rows from either end, up to the first page that is broken."""
     subjects: dict[int, Row] = {}
     trials: dict[int, Row] = {}
-    version = database.SCHEMA_VERSION
-    with suppress(StoreDamagedError), named_errors(file):
-        connection, version = database.wreck(file)
-        of_trials = TRIAL_COLUMNS if version == database.SCHEMA_VERSION else TRIAL_COLUMNS.replace("config", "blocking")
-        with closing(connection):
-            for found, columns, table in ((subjects, _SUBJECT_COLUMNS, "subjects"), (trials, of_trials, "trials")):
-                for order in ("ASC", "DESC"):
-                    with suppress(sqlite3.DatabaseError, UnicodeError):
-                        query = f"SELECT {columns} FROM {table} NOT INDEXED ORDER BY rowid {order}"
-                        for row in connection.execute(query):
-                            found.setdefault(row[0], row)
-    if version < database.SCHEMA_VERSION:
-        return _joined(*rows_of_schema_1(subjects.values(), trials.values()), [])
+    with suppress(StoreDamagedError), named_errors(file), closing(database.wreck(file)) as connection:
+        for found, columns, table in ((subjects, _SUBJECT_COLUMNS, "subjects"), (trials, TRIAL_COLUMNS, "trials")):
+            for order in ("ASC", "DESC"):
+                with suppress(sqlite3.DatabaseError, UnicodeError):
+                    query = f"SELECT {columns} FROM {table} NOT INDEXED ORDER BY rowid {order}"
+                    for row in connection.execute(query):
+                        found.setdefault(row[0], row)
     return _joined(subjects.values(), trials.values(), [])
 
 
@@ -127,9 +122,14 @@ def _trial(row: Row, subject: Subject) -> Trial:
     record = _json(text)
     trial = read_trial(record, subject)
     own = [trial.status.encode(), trial.modelled_us, trial.simulated_us, trial.measured_us]
-    if config != config_text(record.get("function") or record["config"]).encode() or columns != own:
+    if config != _config_text(record.get("function") or record["config"]).encode() or columns != own:
         raise UntrustedError("its columns are not those of its record")
     return trial
+
+
+def _config_text(config: Any) -> str:
+    """Return a configuration as the column of that name has it; XLA's program has none."""
+    return "" if config is None else json.dumps(config, sort_keys=True)
 
 
 def _json(text: Any) -> Any:

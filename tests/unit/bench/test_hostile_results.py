@@ -117,7 +117,7 @@ def saved(path: Path, place: Place, value: Any) -> Path:
         (("rows", 0, "run", "made"), 1, "'made' is not known"),
         (("rows", 0, "time_us"), -5.0, "time_us: -5.0 is not"),
         (("rows", 0, "stalls", "copy"), "0.1", "stalls.copy: '0.1' is no finite number"),
-        (("schema",), 0, "has schema 0"),
+        (("schema",), 0, "(schema 0, here 2)"),
     ],
 )
 def test_no_gate_is_passed_by_a_number_that_is_none(

@@ -15,8 +15,8 @@ import pytest
 import systolic
 from systolic.chips import CHIPS, V6E, Chip, ChipNameError, UnknownChipError, chip, register
 from systolic.cli import main
-from systolic.cloud import order
-from systolic.cloud.offers import address
+from systolic.cloud.gcloud import Address
+from systolic.cloud.offers import create_line
 from systolic.cost import ranked_configs
 from systolic.spec import MatmulSpec
 
@@ -88,8 +88,10 @@ def test_matmul_is_traced_with_a_record(differentiate: bool) -> None:
 
 
 def test_what_is_asked_of_google_cloud_is_in_the_record(registered: Chip) -> None:
-    made = order(address("my-tpu"), chip_name=registered.name)
-    assert (made.accelerator_type, made.runtime_version) == ("v6e-1", "v2-alpha-tpuv6e")
+    line = create_line(
+        Address(name="my-tpu"), chip_name=registered.name, accelerator_type="", runtime_version="", spot=False
+    )
+    assert line[-2:] == ("--accelerator-type=v6e-1", "--version=v2-alpha-tpuv6e")
 
 
 def test_devices_in_a_ring() -> None:

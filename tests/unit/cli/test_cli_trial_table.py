@@ -129,6 +129,7 @@ GONE = object()
         (("rows", 1, "note"), "x", "no subject with a list of trials"),
         (("rows", 1), 5, "row 2 is no object but 5"),
         (("rows",), {"a": 1}, "rows is no list"),
+        (("summary", "schema"), 1, "schema 1 is of another version"),
         (("summary", "schema"), 3, "schema 3 is of another version"),
         (("summary", "schema"), True, "schema True is of another version"),
         (("summary",), 5, "summary is no object"),

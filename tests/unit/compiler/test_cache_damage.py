@@ -108,32 +108,6 @@ def test_a_pickle_is_never_read(cache: ProgramCache, tmp_path: Path) -> None:
     assert sentinel.exists()
 
 
-def test_what_an_older_version_left_is_neither_read_nor_removed(tmp_path: Path) -> None:
-    folder, sentinel, outside = tmp_path / "programs", tmp_path / "sentinel", tmp_path / "outside"
-    folder.mkdir(mode=0o700)
-    outside.write_text("x")
-    with closing(sqlite3.connect(folder / "cache.db")) as old, old:  # diskcache's tables, as far as it reads them
-        old.execute("CREATE TABLE Settings (key TEXT NOT NULL UNIQUE, value)")
-        old.execute(
-            "CREATE TABLE Cache (rowid INTEGER PRIMARY KEY, key BLOB, raw INTEGER, store_time REAL, expire_time REAL, "
-            "access_time REAL, access_count INTEGER, tag BLOB, size INTEGER, mode INTEGER, filename TEXT, value BLOB)"
-        )
-        row = "INSERT INTO Cache VALUES (?, ?, 1, 0, NULL, 0, 0, NULL, 0, ?, ?, ?)"
-        old.execute(row, (1, "k", 4, None, pickle.dumps(Sentinel(sentinel))))
-        old.execute(row, (2, "l", 2, "../outside", None))
-    before = (folder / "cache.db").read_bytes()
-    cache = ProgramCache(folder=folder)
-    assert cache.get("k") is None
-    cache.put("k", PROGRAM)
-    cache.put("l", PROGRAM)
-    assert same(cache.get("k"), PROGRAM)
-    assert same(cache.get("l"), PROGRAM)
-    assert (folder / "cache.db").read_bytes() == before
-    assert cache.old_size_bytes() == len(before)
-    assert outside.exists()
-    assert not sentinel.exists()
-
-
 def test_what_unpacks_to_gigabytes_is_not_unpacked(monkeypatch: pytest.MonkeyPatch, cache: ProgramCache) -> None:
     monkeypatch.setattr(cache_entry, "MOST_BYTES", 2**20)
     packing = zlib.compressobj(9)

@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_used_is_an_error_and_stays(tmp_path: Path) -> Non
     newer.keep(SUBJECT, trial())
     with closing(sqlite3.connect(newer.file)) as connection:
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match="newer version"):
+    with pytest.raises(StoreError, match="another version"):
         newer.trials(SUBJECT)
 
 

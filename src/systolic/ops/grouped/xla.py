@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -111,8 +110,3 @@ class _Rows:
     def back_in_place(self, array: Any) -> Any:
         """The inverse of `first_to_front`."""
         return jnp.roll(array, self._begin, axis=0) if self._shifted else array
-
-
-def bias_cotangent(cotangent: Array, rows: _Rows) -> Array:
-    """The sum of the rows of each group."""
-    return jax.ops.segment_sum(rows.owned(cotangent), rows.group, rows.groups)
