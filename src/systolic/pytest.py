@@ -27,6 +27,7 @@ import pytest
 
 from systolic.checking import CheckReport, check
 from systolic.chips import Chip
+from systolic.regular_file import read_regular
 from systolic.simulator import SimulatedRun
 from systolic.timing import simulate
 from systolic.untrusted import UntrustedError, read_json, structured
@@ -81,10 +82,12 @@ class TimesFile:
         if not self.file.exists():
             return {}
         try:
-            document = read_json(self.file.read_bytes())
+            document = read_json(read_regular(self.file))
             if not isinstance(document, dict) or document.get("format") != FORMAT:
                 raise UntrustedError(f"its format is not {FORMAT}")
             return structured(document.get("times"), dict[str, KeptTime])
+        except OSError as error:
+            raise NoTimeKeptError(f"{self.file} cannot be read: {error.strerror}") from error
         except UntrustedError as error:
             raise NoTimeKeptError(f"{self.file} is no file of simulated times: {error}") from error
 

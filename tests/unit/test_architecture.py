@@ -17,6 +17,7 @@ ROOMS = [
     "printable",
     "summary",
     "untrusted",
+    "regular_file",
     "whole_file",
     "versions",
     "call_errors",

@@ -18,9 +18,12 @@ import numpy as np
 
 from systolic.bugs import runs_user_code
 from systolic.call_errors import WrongCallError
+from systolic.compiler.argument_values import ArgumentValueError, checked_array, exact_values, held_dtype, read_npy
 from systolic.compiler.names import UnknownNamesError, names_in, source_of_module
 from systolic.compiler.stage import at_stage
+from systolic.regular_file import open_regular
 from systolic.spec import LARGEST_SIZE
+from systolic.untrusted import shown
 
 _PACKAGE = "__init__.py"
 _MOST_NAMES = 12  # in a message
@@ -163,10 +166,7 @@ def named_argument(text: str) -> Any:
         NamedFunctionError: it is none of these.
     """
     if text.endswith(".npy"):
-        try:
-            return np.load(text, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise NamedFunctionError(f"{text} cannot be read as an array: {error}") from error
+        return _array_of_file(Path(text))
     found = _ARGUMENT.fullmatch(text.strip())
     if found is None:
         raise NamedFunctionError(
@@ -185,10 +185,20 @@ def named_argument(text: str) -> Any:
     if math.prod(shape) > _MOST_VALUES:
         raise NamedFunctionError(f"{_short(text)!r}: an array with values has at most {_MOST_VALUES} elements here")
     try:
-        values = np.array([float(word) for word in found["values"].split(",")])
-        return np.broadcast_to(values if values.size == 1 else values.reshape(shape), shape).astype(dtype)
-    except (ValueError, OverflowError) as error:
-        raise NamedFunctionError(f"{_short(text)!r}: {error}; give one value, or as many as the shape holds") from error
+        values = exact_values(found["values"].split(","), dtype)
+        return np.broadcast_to(values.reshape(() if values.size == 1 else shape), shape)
+    except ValueError as error:
+        hint = "" if isinstance(error, ArgumentValueError) else "; give one value, or as many as the shape holds"
+        raise NamedFunctionError(f"{shown(text)}: {error}{hint}") from error
+
+
+def _array_of_file(path: Path) -> np.ndarray:
+    try:
+        with open_regular(path) as file:
+            return checked_array(read_npy(file))
+    except (OSError, ValueError) as error:
+        words = error.strerror if isinstance(error, OSError) else error
+        raise NamedFunctionError(f"{path} cannot be read as an array: {words}") from error
 
 
 def _short(text: str) -> str:
@@ -203,9 +213,12 @@ def _dtype(name: str) -> np.dtype:
     short = _WIDTH.fullmatch(name)
     try:
         if short is None:
-            return np.dtype(jnp.dtype(name))
-        kind, bits, rest = short.groups()
-        # JAX has the small float types by longer names: float8_e4m3fn.
-        return np.dtype(jnp.dtype(f"{_KINDS[kind]}{bits}{'_' + rest if rest else ''}"))
+            dtype = np.dtype(jnp.dtype(name))
+        else:
+            kind, bits, rest = short.groups()
+            # JAX has the small float types by longer names: float8_e4m3fn.
+            dtype = np.dtype(jnp.dtype(f"{_KINDS[kind]}{bits}{'_' + rest if rest else ''}"))
+        held_dtype(dtype)
     except TypeError as error:
         raise NamedFunctionError(f"{name!r} is no element type; say bf16, f32, s8, s32, f8e4m3fn or pred") from error
+    return dtype
