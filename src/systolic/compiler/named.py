@@ -18,7 +18,7 @@ import numpy as np
 
 from systolic.bugs import runs_user_code
 from systolic.call_errors import WrongCallError
-from systolic.compiler.argument_values import ArgumentValueError, checked_array, exact_values, held_dtype, read_npy
+from systolic.compiler.written_values import ArgumentValueError, checked_array, exact_values, held_dtype, read_npy
 from systolic.compiler.names import UnknownNamesError, names_in, source_of_module
 from systolic.compiler.stage import at_stage
 from systolic.regular_file import open_regular
