@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,7 @@ def test_a_changed_global_is_compiled_and_cached_as_such(tmp_path: Path, monkeyp
     name = f"m{os.urandom(6).hex()}"
     (tmp_path / f"{name}.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module(name)
+    module: Any = importlib.import_module(name)
     x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
     with WorkerPool(max_workers=1) as pool:
 

@@ -62,12 +62,13 @@ def test_each_kind_is_refused_at_once(kind: str, tmp_path: Path, monkeypatch: py
 def test_a_pipe_is_not_waited_for(loader: str, tmp_path: Path) -> None:
     name = {"array": "a.npy", "function": "a.py"}.get(loader, "a")
     path = special("pipe", tmp_path, name)
-    with pytest.raises((ValueError, RuntimeError), match="regular file|is no file"):
+    with pytest.raises((ValueError, RuntimeError), match=r"regular file|is no file"):
         LOADERS[loader](path)
 
 
 @pytest.mark.parametrize(
-    "arguments", [["compare", "a", "a"], ["simulate", "--program", "a"], ["table", "diff", "a", "a"], ["plan", "--spec", "a"]]
+    "arguments",
+    [["compare", "a", "a"], ["simulate", "--program", "a"], ["table", "diff", "a", "a"], ["plan", "--spec", "a"]],
 )
 def test_nor_by_a_command(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

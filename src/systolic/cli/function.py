@@ -69,7 +69,7 @@ class StaticParameter(click.ParamType):
             return value
         name, equals, text = value.partition("=")
         if not equals or not name.strip().isidentifier():
-            self.fail(f"{value!r} is no parameter: write NAME=VALUE, such as tile_m=512", param, ctx)
+            self.fail(f"{shown(value)} is no parameter: write NAME=VALUE, such as tile_m=512", param, ctx)
         try:
             return name.strip(), literal(text.strip())
         except _NoLiteralError:
@@ -91,7 +91,7 @@ class StaticChoices(click.ParamType):
         parts = name.strip().split(".")
         if not equals or len(parts) > 2 or not all(part.isidentifier() for part in parts) or not text.strip():
             example = "block_q=128,256, or block_sizes.block_q=128,256 of a record"
-            self.fail(f"{value!r} are no values: write NAME=VALUE,VALUE, such as {example}", param, ctx)
+            self.fail(f"{shown(value)} are no values: write NAME=VALUE,VALUE, such as {example}", param, ctx)
         try:
             return name.strip(), tuple(literal(f"[{text}]", kind=ast.List))
         except _NoLiteralError:

@@ -4,8 +4,8 @@ A function of a module goes to a worker as a name, and the worker imports the mo
 changed since would not be seen. So each global that the function may read goes along with a digest. The worker compares
 the digest with that of its own global and, where they differ, puts the caller's value in its place for one job.
 
-No digest has what is no plain data, function, class or module: arrays above 16 MiB in all, locks, generators, objects of
-other packages' classes. Such a global is the worker's own; where it has another type there, a warning says so.
+There is no digest of arrays above 16 MiB in all, locks, generators and objects of other packages' classes: a worker
+uses its own then, and warns where that is of another type.
 """
 
 from __future__ import annotations
@@ -175,9 +175,11 @@ class _Hashing:
 
     def _content(self, value: Any, depth: int) -> tuple[str, bytes]:
         """Return the kind of a value and bytes that tell it from others of the kind."""
-        kind = type(value)
-        if value is None or kind in (bool, int, float, complex, types.EllipsisType, range):
-            return kind.__name__, (hex(value) if kind is int else repr(value)).encode()
+        kind: type = type(value)
+        if kind is int:
+            return "int", hex(value).encode()
+        if kind in (types.NoneType, bool, float, complex, types.EllipsisType, range):
+            return kind.__name__, repr(value).encode()
         if kind in (str, bytes):
             data = value.encode("utf-8", "surrogatepass") if kind is str else value
             self._budget.take(len(data))
@@ -188,7 +190,7 @@ class _Hashing:
             return kind.__name__, "".join(sorted(self.digest(each, depth) for each in value)).encode()
         if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
             return kind.__name__, self._all((*value.keys(), *value.values()), depth)
-        if kind is types.ModuleType:
+        if isinstance(value, types.ModuleType):
             return "module", value.__name__.encode()
         if isinstance(value, enum.Enum):
             return "enum", self.digest(kind, depth).encode() + value.name.encode()
@@ -233,7 +235,7 @@ class _Hashing:
         if dataclasses.is_dataclass(value):
             content: Mapping[str, Any] = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         elif isinstance(value, tuple):
-            content = dict(enumerate(value))  # of a named tuple
+            content = {str(number): each for number, each in enumerate(value)}  # of a named tuple
         elif kind is types.SimpleNamespace or (users_module(kind.__module__) and "__reduce__" not in vars(kind)):
             content = vars(value)
         else:

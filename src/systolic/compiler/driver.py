@@ -32,9 +32,10 @@ _FORMAT_VERSION = 7
 # XLA hands gathers, scatters and sorts to the SparseCores where it can. What they do with a scatter depends on which of
 # its indices are equal, which nothing here knows, so that scatters stay on the TensorCore.
 _SPARSE_CORE_WORK = ("scatter",)
-_TRUTH_WORDS = dict.fromkeys(("true", "1", "yes", "t", "y"), "True") | dict.fromkeys(
-    ("false", "0", "no", "f", "n"), "False"
-)
+_TRUTH_WORDS: dict[str, str] = {
+    **dict.fromkeys(("true", "1", "yes", "t", "y"), "True"),
+    **dict.fromkeys(("false", "0", "no", "f", "n"), "False"),
+}
 _COMPILER_OPTIONS = {f"xla_tpu_enable_offloading_{work}_to_sparsecore": "false" for work in _SPARSE_CORE_WORK}
 
 

@@ -88,7 +88,8 @@ class FunctionTuning(Summarised):
             facts={
                 "× as it is": ratio,
                 "tried": f"{self.compiled} now, {len(self.trials)} in all, of {self.considered:,}",
-                "ranked": f"{self.unmodelled_trials} trials by no model: no Pallas kernel" * bool(self.unmodelled_trials),
+                "ranked": f"{self.unmodelled_trials} trials by no model: no Pallas kernel"
+                * bool(self.unmodelled_trials),
                 "left out": f"{len(self.left_out):,} combinations" if self.left_out else "",
             },
             columns=("arguments", "status", "µs simulated", "waits for", "reason"),

@@ -98,7 +98,10 @@ def test_arrays_of_files_that_jax_would_change_are_refused(tmp_path: Path) -> No
     file = tmp_path / "a.npy"
     np.save(file, np.arange(6).reshape(2, 3))
     assert named_argument(str(file)).tolist() == [[0, 1, 2], [3, 4, 5]]
-    for array, said in ((np.array([5_000_000_000]), "-2147483648 to 2147483647"), (np.array(["a"]), "JAX has no arrays")):
+    for array, said in (
+        (np.array([5_000_000_000]), "-2147483648 to 2147483647"),
+        (np.array(["a"]), "JAX has no arrays"),
+    ):
         np.save(file, array)
         with pytest.raises(NamedFunctionError, match=said):
             named_argument(str(file))
