@@ -7,8 +7,8 @@
 A case is made from the seed, its section and its number alone, so any failure can be repeated. Cases run in other
 processes, with a limit on time and memory: a hang, a crash or a bomb is a failure of its case. Sections are in
 `fault_files.py` (damaged and hostile files), `fault_machines.py` (what a TPU machine sends back), `fault_programs.py`
-(mutated compiler output), `fault_kills.py` (processes killed at any moment) and `fault_commands.py` (hostile options,
-files that are none, changed globals). Exit code 1: something failed.
+(mutated compiler output), `fault_kills.py` (processes killed at any moment), `fault_commands.py` (hostile options and
+files) and `fault_globals.py` (changed globals in workers). Exit code 1: something failed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import click
 import fault_commands
 import fault_files
+import fault_globals
 import fault_kills
 import fault_machines
 import fault_programs
@@ -50,7 +51,7 @@ from systolic.report.columns import Column, numeric, textual
 
 SECTIONS: dict[str, Section] = {
     section.name: section
-    for module in (fault_files, fault_machines, fault_programs, fault_kills, fault_commands)
+    for module in (fault_files, fault_machines, fault_programs, fault_kills, fault_commands, fault_globals)
     for section in module.SECTIONS
 }
 _CASES = 3500

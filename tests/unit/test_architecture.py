@@ -69,7 +69,13 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 # Unpickling runs what a file says, and so do these; elsewhere files from strangers are read.
 RUNS_CODE = {
-    "pickle": {"bugs", "compiler/pool", "compiler/process", "compiler/worker"},  # between a process and its workers
+    "pickle": {
+        "bugs",
+        "compiler/caller_globals",
+        "compiler/pool",
+        "compiler/process",
+        "compiler/worker",
+    },  # between a process and its workers
     "cloudpickle": {"compiler/pickling", "compiler/worker"},
     "exec": {
         "simulator/translating/translate",

@@ -2,10 +2,11 @@
 
 A function of a module goes to a worker as a name, and the worker imports the module anew: a global that the caller has
 changed since would not be seen. So each global that the function may read goes along with a digest. The worker compares
-the digest with that of its own global and, where they differ, puts the caller's value in its place for one job.
+it with the digest that the global had when it first looked at it and, where they differ, puts the caller's value in its
+place for one job.
 
-There is no digest of arrays above 16 MiB in all, locks, generators and objects of other packages' classes: a worker
-uses its own then, and warns where that is of another type.
+There is no digest of arrays above 1 MiB, locks, generators and objects of other packages' classes: a worker uses its
+own then, and warns where that is of another type.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ import numpy as np
 
 from systolic.compiler.globals_used import GlobalsUsed, Place, resolved, users_module
 
-_MOST_BYTES = 16 * 2**20  # of arrays and texts that are looked at for one job
+_MOST_BYTES = 2**20  # of the arrays and texts in one value
 _MOST_DEPTH = 20
 _MOST_PARTS = 20_000  # of one value
 _ABSENT = object()
+
+# Of this process's globals, before the first job that may read them: as an import makes them.
+_FIRST_DIGESTS: dict[Place, str] = {}
 
 Dump = Callable[[Any], bytes]
 
@@ -62,8 +66,7 @@ def packed_globals(roots: Iterable[Any], dump: Dump) -> tuple[SentGlobal, ...]:
     """
     used = GlobalsUsed()
     used.add(roots)
-    budget = _Budget()
-    return tuple(_sent(place, value, budget, dump) for place, value in used.values.items())
+    return tuple(_sent(place, value, dump) for place, value in used.values.items())
 
 
 @contextmanager
@@ -71,15 +74,18 @@ def callers_globals(sent: Iterable[SentGlobal]) -> Iterator[None]:
     """Give a worker's modules the caller's globals while a job runs."""
     changed: list[tuple[Any, str, Any]] = []
     try:
-        budget = _Budget()
         for each in sent:
             owner = _owner(each.place)
-            before = vars(owner).get(each.place.name, _ABSENT) if owner is not None else _ABSENT
-            if owner is None or (before is not _ABSENT and _digest(before, budget) == each.digest):
+            if owner is None:
+                continue
+            before = vars(owner).get(each.place.name, _ABSENT)
+            if each.place not in _FIRST_DIGESTS:
+                _FIRST_DIGESTS[each.place] = _digest(before)
+            if _FIRST_DIGESTS[each.place] == each.digest:  # what jobs have made of it since stays
                 continue
             try:
                 if each.value is None:
-                    raise TypeError("it does not pickle")
+                    raise TypeError("it does not pickle, or is above 1 MiB")
                 setattr(owner, each.place.name, pickle.loads(each.value))
             except Exception as error:  # noqa: BLE001 -- whatever a class raises when it is unpickled or set
                 _warn(each.place, error)
@@ -107,8 +113,8 @@ def _warn(place: Place, error: Exception) -> None:
     warnings.warn(text, ChangedGlobalWarning, stacklevel=1)
 
 
-def _sent(place: Place, value: Any, budget: _Budget, dump: Dump) -> SentGlobal:
-    digest, pickled = _digest(value, budget), None
+def _sent(place: Place, value: Any, dump: Dump) -> SentGlobal:
+    digest, pickled = _digest(value), None
     if not digest.startswith(_OPAQUE):
         with suppress(Exception):  # whatever a class raises when it is pickled; the worker says so where it matters
             pickled = dump(value)
@@ -140,27 +146,17 @@ class _OpaqueError(Exception):
     """No digest tells this value from another."""
 
 
-@dataclasses.dataclass(slots=True)
-class _Budget:
-    left_bytes: int = _MOST_BYTES
-
-    def take(self, size_bytes: int) -> None:
-        if size_bytes > self.left_bytes:
-            raise _OpaqueError
-        self.left_bytes -= size_bytes
-
-
-def _digest(value: Any, budget: _Budget) -> str:
+def _digest(value: Any) -> str:
     """Return letters that are the same for equal values in any process; for what has no digest, its type."""
     try:
-        return _Hashing(budget).digest(value)
+        return _Hashing().digest(value)
     except Exception:  # noqa: BLE001 -- whatever attributes of a user's object raise
         return f"{_OPAQUE}{type(value).__module__}.{type(value).__qualname__}"
 
 
 class _Hashing:
-    def __init__(self, budget: _Budget) -> None:
-        self._budget = budget
+    def __init__(self) -> None:
+        self._left_bytes = _MOST_BYTES
         self._parts = 0
 
     def digest(self, value: Any, depth: int = 0) -> str:
@@ -169,6 +165,11 @@ class _Hashing:
             raise _OpaqueError
         kind, content = self._content(value, depth + 1)
         return hashlib.blake2b(f"{kind}\0".encode() + content, digest_size=16).hexdigest()
+
+    def _take(self, size_bytes: int) -> None:
+        self._left_bytes -= size_bytes
+        if self._left_bytes < 0:
+            raise _OpaqueError
 
     def _all(self, values: Iterable[Any], depth: int) -> bytes:
         return "".join(self.digest(value, depth) for value in values).encode()
@@ -182,7 +183,7 @@ class _Hashing:
             return kind.__name__, repr(value).encode()
         if kind in (str, bytes):
             data = value.encode("utf-8", "surrogatepass") if kind is str else value
-            self._budget.take(len(data))
+            self._take(len(data))
             return kind.__name__, data
         if kind in (tuple, list):
             return kind.__name__, self._all(value, depth)
@@ -214,7 +215,7 @@ class _Hashing:
         array = np.asarray(value)
         if array.dtype.hasobject:
             raise _OpaqueError
-        self._budget.take(array.nbytes)
+        self._take(array.nbytes)
         kind = "jax" if not isinstance(value, np.ndarray | np.generic) else type(value).__name__
         return f"{kind} {array.dtype} {array.shape}", array.tobytes()
 

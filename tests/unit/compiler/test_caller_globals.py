@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from systolic.compiler import WorkerPool
@@ -75,6 +75,10 @@ def unwrapped(fn):
 def nameless():
     return TILE
 
+MEMORY = []
+def remember():
+    MEMORY.append(0)
+    return len(MEMORY)
 def tile(): return TILE
 def through_function(): return tile()
 def through_closure(): return (lambda: [tile() for _ in range(1)])()[0]
@@ -202,10 +206,16 @@ def test_what_is_as_it_was_imported_is_left_alone(pool: WorkerPool, made: Any) -
             assert pool.submit(getattr(made, name)).result() == getattr(made, name)()
 
 
-def test_a_test_module_is_not_taken_for_changed() -> None:
-    """Its functions are not those of a new import: pytest rewrites what they assert."""
-    from systolic.compiler.pickling import dumps_with_globals
+def test_what_jobs_have_made_of_a_global_stays_where_the_caller_has_changed_nothing(
+    pool: WorkerPool, made: Any
+) -> None:
+    """A module's memory of what it has traced is its own."""
+    assert [pool.submit(made.remember).result() for _ in range(3)] == [1, 2, 3]
+    made.MEMORY.append("the caller's")
+    assert [pool.submit(made.remember).result() for _ in range(2)] == [2, 2]
 
-    _, sent = dumps_with_globals(changed)
-    assert {each.place.module for each in sent} <= {__name__}
-    assert sys.modules[__name__] is not None
+
+def test_a_large_array_is_not_looked_at(pool: WorkerPool, made: Any) -> None:
+    made.ARRAY = np.zeros(2**20)
+    with pytest.warns(ChangedGlobalWarning, match="ARRAY is another one here"):
+        assert pool.submit(made.array).result() == [0, 1, 2]

@@ -245,6 +245,7 @@ def test_a_ranking_proposes_each_once_and_the_best_first(seed: int) -> None:
     while (choice := ranking.next(proposed[-1:])) is not None:
         proposed.append(choice.config)
         if choose.random() < 0.5:
+            assert choice.modelled_us is not None
             ranking.learn(choice.config, choice.modelled_us * choose.uniform(0.9, 1.1))
         else:
             ranking.started(choice.config)
