@@ -206,7 +206,7 @@ def test_what_is_as_it_was_imported_is_left_alone(pool: WorkerPool, made: Any) -
             assert pool.submit(getattr(made, name)).result() == getattr(made, name)()
 
 
-def test_what_jobs_have_made_of_a_global_stays_where_the_caller_has_changed_nothing(
+def test_what_jobs_have_made_of_a_global_stays_unless_the_caller_changed_it(
     pool: WorkerPool, made: Any
 ) -> None:
     """A module's memory of what it has traced is its own."""
