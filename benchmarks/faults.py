@@ -6,9 +6,7 @@
 
 A case is made from the seed, its section and its number alone, so any failure can be repeated. Cases run in other
 processes, with a limit on time and memory: a hang, a crash or a bomb is a failure of its case. Sections are in
-`fault_files.py` (damaged and hostile files), `fault_machines.py` (answers of a TPU machine and of `gcloud`),
-`fault_programs.py` (mutated compiler output), `fault_reading.py` (records that are read back) and `fault_kills.py`
-(processes killed at any moment). Exit code 1: something failed.
+the modules `fault_*.py` that are imported here. Exit code 1: something failed.
 """
 
 from __future__ import annotations
@@ -36,7 +34,9 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import click
+import fault_commands
 import fault_files
+import fault_globals
 import fault_kills
 import fault_machines
 import fault_programs
@@ -50,7 +50,15 @@ from systolic.report.columns import Column, numeric, textual
 
 SECTIONS: dict[str, Section] = {
     section.name: section
-    for module in (fault_files, fault_machines, fault_programs, fault_reading, fault_kills)
+    for module in (
+        fault_files,
+        fault_machines,
+        fault_programs,
+        fault_reading,
+        fault_kills,
+        fault_commands,
+        fault_globals,
+    )
     for section in module.SECTIONS
 }
 _CASES = 3500

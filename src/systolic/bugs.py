@@ -175,8 +175,20 @@ def _whose(frame: FrameType) -> Literal["systolic", "user"] | None:
         return "systolic" if module == "systolic" else "user" if module == "__main__" else None
     if file.startswith(_OWN_FOLDER):
         return "systolic"
-    is_library = file.startswith(_libraries()) or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
-    return None if is_library else "user"
+    return None if _is_library(file) else "user"
+
+
+def is_users_file(file: str) -> bool:
+    """True if code of this file is the user's: neither systolic's, nor the standard library's, nor a package's.
+
+    Text that was typed in, whose file is "<stdin>", is the user's.
+    """
+    return not file.startswith(_OWN_FOLDER) and not _is_library(file)
+
+
+@functools.cache
+def _is_library(file: str) -> bool:
+    return file.startswith(_libraries()) or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 @functools.cache

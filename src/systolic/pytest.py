@@ -29,6 +29,7 @@ from systolic.checking import CheckReport, check
 from systolic.chips import Chip
 from systolic.locked_file import locked_file
 from systolic.ranges import Amount, Time
+from systolic.regular_file import read_regular
 from systolic.simulator import SimulatedRun
 from systolic.timing import simulate
 from systolic.untrusted import UntrustedError, read_json, structured
@@ -89,7 +90,7 @@ class TimesFile:
           NoTimeKeptError: it is no such file.
         """
         try:
-            content = structured(read_json(self.file.read_bytes()), _Content)
+            content = structured(read_json(read_regular(self.file)), _Content)
             if content.format != FORMAT:
                 raise UntrustedError(f"its format is not {FORMAT} but {content.format}")
             return content.times

@@ -19,6 +19,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.chips import chip, with_flags
 from systolic.compiler import (
     CompilerCrash,
     CompilerError,
@@ -324,6 +325,13 @@ def test_flags_of_a_target_count_and_reach_the_compiler(pool, tmp_path):
     assert compile_in(pool, kernel, args, limited(20000), cache).from_cache
     with pytest.raises(CompilerRefusal, match="vmem"):
         compile_in(pool, kernel, args, limited(1024), cache)
+
+
+@pytest.mark.parametrize("value", [True, "true", "True", 1])
+def test_a_truth_value_is_spelled_as_the_flag_takes_it(pool, value):
+    """XLA's own options take True alone, those of libtpu take `true` too."""
+    flags = with_flags(chip("v5e"), {"xla_hlo_profile": value, "xla_tpu_rwb_fusion": value}).compiler_flags
+    compile_in(pool, plain, (square(256), square(256)), dataclasses.replace(V5E, flags=flags))
 
 
 @pytest.mark.parametrize(

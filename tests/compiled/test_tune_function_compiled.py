@@ -77,3 +77,26 @@ def test_a_callable_is_tuned_as_well(tmp_path: Path) -> None:
     assert (found.default, found.speed_ratio, found.keywords) == (None, None, {"rows": 256})
     assert found.left_out[0].keywords == ()
     assert found.partial.keywords == {"rows": 256}
+
+
+def test_a_function_without_a_pallas_call_is_tuned_without_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, target = tmp_path / "plain.py", tmp_path / "tuned.json"
+    file.write_text(
+        "import jax.numpy as jnp\n"
+        "def squared(x, *, parts=1):\n"
+        "    return jnp.concatenate([part @ x for part in jnp.split(x, parts)])\n"
+    )
+    command = ["tune", f"{file}:squared", "--arg", "f32[256,256]", "--over", "parts=1,2,3", "--chip", "v5e", "-q"]
+    command += ["--store", str(tmp_path / "trials.sqlite")]
+    assert main([*command, "--json", str(target)]) == 0
+    assert "2 of them call no Pallas kernel: no model ranks these" in " ".join(capsys.readouterr().out.split())
+    (row,) = json.loads(target.read_text())["rows"]
+    times = {each["keywords"]["parts"]: each["time_us"] for each in row["trials"]}
+    assert set(times) == {"1", "2"}  # 256 rows are not cut into three parts
+    assert row["winner"]["time_us"] == min(times.values()) > 0
+    assert {each["modelled_us"] for each in row["trials"]} == {None}
+    assert row["unmodelled_trials"] == 2
+    assert main([*command, "--json", str(target)]) == 0  # from the store
+    assert json.loads(target.read_text())["rows"][0]["compiled"] == 0

@@ -18,6 +18,7 @@ ROOMS = [
     "ranges",
     "summary",
     "untrusted",
+    "regular_file",
     "whole_file",
     "locked_file",
     "versions",
@@ -70,7 +71,13 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 # Unpickling runs what a file says, and so do these; elsewhere files from strangers are read.
 RUNS_CODE = {
-    "pickle": {"bugs", "compiler/pool", "compiler/process", "compiler/worker"},  # between a process and its workers
+    "pickle": {
+        "bugs",
+        "compiler/caller_globals",
+        "compiler/pool",
+        "compiler/process",
+        "compiler/worker",
+    },  # between a process and its workers
     "cloudpickle": {"compiler/pickling", "compiler/worker"},
     "exec": {
         "simulator/translating/translate",

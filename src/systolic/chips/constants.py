@@ -14,6 +14,7 @@ from typing import Any
 from systolic.call_errors import WrongCallError
 from systolic.chips.chip import Chip, MachineModel, SparseCoreModel
 from systolic.chips.links import Links
+from systolic.regular_file import read_regular
 from systolic.untrusted import UntrustedError, read_json, shown
 
 _LARGEST = 1e18  # above every rate, in hertz and bytes a second
@@ -183,7 +184,7 @@ def load_constants(path: Path) -> FittedConstants:
       ConstantsError: no such file, no JSON, or not of this form.
     """
     try:
-        found = read_json(path.read_bytes())
+        found = read_json(read_regular(path))
     except OSError as error:
         raise ConstantsError(f"cannot read {path}: {error.strerror}") from error
     except UntrustedError as error:

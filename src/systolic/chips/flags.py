@@ -24,7 +24,9 @@ class FlagError(WrongCallError, ValueError):
 
 
 def checked_flags(flags: Mapping[str, FlagValue]) -> dict[str, str]:
-    """The flags as the compiler takes them: text, with True as `true`. Whether it knows them it says itself.
+    """Return the flags as the compiler takes them: text, with True as `true` and 65536.0 as `65536`.
+
+    Whether it knows them the compiler says itself; how it spells a truth value `compiler/driver.py` finds out.
 
     Raises:
       FlagError: a name or a value that no flag has, or a flag that says where listings go.
@@ -37,6 +39,8 @@ def checked_flags(flags: Mapping[str, FlagValue]) -> dict[str, str]:
         if _RESERVED.fullmatch(name):
             raise FlagError(f"compiler flag {name} says what the compiler leaves for systolic to read: leave it out")
         text = str(value).lower() if isinstance(value, bool) else str(value)
+        if isinstance(value, float) and value.is_integer():
+            text = str(int(value))  # flags that count take no decimal point, and those that do not take it or leave it
         if not _VALUE.fullmatch(text):
             raise FlagError(f"compiler flag {name}={shown(text)}: a value is printable text without spaces")
         checked[name] = text

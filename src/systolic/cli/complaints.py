@@ -11,7 +11,7 @@ import click
 
 from systolic.printable import printable
 
-_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def shown_text(text: str) -> str:

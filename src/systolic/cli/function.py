@@ -3,14 +3,59 @@
 from __future__ import annotations
 
 import ast
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 from systolic.compiler import NamedFunction, check_function_name
+from systolic.untrusted import shown
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+_LONGEST_LITERAL = 10_000  # characters; a deeper nest than these can hold would end Python's parser
+_MOST_DIGITS = 4300  # that Python reads
+
+
+class LiteralError(ValueError):
+    """A text that begins as a Python value, and is none that can be made."""
+
+
+class _NoLiteralError(Exception):
+    """A text that is no Python literal."""
+
+
+def literal(text: str, kind: type[ast.expr] = ast.expr) -> Any:
+    """Return the value of a Python literal.
+
+    Args:
+      text: the whole of it: where a list is asked for, "[1], [2]" is none.
+      kind: the kind of literal that it has to be.
+
+    Raises:
+      LiteralError: Python cannot make the value: an unhashable key, brackets nested too deep, too many digits.
+      _NoLiteralError: it is no literal.
+    """
+    if len(text) > _LONGEST_LITERAL:
+        raise LiteralError(f"a value has at most {_LONGEST_LITERAL:,} characters; give a shorter one")
+    digits = re.sub(r"\W|_", "", text, flags=re.ASCII)
+    if digits.isdecimal() and len(digits) > _MOST_DIGITS:
+        raise LiteralError(f"a number has at most {_MOST_DIGITS:,} digits, and this has {len(digits):,}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a backslash in a text that is none of Python's
+            node = ast.parse(text, mode="eval").body
+        if not isinstance(node, kind) or (kind is not ast.expr and ast.get_source_segment(text, node) != text):
+            raise _NoLiteralError
+        return ast.literal_eval(node)
+    except (ValueError, SyntaxError) as error:
+        raise _NoLiteralError from error
+    except TypeError as error:  # {[]: 1}, {{}}
+        raise LiteralError(f"Python cannot make this value: {error}; quote it if it is text") from error
+    except (MemoryError, RecursionError) as error:
+        raise LiteralError("it is nested too deep; give a simpler value, or quote it if it is text") from error
 
 
 class StaticParameter(click.ParamType):
@@ -24,11 +69,13 @@ class StaticParameter(click.ParamType):
             return value
         name, equals, text = value.partition("=")
         if not equals or not name.strip().isidentifier():
-            self.fail(f"{value!r} is no parameter: write NAME=VALUE, such as tile_m=512", param, ctx)
+            self.fail(f"{shown(value)} is no parameter: write NAME=VALUE, such as tile_m=512", param, ctx)
         try:
-            return name.strip(), ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError):
+            return name.strip(), literal(text.strip())
+        except _NoLiteralError:
             return name.strip(), text.strip()
+        except LiteralError as error:
+            self.fail(f"{name.strip()}={shown(text)}: {error}", param, ctx)
 
 
 class StaticChoices(click.ParamType):
@@ -44,11 +91,27 @@ class StaticChoices(click.ParamType):
         parts = name.strip().split(".")
         if not equals or len(parts) > 2 or not all(part.isidentifier() for part in parts) or not text.strip():
             example = "block_q=128,256, or block_sizes.block_q=128,256 of a record"
-            self.fail(f"{value!r} are no values: write NAME=VALUE,VALUE, such as {example}", param, ctx)
+            self.fail(f"{shown(value)} are no values: write NAME=VALUE,VALUE, such as {example}", param, ctx)
         try:
-            return name.strip(), tuple(ast.literal_eval(f"[{text}]"))
-        except (ValueError, SyntaxError):
+            return name.strip(), tuple(literal(f"[{text}]", kind=ast.List))
+        except _NoLiteralError:
             return name.strip(), tuple(word.strip() for word in text.split(","))
+        except LiteralError as error:
+            self.fail(f"{name.strip()}={shown(text)}: {error}", param, ctx)
+
+
+def each_once(
+    context: click.Context, parameter: click.Parameter, pairs: tuple[tuple[str, Any], ...]
+) -> tuple[tuple[str, Any], ...]:
+    """Return the pairs of an option that may be given again, but not with the same name.
+
+    Raises:
+      click.BadParameter: a name is there twice.
+    """
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise click.BadParameter(f"{twice[0]} is given twice; give it once", context, parameter)
+    return pairs
 
 
 def function_options(command: _F) -> _F:
@@ -63,6 +126,7 @@ def argument_options(command: _F) -> _F:
         "parameters",
         type=StaticParameter(),
         multiple=True,
+        callback=each_once,
         help="A static keyword argument: tile_m=512, block_shape=(512,1024), causal=True.",
     )(command)
     return click.option(

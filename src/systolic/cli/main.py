@@ -40,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
       arguments: as after the program's name; None: those of this process.
     """
+    if sys.stdout is None:  # `systolic chips >&-`: the next file that is opened would take its place
+        complain("systolic: standard output is closed: nothing can be written; send it to a file, or to /dev/null")
+        return 1
     try:
         code = cli.main(
             args=None if arguments is None else list(arguments), prog_name="systolic", standalone_mode=False

@@ -19,6 +19,7 @@ from systolic.bench.sparse import PatternSpec
 from systolic.bench.suites import SUITES, UnknownSuiteError, suite
 from systolic.cli.options import whole_number
 from systolic.op import read_spec
+from systolic.regular_file import read_regular
 from systolic.spec import LARGEST_SIZE, MatmulSpec, PrecisionName, Spec
 from systolic.untrusted import UntrustedError, mapping, read_json
 
@@ -63,7 +64,7 @@ class SpecFile(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """A file to its spec."""
         try:
-            record = mapping(read_json(Path(value).read_bytes()), "it")
+            record = mapping(read_json(read_regular(Path(value))), "it")
             return read_spec(record.get("op"), record.get("spec"))
         except OSError as error:
             self.fail(f"cannot read {value}: {error.strerror}", param, ctx)

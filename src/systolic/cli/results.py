@@ -7,6 +7,7 @@ from typing import Any
 
 from systolic.call_errors import WrongCallError
 from systolic.cli.output import RESULT_SCHEMA
+from systolic.regular_file import read_regular
 from systolic.untrusted import UntrustedError, read_json, shown
 
 _MOST_KEYS = 5
@@ -27,7 +28,7 @@ def read_document(path: Path, wanted: str) -> dict[str, Any]:
       WrongFileError: it cannot be read, is no JSON, is no object, or another version made it.
     """
     try:
-        document = read_json(path.read_bytes())
+        document = read_json(read_regular(path))
     except OSError as error:
         raise WrongFileError(f"cannot read {path}: {error.strerror}") from error
     except UntrustedError as error:

@@ -15,7 +15,7 @@ import click
 
 from systolic.bench.cases import Case
 from systolic.chips import Chip
-from systolic.cli.function import StaticChoices, argument_options
+from systolic.cli.function import StaticChoices, argument_options, each_once
 from systolic.cli.function import named as named_by
 from systolic.cli.options import FiniteFloat, Workers, chip_option, output_options, worker_options
 from systolic.cli.output import check_drawing_target, check_target, give, note, writing
@@ -49,6 +49,7 @@ from systolic.tuning import tune as searched
     "--over",
     type=StaticChoices(),
     multiple=True,
+    callback=each_once,
     help="Of a function: a static keyword argument and the values to choose from: block_q=128,256,512. Of a record "
     "that it holds, the field: block_sizes.block_q=128,256.",
 )

@@ -36,6 +36,11 @@ def show_function(result: FunctionTuning) -> None:
         f"{result.compiled} of {result.considered:,} variants tried now in {result.seconds:.0f} s, "
         f"{len(result.trials)} in all; {ENDS[result.end]}"
     )
+    if result.unmodelled_trials:
+        say(
+            f"{result.unmodelled_trials} of them call no Pallas kernel: no model ranks these, only times that were "
+            f"simulated before; --exhaustive tries all"
+        )
     if result.trials:
         show_table(console(), _columns(result), result.trials[:_SHOWN])
     for each in result.left_out[:_SHOWN]:
@@ -89,6 +94,7 @@ def function_record(result: FunctionTuning) -> dict[str, Any]:
         ),
         "verdict": result.verdict,
         "level_trials": result.level_trials,
+        "unmodelled_trials": result.unmodelled_trials,
         "default": function_trial(result, result.default_trial) if result.default_trial is not None else None,
         "trials": [function_trial(result, trial) for trial in result.trials],
         "left_out": [{"keywords": _values(each.keywords), "reason": each.reason} for each in result.left_out],

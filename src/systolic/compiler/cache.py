@@ -63,7 +63,7 @@ class ProgramCache:
                         _drop(connection, key)
                     _warn(f"dropped a damaged entry of the program cache ({error})")
                     return None
-                now = time.time_ns()
+                now = _now_ns()
                 fresh = isinstance(row[1], int) and now - _FRESH_NS < row[1] <= now
                 if file.writable and not fresh:
                     with suppress(sqlite3.OperationalError):  # busy or full: only the order of leaving suffers
@@ -86,7 +86,7 @@ class ProgramCache:
             connection.execute(
                 "INSERT INTO programs VALUES (?, ?, ?) "
                 "ON CONFLICT (key) DO UPDATE SET used = excluded.used, entry = excluded.entry",
-                (key, time.time_ns(), entry),
+                (key, _now_ns(), entry),
             )
             while _used_bytes(connection) > self.size_limit_bytes:
                 oldest = "SELECT key FROM programs WHERE key <> ? ORDER BY used LIMIT 1"
@@ -138,6 +138,11 @@ class ProgramCache:
             _warn(f"programs are not cached: {error}, or set {CACHE_FOLDER_VARIABLE} to a folder of your own")
         except (UnusableError, OSError, ValueError) as error:
             _warn(f"the program cache could not be {what} ({error})")
+
+
+def _now_ns() -> int:
+    """Return the clock's time, which SQLite holds in 63 bits: after the year 2262 it stands still."""
+    return min(time.time_ns(), 2**63 - 1)
 
 
 def _warn(text: str) -> None:

@@ -52,7 +52,7 @@ class UnusableError(Exception):
 
 
 class UntrustedError(UnusableError):
-    """Somebody else may write to the folder, or a name in it leads elsewhere."""
+    """Somebody else, a group among them, may write to the folder, or a name in it leads elsewhere."""
 
 
 class DamagedError(Exception):
@@ -83,7 +83,7 @@ class CacheFile:
         """Whether there is such a file.
 
         Raises:
-            UntrustedError: the folder belongs to somebody else, or others may write to it.
+            UntrustedError: the folder belongs to somebody else, or others or a shared group may write to it.
             OSError: it cannot be looked at.
         """
         self.check_trust()
@@ -217,6 +217,25 @@ def _check_owner(path: Path, found: os.stat_result) -> None:
         raise UntrustedError(f"{path} belongs to user {found.st_uid}, and this is user {os.geteuid()}")
     if found.st_mode & stat.S_IWOTH:
         raise UntrustedError(f"everybody may write to {path}: chmod o-w")
+    if found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid):
+        raise UntrustedError(f"all users of group {found.st_gid} may write to {path}: chmod g-w")
+
+
+def _is_private_group(group: int) -> bool:
+    """True if the group is this user's own and nobody else is in it.
+
+    Where each user has a group of the same name, a umask of 002 is usual, and a folder that the group may write to is
+    the user's alone. Other users could have the group as their first one, which no convention lets them; to look for
+    them would be to list all accounts of a directory service.
+    """
+    import grp  # not there on Windows, where nothing is cached
+    import pwd
+
+    try:
+        user, members = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:  # a user or a group without a name, as containers have them
+        return False
+    return group == user.pw_gid and members.gr_name == user.pw_name and set(members.gr_mem) <= {user.pw_name}
 
 
 def _head(path: Path) -> bytes:

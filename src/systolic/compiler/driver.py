@@ -32,6 +32,10 @@ _FORMAT_VERSION = 7
 # XLA hands gathers, scatters and sorts to the SparseCores where it can. What they do with a scatter depends on which of
 # its indices are equal, which nothing here knows, so that scatters stay on the TensorCore.
 _SPARSE_CORE_WORK = ("scatter",)
+_TRUTH_WORDS: dict[str, str] = {
+    **dict.fromkeys(("true", "1", "yes", "t", "y"), "True"),
+    **dict.fromkeys(("false", "0", "no", "f", "n"), "False"),
+}
 _COMPILER_OPTIONS = {f"xla_tpu_enable_offloading_{work}_to_sparsecore": "false" for work in _SPARSE_CORE_WORK}
 
 
@@ -169,9 +173,18 @@ def _compiled(lowered: Any, flags: Mapping[str, str]) -> Any:
             # Another libtpu may not have one of them: then it has not what the option turns off either.
             own = options.keys() - flags.keys()
             unknown = [name for name in own if f"No such compile option: '{name}'" in str(error)]
-            if not unknown:
+            # XLA's own options take True and False alone, libtpu's take all of these words.
+            misspelled = [
+                name
+                for name, value in options.items()
+                if value.lower() in _TRUTH_WORDS and f"option {name}, '{value}' is not a valid bool value" in str(error)
+            ]
+            if misspelled:
+                options[misspelled[0]] = _TRUTH_WORDS[options[misspelled[0]].lower()]
+            elif unknown:
+                del options[unknown[0]]
+            else:
                 raise
-            del options[unknown[0]]
 
 
 def _first_error(action: Callable[[], Any]) -> Exception | None:

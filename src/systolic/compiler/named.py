@@ -20,11 +20,16 @@ from systolic.bugs import runs_user_code
 from systolic.call_errors import WrongCallError
 from systolic.compiler.names import UnknownNamesError, names_in, source_of_module
 from systolic.compiler.stage import at_stage
+from systolic.compiler.written_values import ArgumentValueError, checked_array, exact_values, held_dtype, read_npy
+from systolic.printable import printable
+from systolic.regular_file import open_regular
 from systolic.spec import LARGEST_SIZE
+from systolic.untrusted import shown
 
 _PACKAGE = "__init__.py"
 _MOST_NAMES = 12  # in a message
 _MOST_VALUES = 2**28
+_MOST_SHOWN = 200  # characters of a path in a message
 
 _ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[0-9, ]*)\](?:=(?P<values>.+))?", re.DOTALL)
 _WIDTH = re.compile(r"(bf|f|s|i|u)(\d+)(\w*)")
@@ -75,18 +80,18 @@ def check_function_name(text: str) -> None:
     place, _, name = text.rpartition(":")
     if not place or not all(part.isidentifier() for part in name.split(".")):
         raise NamedFunctionError(
-            f"{text!r} names no function: write FILE.py:FUNCTION, FOLDER:FUNCTION or package.module:FUNCTION"
+            f"{shown(text)} names no function: write FILE.py:FUNCTION, FOLDER:FUNCTION or package.module:FUNCTION"
         )
     try:
         known = names_in(_source(place))
     except FileNotFoundError as error:
-        raise NamedFunctionError(f"there is no file {place}") from error
+        raise NamedFunctionError(f"there is no file {_short(place)}") from error
     except ModuleNotFoundError as error:
-        raise NamedFunctionError(f"there is no module {place}: {error}") from error
+        raise NamedFunctionError(f"there is no module {_short(place)}: {_short(str(error))}") from error
     except SyntaxError as error:
-        raise NamedFunctionError(f"{place}:{error.lineno or 1} is no Python: {error.msg}") from error
+        raise NamedFunctionError(f"{_short(place)}:{error.lineno or 1} is no Python: {_short(error.msg)}") from error
     except (OSError, ValueError) as error:
-        raise NamedFunctionError(f"{place} cannot be read: {error}") from error
+        raise NamedFunctionError(f"{_short(place)} cannot be read: {_short(str(error))}") from error
     except UnknownNamesError:
         return
     if name.split(".")[0] not in known.all:
@@ -114,9 +119,10 @@ def named_function(text: str) -> Callable[..., Any]:
 def _no_function(place: str, name: str, known: Sequence[str], listed: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, n=3)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
-    shown = [each for each in listed if not each.startswith("_")]
-    rest = f" and {len(shown) - _MOST_NAMES} more" if len(shown) > _MOST_NAMES else ""
-    return f"{place} has no function {name!r}; {meant}it has {', '.join(shown[:_MOST_NAMES]) or 'none'}{rest}"
+    public = [each for each in listed if not each.startswith("_")]
+    rest = f" and {len(public) - _MOST_NAMES} more" if len(public) > _MOST_NAMES else ""
+    names = ", ".join(public[:_MOST_NAMES]) or "none"
+    return f"{_short(place)} has no function {shown(name)}; {meant}it has {names}{rest}"
 
 
 def _source(place: str) -> Path:
@@ -163,14 +169,12 @@ def named_argument(text: str) -> Any:
         NamedFunctionError: it is none of these.
     """
     if text.endswith(".npy"):
-        try:
-            return np.load(text, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise NamedFunctionError(f"{text} cannot be read as an array: {error}") from error
+        return _array_of_file(Path(text))
     found = _ARGUMENT.fullmatch(text.strip())
     if found is None:
         raise NamedFunctionError(
-            f"{text!r} is no argument: write bf16[4096,4096] for a shape, s32[3]=1,5,2 for values, or name a .npy file"
+            f"{shown(text)} is no argument: write bf16[4096,4096] for a shape, s32[3]=1,5,2 for values, or name a .npy "
+            "file"
         )
     import jax
 
@@ -178,21 +182,31 @@ def named_argument(text: str) -> Any:
     sizes = [size.strip() for size in found["shape"].split(",") if size.strip()]
     # Longer numbers Python refuses to read.
     if any(len(size) > 10 or int(size) > LARGEST_SIZE for size in sizes):
-        raise NamedFunctionError(f"{_short(text)!r}: a dimension has at most {LARGEST_SIZE} elements")
+        raise NamedFunctionError(f"{shown(text)}: a dimension has at most {LARGEST_SIZE} elements")
     shape = tuple(map(int, sizes))
     if found["values"] is None:
         return jax.ShapeDtypeStruct(shape, dtype)
     if math.prod(shape) > _MOST_VALUES:
-        raise NamedFunctionError(f"{_short(text)!r}: an array with values has at most {_MOST_VALUES} elements here")
+        raise NamedFunctionError(f"{shown(text)}: an array with values has at most {_MOST_VALUES} elements here")
     try:
-        values = np.array([float(word) for word in found["values"].split(",")])
-        return np.broadcast_to(values if values.size == 1 else values.reshape(shape), shape).astype(dtype)
-    except (ValueError, OverflowError) as error:
-        raise NamedFunctionError(f"{_short(text)!r}: {error}; give one value, or as many as the shape holds") from error
+        values = exact_values(found["values"].split(","), dtype)
+        return np.broadcast_to(values.reshape(() if values.size == 1 else shape), shape)
+    except ValueError as error:
+        hint = "" if isinstance(error, ArgumentValueError) else "; give one value, or as many as the shape holds"
+        raise NamedFunctionError(f"{shown(text)}: {error}{hint}") from error
+
+
+def _array_of_file(path: Path) -> np.ndarray:
+    try:
+        with open_regular(path) as file:
+            return checked_array(read_npy(file))
+    except (OSError, ValueError) as error:
+        words = error.strerror if isinstance(error, OSError) else error
+        raise NamedFunctionError(f"{_short(str(path))} cannot be read as an array: {words}") from error
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return printable(text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…")
 
 
 def _dtype(name: str) -> np.dtype:
@@ -203,9 +217,14 @@ def _dtype(name: str) -> np.dtype:
     short = _WIDTH.fullmatch(name)
     try:
         if short is None:
-            return np.dtype(jnp.dtype(name))
-        kind, bits, rest = short.groups()
-        # JAX has the small float types by longer names: float8_e4m3fn.
-        return np.dtype(jnp.dtype(f"{_KINDS[kind]}{bits}{'_' + rest if rest else ''}"))
+            dtype = np.dtype(jnp.dtype(name))
+        else:
+            kind, bits, rest = short.groups()
+            # JAX has the small float types by longer names: float8_e4m3fn.
+            dtype = np.dtype(jnp.dtype(f"{_KINDS[kind]}{bits}{'_' + rest if rest else ''}"))
+        held_dtype(dtype)
     except TypeError as error:
-        raise NamedFunctionError(f"{name!r} is no element type; say bf16, f32, s8, s32, f8e4m3fn or pred") from error
+        raise NamedFunctionError(
+            f"{shown(name)} is no element type; say bf16, f32, s8, s32, f8e4m3fn or pred"
+        ) from error
+    return dtype

@@ -8,6 +8,7 @@ from typing import Any
 from systolic.chips import SliceError
 from systolic.compiler.arguments import PlacedArray
 from systolic.compiler.named import named_argument
+from systolic.untrusted import shown
 
 _AXIS = re.compile(r"([^\W\d]\w{0,99})=([1-9]\d{0,5})", re.ASCII)
 _WHOLE = "-"
@@ -23,9 +24,9 @@ def mesh_axes(text: str) -> dict[str, int]:
     for part in text.split(","):
         found = _AXIS.fullmatch(part.strip())
         if found is None:
-            raise SliceError(f"{part.strip()!r} is no axis of a mesh: write NAME=SIZE, as in data=2,model=4")
+            raise SliceError(f"{shown(part.strip())} is no axis of a mesh: write NAME=SIZE, as in data=2,model=4")
         if found[1] in axes:
-            raise SliceError(f"the mesh {text} has the axis {found[1]} twice")
+            raise SliceError(f"the mesh {shown(text)} has the axis {found[1]} twice")
         axes[found[1]] = int(found[2])
     return axes
 
@@ -49,7 +50,7 @@ def sharded_argument(text: str, mesh: Any) -> Any:
     if not at:
         return named_argument(text)
     if mesh is None:
-        raise SliceError(f"{text!r} is sharded over a mesh, and there is none: give --topology and --mesh")
+        raise SliceError(f"{shown(text)} is sharded over a mesh, and there is none: give --topology and --mesh")
     import jax
 
     argument = named_argument(described)
@@ -64,15 +65,15 @@ def _parts(text: str, spec: str, shape: tuple[int, ...], mesh: Any) -> list[tupl
     parts = [() if part.strip() == _WHOLE else tuple(map(str.strip, part.split("+"))) for part in spec.split(",")]
     used = [axis for part in parts for axis in part]
     if unknown := [axis for axis in used if axis not in sizes]:
-        raise SliceError(f"{text!r}: the mesh has no axis {unknown[0]!r}; it has {', '.join(sizes)}")
+        raise SliceError(f"{shown(text)}: the mesh has no axis {unknown[0]!r}; it has {', '.join(sizes)}")
     if twice := [axis for axis in used if used.count(axis) > 1]:
-        raise SliceError(f"{text!r} uses the axis {twice[0]!r} twice")
+        raise SliceError(f"{shown(text)} uses the axis {twice[0]!r} twice")
     if len(parts) > len(shape):
-        raise SliceError(f"{text!r} is cut along {len(parts)} dimensions, and has {len(shape)}")
+        raise SliceError(f"{shown(text)} is cut along {len(parts)} dimensions, and has {len(shape)}")
     for number, (part, size) in enumerate(zip(parts, shape, strict=False)):
         count = 1
         for axis in part:
             count *= sizes[axis]
         if size % count:
-            raise SliceError(f"{text!r}: dimension {number} of {size} does not divide among {count} devices")
+            raise SliceError(f"{shown(text)}: dimension {number} of {size} does not divide among {count} devices")
     return [part or None for part in parts]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from systolic.regular_file import read_regular
+
 
 class UnknownNamesError(Exception):
     """What names a module has cannot be said before it runs."""
@@ -62,7 +64,7 @@ def names_in(source: Path) -> ModuleNames:
         OSError, UnicodeDecodeError: it cannot be read.
     """
     try:
-        tree = ast.parse(source.read_bytes(), filename=str(source))
+        tree = ast.parse(read_regular(source), filename=str(source))
     except (ValueError, RecursionError) as error:  # a null byte; brackets nested too deep
         raise SyntaxError(str(error)) from error
     found = list(_bound(tree.body))

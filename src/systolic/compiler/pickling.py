@@ -8,6 +8,8 @@ from typing import Any
 
 import cloudpickle
 
+from systolic.compiler.caller_globals import SentGlobal, packed_globals
+
 
 def dumps(value: Any) -> bytes:
     """`value` pickled: by reference what can be imported, by value what was made in `__main__` or inside a function.
@@ -15,13 +17,35 @@ def dumps(value: Any) -> bytes:
     Raises:
         Exception: whatever the pickling of some part of it raises.
     """
+    return _dumped(value, [])
+
+
+def dumps_with_globals(value: Any) -> tuple[bytes, tuple[SentGlobal, ...]]:
+    """`value` pickled, and the globals that its functions may read, as they are now; see `caller_globals`.
+
+    Raises:
+        Exception: whatever the pickling of some part of it raises.
+    """
+    functions: list[Any] = []
+    pickled = _dumped(value, functions)
+    return pickled, packed_globals(functions, dumps)
+
+
+def _dumped(value: Any, functions: list[Any]) -> bytes:
     file = io.BytesIO()
-    _Pickler(file).dump(value)
+    _Pickler(file, functions).dump(value)
     return file.getvalue()
 
 
 class _Pickler(cloudpickle.Pickler):
+    """Adds functions, classes and all else but plain data, as it comes to them, to a list."""
+
+    def __init__(self, file: io.BytesIO, functions: list[Any]) -> None:
+        super().__init__(file)
+        self._functions = functions
+
     def reducer_override(self, obj: Any) -> Any:
+        self._functions.append(obj)
         jax = sys.modules.get("jax")
         if jax is not None and isinstance(obj, jax.custom_vjp):
             # Its constructor wants the function that pickle hands over only later, as part of its state.

@@ -12,11 +12,12 @@ from typing import Any, Self, TypeVar
 
 from systolic.bugs import runs_user_code
 from systolic.compiler.blame import record_line
+from systolic.compiler.caller_globals import SentGlobal
 from systolic.compiler.errors import CompilerError, TaskError
 from systolic.compiler.folders import sweep_worker_folders
 from systolic.compiler.limits import WALL_TIMES, LimitReachedError, Limits, group_use
 from systolic.compiler.memory import bearable_bytes
-from systolic.compiler.pickling import dumps
+from systolic.compiler.pickling import dumps_with_globals
 from systolic.compiler.process import WorkerProcess
 from systolic.compiler.wire import Reply
 
@@ -97,7 +98,7 @@ class WorkerPool:
             CompilerError: the pool is closed.
         """
         # Pickled now, so that a mistake shows where it was made and later changes to the arguments do not count.
-        job = dumps((task, args))
+        job = dumps_with_globals((task, args))
         cpu_s = self._time_limit_s if time_limit_s is None else time_limit_s
         limits = Limits(cpu_s=cpu_s, wall_s=WALL_TIMES * cpu_s, memory_bytes=self._memory_bytes)
         try:
@@ -121,11 +122,11 @@ class WorkerPool:
             worker.end()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, job: bytes, limits: Limits, label: str) -> Any:
+    def _run(self, job: tuple[bytes, tuple[SentGlobal, ...]], limits: Limits, label: str) -> Any:
         worker = self._take()
         keep = False
         try:
-            reply = worker.call(job, limits=limits)
+            reply = worker.call(*job, limits=limits)
             keep = not self._is_full(worker)
         except LimitReachedError as reached:
             raise worker.stopped(label, reached) from None

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from systolic.compiler import wire
 from systolic.compiler.blame import line_in_stacks
+from systolic.compiler.caller_globals import SentGlobal
 from systolic.compiler.dump import dump_flags
 from systolic.compiler.endings import CompilerCrash, CompilerOutOfMemory, CompilerTimeout, FunctionExit
 from systolic.compiler.folders import make_worker_folder
@@ -85,7 +86,7 @@ class WorkerProcess:
         """A few words on how far its job is."""
         return progress_in(self._folder.path)
 
-    def call(self, job: bytes, *, limits: Limits) -> wire.Reply:
+    def call(self, job: bytes, sent_globals: tuple[SentGlobal, ...] = (), *, limits: Limits) -> wire.Reply:
         """Send a pickled job and wait for what comes of it.
 
         Raises:
@@ -95,7 +96,7 @@ class WorkerProcess:
         self._wait_until_started(limits)
         watch = Watch(self._process.pid, limits)
         self._stderr_start = self._folder.stderr.stat().st_size
-        request = wire.Request(sys_path=tuple(_absolute_sys_path()), job=job)
+        request = wire.Request(sys_path=tuple(_absolute_sys_path()), job=job, sent_globals=sent_globals)
         wire.send(self._requests, pickle.dumps(request), check=watch.check)
         return pickle.loads(wire.receive(self._replies, check=watch.check))
 

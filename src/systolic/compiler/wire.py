@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from systolic.compiler.caller_globals import SentGlobal
+
 _LENGTH = struct.Struct(">Q")
 _CHUNK_BYTES = 1 << 20
 _CHECK_MS = 250
@@ -19,10 +21,13 @@ Check = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One job on its way to a worker: the parent's `sys.path`, and the pickled pair of task and arguments."""
+    """One job on its way to a worker: the parent's `sys.path`, the pickled pair of task and arguments, and globals of
+    modules that the task may read.
+    """
 
     sys_path: tuple[str, ...]
     job: bytes
+    sent_globals: tuple[SentGlobal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

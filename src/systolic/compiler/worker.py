@@ -31,6 +31,7 @@ import cloudpickle
 from systolic.bugs import SystolicBug, is_own, runs_user_code
 from systolic.compiler import wire
 from systolic.compiler.blame import current_line, source_line
+from systolic.compiler.caller_globals import callers_globals
 from systolic.compiler.endings import FunctionExit
 from systolic.compiler.errors import CompilerError, TaskError
 from systolic.compiler.folders import EXIT_FILE, STACK_FILE
@@ -68,7 +69,7 @@ def run_request(request: wire.Request) -> wire.Reply:
     sys.path.extend(path for path in request.sys_path if path not in sys.path)
     with warnings.catch_warnings(record=True) as caught:
         try:
-            reply = _packed_result(_performed(request.job))
+            reply = _packed_result(_performed(request))
         except Exception as error:  # noqa: BLE001 -- whatever a task raises is the caller's
             # Whether it is a bug of systolic is said here: a traceback, which tells, does not travel.
             reply = _packed_error(SystolicBug.of(error) if is_own(error) else error, source_line(error) or "")
@@ -85,9 +86,10 @@ def run_request(request: wire.Request) -> wire.Reply:
 
 
 @runs_user_code
-def _performed(job: bytes) -> Any:
-    task, arguments = pickle.loads(job)
-    return task(*arguments)
+def _performed(request: wire.Request) -> Any:
+    task, arguments = pickle.loads(request.job)
+    with callers_globals(request.sent_globals):
+        return task(*arguments)
 
 
 def _packed_result(result: Any) -> wire.Reply:

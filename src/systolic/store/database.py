@@ -12,6 +12,7 @@ from pathlib import Path
 
 from systolic.call_errors import WrongCallError
 from systolic.printable import printable
+from systolic.regular_file import check_regular, open_regular
 
 SCHEMA_VERSION = 2  # a store of another one is left alone
 _BUSY_S = 60.0  # to wait for another writer
@@ -19,6 +20,7 @@ _LONGEST_BYTES = 2**26  # of a value; a trial has a few thousand
 _APPLICATION = 0x73797374  # "syst", which SQLite keeps in the head of the file
 _SQLITE = b"SQLite format 3\0"
 _HEAD_BYTES = 4096
+_BESIDE = ("-wal", "-shm", "-journal")  # files that SQLite keeps beside a store
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS subjects (
   key TEXT PRIMARY KEY,
@@ -194,9 +196,12 @@ def _check_ours(file: Path) -> None:
     Ours bears three marks: SQLite's, the application's, and the text of a table. Two of them are enough to tell a
     damaged store from a stranger's file.
     """
+    for ending in _BESIDE:  # SQLite opens them by name, and would wait for a pipe
+        with suppress(FileNotFoundError):
+            check_regular(file.with_name(f"{file.name}{ending}"))
     if not is_there(file):
         return
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         head = opened.read(_HEAD_BYTES)
     if not any(head[:100]) and file.with_name(f"{file.name}-journal").exists():
         return  # half made: SQLite takes that back

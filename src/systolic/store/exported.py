@@ -7,6 +7,7 @@ from typing import Any
 
 from systolic.call_errors import WrongCallError
 from systolic.printable import printable
+from systolic.regular_file import open_regular
 from systolic.store.database import StoreError
 from systolic.store.reading import read_subject, read_trial
 from systolic.store.trial import Subject, Trial
@@ -30,7 +31,7 @@ def read_trials_file(file: Path) -> list[tuple[Subject, list[Trial]]]:
     """
     name = printable(str(file))
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             content = opened.read(_MOST_BYTES + 1)
         if content.startswith(b"SQLite format 3"):
             return TrialStore(file).foreign_records()

@@ -50,7 +50,7 @@ class Keyword:
             raise FunctionConfigError(f"{self.name!r} is no name of an argument")
         try:
             same = len(self.value) <= _LONGEST and repr(ast.literal_eval(self.value)) == self.value
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             same = False
         if not same:
             raise FunctionConfigError(

@@ -14,6 +14,7 @@ from pathlib import Path
 import platformdirs
 
 from systolic.bugs import warn_user
+from systolic.regular_file import check_regular
 from systolic.store import database
 from systolic.store.database import (
     StoreDamagedError,
@@ -234,7 +235,10 @@ class TrialStore:
         import fcntl  # Linux and macOS; nothing else here needs it
 
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.with_name(f"{self.file.name}.lock").open("a") as lock:
+        name = self.file.with_name(f"{self.file.name}.lock")
+        with named_errors(self.file), suppress(FileNotFoundError):
+            check_regular(name)  # a pipe would be waited for
+        with name.open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 with named_errors(self.file):

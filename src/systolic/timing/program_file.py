@@ -31,6 +31,7 @@ from systolic.chips import chip as chip_named
 from systolic.chips.constants import ConstantsError, check_constants, check_links, check_sparse_core
 from systolic.compiler import CompiledProgram
 from systolic.compiler.cache_entry import MOST_BYTES, EntryError, decode, encode
+from systolic.regular_file import open_regular
 from systolic.simulator import Unknown, Words
 from systolic.timing.contents import OperandKey, ProgramContents
 from systolic.untrusted import UntrustedError, read_json, structured
@@ -163,7 +164,7 @@ def read_program(path: Path, chip: Chip | None) -> SavedProgram:
       ProgramFileError: there is no such file, or it is not what was written.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             found = file.read(_MOST_FILE_BYTES + 1)
     except OSError as error:
         raise ProgramFileError(f"cannot read {path}: {error.strerror}") from error

@@ -20,6 +20,7 @@ from systolic.call_errors import WrongCallError
 from systolic.compiler import WorkerPool
 from systolic.experiments import Experiment, Runner, Submit
 from systolic.extras import install_command
+from systolic.regular_file import read_regular
 from systolic.timing import Measurement
 from systolic.tuning.search import COMPILE_LIMIT_S
 
@@ -135,7 +136,7 @@ def _check(certificates: Certificates) -> None:
     files = (certificates.authority, certificates.certificate, certificates.key)
     for file in files:
         try:
-            file.read_bytes()
+            read_regular(file)
         except OSError as error:
             raise ClusterError(f"cannot read {file}: {error.strerror}") from error
     context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)

@@ -51,10 +51,14 @@ MOST_COMBINATIONS = 2000  # a second or so each, to be traced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """The function with some static arguments, and what tracing it has shown."""
+    """The function with some static arguments, and what tracing it has shown.
+
+    Attributes:
+      modelled_us: by the model of Pallas kernels; None: it calls none, and nothing here models XLA's programs.
+    """
 
     config: FunctionConfig
-    modelled_us: float
+    modelled_us: float | None
     least_us: float
 
 
@@ -204,7 +208,8 @@ def _sorted_out(
             left_out.append(LeftOut(keywords=keywords, reason=reason))
         elif known.program not in variants:
             config = FunctionConfig(keywords=keywords, program=known.program)
-            variants[known.program] = Variant(config=config, modelled_us=known.modelled_us, least_us=known.least_us)
+            modelled_us = known.modelled_us or None  # without a kernel, or with one that has no step, the sum is empty
+            variants[known.program] = Variant(config=config, modelled_us=modelled_us, least_us=known.least_us)
         elif keywords:
             left_out.append(LeftOut(keywords=keywords, reason=f"the same program as {variants[known.program].config}"))
     first = read[0]

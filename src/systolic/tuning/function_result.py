@@ -74,6 +74,11 @@ class FunctionTuning(Summarised):
     seconds: float
     end: End
 
+    @property
+    def unmodelled_trials(self) -> int:
+        """Trials that no model has ranked, as they call no Pallas kernel: which is tried first says nothing of them."""
+        return sum(trial.modelled_us is None for trial in self.trials)
+
     def summary(self) -> Summary:
         """Says which static arguments won, with a row for each trial."""
         named = f"{self.spec.name}({'; '.join(self.spec.arguments)}) on {self.chip}"
@@ -83,6 +88,8 @@ class FunctionTuning(Summarised):
             facts={
                 "× as it is": ratio,
                 "tried": f"{self.compiled} now, {len(self.trials)} in all, of {self.considered:,}",
+                "ranked": f"{self.unmodelled_trials} trials by no model: no Pallas kernel"
+                * bool(self.unmodelled_trials),
                 "left out": f"{len(self.left_out):,} combinations" if self.left_out else "",
             },
             columns=("arguments", "status", "µs simulated", "waits for", "reason"),

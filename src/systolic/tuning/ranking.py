@@ -28,8 +28,8 @@ class Choice(Protocol[_ConfigOut]):
         ...
 
     @property
-    def modelled_us(self) -> float:
-        """Its time by the model, which need only be right in comparison with the others'."""
+    def modelled_us(self) -> float | None:
+        """Its time by the model, which need only be right in comparison with the others'; None: no model knows it."""
         ...
 
 
@@ -64,7 +64,12 @@ class Ranking(Generic[ConfigT]):
         self._choices = list(choices)
         self._number = {choice.config: number for number, choice in enumerate(self._choices)}
         self._features = np.array([features(choice.config) for choice in self._choices])
-        self._modelled = np.array([choice.modelled_us for choice in self._choices])
+        modelled = [choice.modelled_us for choice in self._choices]
+        known = [time_us for time_us in modelled if time_us is not None]
+        # Without a model all are expected to take the same time, whatever that is, until one of them was tried.
+        usual_us = float(np.median(known)) if known else 1.0
+        self._modelled = np.array([usual_us if time_us is None else time_us for time_us in modelled])
+        self._unmodelled = np.array([time_us is None for time_us in modelled], bool)
         self._open = np.ones(len(self._choices), bool)
         self._weights: Float[np.ndarray, " n"] = np.full(len(self._choices), _PRIOR)
         self._errors: Float[np.ndarray, " n"] = np.zeros(len(self._choices))
@@ -84,6 +89,9 @@ class Ranking(Generic[ConfigT]):
         number = self._number.get(config)
         if number is None:
             return
+        if self._unmodelled[number]:
+            self._modelled[self._unmodelled] = time_us
+            self._unmodelled[:] = False
         distances = np.linalg.norm(self._features - self._features[number], axis=1)
         weights = np.exp(-((distances / _REACH) ** 2) / 2)
         self._weights += weights

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from systolic.printable import printable
+from systolic.regular_file import read_regular
 from systolic.untrusted import UntrustedError, read_json, shown
 
 _DRAWN = "rng"
@@ -57,7 +58,7 @@ class GroupSizes:
     @cached_property
     def _lists(self) -> Mapping[str, Any]:
         try:
-            found = read_json(self.path.read_bytes())
+            found = read_json(read_regular(self.path))
         except FileNotFoundError:
             return {}
         except OSError as error:

@@ -16,12 +16,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
 from systolic.call_errors import WrongCallError
 from systolic.chips import FlagError, checked_flags
 from systolic.printable import printable
+from systolic.regular_file import open_regular
 from systolic.untrusted import shown
 from systolic.validation.group_sizes import GroupSizes, GroupSizesError
 from systolic.validation.stated_flags import stated_flags
@@ -124,7 +126,7 @@ def read_published(path: Path) -> tuple[PublishedRow, ...]:
     groups = GroupSizes(path.with_name(f"{path.stem}_groups.json"))
     try:
         # What is no UTF-8 is read as halves of surrogate pairs, so that its line can be named.
-        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        with TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             return tuple(_rows(_lines(file, name), name, groups))
     except OSError as error:
         raise PublishedFileError(f"cannot read {printable(str(path))}: {error.strerror}") from error

@@ -102,6 +102,8 @@ def test_names() -> None:
     [
         ({"xla_tpu_scoped_vmem_limit_kib": 65536}, VMEM),
         ({"--xla_tpu_rwb_fusion": False}, {"xla_tpu_rwb_fusion": "false"}),
+        ({"xla_tpu_scoped_vmem_limit_kib": 65536.0}, VMEM),
+        ({"xla_tpu_some_ratio": 0.5}, {"xla_tpu_some_ratio": "0.5"}),
         ({}, {}),
     ],
 )

@@ -39,6 +39,20 @@ def started(arguments: list[str], **how: Any) -> subprocess.Popen[str]:
 
 
 @needs_full
+@pytest.mark.parametrize(("redirected", "says"), [(">&-", "is closed"), ("1</dev/null", "Bad file descriptor")])
+def test_a_closed_standard_output_is_one_line(redirected: str, says: str) -> None:
+    command = f'"{sys.executable}" -m systolic chips {redirected}'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert says in done.stderr
+
+
+def test_a_closed_standard_error_is_no_error() -> None:
+    done = subprocess.run(["sh", "-c", f'"{sys.executable}" -m systolic chips 2>&-'], capture_output=True, check=False)
+    assert done.returncode == 0
+    assert b"v5e" in done.stdout
+
+
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_a_full_standard_output_is_one_line(arguments: list[str]) -> None:
     with FULL.open("w") as full, started(arguments, stdout=full) as process:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import grp
 import hashlib
 import os
 import pickle
+import pwd
 import random
 import shutil
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 import tracemalloc
 import warnings
 import zlib
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cache_damages import DAMAGES, FILE, PROGRAM, damage, kept, make_pristine, same, sealed, write_entry
@@ -149,6 +153,49 @@ def test_a_folder_that_everybody_may_write_to_is_not_used(cache: ProgramCache) -
     assert cache.get("k") is not None
     cache.file.chmod(0o666)
     expect_no_cache(cache, "everybody may write to")
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "is_private"),
+    [("me", [], True), ("me", ["me"], True), ("me", ["me", "other"], False), ("users", [], False), (None, [], False)],
+)
+def test_a_folder_that_a_group_may_write_to_is_used_if_the_group_is_this_users_own(
+    cache: ProgramCache, monkeypatch: pytest.MonkeyPatch, name: str | None, members: list[str], is_private: bool
+) -> None:
+    def group_of(_number: int) -> SimpleNamespace:
+        if name is None:
+            raise KeyError("a container has numbers without names")
+        return SimpleNamespace(gr_name=name, gr_mem=members)
+
+    user = SimpleNamespace(pw_name="me", pw_gid=cache.file.stat().st_gid)
+    monkeypatch.setattr(grp, "getgrgid", group_of)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _number: user)
+    for path in (cache.file.parent, cache.file):
+        before = path.stat().st_mode
+        path.chmod(0o770)
+        if is_private:
+            assert cache.get("k") is not None
+        else:
+            expect_no_cache(cache, "all users of group")
+        path.chmod(before)
+
+
+def test_the_group_of_another_user_is_not_this_users_own(cache: ProgramCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have the same name in another list of groups."""
+    group = cache.file.stat().st_gid
+    monkeypatch.setattr(grp, "getgrgid", lambda _number: SimpleNamespace(gr_name="me", gr_mem=[]))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _number: SimpleNamespace(pw_name="me", pw_gid=group + 1))
+    cache.file.parent.chmod(0o770)
+    expect_no_cache(cache, "all users of group")
+
+
+def test_a_clock_past_2262_is_no_error(cache: ProgramCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite counts nanoseconds in 63 bits."""
+    monkeypatch.setattr(time, "time_ns", lambda: 2**63 + 5)
+    cache.put("late", PROGRAM)
+    assert cache.get("late") is not None
+    assert cache.get("k") is not None
+    assert (cache.count(), cache.fault()) == (2, None)
 
 
 def test_another_users_folder_is_not_used(cache: ProgramCache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -245,6 +245,7 @@ def test_a_ranking_proposes_each_once_and_the_best_first(seed: int) -> None:
     while (choice := ranking.next(proposed[-1:])) is not None:
         proposed.append(choice.config)
         if choose.random() < 0.5:
+            assert choice.modelled_us is not None
             ranking.learn(choice.config, choice.modelled_us * choose.uniform(0.9, 1.1))
         else:
             ranking.started(choice.config)
@@ -354,3 +355,30 @@ def test_ctrl_c_ends_a_search_with_what_it_has_found(tmp_path: Path) -> None:
     assert result.winner == result.trials[0]
     assert searched(tmp_path, second, trials=9, workers=1).compiled == 5
     assert not set(first.asked) & set(second.asked)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A choice of a function's, with or without a modelled time."""
+
+    config: int
+    modelled_us: float | None
+
+
+def test_without_a_model_times_of_others_rank() -> None:
+    """Choices stand in a row, and the nearer two are the nearer are their times."""
+    ranking = Ranking([Variant(number, None) for number in range(5)], lambda number: (4.0 * number,))
+    assert ranking.predicted_us() == pytest.approx(1.0)
+    ranking.learn(4, 100.0)
+    assert ranking.predicted_us() == pytest.approx(100.0)
+    ranking.learn(0, 10.0)
+    choice = ranking.next()
+    assert choice is not None
+    assert choice.config == 1  # next to the fastest
+
+
+def test_a_choice_without_a_model_stands_amid_those_with_one() -> None:
+    ranking = Ranking([Variant(0, 10.0), Variant(1, None), Variant(2, 30.0)], lambda number: (9.0 * number,))
+    assert ranking.predicted_us() == pytest.approx([10, 20, 30])
+    ranking.learn(1, 5.0)
+    assert ranking.predicted_us() == pytest.approx([10, 5, 30])

@@ -1,0 +1,256 @@
+"""Takes globals of the user's modules along to a worker, as they are in the caller's process.
+
+A function of a module goes to a worker as a name, and the worker imports the module anew: a global that the caller has
+changed since would not be seen. So each global that the function may read goes along with a digest. The worker compares
+it with the digest that the global had when it first looked at it and, where they differ, puts the caller's value in its
+place for one job.
+
+There is no digest of arrays above 1 MiB, locks, generators and objects of other packages' classes: a worker uses its
+own then, and warns where that is of another type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import importlib
+import pickle
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from systolic.compiler.globals_used import GlobalsUsed, Place, resolved, users_module
+
+_MOST_BYTES = 2**20  # of the arrays and texts in one value
+_MOST_DEPTH = 20
+_MOST_PARTS = 20_000  # of one value
+_ABSENT = object()
+
+# Of this process's globals, before the first job that may read them: as an import makes them.
+_FIRST_DIGESTS: dict[Place, str] = {}
+
+Dump = Callable[[Any], bytes]
+
+
+class ChangedGlobalWarning(UserWarning):
+    """A global that the caller has changed cannot be sent to a worker, which uses the one that its import made."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SentGlobal:
+    """A global on its way to a worker.
+
+    Attributes:
+        digest: of its value; of one without, the type.
+        value: pickled; None: it cannot be.
+    """
+
+    place: Place
+    digest: str
+    value: bytes | None
+
+
+def packed_globals(roots: Iterable[Any], dump: Dump) -> tuple[SentGlobal, ...]:
+    """Return the globals that functions may read.
+
+    Args:
+        roots: the functions, and what else holds code.
+        dump: pickles a value.
+    """
+    used = GlobalsUsed()
+    used.add(roots)
+    return tuple(_sent(place, value, dump) for place, value in used.values.items())
+
+
+@contextmanager
+def callers_globals(sent: Iterable[SentGlobal]) -> Iterator[None]:
+    """Give a worker's modules the caller's globals while a job runs."""
+    changed: list[tuple[Any, str, Any]] = []
+    try:
+        for each in sent:
+            owner = _owner(each.place)
+            if owner is None:
+                continue
+            before = vars(owner).get(each.place.name, _ABSENT)
+            if each.place not in _FIRST_DIGESTS:
+                _FIRST_DIGESTS[each.place] = _digest(before)
+            if _FIRST_DIGESTS[each.place] == each.digest:  # what jobs have made of it since stays
+                continue
+            try:
+                if each.value is None:
+                    raise TypeError("it does not pickle, or is above 1 MiB")
+                setattr(owner, each.place.name, pickle.loads(each.value))
+            except Exception as error:  # noqa: BLE001 -- whatever a class raises when it is unpickled or set
+                _warn(each.place, error)
+            else:
+                changed.append((owner, each.place.name, before))
+        if changed:
+            _forget_traces()
+        yield
+    finally:
+        for owner, name, before in reversed(changed):
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+        if changed:
+            _forget_traces()
+
+
+def _warn(place: Place, error: Exception) -> None:
+    text = (
+        f"{place} is another one here than after a new import of {place.module}, and cannot be sent to the worker "
+        f"process that traces the function ({type(error).__name__}: {error}): the worker uses its own. Pass it as an "
+        "argument, or bind it with functools.partial"
+    )
+    warnings.warn(text, ChangedGlobalWarning, stacklevel=1)
+
+
+def _sent(place: Place, value: Any, dump: Dump) -> SentGlobal:
+    digest, pickled = _digest(value), None
+    if not digest.startswith(_OPAQUE):
+        with suppress(Exception):  # whatever a class raises when it is pickled; the worker says so where it matters
+            pickled = dump(value)
+    return SentGlobal(place=place, digest=digest, value=pickled)
+
+
+def _owner(place: Place) -> Any:
+    """Return the module or class that has a global; None: there is none here."""
+    if place.module not in sys.modules:
+        with suppress(Exception):  # the job says what is wrong with it, if it needs it
+            importlib.import_module(place.module)
+    module = users_module(place.module)
+    return resolved(place.module, place.owner) if module is not None and place.owner else module
+
+
+def _forget_traces() -> None:
+    """Have JAX trace functions anew, which it has seen with other globals."""
+    jax = sys.modules.get("jax")
+    if jax is not None:
+        jax.clear_caches()
+
+
+# ---- digests ----
+
+_OPAQUE = "of type "
+
+
+class _OpaqueError(Exception):
+    """No digest tells this value from another."""
+
+
+def _digest(value: Any) -> str:
+    """Return letters that are the same for equal values in any process; for what has no digest, its type."""
+    try:
+        return _Hashing().digest(value)
+    except Exception:  # noqa: BLE001 -- whatever attributes of a user's object raise
+        return f"{_OPAQUE}{type(value).__module__}.{type(value).__qualname__}"
+
+
+class _Hashing:
+    def __init__(self) -> None:
+        self._left_bytes = _MOST_BYTES
+        self._parts = 0
+
+    def digest(self, value: Any, depth: int = 0) -> str:
+        self._parts += 1
+        if depth > _MOST_DEPTH or self._parts > _MOST_PARTS:
+            raise _OpaqueError
+        kind, content = self._content(value, depth + 1)
+        return hashlib.blake2b(f"{kind}\0".encode() + content, digest_size=16).hexdigest()
+
+    def _take(self, size_bytes: int) -> None:
+        self._left_bytes -= size_bytes
+        if self._left_bytes < 0:
+            raise _OpaqueError
+
+    def _all(self, values: Iterable[Any], depth: int) -> bytes:
+        return "".join(self.digest(value, depth) for value in values).encode()
+
+    def _content(self, value: Any, depth: int) -> tuple[str, bytes]:
+        """Return the kind of a value and bytes that tell it from others of the kind."""
+        kind: type = type(value)
+        if kind is int:
+            return "int", hex(value).encode()
+        if kind in (types.NoneType, bool, float, complex, types.EllipsisType, range):
+            return kind.__name__, repr(value).encode()
+        if kind in (str, bytes):
+            data = value.encode("utf-8", "surrogatepass") if kind is str else value
+            self._take(len(data))
+            return kind.__name__, data
+        if kind in (tuple, list):
+            return kind.__name__, self._all(value, depth)
+        if kind in (set, frozenset):
+            return kind.__name__, "".join(sorted(self.digest(each, depth) for each in value)).encode()
+        if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
+            return kind.__name__, self._all((*value.keys(), *value.values()), depth)
+        if isinstance(value, types.ModuleType):
+            return "module", value.__name__.encode()
+        if isinstance(value, enum.Enum):
+            return "enum", self.digest(kind, depth).encode() + value.name.encode()
+        if isinstance(value, np.dtype):
+            return "dtype", str(value).encode()
+        if isinstance(value, np.ndarray | np.generic) or _is_small_jax_array(value):
+            return self._array(value)
+        if isinstance(value, types.BuiltinFunctionType | np.ufunc):
+            return "builtin", f"{getattr(value, '__module__', '')}.{value.__name__}".encode()
+        if isinstance(value, type):
+            return "class", f"{value.__module__}.{value.__qualname__}".encode()
+        if isinstance(value, types.FunctionType):
+            return self._function(value, depth)
+        if isinstance(value, functools.partial):
+            return "partial", self._all((value.func, value.args, value.keywords), depth)
+        if (inner := getattr(value, "__wrapped__", None)) is not None:
+            return f"wrapped {kind.__module__}.{kind.__qualname__}", self.digest(inner, depth).encode()
+        return self._record(value, depth)
+
+    def _array(self, value: Any) -> tuple[str, bytes]:
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise _OpaqueError
+        self._take(array.nbytes)
+        kind = "jax" if not isinstance(value, np.ndarray | np.generic) else type(value).__name__
+        return f"{kind} {array.dtype} {array.shape}", array.tobytes()
+
+    def _function(self, value: types.FunctionType, depth: int) -> tuple[str, bytes]:
+        name = f"{value.__module__}.{value.__qualname__}"
+        if resolved(value.__module__, value.__qualname__) is value:
+            return "function", name.encode()  # the worker has the same, unless its file was changed meanwhile
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        of_code = [value.__code__.co_code, *(each for each in value.__code__.co_consts if not hasattr(each, "co_code"))]
+        return f"function {name}", self._all(
+            (of_code, value.__defaults__, value.__kwdefaults__, *cells),
+            depth,
+        )
+
+    def _record(self, value: Any, depth: int) -> tuple[str, bytes]:
+        """Take an object of a user's class, or a dataclass, for what its attributes are."""
+        kind = type(value)
+        if dataclasses.is_dataclass(value):
+            content: Mapping[str, Any] = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        elif isinstance(value, tuple):
+            content = {str(number): each for number, each in enumerate(value)}  # of a named tuple
+        elif kind is types.SimpleNamespace or (users_module(kind.__module__) and "__reduce__" not in vars(kind)):
+            content = vars(value)
+        else:
+            raise _OpaqueError
+        return "record", self.digest(kind, depth).encode() + self.digest(dict(content), depth).encode()
+
+
+def _is_small_jax_array(value: Any) -> bool:
+    jax = sys.modules.get("jax")
+    return (
+        jax is not None
+        and isinstance(value, jax.Array)
+        and not isinstance(value, jax.core.Tracer)
+        and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+        and len(value.devices()) == 1
+        and value.nbytes <= _MOST_BYTES
+    )
