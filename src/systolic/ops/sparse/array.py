@@ -45,8 +45,9 @@ class BlockSparse:
       shape: of each matrix; blocks have to tile it.
 
     Raises:
-      BlockSparseError: arguments are no arrays, no sizes, or do not go together; blocks do not tile the shape; or, where
-        rows and columns are known when this is called: one is below zero or past the end, or two blocks have one place.
+      BlockSparseError: arguments are no arrays, no sizes, or do not fit each other; blocks do not tile the shape; or,
+        where rows and columns are known when this is called, one is below zero or past the end, or two blocks have one
+        place.
     """
 
     blocks: Any

@@ -44,7 +44,7 @@ class SparseProduct:
     function: Callable[..., Any] | None = None  # and what it stands for
 
     def with_planned_tiles(self, **changes: Any) -> SparseProduct:
-        """Change these fields and no other, but leave the tiles to the planner: a caller's are for one product alone."""
+        """Change these fields and no other, but leave tiles to the planner: a caller's are for one product."""
         return replace(self, backend=replace(self.backend, tiles=None), **changes)
 
     @property
