@@ -12,6 +12,7 @@ import numpy as np
 from systolic.ops.sparse.places import (
     each_matrix,
     is_known,
+    matrix_of,
     places_by_columns,
     require_array,
     require_mask,
@@ -219,12 +220,7 @@ class BlockSparse:
         """The whole matrix."""
         import jax.numpy as jnp
 
-        grid, block = self.grid, self.block
-
-        def placed(blocks: Any, rows: Any, columns: Any) -> Any:
-            cut = jnp.zeros((*grid, *block), blocks.dtype).at[rows, columns].set(blocks, mode="drop")
-            return cut.swapaxes(1, 2).reshape(self.shape)
-
+        placed = functools.partial(matrix_of, grid=self.grid)
         return each_matrix(placed, self.batch)(jnp.asarray(self.blocks), self.rows, self.columns)
 
     def to_bcoo(self) -> Any:

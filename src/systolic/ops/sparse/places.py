@@ -207,6 +207,18 @@ def _sorted_by_jax(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any,
     return order, rows, columns
 
 
+def matrix_of(blocks: Any, rows: Any, columns: Any, grid: tuple[int, int]) -> Any:
+    """Place blocks in a matrix of zeros; padding is dropped."""
+    import jax.numpy as jnp
+
+    block = blocks.shape[1:]
+    shape = (grid[0] * block[0], grid[1] * block[1])
+    if 0 in grid:  # JAX has no derivative of a scatter into nothing
+        return jnp.zeros(shape, blocks.dtype)
+    cut = jnp.zeros((*grid, *block), blocks.dtype).at[rows, columns].set(blocks, mode="drop")
+    return cut.swapaxes(1, 2).reshape(shape)
+
+
 def each_matrix(fn: Callable[..., Any], batch: tuple[int, ...]) -> Callable[..., Any]:
     """A function of one matrix, for all of a batch."""
     import jax

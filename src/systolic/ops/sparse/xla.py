@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.kernels.functions import as_dtype
+from systolic.ops.sparse.places import matrix_of
 from systolic.ops.sparse.product import Places, SparseProduct
 from systolic.spec import accumulator_dtype
 
@@ -65,9 +66,7 @@ def sampled_by_xla(product: SparseProduct, lhs: Array, rhs: Array, places: Place
 
 def dense_of(product: SparseProduct, blocks: Array, places: Places) -> Array:
     """A matrix of blocks, zero elsewhere and outside the band."""
-    grid, block = product.grid, product.block
-    cut = jnp.zeros((*grid, *block), blocks.dtype).at[places.rows, places.columns].set(blocks, mode="drop")
-    dense = cut.swapaxes(1, 2).reshape(product.shape)
+    dense = matrix_of(blocks, places.rows, places.columns, product.grid)
     return jnp.where(in_band(product), dense, jnp.zeros_like(dense))
 
 
