@@ -271,6 +271,6 @@ SECTIONS = (
         name="numerics-sparse", tries="sparse products and gradients beside float64", share=2, attempt=_attempt_product
     ),
     Section(
-        name="sparse-records", tries="BlockMask and BlockSparse of hostile arguments", share=3, attempt=attempt_record
+        name="sparse-records", tries="BlockMask and BlockSparse of hostile arguments", share=2, attempt=attempt_record
     ),
 )

@@ -95,14 +95,11 @@ def _check_matrix(matrix: BlockSparse, dense: np.ndarray) -> None:
 
 def _check_mask(mask: BlockMask, wanted: np.ndarray) -> None:
     rows, columns = np.indices(wanted.shape)
+    diagonal = (columns - rows).astype(object)  # beside any int
     if mask.lower is not None:
-        wanted = wanted & np.array(
-            [column - row >= mask.lower for row, column in zip(rows.flat, columns.flat, strict=True)], bool
-        ).reshape(wanted.shape)
+        wanted = wanted & (diagonal >= mask.lower).astype(bool)
     if mask.upper is not None:
-        wanted = wanted & np.array(
-            [column - row <= mask.upper for row, column in zip(rows.flat, columns.flat, strict=True)], bool
-        ).reshape(wanted.shape)
+        wanted = wanted & (diagonal <= mask.upper).astype(bool)
     lhs, rhs = np.ones((wanted.shape[0], 1), "float32"), np.arange(1, wanted.shape[1] + 1, dtype="float32")[None]
     out = sparse_matmul(lhs, rhs, mask=mask, dense_out=True, implementation="xla")
     _check_equal(out, np.where(wanted, lhs @ rhs, 0), "a masked product")
@@ -140,7 +137,7 @@ def _constructed(choose: random.Random) -> None:
         return
     if not _is_valid(places, grid):
         raise CaseError(f"{places} are taken for places of {grid}")
-    if not (np.all(np.diff(np.asarray(record.rows)) >= 0) and np.asarray(record.rows).dtype == np.int32):
+    if not (np.all(np.diff(np.asarray(record.rows, np.int64)) >= 0) and np.asarray(record.rows).dtype == np.int32):
         raise CaseError(f"rows are not sorted: {record.rows}")
     dense = _whole(places, blocks, grid, block)
     if isinstance(record, BlockMask):
@@ -211,7 +208,7 @@ def _made(choose: random.Random) -> None:
     """What makes a record of something else, of something hostile."""
     hostile = choose.choice(_HOSTILE)
     other = choose.choice([*_HOSTILE, (2, 2), (3, 2), (1, 1)])
-    room = choose.choice([None, None, 0, 1, 9, -1, 1.5, "2", 2**40])
+    room: Any = choose.choice([None, None, 0, 1, 9, -1, 1.5, "2", 2**40])
     mask = choose.choice([hostile, np.eye(2, dtype=bool), np.eye(2), np.ones((2, 0), bool), np.ones((3, 2, 2), "int8")])
     number = choose.choice([hostile, None, 0, -1, 2**40, -(2**40)])
     dense = choose.choice([hostile, np.eye(4), np.ones((0, 4)), np.ones((2, 4, 4), "int8")])

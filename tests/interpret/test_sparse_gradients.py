@@ -26,7 +26,8 @@ class Product:
 
     def __init__(self, kind: str, turned: bool, fused: str, implementation: Any) -> None:
         block, sweep = ((128, 256), 128) if implementation == "interpret" else ((3, 2), 5)
-        self.is_left, self.turned, self.implementation = kind == "dsd", turned, implementation
+        self.is_left, self.turned = kind == "dsd", turned
+        self.implementation: Any = implementation
         self.has_bias, self.activation = FUSED[fused]
         self.places = np.kron(MASK, np.ones(block, bool))
         self.dense = numbers(self.places.shape, 0) * self.places / 8

@@ -84,17 +84,19 @@ def test_what_is_refused(changes: dict[str, Any], says: str) -> None:
 
 
 def test_what_makers_refuse() -> None:
+    mask_of: Any = BlockMask  # of arguments that pyright refuses as well
+    matrix_of: Any = BlockSparse
     makers: list[tuple[Any, str]] = [
-        (lambda: BlockMask.from_mask([[True]], BLOCK), "mask is a list"),
-        (lambda: BlockMask.from_mask(np.ones((2, 2), bool), BLOCK, most_blocks=-1), "most_blocks=-1"),
-        (lambda: BlockMask.from_mask(np.ones((2, 2), bool), (2, -3)), "columns of block=-3"),
-        (lambda: BlockMask.of(np.ones((2, 2))), "ndarray is no BlockSparse"),
-        (lambda: BlockMask.banded(SHAPE, BLOCK, None, 0.5), "upper is a float"),
-        (lambda: BlockSparse.from_dense("ab", BLOCK), "dense is a str"),
-        (lambda: BlockSparse.from_dense(np.ones(SHAPE), BLOCK, [[True] * 3] * 2), "mask is a list"),
-        (lambda: BlockSparse.from_dense(np.ones(SHAPE), (384.0, 384.0)), "rows of block is a float"),
-        (lambda: BlockSparse.from_bcoo(np.ones(SHAPE)), "ndarray is no BCOO"),
-        (lambda: BlockSparse.from_dense(np.ones(SHAPE), BLOCK).with_blocks([1]), "blocks is a list"),
+        (lambda: mask_of.from_mask([[True]], BLOCK), "mask is a list"),
+        (lambda: mask_of.from_mask(np.ones((2, 2), bool), BLOCK, most_blocks=-1), "most_blocks=-1"),
+        (lambda: mask_of.from_mask(np.ones((2, 2), bool), (2, -3)), "columns of block=-3"),
+        (lambda: mask_of.of(np.ones((2, 2))), "ndarray is no BlockSparse"),
+        (lambda: mask_of.banded(SHAPE, BLOCK, None, 0.5), "upper is a float"),
+        (lambda: matrix_of.from_dense("ab", BLOCK), "dense is a str"),
+        (lambda: matrix_of.from_dense(np.ones(SHAPE), BLOCK, [[True] * 3] * 2), "mask is a list"),
+        (lambda: matrix_of.from_dense(np.ones(SHAPE), (384.0, 384.0)), "rows of block is a float"),
+        (lambda: matrix_of.from_bcoo(np.ones(SHAPE)), "ndarray is no BCOO"),
+        (lambda: matrix_of.from_dense(np.ones(SHAPE), BLOCK).with_blocks([1]), "blocks is a list"),
     ]
     for make, says in makers:
         with pytest.raises(BlockSparseError, match=says):
@@ -102,7 +104,8 @@ def test_what_makers_refuse() -> None:
 
 
 def test_a_mask_is_a_pytree_of_anything() -> None:
-    mask = BlockMask(ROWS, COLUMNS, SHAPE, BLOCK, np.int8(-1), 2**40)
+    lowest: Any = np.int8(-1)
+    mask = BlockMask(ROWS, COLUMNS, SHAPE, BLOCK, lowest, 2**40)
     assert (type(mask.lower), mask.lower, mask.upper) == (int, -1, 2**40)
     for other in (pickle.loads(pickle.dumps(mask)), copy.deepcopy(mask), dataclasses.replace(mask, upper=2**40)):
         assert (other.shape, other.block, other.lower, other.upper) == (SHAPE, BLOCK, -1, 2**40)
