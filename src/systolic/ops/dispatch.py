@@ -74,4 +74,4 @@ def each_of_batch(call: Run, size: int, mapped: Any, given: tuple[Any, ...]) -> 
         every = [next(own) if there else one for one, there in zip(leaves, is_mapped, strict=True)]
         return one_at_a_time(call, *structure.unflatten(every))
 
-    return lax.map(one, batched) if size else jax.vmap(one)(batched)
+    return lax.map(one, batched)

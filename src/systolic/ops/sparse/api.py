@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ def sparse_matmul(
                 return BlockSparse.of_sorted(out.astype(call.dtype), places.rows, places.columns, product.shape)
             return out.astype(call.dtype)
         if product.kind == "dds":
-            second = second.reshape(-1, second.shape[-1])  # rows of a batch are rows
+            second = second.reshape(math.prod(second.shape[:-1]), second.shape[-1])  # rows of a batch are rows
 
         def one(dense: Array) -> Any:
             if call.bias is None and product.function is None:

@@ -96,8 +96,8 @@ def canonical(
         transpose_sparse=turned,
         transpose_rhs=native,
         dense_out=dense_out,
-        lower=getattr(sparse, "lower", None),
-        upper=getattr(sparse, "upper", None),
+        lower=_diagonal(sparse, "lower"),
+        upper=_diagonal(sparse, "upper"),
         activation=name,
         function=function,
     )
@@ -145,6 +145,12 @@ def _operand(value: Any, name: str, *, sparse: bool, transposed: bool) -> tuple[
     if array.ndim < 2:
         raise SpecError(f"{name} of shape {list(array.shape)} has to be a matrix")
     return (array.mT if transposed else array), dtype
+
+
+def _diagonal(sparse: Any, name: str) -> int | None:
+    """A limit of the band, moved to where it is an int32 and still has the same elements on the same side."""
+    limit, (rows, columns) = getattr(sparse, name, None), sparse.shape
+    return None if limit is None else max(-rows, min(limit, columns))
 
 
 def _arrays(kind: SparseKind, left: Any, right: Any) -> tuple[Array, Array]:

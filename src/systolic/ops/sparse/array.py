@@ -12,9 +12,11 @@ import numpy as np
 from systolic.ops.sparse.places import (
     each_matrix,
     is_known,
+    matrix_of,
     places_by_columns,
-    sorted_by_jax,
-    sorted_by_numpy,
+    require_array,
+    require_mask,
+    sorted_places,
     tiled,
     wanted_places,
 )
@@ -35,14 +37,18 @@ class BlockSparse:
     Blocks are sorted by rows, then columns; those that are given in another order are sorted once, here. Matrices of a
     batch have one shape and one length of the arrays, and blocks wherever each has them.
 
+    Traced rows and columns are sorted as well, but cannot be checked: a block outside of the matrix becomes padding,
+    and so does a block at the place of one before it.
+
     Attributes:
       blocks: [..., most blocks, block rows, block columns], of any dtype.
       rows, columns: int32 [..., most blocks]: where each block is, counted in blocks.
       shape: of each matrix; blocks have to tile it.
 
     Raises:
-      BlockSparseError: blocks do not tile the shape, or, where rows and columns are known when this is called: one is
-        below zero or past the end, or two blocks have one place.
+      BlockSparseError: arguments are no arrays, no sizes, or do not fit each other; blocks do not tile the shape; or,
+        where rows and columns are known when this is called, one is below zero or past the end, or two blocks have one
+        place.
     """
 
     blocks: Any
@@ -52,22 +58,14 @@ class BlockSparse:
 
     def __init__(self, blocks: Any, rows: Any, columns: Any, shape: tuple[int, int]) -> None:
         _register()
-        for name, array, rank in (("blocks", blocks, 3), ("rows", rows, 1), ("columns", columns, 1)):
-            if not hasattr(array, "dtype") or not hasattr(array, "shape"):
-                raise BlockSparseError(f"{name} is a {type(array).__name__}, not an array; use np.asarray")
-            if len(array.shape) < rank:
-                raise BlockSparseError(f"{name} of shape {list(array.shape)}: it has to have {rank} dimensions or more")
-        if not tuple(blocks.shape[:-2]) == tuple(rows.shape) == tuple(columns.shape):
+        require_array(blocks, "blocks", 3)
+        shape, _, grid = tiled(shape, blocks.shape[-2:])
+        order, rows, columns = sorted_places(rows, columns, grid)
+        if blocks.shape[:-2] != rows.shape:
             shapes = f"blocks {list(blocks.shape)}, rows {list(rows.shape)}, columns {list(columns.shape)}"
             raise BlockSparseError(f"{shapes}: each block needs a row and a column")
-        for name, array in (("rows", rows), ("columns", columns)):
-            if not np.issubdtype(array.dtype, np.integer):
-                raise BlockSparseError(f"{name} are {array.dtype}; use int32")
-        grid = tiled(tuple(shape), tuple(blocks.shape[-2:]))
-        found = sorted_by_numpy if is_known(rows) and is_known(columns) else sorted_by_jax
-        order, rows, columns = found(rows, columns, grid)
         blocks = blocks if order is None else _in_order(blocks, order)
-        self._set(blocks, rows, columns, tuple(shape))
+        self._set(blocks, rows, columns, shape)
 
     def _set(self, *values: Any) -> BlockSparse:
         for name, value in zip(("blocks", "rows", "columns", "shape"), values, strict=True):
@@ -101,28 +99,34 @@ class BlockSparse:
           most_blocks: room in the list. None: as many as a mask wants at most, which has to be known then.
 
         Raises:
-          BlockSparseError: blocks do not tile the matrix, the mask is of another shape, or it is traced and
+          BlockSparseError: it is no matrix, blocks do not tile it, the mask is of another shape, or it is traced and
             `most_blocks` is not given, or it is known and wants more.
         """
         import jax.numpy as jnp
 
-        array: Any = jnp.asarray(dense)
+        try:
+            array: Any = jnp.asarray(dense)
+        except (TypeError, ValueError) as error:
+            raise BlockSparseError(f"dense is a {type(dense).__name__}, not an array; use jnp.asarray") from error
         if array.ndim < 2:
             raise BlockSparseError(f"an array of shape {list(array.shape)} is no matrix")
-        *batch, m, n = array.shape
-        (grid_m, grid_n), (rows, columns) = tiled((m, n), block), block
+        batch = array.shape[:-2]
+        (m, n), (rows, columns), (grid_m, grid_n) = tiled(array.shape[-2:], block)
         cut = array.reshape(*batch, grid_m, rows, grid_n, columns).swapaxes(-3, -2)
         mask = (cut != 0).any((-2, -1)) if mask is None else mask
+        require_mask(mask)
         if tuple(mask.shape) not in ((grid_m, grid_n), (*batch, grid_m, grid_n)):
             raise BlockSparseError(f"mask of shape {list(mask.shape)}; the matrix has {grid_m} × {grid_n} blocks")
         whole = (np if is_known(mask) else jnp).broadcast_to(mask, (*batch, grid_m, grid_n))
         at_row, at_column = wanted_places(whole, most_blocks)
 
         def chosen(cut: Any, at_row: Any, at_column: Any) -> Any:
+            if 0 in (grid_m, grid_n):
+                return jnp.zeros((len(at_row), rows, columns), cut.dtype)
             blocks = cut[jnp.minimum(at_row, grid_m - 1), at_column]
             return jnp.where((at_row < grid_m)[:, None, None], blocks, jnp.zeros_like(blocks))
 
-        blocks = each_matrix(chosen, tuple(batch))(cut, at_row, at_column)
+        blocks = each_matrix(chosen, batch)(cut, at_row, at_column)
         return cls.of_sorted(blocks, at_row, at_column, (m, n))
 
     @classmethod
@@ -134,6 +138,8 @@ class BlockSparse:
         Raises:
           BlockSparseError: it is of another form, or as the constructor.
         """
+        if not isinstance(getattr(matrix, "n_batch", None), int):
+            raise BlockSparseError(f"a {type(matrix).__name__} is no BCOO; use from_dense")
         batch = tuple(matrix.shape[: matrix.n_batch])
         if matrix.n_dense != 2 or matrix.n_sparse != 2:
             form = f"n_batch={matrix.n_batch}, n_dense={matrix.n_dense}, shape={list(matrix.shape)}"
@@ -205,6 +211,7 @@ class BlockSparse:
         Raises:
           BlockSparseError: they are of another shape.
         """
+        require_array(blocks, "blocks", 3)
         if tuple(blocks.shape) != tuple(self.blocks.shape):
             raise BlockSparseError(f"blocks of shape {list(blocks.shape)}; they have to be {list(self.blocks.shape)}")
         return self.of_sorted(blocks, self.rows, self.columns, self.shape)
@@ -213,12 +220,7 @@ class BlockSparse:
         """The whole matrix."""
         import jax.numpy as jnp
 
-        grid, block = self.grid, self.block
-
-        def placed(blocks: Any, rows: Any, columns: Any) -> Any:
-            cut = jnp.zeros((*grid, *block), blocks.dtype).at[rows, columns].set(blocks, mode="drop")
-            return cut.swapaxes(1, 2).reshape(self.shape)
-
+        placed = functools.partial(matrix_of, grid=self.grid)
         return each_matrix(placed, self.batch)(jnp.asarray(self.blocks), self.rows, self.columns)
 
     def to_bcoo(self) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from systolic.ops.cuts import cut_like
@@ -17,6 +17,7 @@ from systolic.ops.sparse.product import Places, SparseProduct
 from systolic.ops.sparse.sharded import sharded_finish, sharded_product, sharded_sample, whole
 from systolic.ops.sparse.xla import blocks_of, finished, product_by_xla, sampled_by_xla
 from systolic.ops.target import explicit_mesh
+from systolic.spec import accumulator_dtype
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -36,12 +37,14 @@ def _multiply_backward(
 ) -> tuple[Array, Array, None]:
     blocks, dense, places = residuals
     given = cotangent.astype(blocks.dtype)
-    to_dense = product.anew(transpose_sparse=not product.transpose_sparse, dtype_out=dense.dtype.name)
+    to_dense = product.with_planned_tiles(transpose_sparse=not product.transpose_sparse, dtype_out=dense.dtype.name)
     back: Any = multiply(to_dense, blocks, given, places)
     # Of blocks that are stored transposed, the derivative is that of the transposed product.
     left, right = (given, dense) if product.kind == "dsd" else (dense.mT, given.mT)
     left, right = (right, left) if product.transpose_sparse else (left, right)
-    to_blocks = product.anew(kind="sdd", dtype_out=blocks.dtype.name, transpose_rhs=True)
+    to_blocks = product.with_planned_tiles(
+        kind="sdd", transpose_sparse=False, transpose_rhs=True, dtype_out=blocks.dtype.name
+    )
     found: Any = sample(to_blocks, left, right, places)
     return cut_like(found, blocks), cut_like(back, dense), None
 
@@ -70,11 +73,14 @@ def _sample_backward(
     given = whole(cotangent.astype(lhs.dtype))
     blocks = blocks_of(product, given, places) if product.dense_out else given
     dense = rhs if product.transpose_rhs else rhs.mT
-    to_lhs: Any = multiply(product.anew(kind="dsd", dtype_out=lhs.dtype.name), blocks, dense, places)
+    to_lhs = product.with_planned_tiles(
+        kind="dsd", transpose_rhs=False, dense_out=False, lower=None, upper=None, dtype_out=lhs.dtype.name
+    )
     # lhsᵀ · sparse, from sparseᵀ · lhs: that reads lhs as it is stored.
-    to_rhs = product.anew(kind="dsd", transpose_sparse=True, dtype_out=rhs.dtype.name)
+    to_rhs = replace(to_lhs, transpose_sparse=True, dtype_out=rhs.dtype.name)
+    found: Any = multiply(to_lhs, blocks, dense, places)
     back: Any = multiply(to_rhs, blocks, lhs, places)
-    return cut_like(to_lhs, lhs), cut_like(back if product.transpose_rhs else back.mT, rhs), None
+    return cut_like(found, lhs), cut_like(back if product.transpose_rhs else back.mT, rhs), None
 
 
 sample.defvjp(_sample_forward, _sample_backward)
@@ -89,11 +95,11 @@ def multiply_fused(product: SparseProduct, blocks: Array, dense: Array, bias: An
 def _fused_forward(
     product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places
 ) -> tuple[Array, Callable[..., Any]]:
-    """The derivative of the activation needs the sum, so that is stored, and XLA does the rest."""
-    kept = product.anew(dtype_out="float32" if blocks.dtype == jnp.float32 else "bfloat16")
+    """The derivative of the activation needs the sum, so that is stored, not rounded, and XLA does the rest."""
+    sums = product.with_planned_tiles(dtype_out=accumulator_dtype(blocks.dtype.name), activation="", function=None)
 
     def in_two(blocks: Array, dense: Array, bias: Any) -> Array:
-        total: Any = multiply(kept, blocks, dense, places)
+        total: Any = multiply(sums, blocks, dense, places)
         mesh = explicit_mesh([total])
         return finished(product, total, bias) if mesh is None else sharded_finish(mesh, product, total, bias)
 
@@ -123,4 +129,6 @@ def _run(run: Run, cut: Run, product: SparseProduct, *given: Any) -> Array:
 
 
 def _dispatched(pallas: Run, xla: Run, product: SparseProduct, *given: Any) -> Array:
+    if 0 in product.grid:
+        return xla(product, *given)
     return dispatched(product.backend, functools.partial(pallas, product), functools.partial(xla, product), *given)

@@ -10,24 +10,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from systolic.ops.sparse.array import BlockSparse
-from systolic.ops.sparse.places import tiled, wanted_places
+from systolic.ops.sparse.places import require_mask, sorted_places, tiled, two_sizes, wanted_places, whole_number
+from systolic.spec import BlockSparseError
 
 if TYPE_CHECKING:
     from jax import Array
     from jaxtyping import Bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class BlockMask:
     """The blocks of a matrix that are wanted, and a band of diagonals within them; or of each matrix of a batch.
 
-    It is a pytree of two arrays. `from_mask`, `causal`, `banded` and `of` make it.
+    It is a pytree of two arrays. `from_mask`, `causal`, `banded` and `of` make it. The constructor checks and sorts
+    rows and columns as that of `BlockSparse` does, and treats traced ones alike.
 
     Attributes:
       rows, columns: int32 [..., most blocks], as `BlockSparse` has them: sorted, and a row past the end is padding.
       shape: of the matrix.
       block: rows and columns of a block.
       lower, upper: diagonals, column − row, outside of which a dense result is zero; None: there is no such limit.
+
+    Raises:
+      BlockSparseError: as the constructor of `BlockSparse`; or a diagonal is no whole number.
     """
 
     rows: Any
@@ -37,8 +42,38 @@ class BlockMask:
     lower: int | None = None
     upper: int | None = None
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        rows: Any,
+        columns: Any,
+        shape: tuple[int, int],
+        block: tuple[int, int],
+        lower: int | None = None,
+        upper: int | None = None,
+    ) -> None:
         _register()
+        shape, block, grid = tiled(shape, block)
+        _, rows, columns = sorted_places(rows, columns, grid)
+        self._set(rows, columns, shape, block, _diagonal(lower, "lower"), _diagonal(upper, "upper"))
+
+    def _set(self, *values: Any) -> BlockMask:
+        for name, value in zip(("rows", "columns", "shape", "block", "lower", "upper"), values, strict=True):
+            object.__setattr__(self, name, value)
+        return self
+
+    @classmethod
+    def of_sorted(
+        cls,
+        rows: Any,
+        columns: Any,
+        shape: tuple[int, int],
+        block: tuple[int, int],
+        lower: int | None = None,
+        upper: int | None = None,
+    ) -> BlockMask:
+        """Places that are sorted and right, which is not looked at."""
+        _register()
+        return object.__new__(cls)._set(rows, columns, shape, block, lower, upper)
 
     @classmethod
     def from_mask(
@@ -54,22 +89,31 @@ class BlockMask:
           most_blocks: room in the list. None: as many as are true at most, which has to be known then.
 
         Raises:
-          BlockSparseError: the mask is traced and `most_blocks` is not given, or it is known and has more.
+          BlockSparseError: the mask is no array, `block` no pair of sizes; the mask is traced and `most_blocks` is not
+            given, or it is known and has more.
         """
-        rows, columns = wanted_places(mask, most_blocks)
-        return cls(rows, columns, (mask.shape[-2] * block[0], mask.shape[-1] * block[1]), block)
+        require_mask(mask)
+        block = two_sizes(block, "block", 1)
+        shape, block, _ = tiled((mask.shape[-2] * block[0], mask.shape[-1] * block[1]), block)
+        return cls.of_sorted(*wanted_places(mask, most_blocks), shape, block)
 
     @classmethod
     def of(cls, matrix: BlockSparse) -> BlockMask:
-        """The places where a matrix has blocks."""
-        return cls(matrix.rows, matrix.columns, matrix.shape, matrix.block)
+        """The places where a matrix has blocks.
+
+        Raises:
+          BlockSparseError: it is no `BlockSparse`.
+        """
+        if not isinstance(matrix, BlockSparse):
+            raise BlockSparseError(f"a {type(matrix).__name__} is no BlockSparse; use BlockMask.from_mask")
+        return cls.of_sorted(matrix.rows, matrix.columns, matrix.shape, matrix.block)
 
     @classmethod
     def causal(cls, shape: tuple[int, int], block: tuple[int, int]) -> BlockMask:
         """The lower triangle with the diagonal.
 
         Raises:
-          BlockSparseError: blocks do not tile the shape.
+          BlockSparseError: blocks do not tile the shape, or a number is no whole one.
         """
         return cls.banded(shape, block, None, 0)
 
@@ -78,9 +122,11 @@ class BlockMask:
         """Elements whose column − row is from `lower` to `upper`, both included.
 
         Raises:
-          BlockSparseError: blocks do not tile the shape.
+          BlockSparseError: blocks do not tile the shape, or a number is no whole one.
         """
-        rows, columns = (np.arange(number) * size for number, size in zip(tiled(shape, block), block, strict=True))
+        lower, upper = _diagonal(lower, "lower"), _diagonal(upper, "upper")
+        shape, block, grid = tiled(shape, block)
+        rows, columns = (np.arange(number) * size for number, size in zip(grid, block, strict=True))
         # Of a block's corners, that on the upper right has the highest diagonal, that on the lower left the lowest.
         highest, lowest = columns + block[1] - 1 - rows[:, None], columns - (rows[:, None] + block[0] - 1)
         wanted = np.ones(highest.shape, bool)
@@ -88,7 +134,7 @@ class BlockMask:
             wanted &= highest >= lower
         if upper is not None:
             wanted &= lowest <= upper
-        return cls(*wanted_places(wanted, None), shape, block, lower, upper)
+        return cls.of_sorted(*wanted_places(wanted, None), shape, block, lower, upper)
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -101,6 +147,10 @@ class BlockMask:
         return self.shape[0] // self.block[0], self.shape[1] // self.block[1]
 
 
+def _diagonal(value: Any, name: str) -> int | None:
+    return None if value is None else whole_number(value, name, None, None)
+
+
 @functools.cache
 def _register() -> None:
     import jax
@@ -109,7 +159,7 @@ def _register() -> None:
     kept = ("shape", "block", "lower", "upper")
 
     def unflatten(static: tuple[Any, ...], children: Iterable[Any]) -> BlockMask:
-        return BlockMask(*children, *static)
+        return BlockMask.of_sorted(*children, *static)
 
     def flat(one: BlockMask) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return (one.rows, one.columns), tuple(getattr(one, name) for name in kept)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from systolic.spec import BlockSparseError
+from systolic.spec import LARGEST_SIZE, BlockSparseError
 
 
 def places_by_columns(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, Any, Any]:
@@ -28,10 +29,13 @@ def wanted_places(mask: Any, most_blocks: int | None) -> tuple[Any, Any]:
     """Rows and columns of the true elements of each mask, in order, padded to a length with the number of rows.
 
     Raises:
-      BlockSparseError: the mask is traced and no length is given, or it is known and has more.
+      BlockSparseError: the mask is no array, the length no size; the mask is traced and no length is given,
+        or it is known and has more.
     """
     import jax.numpy as jnp
 
+    require_mask(mask)
+    most_blocks = None if most_blocks is None else whole_number(most_blocks, "most_blocks", 0)
     known = is_known(mask)
     xp: Any = np if known else jnp
     rows, columns = mask.shape[-2:]
@@ -48,22 +52,108 @@ def wanted_places(mask: Any, most_blocks: int | None) -> tuple[Any, Any]:
     more = max(most_blocks - rows * columns, 0)
     place = xp.pad(order[..., :most_blocks], [(0, 0)] * (flat.ndim - 1) + [(0, more)])
     is_block = xp.arange(most_blocks) < number[..., None]
-    at_row, at_column = xp.where(is_block, place // columns, rows), xp.where(is_block, place % columns, 0)
+    at_row, at_column = xp.divmod(place, max(columns, 1))
+    at_row, at_column = xp.where(is_block, at_row, rows), xp.where(is_block, at_column, 0)
     return at_row.astype(np.int32), at_column.astype(np.int32)
 
 
-def tiled(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of blocks.
+def whole_number(value: Any, name: str, least: int | None, largest: int | None = LARGEST_SIZE) -> int:
+    """Return the value as an int.
 
     Raises:
-      BlockSparseError: blocks do not tile the shape.
+      BlockSparseError: it is none, or outside of the limits.
     """
-    if len(shape) != 2 or 0 in block or shape[0] % block[0] or shape[1] % block[1]:
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise BlockSparseError(f"{name} is a {type(value).__name__}, not a whole number; use an int") from error
+    if (least is not None and number < least) or (largest is not None and number > largest):
+        shown = number if abs(number) < 2**64 else f"a number of {number.bit_length()} bits"
+        raise BlockSparseError(f"{name}={shown}: it has to be from {least} to {largest}")
+    return number
+
+
+def two_sizes(value: Any, name: str, least: int) -> tuple[int, int]:
+    """Return rows and columns as ints.
+
+    Raises:
+      BlockSparseError: they are not two whole numbers from `least` up.
+    """
+    try:
+        sizes = tuple(value)
+    except TypeError as error:
+        raise BlockSparseError(f"{name} is a {type(value).__name__}; use a pair, as (512, 512)") from error
+    if len(sizes) != 2:
+        raise BlockSparseError(f"{name} has {len(sizes)} numbers; use two: rows and columns")
+    rows, columns = (
+        whole_number(size, f"{side} of {name}", least) for side, size in zip(("rows", "columns"), sizes, strict=True)
+    )
+    return rows, columns
+
+
+def tiled(shape: Any, block: Any) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Return the shape and the block as ints, and rows and columns of blocks.
+
+    Raises:
+      BlockSparseError: sizes are no whole numbers, or blocks do not tile the shape.
+    """
+    shape, block = two_sizes(shape, "shape", 0), two_sizes(block, "block", 1)
+    if shape[0] % block[0] or shape[1] % block[1]:
         raise BlockSparseError(
-            f"blocks of {' × '.join(map(str, block))} do not tile a matrix of shape {list(shape)}; use a size that "
+            f"blocks of {block[0]} × {block[1]} do not tile a matrix of shape {list(shape)}; use a size that "
             "divides it, or pad the matrix"
         )
-    return shape[0] // block[0], shape[1] // block[1]
+    return shape, block, (shape[0] // block[0], shape[1] // block[1])
+
+
+def require_array(array: Any, name: str, rank: int) -> None:
+    """Check that this is an array of NumPy or JAX with so many dimensions or more.
+
+    Raises:
+      BlockSparseError: it is not.
+    """
+    import jax
+
+    if not isinstance(array, np.ndarray | jax.Array):
+        raise BlockSparseError(f"{name} is a {type(array).__name__}, not an array; use np.asarray")
+    if len(array.shape) < rank:
+        raise BlockSparseError(f"{name} of shape {list(array.shape)}: it has to have {rank} dimensions or more")
+
+
+def require_mask(mask: Any) -> None:
+    """Check that this is an array of booleans, or of numbers that are true where they are not zero.
+
+    Raises:
+      BlockSparseError: it is not.
+    """
+    import jax.numpy as jnp
+
+    require_array(mask, "mask", 2)
+    if mask.dtype != bool and not jnp.issubdtype(mask.dtype, jnp.number):
+        raise BlockSparseError(f"mask is {mask.dtype}; use booleans")
+
+
+def sorted_places(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, Any, Any]:
+    """Return the order that sorts blocks, None where they are sorted, and rows and columns in this order.
+
+    Places that are known are checked. A traced place outside of the grid is padding, and so is a traced block at the
+    place of one before it.
+
+    Raises:
+      BlockSparseError: rows and columns are no arrays of integers of one shape; or they are known, and a place is
+        outside of the grid, or two are the same.
+    """
+    import jax.numpy as jnp
+
+    for name, array in (("rows", rows), ("columns", columns)):
+        require_array(array, name, 1)
+        if not jnp.issubdtype(array.dtype, jnp.integer) or array.dtype.itemsize > 8:
+            raise BlockSparseError(f"{name} are {array.dtype}; use int32")
+    if rows.shape != columns.shape:
+        shapes = f"rows {list(rows.shape)}, columns {list(columns.shape)}"
+        raise BlockSparseError(f"{shapes}: each block needs a row and a column")
+    known = is_known(rows) and is_known(columns)
+    return (_sorted_by_numpy if known else _sorted_by_jax)(rows, columns, grid)
 
 
 def is_known(array: Any) -> bool:
@@ -73,12 +163,7 @@ def is_known(array: Any) -> bool:
     return not isinstance(array, Tracer)
 
 
-def sorted_by_numpy(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, Any, Any]:
-    """The order in which blocks are sorted, None where they are, and rows and columns in this order.
-
-    Raises:
-      BlockSparseError: a place is outside of the grid, or two are the same.
-    """
+def _sorted_by_numpy(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, Any, Any]:
     rows, columns = np.asarray(rows, np.int64), np.asarray(columns, np.int64)
     is_block = rows != grid[0]
     outside = is_block & ((rows < 0) | (rows > grid[0]) | (columns < 0) | (columns >= grid[1]))
@@ -101,15 +186,37 @@ def sorted_by_numpy(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any
     return order, rows.astype(np.int32), columns.astype(np.int32)
 
 
-def sorted_by_jax(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, Any, Any]:
-    """The same of arrays that are traced. Nothing can be checked: what is no place counts as padding."""
+def _sorted_by_jax(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, Any, Any]:
     import jax.numpy as jnp
 
-    rows, columns = jnp.asarray(rows, jnp.int32), jnp.asarray(columns, jnp.int32)
+    # Limits are compared before int64 loses bits, and after int8 has enough of them.
+    rows, columns = (
+        one if one.dtype.itemsize >= 4 else one.astype(np.int32) for one in map(jnp.asarray, (rows, columns))
+    )
     is_block = (rows >= 0) & (rows < grid[0]) & (columns >= 0) & (columns < grid[1])
-    rows, columns = jnp.where(is_block, rows, grid[0]), jnp.where(is_block, columns, 0)
-    order = jnp.lexsort((columns, rows))
-    return order, jnp.take_along_axis(rows, order, -1), jnp.take_along_axis(columns, order, -1)
+    rows = jnp.where(is_block, rows, grid[0]).astype(np.int32)
+    columns = jnp.where(is_block, columns, 0).astype(np.int32)
+    first = jnp.lexsort((columns, rows))
+    rows, columns = (jnp.take_along_axis(one, first, -1) for one in (rows, columns))
+    # A kernel has room for as many blocks of a line as it has places.
+    again = (rows[..., 1:] == rows[..., :-1]) & (columns[..., 1:] == columns[..., :-1])
+    again = jnp.pad(again, [(0, 0)] * (again.ndim - 1) + [(1, 0)]) if rows.shape[-1] else again
+    rows, columns = jnp.where(again, grid[0], rows), jnp.where(again, 0, columns)
+    order = jnp.argsort(rows, stable=True)
+    rows, columns, order = (jnp.take_along_axis(one, order, -1) for one in (rows, columns, first))
+    return order, rows, columns
+
+
+def matrix_of(blocks: Any, rows: Any, columns: Any, grid: tuple[int, int]) -> Any:
+    """Place blocks in a matrix of zeros; padding is dropped."""
+    import jax.numpy as jnp
+
+    block = blocks.shape[1:]
+    shape = (grid[0] * block[0], grid[1] * block[1])
+    if 0 in grid:  # JAX has no derivative of a scatter into nothing
+        return jnp.zeros(shape, blocks.dtype)
+    cut = jnp.zeros((*grid, *block), blocks.dtype).at[rows, columns].set(blocks, mode="drop")
+    return cut.swapaxes(1, 2).reshape(shape)
 
 
 def each_matrix(fn: Callable[..., Any], batch: tuple[int, ...]) -> Callable[..., Any]:

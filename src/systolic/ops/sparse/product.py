@@ -43,11 +43,9 @@ class SparseProduct:
     activation: str = ""  # its name
     function: Callable[..., Any] | None = None  # and what it stands for
 
-    def anew(self, **changes: Any) -> SparseProduct:
-        """Another product by the same backend, without what this one alone has: tiles, and what is done to the sum."""
-        own = {"transpose_sparse": False, "transpose_rhs": False, "dense_out": False, "lower": None, "upper": None}
-        plain = {"activation": "", "function": None, "backend": replace(self.backend, tiles=None)}
-        return replace(self, **{**own, **plain, **changes})
+    def with_planned_tiles(self, **changes: Any) -> SparseProduct:
+        """Change these fields and no other, but leave tiles to the planner: a caller's are for one product."""
+        return replace(self, backend=replace(self.backend, tiles=None), **changes)
 
     @property
     def grid(self) -> tuple[int, int]:

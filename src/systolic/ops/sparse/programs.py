@@ -99,7 +99,7 @@ def called(spec: SparseSpec, chip: Chip, implementation: Implementation, *arrays
         "chip": chip,
     }
     if spec.kind == "sdd":
-        mask = BlockMask(rows, columns, spec.stored_shape, spec.stored_block)
+        mask = BlockMask.of_sorted(rows, columns, spec.stored_shape, spec.stored_block)
         out = sparse_matmul(
             first, second, mask=mask, dense_out=spec.dense_out, transpose_rhs=spec.transpose_rhs, **options
         )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.kernels.functions import as_dtype
+from systolic.ops.sparse.places import matrix_of
 from systolic.ops.sparse.product import Places, SparseProduct
 from systolic.spec import accumulator_dtype
 
@@ -23,9 +24,13 @@ def product_by_xla(product: SparseProduct, blocks: Array, dense: Array, bias: An
     (grid_rows, grid_columns), (rows, columns) = grid, block
     # A sum for a line past the end, which is that of padding, is dropped.
     if product.kind == "dsd":
+        if 0 in grid:
+            return finished(product, _zeros(blocks, (grid_rows * rows, dense.shape[1])), bias)
         cut = dense.reshape(grid_columns, columns, dense.shape[1])
         total = jax.ops.segment_sum(_dots(product, blocks, cut[its_places]), lines, grid_rows)
         return finished(product, total.reshape(grid_rows * rows, dense.shape[1]), bias)
+    if 0 in grid:
+        return finished(product, _zeros(blocks, (dense.shape[0], grid_columns * columns)), bias)
     cut = dense.reshape(dense.shape[0], grid_rows, rows).swapaxes(0, 1)
     at_row, at_column = jnp.minimum(lines, grid_rows - 1), jnp.where(lines < grid_rows, its_places, grid_columns)
     total = jax.ops.segment_sum(_dots(product, cut[at_row], blocks), at_column, grid_columns)
@@ -44,6 +49,9 @@ def finished(product: SparseProduct, total: Array, bias: Any) -> Array:
 def sampled_by_xla(product: SparseProduct, lhs: Array, rhs: Array, places: Places) -> Array:
     """Blocks of `lhs @ rhs`, those of padding zero; or a whole matrix of them."""
     (grid_rows, grid_columns), (rows, columns) = product.grid, product.block
+    if 0 in product.grid:
+        shape = product.shape if product.dense_out else (len(places.rows), rows, columns)
+        return jnp.zeros(shape, product.dtype_out)
     cut_lhs = lhs.reshape(grid_rows, rows, lhs.shape[1])
     if product.transpose_rhs:
         cut_rhs = rhs.reshape(grid_columns, columns, rhs.shape[1]).swapaxes(1, 2)
@@ -58,16 +66,16 @@ def sampled_by_xla(product: SparseProduct, lhs: Array, rhs: Array, places: Place
 
 def dense_of(product: SparseProduct, blocks: Array, places: Places) -> Array:
     """A matrix of blocks, zero elsewhere and outside the band."""
-    grid, block = product.grid, product.block
-    cut = jnp.zeros((*grid, *block), blocks.dtype).at[places.rows, places.columns].set(blocks, mode="drop")
-    dense = cut.swapaxes(1, 2).reshape(product.shape)
+    dense = matrix_of(blocks, places.rows, places.columns, product.grid)
     return jnp.where(in_band(product), dense, jnp.zeros_like(dense))
 
 
 def blocks_of(product: SparseProduct, dense: Array, places: Places) -> Array:
     """The inverse of `dense_of`."""
-    dense = jnp.where(in_band(product), dense, jnp.zeros_like(dense))
     (grid_rows, grid_columns), (rows, columns) = product.grid, product.block
+    if 0 in product.grid:
+        return jnp.zeros((len(places.rows), rows, columns), dense.dtype)
+    dense = jnp.where(in_band(product), dense, jnp.zeros_like(dense))
     cut = dense.reshape(grid_rows, rows, grid_columns, columns).swapaxes(1, 2)
     return cut[jnp.minimum(places.rows, grid_rows - 1), places.columns]
 
@@ -81,6 +89,10 @@ def in_band(product: SparseProduct) -> Array:
     if product.lower is not None:
         within &= columns - rows >= product.lower
     return within if product.upper is None else within & (columns - rows <= product.upper)
+
+
+def _zeros(blocks: Array, shape: tuple[int, int]) -> Array:
+    return jnp.zeros(shape, accumulator_dtype(blocks.dtype.name))
 
 
 def _dots(product: SparseProduct, lhs: Array, rhs: Array) -> Array:
