@@ -14,8 +14,8 @@ from jax.core import Tracer
 from systolic.ops.dtypes import fused_array, given_dtype, operand, result_dtype
 from systolic.ops.epilogue import activation_of
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
-from systolic.ops.matmul.arguments import precision_named
 from systolic.ops.matmul.product import Backend
+from systolic.ops.precision import precision_named
 from systolic.spec import MatmulSpec, SpecError
 
 # Columns of which each product of one array has to have a multiple.
