@@ -44,7 +44,7 @@ def precision_named(precision: Any) -> PrecisionName:
     if precision is None:
         return "default"
     if isinstance(precision, lax.DotAlgorithm):
-        lhs, rhs, accumulator = map(np.dtype, precision[:3])
+        lhs, rhs, accumulator = (np.dtype(dtype) for dtype in precision[:3])
         if (algorithm := lax.DotAlgorithm(lhs, rhs, accumulator, *precision[3:])) in _ALGORITHMS:
             return _ALGORITHMS[algorithm]
         raise SpecError(f"{source}={precision}: no TPU has this algorithm; {_FIX}")
