@@ -8,20 +8,17 @@ they are started. Output tiles that repeat the one before, and rows of tiles tha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from systolic.chips import Chip
 from systolic.cost.copies import CopyCycles, output_cycles, store_cycles
 from systolic.cost.profile import StepCost
+from systolic.cost.repetition import Mark, RepeatedLoop
 from systolic.schedule.blocks import operand_blocks
 from systolic.schedule.config import KernelConfig
 from systolic.schedule.grid import GridSchedule
 from systolic.spec import MatmulSpec
 
 _MANY_STEPS = 8  # over k, from which on it is asked in each step whether it repeats the one before
-_SAME_CYCLES = 0.01  # by which the state of a pipeline may differ and still repeat itself
-# Steps that are followed without a repetition. After them, the mean of the later half is taken for all that remain.
-_PATIENCE = 2**14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +47,6 @@ def pipeline_time(spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: Step
         copy_us=pipeline.copied * us,
         ramp_us=(pipeline.begun + pipeline.now - pipeline.ended) * us,
     )
-
-
-class _Mark(NamedTuple):
-    """Where a repetition of the pipeline may have begun."""
-
-    step: int
-    state: list[float]
-    time: float
-    copied: float
-    followed: int  # steps, without those that were left out
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Loop:
-    """A loop whose rounds may repeat each other."""
-
-    length: int  # steps of a round
-    compares: bool = True  # whether a round that begins like the one before is a repetition
-    marks: list[_Mark] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -157,8 +135,8 @@ class _Pipeline:
         ahead = max((one.ahead for one in self.streams if one.reuse < total), default=1)
         self._begin()
         step = 0
-        products = _Loop(length=self.product, compares=False)
-        rows, tiles, steps = (_Loop(length=length) for length in (row, steps_k, 1))
+        products = RepeatedLoop(length=self.product, compares=False)
+        rows, tiles, steps = (RepeatedLoop(length=length) for length in (row, steps_k, 1))
         while step < total:
             if row < self.product < total and step % self.product == 0:
                 begin, step = step, self._leave_out(step, products, total - self.product * -(-ahead // self.product))
@@ -276,22 +254,17 @@ class _Pipeline:
     def _wait(self, landed: float, copies: int = 1) -> None:
         self.now = max(self.now, landed) + copies * self.wait_cycles
 
-    def _leave_out(self, step: int, loop: _Loop, until: int) -> int:
-        """Leaves out rounds of a loop that repeat those since a mark: of all that begin before `until`.
+    def _leave_out(self, step: int, loop: RepeatedLoop, until: int) -> int:
+        """Leaves out rounds of a loop that repeat earlier ones: of all that begin before `until`.
 
         Returns the next step.
         """
-        marks = loop.marks
         if until - step < loop.length:
-            marks.clear()
+            loop.marks.clear()
             return step
-        mark = _Mark(step, self._state() if loop.compares else [], self.now, self.copied, self.followed)
-        before = marks[-1] if marks else None
-        marks.append(mark)
-        if before is None or not (loop.compares and _same(mark.state, before.state)):
-            if self.followed - marks[0].followed < _PATIENCE:
-                return step
-            before = marks[(len(marks) - 1) // 2]
+        before = loop.repeated(Mark(step, self._state(), self.now, self.copied, self.followed))
+        if before is None:
+            return step
         times, rest = divmod(until - step, step - before.step)
         steps, cycles = until - step - rest, times * (self.now - before.time)
         tiles = steps // self.steps_k
@@ -303,7 +276,7 @@ class _Pipeline:
             if stream.reuse <= loop.length:  # else its next block is that of a step which is not left out
                 stream.landed = {at + steps: time + cycles for at, time in stream.landed.items()}
         self.stored = {tile + tiles: time + cycles for tile, time in self.stored.items()}
-        marks.clear()
+        loop.marks.clear()
         return step + steps
 
     def _state(self) -> list[float]:
@@ -315,9 +288,3 @@ class _Pipeline:
         for landed in (self.stored, *(stream.landed for stream in self.streams)):
             times += [time - now if time > now else 0.0 for time in landed.values()]
         return times
-
-
-def _same(state: list[float], other: list[float]) -> bool:
-    return len(state) == len(other) and all(
-        abs(one - before) <= _SAME_CYCLES for one, before in zip(state, other, strict=True)
-    )
