@@ -7,7 +7,8 @@
 A case is made from the seed, its section and its number alone, so any failure can be repeated. Cases run in other
 processes, with a limit on time and memory: a hang, a crash or a bomb is a failure of its case. Sections are in
 `fault_files.py` (damaged and hostile files), `fault_machines.py` (what a TPU machine sends back), `fault_programs.py`
-(mutated compiler output) and `fault_kills.py` (processes killed at any moment). Exit code 1: something failed.
+(mutated compiler output), `fault_kills.py` (processes killed at any moment) and `fault_numerics_dense.py` (products
+beside float64). Exit code 1: something failed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ import click
 import fault_files
 import fault_kills
 import fault_machines
+import fault_numerics_dense
 import fault_programs
 from fault_cases import Section, Setting
 
@@ -48,7 +50,7 @@ from systolic.report.columns import Column, numeric, textual
 
 SECTIONS: dict[str, Section] = {
     section.name: section
-    for module in (fault_files, fault_machines, fault_programs, fault_kills)
+    for module in (fault_files, fault_machines, fault_programs, fault_kills, fault_numerics_dense)
     for section in module.SECTIONS
 }
 _CASES = 3500

@@ -69,3 +69,27 @@ def test_integers_of_other_widths_are_cut_to_what_they_say() -> None:
     np.testing.assert_array_equal(out, np.zeros((M, N)))
     out = multiply(np.array([5, 2**32 - 1, 0], np.uint32), np.uint32(0))
     np.testing.assert_array_equal(out, expected([5, LARGEST, 0], 0)[0])
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize(("m", "k", "n", "groups", "every"), [(8, 8, 8, 0, 3), (0, 8, 8, 2, 3), (8, 0, 8, 2, 2)])
+def test_sizes_of_zero(implementation: Any, m: int, k: int, n: int, groups: int, every: int) -> None:
+    """No groups of three here, no rows, or no k, for which only what is fused is left."""
+    sizes, offset = np.array([m, *[0] * (every - 1)], np.int32), 0 if every > groups else None
+    bias = jnp.ones((groups, n))
+
+    def product(lhs: jax.Array, rhs: jax.Array, bias: jax.Array) -> jax.Array:
+        return systolic.grouped_matmul(lhs, rhs, sizes, group_offset=offset, bias=bias, implementation=implementation)
+
+    out, back = jax.vjp(product, jnp.ones((m, k)), jnp.ones((groups, k, n)), bias)
+    np.testing.assert_array_equal(out, np.full((m, n), 1.0 if groups else 0.0))
+    of_lhs, of_rhs, of_bias = back(jnp.ones((m, n)))
+    assert (of_lhs.shape, of_rhs.shape, of_bias.shape) == ((m, k), (groups, k, n), (groups, n))
+    assert not of_lhs.any() and not of_rhs.any()
+    np.testing.assert_array_equal(of_bias, np.array([m, *[0] * (groups - 1)])[:groups, None] * np.ones((groups, n)))
+
+
+def test_a_batch_of_no_products() -> None:
+    multiply = jax.vmap(lambda lhs, rhs: systolic.grouped_matmul(lhs, rhs, np.array([3, 5])))
+    out = multiply(jnp.ones((0, 8, K)), jnp.ones((0, 2, K, N)))
+    assert (out.shape, out.dtype) == ((0, 8, N), jnp.float32)
