@@ -109,14 +109,14 @@ def _matmul(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     name = choose.choice(list(ACTIVATIONS))
     x, w = _numbers(choose, (*batch, m, k), dtype), _numbers(choose, (k, n) if shared else (*batch, k, n), dtype)
     turned = {side: choose.random() < 0.3 for side in ("transpose_lhs", "transpose_rhs")}
-    beside = {
+    beside: dict[str, Any] = {
         "bias": _numbers(choose, (n,), "float32") if choose.random() < 0.5 else None,
         "residual": _numbers(choose, choose.choice(((*batch, m, n), (n,), ())), dtype)
         if choose.random() < 0.5
         else None,
         "out_scale": _numbers(choose, choose.choice(((n,), (m, 1), ())), "float32") if choose.random() < 0.4 else None,
     }
-    options = {**_backend(choose), **turned, "activation": name, "preferred_element_type": out}
+    options: dict[str, Any] = {**_backend(choose), **turned, "activation": name, "preferred_element_type": out}
 
     def product(x: Any, w: Any, precision: Any = None) -> Any:
         left = jnp.swapaxes(x, -1, -2) if turned["transpose_lhs"] else x
@@ -152,9 +152,9 @@ def _gradients(dtype: str, found: Any, shapes: tuple[np.ndarray, ...], factors: 
       factors: for each weight its product's cotangent, by how much that is off, and the weight.
     """
     x, *weights = shapes
-    dx = sum(d @ np.swapaxes(w, -1, -2) for d, _, w in factors)
-    size = sum(abs(d) @ abs(np.swapaxes(w, -1, -2)) for d, _, w in factors)
-    off = sum(o @ abs(np.swapaxes(w, -1, -2)) for _, o, w in factors)
+    dx: Any = sum(d @ np.swapaxes(w, -1, -2) for d, _, w in factors)
+    size: Any = sum(abs(d) @ abs(np.swapaxes(w, -1, -2)) for d, _, w in factors)
+    off: Any = sum(o @ abs(np.swapaxes(w, -1, -2)) for _, o, w in factors)
     made = [(found[0], x, dx, size, off, 2 * factors[0][0].shape[-1])]
     turned = np.swapaxes(x, -1, -2)
     for got, weight, (d, o, _) in zip(found[1:], weights, factors, strict=True):
@@ -179,16 +179,20 @@ def _gated(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     x = _numbers(choose, (*batch, m, k), dtype)
     gate, up = (_numbers(choose, (k, n), dtype) for _ in range(2))
     together = choose.random() < 0.3
-    options = {**_backend(choose), "activation": name, "preferred_element_type": choose.choice((None, "float32"))}
+    options: dict[str, Any] = {
+        **_backend(choose),
+        "activation": name,
+        "preferred_element_type": choose.choice((None, "float32")),
+    }
 
     def product(x: Any, gate: Any, up: Any, precision: Any = None) -> Any:
-        weights = (jnp.concatenate((gate, up), axis=1),) if together else (gate, up)
-        return systolic.gated_matmul(x, *weights, **options, precision=precision)
+        first, second = (jnp.concatenate((gate, up), axis=1), None) if together else (gate, up)
+        return systolic.gated_matmul(x, first, second, **options, precision=precision)
 
     precision = _precision(choose, lambda wrong: product(x, gate, up, wrong))
     found, back = jax.vjp(lambda *arrays: product(*arrays, precision), *map(jnp.asarray, (x, gate, up)))
     dout = jnp.asarray(_numbers(choose, found.shape, "float32")).astype(found.dtype)
-    x64, gate64, up64, c64 = map(_wide, (x, gate, up, dout))
+    x64, gate64, up64, c64 = (_wide(array) for array in (x, gate, up, dout))
     first, second = x64 @ gate64, x64 @ up64
     value, slope = ACTIVATIONS[name](first)
     unit = _unit(dtype) + (k + 2) * ROUNDING
@@ -222,8 +226,11 @@ def _grouped(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     turned, plain = choose.random() < 0.4, choose.random() < 0.5
     x, w, up = (_integers(choose, shape, dtype) for shape in ((m, k), (groups, k, n), (groups, k, n)))
     bias, residual = _integers(choose, (groups, n)), _integers(choose, (m, n))
-    scale, existing = _integers(choose, (m,)), _integers(choose, (m, n)) if choose.random() < 0.3 else None
-    beside = {} if plain else {"bias": bias, "residual": residual, "row_scale": scale, "activation": "relu", "up": up}
+    scale = _integers(choose, (m,))
+    existing: Any = _integers(choose, (m, n)) if choose.random() < 0.3 else None
+    beside: dict[str, Any] = (
+        {} if plain else {"bias": bias, "residual": residual, "row_scale": scale, "activation": "relu", "up": up}
+    )
     if turned and not plain:
         beside["up"] = up.swapaxes(1, 2)
     precision, backend = choose.choice(PRECISIONS), _backend(choose)
@@ -283,8 +290,14 @@ def _plans(choose: random.Random, _folder: Path, _setting: Setting) -> None:
 
     m, k, n, dtype = size(), size(), size(), choose.choice(("bfloat16", "float32"))
     groups = choose.choice((1, 8, size()))
-    grouped = {"m": m, "k": k, "n": n, "groups": groups, "rows_per_group": choose.choice((1, 64, max(m // groups, 1)))}
-    of = {"dtype": dtype, "dtype_out": dtype}
+    grouped: dict[str, Any] = {
+        "m": m,
+        "k": k,
+        "n": n,
+        "groups": groups,
+        "rows_per_group": choose.choice((1, 64, max(m // groups, 1))),
+    }
+    of: dict[str, Any] = {"dtype": dtype, "dtype_out": dtype}
     kind, block = choose.randrange(5), choose.choice((k, k, 128))
     chip = CHIPS[choose.choice(("v4", "v5e", "v5p", "v6e", "v7x"))]
     try:

@@ -85,7 +85,8 @@ def test_sizes_of_zero(implementation: Any, m: int, k: int, n: int, groups: int,
     np.testing.assert_array_equal(out, np.full((m, n), 1.0 if groups else 0.0))
     of_lhs, of_rhs, of_bias = back(jnp.ones((m, n)))
     assert (of_lhs.shape, of_rhs.shape, of_bias.shape) == ((m, k), (groups, k, n), (groups, n))
-    assert not of_lhs.any() and not of_rhs.any()
+    assert not of_lhs.any()
+    assert not of_rhs.any()
     np.testing.assert_array_equal(of_bias, np.array([m, *[0] * (groups - 1)])[:groups, None] * np.ones((groups, n)))
 
 
