@@ -190,7 +190,8 @@ def _gated(choose: random.Random, _folder: Path, _setting: Setting) -> None:
         return systolic.gated_matmul(x, first, second, **options, precision=precision)
 
     precision = _precision(choose, lambda wrong: product(x, gate, up, wrong))
-    found, back = jax.vjp(lambda *arrays: product(*arrays, precision), *map(jnp.asarray, (x, gate, up)))
+    arrays = (jnp.asarray(x), jnp.asarray(gate), jnp.asarray(up))
+    found, back = jax.vjp(lambda x, gate, up: product(x, gate, up, precision), *arrays)
     dout = jnp.asarray(_numbers(choose, found.shape, "float32")).astype(found.dtype)
     x64, gate64, up64, c64 = (_wide(array) for array in (x, gate, up, dout))
     first, second = x64 @ gate64, x64 @ up64

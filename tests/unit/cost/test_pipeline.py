@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systolic.chips import chip
-from systolic.cost import StepCost, pipeline, pipeline_time, ranked_configs
+from systolic.cost import StepCost, pipeline_time, ranked_configs, repetition
 from systolic.cost.bound import config_bound_us
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Prologue
