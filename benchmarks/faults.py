@@ -39,6 +39,7 @@ import fault_files
 import fault_globals
 import fault_kills
 import fault_machines
+import fault_numerics_dense
 import fault_numerics_sparse
 import fault_programs
 import fault_reading
@@ -59,6 +60,7 @@ SECTIONS: dict[str, Section] = {
         fault_kills,
         fault_commands,
         fault_globals,
+        fault_numerics_dense,
         fault_numerics_sparse,
     )
     for section in module.SECTIONS

@@ -13,6 +13,7 @@ from matmul_reference import values, wide
 
 import systolic
 from systolic.kernels.operands import split
+from systolic.spec import SpecError
 
 BF16 = jnp.bfloat16
 LARGEST = np.finfo(np.float32).max
@@ -168,6 +169,11 @@ ONE, EXACT = (lax.Precision.DEFAULT,) * 2, (lax.Precision.HIGHEST,) * 2
         ("highest", [("float32", "float32", EXACT)]),
         (lax.Precision.HIGHEST, [("float32", "float32", EXACT)]),
         ((lax.Precision.HIGHEST, lax.Precision.HIGHEST), [("float32", "float32", EXACT)]),
+        (("tensorfloat32", "high"), [("bfloat16", "bfloat16", ONE)] * 3),
+        (lax.DotAlgorithmPreset.BF16_BF16_F32, [("float32", "float32", ONE)]),
+        (lax.DotAlgorithmPreset.BF16_BF16_F32_X3, [("bfloat16", "bfloat16", ONE)] * 3),
+        ("BF16_BF16_F32_X6", [("float32", "float32", EXACT)]),
+        (lax.DotAlgorithm(BF16, BF16, np.float32, num_primitive_operations=3), [("bfloat16", "bfloat16", ONE)] * 3),
     ],
 )
 def test_what_reaches_the_matrix_unit(precision: Any, wanted: list[Any]) -> None:
@@ -180,6 +186,47 @@ def test_other_dtypes_have_one_pass_whatever_is_asked(precision: str) -> None:
     assert dots(precision, BF16, BF16) == [("bfloat16", "bfloat16", ONE)]
     assert dots(precision, BF16, jnp.int8) == [("bfloat16", "bfloat16", ONE)]
     assert dots(precision, jnp.int8, jnp.int8) == [("int8", "int8", ONE)]
+
+
+@pytest.mark.parametrize(
+    ("default", "wanted"),
+    [
+        ("tensorfloat32", [("bfloat16", "bfloat16", ONE)] * 3),
+        ("float32", [("float32", "float32", EXACT)]),
+        ("bfloat16", [("float32", "float32", ONE)]),
+        ("BF16_BF16_F32_X3", [("bfloat16", "bfloat16", ONE)] * 3),
+    ],
+)
+def test_the_surrounding_default_as_jax_spells_it(default: str, wanted: list[Any]) -> None:
+    with jax.default_matmul_precision(default):
+        assert dots(None) == wanted
+
+
+def test_algorithms_that_no_tpu_has_are_refused_by_name() -> None:
+    """JAX's `F32_F32_F32` is refused by the TPU compiler, too: six passes are called `highest`."""
+    for name in ("F32_F32_F32", "TF32_TF32_F32", "BF16_BF16_F32_X9"):
+        for spelled in (name, lax.DotAlgorithmPreset[name]):
+            with pytest.raises(SpecError, match=f"^precision={name}: no TPU has .* use default, high or highest"):
+                dots(spelled)
+    with (
+        jax.default_matmul_precision("TF32_TF32_F32"),
+        pytest.raises(SpecError, match=r"jax\.default_matmul_precision=TF32"),
+    ):
+        dots(None)
+    with pytest.raises(SpecError, match=r"DotAlgorithm.*num_primitive_operations=9.*no TPU has"):
+        dots(lax.DotAlgorithm(BF16, BF16, np.float32, num_primitive_operations=9))
+
+
+def test_every_op_takes_the_same_spellings() -> None:
+    preset = lax.DotAlgorithmPreset.BF16_BF16_F32_X6
+    lhs, rhs = jnp.ones((8, 16)), jnp.ones((16, 24))
+    for out in (
+        systolic.gated_matmul(lhs, rhs, rhs, activation=None, precision=preset) / 16,
+        systolic.grouped_matmul(lhs, rhs[None], np.array([8]), precision="tensorfloat32"),
+        systolic.dot_general(lhs, rhs, (((1,), (0,)), ((), ())), preset, jnp.float32, implementation="interpret"),
+        systolic.einsum("mk,kn->mn", lhs, rhs, precision="bfloat16_3x", implementation="interpret"),
+    ):
+        np.testing.assert_array_equal(out, np.full((8, 24), 16.0))
 
 
 def test_the_surrounding_default_counts() -> None:

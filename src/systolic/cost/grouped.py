@@ -18,6 +18,7 @@ from systolic.cost.ranking import TimedConfig, legal_configs
 from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.schedule import LANES, KernelConfig, Tiles
 from systolic.schedule.grouped import GradientSchedule, GroupedSchedule, buffer_bytes, registers_rows
+from systolic.schedule.legality import legal_sides
 from systolic.schedule.sizes import largest_divisor, padded, ragged_sides
 from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
 
@@ -37,6 +38,9 @@ _ROWS_FOR_ALL_OF_IT = 2**17  # a block of 2048 rows has to promise 1.6 % more th
 # Half the time where one group has all rows is worth 1.4 % of the typical time: chosen by the one-expert rows of
 # `bench --suite moe`, as the least that tells their tiles apart.
 _ONE_GROUP = 0.02
+# So many rows and groups are gone through one by one. Of more it is a part, and times are in proportion.
+_MAX_ROWS = 2**21
+_MAX_GROUPS = 2**12
 
 
 @functools.lru_cache(maxsize=256)
@@ -47,6 +51,17 @@ def typical_sizes(groups: int, m: int, rows_per_group: int) -> tuple[int, ...]:
     sizes = np.floor(shares * m).astype(int)
     sizes[0] += m - sizes.sum()
     return (*sizes.tolist(), *(0,) * (groups - some))
+
+
+def _sampled_sizes(spec: GroupedSpec | GroupedGradientSpec) -> tuple[int, ...]:
+    """Typical sizes of groups that have rows, of no more rows and groups than are gone through."""
+    groups = _groups_with_rows(spec)
+    parts = max(-(-spec.m // _MAX_ROWS), -(-groups // _MAX_GROUPS))
+    return typical_sizes(-(-groups // parts), -(-spec.m // parts), spec.rows_per_group)
+
+
+def _groups_with_rows(spec: GroupedSpec | GroupedGradientSpec) -> int:
+    return min(spec.groups, -(-spec.m // spec.rows_per_group))
 
 
 class _Visit(NamedTuple):
@@ -89,17 +104,18 @@ def product_time(
 
     panels: list[list[_Visit]] = []
     used = schedule.panel + 1
-    sizes = sizes or typical_sizes(spec.groups, spec.m, spec.rows_per_group)
+    sizes = sizes or _sampled_sizes(spec)
     for rows in _spans(sizes, schedule.row_multiple, schedule.panel, schedule.blocks[0].rows):
         if used + rows > schedule.panel:
             panels.append([])
             used = 0
         panels[-1].append(visit(rows))
         used += rows
-    compute_us = schedule.core_n * sum(one.compute_us for panel in panels for one in panel)
-    copy_us = schedule.core_n * sum(one.copy_us for panel in panels for one in panel)
+    times = schedule.core_n * (spec.m / sum(sizes))
+    compute_us = times * sum(one.compute_us for panel in panels for one in panel)
+    copy_us = times * sum(one.copy_us for panel in panels for one in panel)
     apart = 1 / (schedule.weight_slots - 1) ** 2
-    steps_us = schedule.core_n * sum(
+    steps_us = times * sum(
         apart * sum(max(one.compute_us, one.copy_us) for one in panel)
         + (1 - apart) * max(sum(one.compute_us for one in panel), sum(one.copy_us for one in panel))
         for panel in panels
@@ -127,18 +143,27 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
     above = list(zip(depths, (*schedule.depths[1:], 0), strict=True))
     compute_us = copy_us = steps_us = 0.0
     multiple = schedule.row_multiple
-    for size in typical_sizes(spec.groups, spec.m, spec.rows_per_group):
+    sizes = _sampled_sizes(spec)
+    sampled = spec.m / sum(sizes)
+    empty = spec.groups - _groups_with_rows(spec)
+    for size, times in [*((size, sampled) for size in sizes), *_without_rows(empty)]:
         visits = _spans((size,), multiple, schedule.most_rows, schedule.depths[-1]) if size else []
         cycles = sum(depths[depth] for rows in visits for depth in _cut(rows, above))
         products_us = tiles * (cycles + _STEP_CYCLES * max(len(visits), 1)) / chip.machine.clock_hz * 1e6
         again = schedule.grid_k if len(visits) == 1 else tiles
         moved = schedule.cores * sum(visits) * item * (tiles * schedule.tile_n + again * schedule.tile_k)
         copies_us = tiles * store_us + _copy_us(moved, 1, chip)
-        compute_us, copy_us = compute_us + products_us, copy_us + copies_us
+        compute_us, copy_us = compute_us + times * products_us, copy_us + times * copies_us
         alone_us = tiles * store_us if schedule.out_slots == 1 else 0.0
-        steps_us += max(products_us, copies_us - alone_us) + alone_us
+        steps_us += times * (max(products_us, copies_us - alone_us) + alone_us)
     ramp_us = store_us + _copy_us(min(schedule.most_rows, spec.m) * (schedule.tile_k + schedule.tile_n) * item, 1, chip)
     return ModelledTime(time_us=steps_us + ramp_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
+
+
+def _without_rows(groups: int) -> list[tuple[int, float]]:
+    """The size of each group without rows, 0, and how many groups it stands for."""
+    alone = min(groups, _MAX_GROUPS)
+    return [(0, groups / max(alone, 1))] * alone
 
 
 def product_configs(spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
@@ -148,7 +173,7 @@ def product_configs(spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
     """
 
     def order(one: TimedConfig) -> float:
-        in_one = product_time(spec, one.config, chip, (spec.m,))
+        in_one = product_time(spec, one.config, chip, (min(spec.m, _MAX_ROWS),))
         return max(in_one.compute_us, in_one.copy_us) ** _ONE_GROUP * _with_code(one)
 
     return sorted(_timed(spec, chip, _product_space(spec, chip)), key=order)
@@ -191,7 +216,7 @@ def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
         for wanted in _BLOCK_ROWS:
             rows = min(wanted, padded(spec.m, multiple))
             row_bytes = spec.k * item + (tile_n * dtype_bytes(spec.residual) if spec.residual else 0)
-            panels = [padded(int(bytes_free * share / 2 / row_bytes), rows) for share in shares]
+            panels = [padded(max(int(bytes_free * share / 2 / row_bytes), 1), rows) for share in shares]
             if most_rows * (2 * row_bytes - spec.k * item) <= bytes_free * _WHOLE_SHARE:
                 panels.append(most_rows)
             for panel in panels:
@@ -205,8 +230,12 @@ def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelCon
     most_rows = padded(spec.m, multiple) + 2 * multiple
     visit_rows = _VISIT_ROWS if spec.k % LANES == spec.n % LANES == 0 else (_FEW_VISIT_ROWS, *_VISIT_ROWS)
     for depth in {min(one, padded(most_rows, 2 * multiple)) for one in _DEPTHS}:
-        for tile_k in _sides(spec.k, _LEAST_ROWS):
-            for tile_n in _column_sides(spec.n, chip):
+        sides_k, sides_n = legal_sides(spec.k, _LEAST_ROWS), _column_sides(spec.n, chip)
+        for tile_k in sides_k:
+            for tile_n in sides_n:
+                # Where not even the sum fits, the smallest tile says so.
+                if tile_k * tile_n * 4 > buffer_bytes(chip) and (tile_k, tile_n) != (sides_k[0], sides_n[0]):
+                    continue
                 for columns in {largest_divisor(tile_n, _least_columns(chip), most) for most in _MOST_COLUMNS}:
                     for rows in dict.fromkeys(padded(min(one, most_rows), depth) for one in visit_rows):
                         tiles = Tiles(tile_m=rows, tile_k=tile_k, tile_n=tile_n)
@@ -219,12 +248,7 @@ def _least_columns(chip: Chip) -> int:
 
 
 def _column_sides(n: int, chip: Chip) -> list[int]:
-    return sorted((*_sides(n, _least_columns(chip)), *ragged_sides(n, _least_columns(chip))))
-
-
-def _sides(size: int, least: int) -> list[int]:
-    """Divisors of a size that are multiples of `least`, and the size itself."""
-    return [side for side in range(least, size, least) if size % side == 0] + [size]
+    return sorted((*legal_sides(n, _least_columns(chip)), *ragged_sides(n, _least_columns(chip))))
 
 
 def _spans(sizes: Sequence[int], multiple: int, most: int, block: int) -> list[int]:

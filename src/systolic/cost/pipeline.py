@@ -8,18 +8,17 @@ they are started. Output tiles that repeat the one before, and rows of tiles tha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from systolic.chips import Chip
 from systolic.cost.copies import CopyCycles, output_cycles, store_cycles
 from systolic.cost.profile import StepCost
+from systolic.cost.repetition import Mark, RepeatedLoop
 from systolic.schedule.blocks import operand_blocks
 from systolic.schedule.config import KernelConfig
 from systolic.schedule.grid import GridSchedule
 from systolic.spec import MatmulSpec
 
 _MANY_STEPS = 8  # over k, from which on it is asked in each step whether it repeats the one before
-_SAME_CYCLES = 0.01  # by which the state of a pipeline may differ and still repeat itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +49,6 @@ def pipeline_time(spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: Step
     )
 
 
-class _Mark(NamedTuple):
-    """Where a repetition of the pipeline may have begun."""
-
-    step: int
-    state: list[float]
-    time: float
-    copied: float
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Stream:
     """An input that comes by blocks. `landed` is when the block of a step is there."""
@@ -81,6 +71,7 @@ class _Pipeline:
     steps: int
     steps_k: int
     row: int  # steps until the outer dimension of the output goes on
+    product: int  # steps of one product of the batch
     streams: list[_Stream]  # in the order in which they are waited for
     fetched: list[_Stream]  # in the order in which copies are started
     outputs: int
@@ -96,6 +87,7 @@ class _Pipeline:
     copied: float = 0.0  # and of the pipe
     begun: float = 0.0  # when the first product began
     ended: float = 0.0  # and the last ended
+    followed: int = 0  # steps
     stored: dict[int, float] = field(default_factory=dict)  # when the tile of that number is
 
     @classmethod
@@ -125,6 +117,7 @@ class _Pipeline:
             steps=schedule.steps,
             steps_k=schedule.steps_k,
             row=schedule.steps_inner,
+            product=schedule.steps // schedule.count("batch"),
             streams=streams,
             fetched=sorted(streams, key=lambda one: one.reuse) if manual else streams,
             outputs=len(spec.dtypes_out),
@@ -139,27 +132,31 @@ class _Pipeline:
     def go(self) -> None:
         """Goes through all steps."""
         row, total, steps_k = self.row, self.steps, self.steps_k
-        # In the last rows nothing is fetched for later ones.
-        last_rows = row * -(-max((one.ahead for one in self.streams if one.reuse < total), default=1) // row)
+        ahead = max((one.ahead for one in self.streams if one.reuse < total), default=1)
         self._begin()
         step = 0
-        rows: _Mark | None = None
-        tiles: _Mark | None = None
-        steps: _Mark | None = None
+        products = RepeatedLoop(length=self.product, compares=False)
+        rows, tiles, steps = (RepeatedLoop(length=length) for length in (row, steps_k, 1))
         while step < total:
+            if row < self.product < total and step % self.product == 0:
+                begin, step = step, self._leave_out(step, products, total - self.product * -(-ahead // self.product))
+                if step > begin:
+                    rows.marks.clear()
             if step % row == 0:
-                step, rows = self._leave_out(step, rows, row, min(total - last_rows, self._next_exchange(step)))
-                tiles = None
+                # In the last rows nothing is fetched for later ones.
+                step = self._leave_out(step, rows, min(total - row * -(-ahead // row), self._next_exchange(step)))
+                tiles.marks.clear()
             if step % steps_k == 0:
                 # The first tile of a row starts copies for the next row, and is like no other. The last two have other
                 # blocks ahead of them than those before.
                 if step % row:
-                    step, tiles = self._leave_out(step, tiles, steps_k, step - step % row + row - 2 * steps_k)
-                steps = None
+                    step = self._leave_out(step, tiles, step - step % row + row - 2 * steps_k)
+                steps.marks.clear()
             elif steps_k > _MANY_STEPS:
                 # And so have the last steps of a tile.
-                step, steps = self._leave_out(step, steps, 1, step - step % steps_k + steps_k - 3)
+                step = self._leave_out(step, steps, step - step % steps_k + steps_k - 3)
             self._step(step)
+            self.followed += 1
             step += 1
         self._end()
 
@@ -257,28 +254,30 @@ class _Pipeline:
     def _wait(self, landed: float, copies: int = 1) -> None:
         self.now = max(self.now, landed) + copies * self.wait_cycles
 
-    def _leave_out(self, step: int, before: _Mark | None, length: int, until: int) -> tuple[int, _Mark | None]:
-        """Leaves out repetitions of the steps since `before`, if they are one: of all that begin before `until`.
+    def _leave_out(self, step: int, loop: RepeatedLoop, until: int) -> int:
+        """Leaves out rounds of a loop that repeat earlier ones: of all that begin before `until`.
 
-        Returns the next step, and a mark where it is worth asking again.
+        Returns the next step.
         """
-        left_out = (until - step) // length
-        if left_out < 1:
-            return step, None
-        state = self._state()
-        if before is None or not _same(state, before.state):
-            return step, _Mark(step, state, self.now, self.copied)
-        steps, cycles = left_out * length, left_out * (self.now - before.time)
+        if until - step < loop.length:
+            loop.marks.clear()
+            return step
+        before = loop.repeated(Mark(step, self._state(), self.now, self.copied, self.followed))
+        if before is None:
+            return step
+        times, rest = divmod(until - step, step - before.step)
+        steps, cycles = until - step - rest, times * (self.now - before.time)
         tiles = steps // self.steps_k
         self.now += cycles
         self.pipe += cycles
-        self.copied += left_out * (self.copied - before.copied)
+        self.copied += times * (self.copied - before.copied)
         self.busy += tiles * self.cost.end + (steps - tiles) * self.cost.step
         for stream in self.streams:
-            if stream.reuse <= length:  # else its next block is that of a step which is not left out
+            if stream.reuse <= loop.length:  # else its next block is that of a step which is not left out
                 stream.landed = {at + steps: time + cycles for at, time in stream.landed.items()}
         self.stored = {tile + tiles: time + cycles for tile, time in self.stored.items()}
-        return step + steps, None
+        loop.marks.clear()
+        return step + steps
 
     def _state(self) -> list[float]:
         """What decides how it goes on: how long the pipe and every copy under way still take."""
@@ -289,9 +288,3 @@ class _Pipeline:
         for landed in (self.stored, *(stream.landed for stream in self.streams)):
             times += [time - now if time > now else 0.0 for time in landed.values()]
         return times
-
-
-def _same(state: list[float], other: list[float]) -> bool:
-    return len(state) == len(other) and all(
-        abs(one - before) <= _SAME_CYCLES for one, before in zip(state, other, strict=True)
-    )

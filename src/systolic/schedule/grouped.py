@@ -15,7 +15,7 @@ from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.code_blocks import RowBlock, gradient_block, row_blocks
 from systolic.schedule.config import KernelConfig
 from systolic.schedule.legality import LANES, MIB, IllegalTilesError, Violation, misaligned, vmem_violations
-from systolic.schedule.sizes import padded, ragged_sides
+from systolic.schedule.sizes import is_ragged_side, padded
 from systolic.spec import GroupedGradientSpec, GroupedSpec, dtype_bytes
 
 # Of the VMEM that a kernel may use: the rest is the compiler's, for what does not fit its registers.
@@ -240,7 +240,7 @@ def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, mult
     product = isinstance(spec, GroupedSpec)
     for letter in "kn":
         size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
-        if letter == "n" and tile in ragged_sides(size, LANES) and not (product and spec.side_by_side):
+        if letter == "n" and is_ragged_side(size, tile) and not (product and spec.side_by_side):
             continue
         if size % tile:
             found.append(

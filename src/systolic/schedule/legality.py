@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -124,7 +125,11 @@ def alignment(spec: MatmulSpec) -> dict[str, int]:
 
 def legal_sides(size: int, multiple: int) -> list[int]:
     """Tile sizes that cut a dimension of `size` evenly and aligned, smallest first; the last is all of it."""
-    return [side for side in range(multiple, size, multiple) if size % side == 0] + [size]
+    if size % multiple:
+        return [size]
+    count = size // multiple
+    divisors = [divisor for divisor in range(1, math.isqrt(count) + 1) if count % divisor == 0]
+    return sorted({size, *(multiple * part for divisor in divisors for part in (divisor, count // divisor))})
 
 
 def alignment_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from systolic.schedule.legality import LANES
+import math
+
+from systolic.schedule.legality import LANES, legal_sides
 
 _MOST_RAGGED = 1.125  # columns that tiles of unequal width compute at the most, over those that there are
 
@@ -14,7 +16,7 @@ def padded(size: int, multiple: int) -> int:
 
 def largest_divisor(size: int, multiple: int, most: int) -> int:
     """The largest divisor of a size that is a multiple and no more than `most`; the least one if all are above it."""
-    divisors = [one for one in range(multiple, size, multiple) if size % one == 0] + [size]
+    divisors = legal_sides(size, multiple)
     return max((one for one in divisors if one <= most), default=divisors[0])
 
 
@@ -34,9 +36,18 @@ def ragged_sides(size: int, least: int) -> list[int]:
 
     A copy may end in the middle of a register where the array ends, and nowhere else.
     """
-    found = []
-    for count in range(2, size // least + 1) if size % LANES else ():
-        tile = size - (count - 1) * (size // count // LANES * LANES)
-        if count * tile <= size * _MOST_RAGGED and -(-size // tile) == count:
-            found.append(tile)
-    return found
+    # Of more tiles than √size + 2, whatever the last one takes besides would make up one more.
+    most = min(size // least, math.isqrt(size) + 2) if size % LANES else 0
+    return [tile for count in range(2, most + 1) if (tile := _ragged_side(size, count))]
+
+
+def is_ragged_side(size: int, tile: int) -> bool:
+    """True if `tile` is one of `ragged_sides(size, LANES)`."""
+    count = -(-size // tile)
+    return size % LANES > 0 and 2 <= count <= size // LANES and _ragged_side(size, count) == tile
+
+
+def _ragged_side(size: int, count: int) -> int:
+    """The widest of so many tiles of unequal width; 0 where they would compute too much."""
+    tile = size - (count - 1) * (size // count // LANES * LANES)
+    return tile if count * tile <= size * _MOST_RAGGED and -(-size // tile) == count else 0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systolic.chips import chip
-from systolic.cost import StepCost, pipeline, pipeline_time, ranked_configs
+from systolic.cost import StepCost, pipeline_time, ranked_configs, repetition
 from systolic.cost.bound import config_bound_us
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Prologue
@@ -53,7 +53,8 @@ def test_what_repeats_is_left_out_and_changes_nothing(case: tuple[MatmulSpec, Ke
     cost = StepCost(call=200, first=step * 1.2, step=step, end=step + 50)
     short = pipeline_time(spec, config, its, cost)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_SAME_CYCLES", -1.0)
+        patch.setattr(repetition, "_SAME_CYCLES", -1.0)
+        patch.setattr(repetition, "MAX_FOLLOWED_STEPS", float("inf"))
         whole = pipeline_time(spec, config, its, cost)
     assert short.time_us == pytest.approx(whole.time_us, rel=1e-4)
     assert short.compute_us == pytest.approx(whole.compute_us, rel=1e-9)

@@ -139,15 +139,25 @@ def _over_groups(
     """`body` for each group that the kernel has; and the first and the last of their rows."""
     zero = jnp.int32(0)
     first = zero if groups.offset_smem is None else groups.offset_smem[0]
+    count = groups.sizes_smem.shape[0]
 
-    def end_of(number: Any, start: Any) -> Any:
-        return jnp.minimum(start + jnp.maximum(groups.sizes_smem[number], 0), groups.m)
+    def end_of(start: Any, size: Any) -> Any:
+        # Not the minimum of m and the sum, which sizes near 2^31 would overflow.
+        return start + jnp.minimum(jnp.maximum(size, 0), groups.m - start)
 
-    begin_row = zero if groups.offset_smem is None else lax.fori_loop(0, first, end_of, zero)
+    def size_of(number: Any) -> Any:
+        if groups.offset_smem is None:
+            return groups.sizes_smem[number]
+        # The offset may lie anywhere: matrices of numbers that no group has meet no rows.
+        return jnp.where((number >= 0) & (number < count), groups.sizes_smem[jnp.clip(number, 0, count - 1)], 0)
+
+    begin_row = zero
+    if groups.offset_smem is not None:
+        begin_row = lax.fori_loop(0, jnp.minimum(first, count), lambda number, row: end_of(row, size_of(number)), zero)
 
     def group(number: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         carry, start = state
-        end = end_of(first + number, start)
+        end = end_of(start, size_of(first + number))
         begin = down(start, multiple)
         span = jnp.where(end > start, down(end + (multiple - 1), multiple) - begin, 0)
         return body(number, _Rows(start, end, begin, span), carry), end

@@ -57,9 +57,10 @@ def grouped_matmul(
       lhs: [m, k]; dtypes as in `systolic.matmul`. Of two different ones, the narrower operand is converted to the other
         dtype ahead of the kernel.
       rhs: [groups, k, n]; [groups, n, k] with `transpose_rhs`.
-      group_sizes: rows of each group. Below zero counts as zero; rows past m do not count.
+      group_sizes: rows of each group. In a traced array, sizes below zero count as zero, and rows past m do not count.
       group_offset: number of the first group that `rhs` has the matrix of, as with experts on several devices: rows of
-        other groups are zero in the result. None: `rhs` has all groups.
+        other groups are zero in the result. A traced one may be any number, and matrices of numbers that no group has
+        are not used. None: `rhs` has all groups.
       up: as rhs, whose product with lhs the first one's function is multiplied by.
       side_by_side: rhs is one array of both, [groups, k, 2n], the columns of up behind those of the first; [groups, 2n,
         k] with `transpose_rhs`. Its gradient is one array and takes one kernel, as does that of lhs. Where n is no
@@ -80,7 +81,8 @@ def grouped_matmul(
       tiles: rows in VMEM, k, and columns of a tile, in place of the planner's; or a whole configuration.
 
     Raises:
-      SpecError: shapes or dtypes that do not go together, sizes of groups that are known and above m together.
+      SpecError: shapes or dtypes that do not go together; sizes of groups that are known and below zero, or above m
+        together; a known group_offset at which some matrices of `rhs` have no group.
       UnsupportedDtypeError: the chip does not multiply this dtype.
       IllegalTilesError: `tiles` break rules; the message has each of them.
     """

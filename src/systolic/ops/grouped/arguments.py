@@ -14,8 +14,8 @@ from jax.core import Tracer
 from systolic.ops.dtypes import fused_array, given_dtype, operand, result_dtype
 from systolic.ops.epilogue import activation_of
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
-from systolic.ops.matmul.arguments import precision_named
 from systolic.ops.matmul.product import Backend
+from systolic.ops.precision import precision_named
 from systolic.spec import MatmulSpec, SpecError
 
 # Columns of which each product of one array has to have a multiple.
@@ -87,13 +87,13 @@ def canonical(
     left, right = left.astype(dtype), right.astype(dtype)
     second = None if second is None else second.astype(dtype)
     sizes = _sizes(group_sizes, m)
-    offset = None if group_offset is None else jnp.asarray(group_offset, jnp.int32).reshape(1)
     every = sizes.shape[0]
-    if every < groups or (offset is None and every != groups):
+    if every < groups or (group_offset is None and every != groups):
         raise SpecError(
             f"{every} group_sizes for {groups} matrices of rhs; there has to be one for each, or with group_offset at "
             "least as many"
         )
+    offset = None if group_offset is None else _offset(group_offset, every, groups)
     if rows_per_group is not None and operator.index(rows_per_group) < 1:
         raise SpecError(f"rows_per_group={rows_per_group}; use a number from 1 up, or leave it out")
     name, function = activation_of(activation, in_kernel=backend.implementation != "xla" and bool(backend.chip))
@@ -134,10 +134,37 @@ def _sizes(value: Any, m: int) -> Array:
     if not jnp.issubdtype(dtype, jnp.integer) or len(value.shape) != 1:
         raise SpecError(f"group_sizes is {dtype} of shape {list(value.shape)}; use a vector of int32")
     if not isinstance(value, Tracer):
-        total = int(np.asarray(value, np.int64).clip(0).sum())
-        if total > m:
-            raise SpecError(f"group_sizes are {total} rows together, lhs has m={m}")
-    return jnp.asarray(value).astype(jnp.int32)
+        sizes = np.asarray(value).tolist()  # of Python, whose sums do not overflow
+        if sizes and min(sizes) < 0:
+            raise SpecError(f"group_sizes has {min(sizes)}; a group has 0 rows or more")
+        if sum(sizes) > m:
+            raise SpecError(f"group_sizes are {sum(sizes)} rows together, lhs has m={m}")
+    # What the kernel takes needs no operation ahead of it: it clips by itself.
+    return jnp.asarray(value) if dtype == "int32" else _clipped(value, dtype, 0, m)
+
+
+def _offset(value: Any, every: int, groups: int) -> Array:
+    """Check a `group_offset`. A traced one out of range becomes the nearest at which `rhs` has no group."""
+    is_array = hasattr(value, "dtype") and hasattr(value, "shape")
+    if is_array:
+        dtype = given_dtype(value, "group_offset")
+        is_number = value.shape == () and jnp.issubdtype(dtype, jnp.integer)
+        shown = f"{dtype} of shape {list(value.shape)}"
+    else:
+        dtype, is_number, shown = "int32", isinstance(value, int) and not isinstance(value, bool), repr(value)
+    if not is_number:
+        raise SpecError(f"group_offset is {shown}; use the number of a group, an integer without dimensions")
+    if not isinstance(value, Tracer) and not 0 <= int(value) <= every - groups:
+        raise SpecError(
+            f"group_offset={int(value)}: rhs has {groups} of {every} groups; use a number from 0 to {every - groups}"
+        )
+    return _clipped(value, dtype, -groups, every).reshape(1)
+
+
+def _clipped(value: Any, dtype: str, low: int, high: int) -> Array:
+    """Return integers of any dtype as int32, between two numbers that it holds."""
+    limits = jnp.iinfo(dtype)
+    return jnp.clip(jnp.asarray(value, dtype), max(low, limits.min), min(high, limits.max)).astype(jnp.int32)
 
 
 def _beside(value: Any, name: str, shape: tuple[int, ...]) -> Array | None:

@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from systolic.ops.cuts import Axes, Cuts, cuts_of, on_devices, parts_of
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
-from systolic.ops.grouped.xla import finished, rows_of
+from systolic.ops.grouped.xla import finished, group_bounds, rows_of
 from systolic.spec import accumulator_dtype
 
 Multiply = Callable[[GroupedProduct, Array, Array, Grouping, Fused], Array]
@@ -43,7 +43,7 @@ def sharded_product(
     cuts = cuts_of(given, names, last=_LAST)
 
     def compute(lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
-        rows, matrices = _rows_here(grouping, lhs.shape[0], cuts), rhs.shape[0]
+        rows, matrices = _rows_here(grouping, mesh, lhs.shape[0], cuts), rhs.shape[0]
         here, own = _product_here(product, mesh, cuts), _groups_here(rows, matrices, cuts)
         if "k" in cuts:
             # What is only cast is sent in its own dtype, as XLA does.
@@ -77,7 +77,7 @@ def sharded_gradient(
 
     def compute(lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
         matrices = groups // parts_of(mesh, cuts.get("g", ()))
-        rows = _rows_here(grouping, lhs.shape[0], cuts)
+        rows = _rows_here(grouping, mesh, lhs.shape[0], cuts)
         here = _product_here(product, mesh, cuts)
         if "m" not in cuts:
             return run(here, matrices, lhs, cotangent, _groups_here(rows, matrices, cuts))
@@ -99,7 +99,7 @@ def sharded_finish(
     cuts = cuts_of(given, names, last=_LAST)
 
     def compute(total: Array, up: Array | None, grouping: Grouping, fused: Fused) -> Array:
-        rows = rows_of(total.shape[0], groups, _rows_here(grouping, total.shape[0], cuts))
+        rows = rows_of(total.shape[0], groups, _rows_here(grouping, mesh, total.shape[0], cuts))
         return finished(product, total, up, rows, fused)
 
     return on_devices(compute, mesh, cuts, given, names, sums, differentiated=True)
@@ -110,14 +110,13 @@ def _columns(product: GroupedProduct) -> str:
     return "" if product.side_by_side else "n"
 
 
-def _rows_here(grouping: Grouping, rows: int, cuts: Cuts) -> Grouping:
+def _rows_here(grouping: Grouping, mesh: Any, rows: int, cuts: Cuts) -> Grouping:
     """The groups' rows that lie in this device's part of so many rows."""
     if "m" not in cuts:
         return grouping
-    ends = jnp.cumsum(jnp.maximum(grouping.sizes, 0))
+    bounds = group_bounds(grouping.sizes, rows * parts_of(mesh, cuts["m"]))
     first = lax.axis_index(cuts["m"]) * rows
-    inside = jnp.clip(jnp.concatenate([jnp.zeros(1, ends.dtype), ends]) - first, 0, rows)
-    return grouping._replace(sizes=jnp.diff(inside))
+    return grouping._replace(sizes=jnp.diff(jnp.clip(bounds - first, 0, rows)))
 
 
 def _groups_here(grouping: Grouping, matrices: int, cuts: Cuts) -> Grouping:

@@ -81,15 +81,28 @@ def rows_of(m: int, groups: int, grouping: Grouping) -> _Rows:
     return _Rows(m, groups, grouping)
 
 
+def group_bounds(sizes: Array, m: int) -> Array:
+    """Return the first row of each group and the end of the last: running sums that saturate at m.
+
+    A plain sum of sizes near 2³¹ would overflow. Sizes below zero count as zero.
+    """
+
+    def saturated(left: Array, right: Array) -> Array:
+        return left + jnp.minimum(right, m - left)
+
+    return jnp.pad(lax.associative_scan(saturated, jnp.clip(sizes, 0, m)), (1, 0))
+
+
 class _Rows:
     """The rows of the groups whose matrices are given. Sizes below zero count as zero, rows behind the last do not."""
 
     def __init__(self, m: int, groups: int, grouping: Grouping) -> None:
-        ends = jnp.minimum(jnp.cumsum(jnp.maximum(grouping.sizes, 0)), m)
-        starts = jnp.concatenate([jnp.zeros(1, ends.dtype), ends])[: ends.shape[0]]
+        bounds = group_bounds(grouping.sizes, m)
         self.groups, self._shifted = groups, grouping.offset is not None
         if grouping.offset is not None:
-            starts, ends = (lax.dynamic_slice(one, (grouping.offset[0],), (groups,)) for one in (starts, ends))
+            # Matrices of numbers that no group has meet no rows: both their bounds are the first or the last.
+            bounds = bounds[jnp.clip(grouping.offset[0] + jnp.arange(groups + 1), 0, grouping.sizes.shape[0])]
+        starts, ends = bounds[:-1], bounds[1:]
         self.sizes = ends - starts
         number = jnp.arange(m, dtype=ends.dtype)
         if groups:

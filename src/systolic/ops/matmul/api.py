@@ -65,7 +65,8 @@ def matmul(
       quantize_lhs: "int8", "int4", "e4m3" or "e5m2": each row of lhs is quantised to it in the kernel, with a scale of
         its own.
       precision: of float32 operands. DEFAULT is one bfloat16 pass: 8 bits of each operand; HIGH is three, 16 bits;
-        HIGHEST is six, nearly all 24. None: `jax.default_matmul_precision`.
+        HIGHEST is six, nearly all 24. Or as JAX spells these: `tensorfloat32` is three passes, and so is
+        `lax.DotAlgorithmPreset.BF16_BF16_F32_X3`. None: `jax.default_matmul_precision`.
       preferred_element_type: of the result. Default: that of the operands, int32 for int8. The sum is taken in float32
         or int32, where it wraps; a result that is an integer is rounded to the nearest and saturates.
       implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax import Array, lax
+from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import Chip
@@ -18,26 +18,14 @@ from systolic.ops.dtypes import fused_array, given_dtype, multiplied_dtype, oper
 from systolic.ops.epilogue import activation_of
 from systolic.ops.functions.elementwise import elementwise
 from systolic.ops.matmul.product import Backend, Implementation, Product
+from systolic.ops.precision import precision_named
 from systolic.ops.shapes import broadcast_shapes
 from systolic.ops.target import target_chip
 from systolic.schedule import KernelConfig, Tiles
-from systolic.spec import Operands, PrecisionName, Side, SpecError
+from systolic.spec import Operands, Side, SpecError
 
 Fn = Callable[..., Any]
 _IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")
-_PRECISIONS: dict[Any, PrecisionName] = {
-    None: "default",
-    "default": "default",
-    "fastest": "default",
-    "bfloat16": "default",
-    "high": "high",
-    "bfloat16_3x": "high",
-    "highest": "highest",
-    "float32": "highest",
-    lax.Precision.DEFAULT: "default",
-    lax.Precision.HIGH: "high",
-    lax.Precision.HIGHEST: "highest",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -210,33 +198,6 @@ def _fused(
         array = array[..., None] if column else array
         array = array[..., None, :] if row else array
     return _ranked(array, rank)
-
-
-def precision_named(precision: Any) -> PrecisionName:
-    """The name of a precision as `jax.numpy` takes it; of None, that of `jax.default_matmul_precision`.
-
-    Raises:
-      SpecError: it is none.
-    """
-    if precision is None:
-        precision = getattr(jax.config, "jax_default_matmul_precision", None)
-    if isinstance(precision, (tuple, list)) and len(set(precision)) == 1:
-        precision = precision[0]
-    if isinstance(precision, str):
-        precision = precision.lower()
-    try:
-        return _PRECISIONS[precision]
-    except (KeyError, TypeError) as error:
-        raise SpecError(f"precision={precision!r} is not known; use default, high or highest") from error
-
-
-def is_precision(precision: Any) -> bool:
-    """Whether the kernel has such a precision: one for both operands, and none of JAX's other algorithms."""
-    try:
-        precision_named(precision)
-    except SpecError:
-        return False
-    return True
 
 
 def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: Any) -> Backend:

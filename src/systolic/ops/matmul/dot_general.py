@@ -85,7 +85,7 @@ def dot_general(
 def left_to_jax(lhs: Any, rhs: Any, *, precision: Any, out_sharding: Any) -> str:
     """Why JAX computes a product of such arrays, or shapes, and not the kernel; "" where the kernel does."""
     from systolic.ops.dtypes import OPERAND_DTYPES
-    from systolic.ops.matmul.arguments import is_precision
+    from systolic.ops.precision import is_precision
 
     for dtype in (lhs.dtype, rhs.dtype):
         if dtype.name not in (*OPERAND_DTYPES, "float16"):

@@ -11,8 +11,8 @@ from jax import Array
 
 from systolic.ops.dtypes import fused_array, given_dtype, operand, result_dtype
 from systolic.ops.epilogue import activation_of
-from systolic.ops.matmul.arguments import precision_named
 from systolic.ops.matmul.product import Backend
+from systolic.ops.precision import precision_named
 from systolic.ops.sparse.array import BlockSparse
 from systolic.ops.sparse.batches import common_batch
 from systolic.ops.sparse.mask import BlockMask
