@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
@@ -74,4 +75,7 @@ def each_of_batch(call: Run, size: int, mapped: Any, given: tuple[Any, ...]) -> 
         every = [next(own) if there else one for one, there in zip(leaves, is_mapped, strict=True)]
         return one_at_a_time(call, *structure.unflatten(every))
 
-    return lax.map(one, batched) if size else jax.vmap(one)(batched)
+    if size:
+        return lax.map(one, batched)
+    shape = jax.eval_shape(one, [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in batched])
+    return jnp.zeros((0, *shape.shape), shape.dtype)

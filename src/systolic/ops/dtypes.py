@@ -144,7 +144,7 @@ def result_dtype(dtypes: tuple[str, str], given: tuple[str, str], preferred: Any
         if "float16" in given and set(given) <= {"float16", "int8"}:
             return "float16"
         one = MatmulSpec(m=1, k=1, n=1, dtype_lhs=dtypes[0], dtype_rhs=dtypes[1], dtype_out="float32")
-        return "int32" if one.dtype_accumulator == "int32" else one.dtype_multiplied
+        return "int32" if one.dtype_dot == "int32" else one.dtype_multiplied
     try:
         found = np.dtype(preferred).name
     except TypeError as error:
