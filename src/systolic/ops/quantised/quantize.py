@@ -58,8 +58,8 @@ def quantize(
 
     name = format_named(dtype)
     scale_name = jnp.dtype(scale_dtype).name
-    if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.floating):
-        held = getattr(x, "dtype", type(x).__name__)
+    if isinstance(x, Quantized) or not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.floating):
+        held = "a Quantized" if isinstance(x, Quantized) else getattr(x, "dtype", type(x).__name__)
         raise QuantizationError(f"x is {held}; quantize takes arrays of floats")
     if scale_name not in ("float32", "bfloat16"):
         raise QuantizationError(f"scale_dtype={scale_name}; use float32 or bfloat16")
