@@ -7,7 +7,8 @@
 A case is made from the seed, its section and its number alone, so any failure can be repeated. Cases run in other
 processes, with a limit on time and memory: a hang, a crash or a bomb is a failure of its case. Sections are in
 `fault_files.py` (damaged and hostile files), `fault_machines.py` (what a TPU machine sends back), `fault_programs.py`
-(mutated compiler output) and `fault_kills.py` (processes killed at any moment). Exit code 1: something failed.
+(mutated compiler output), `fault_kills.py` (processes killed at any moment), `fault_numerics_quantized.py` (quantized
+products) and `fault_quantized_arrays.py` (quantized arrays cast or cut, and plans). Exit code 1: something failed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ import click
 import fault_files
 import fault_kills
 import fault_machines
+import fault_numerics_quantized
 import fault_programs
+import fault_quantized_arrays
 from fault_cases import Section, Setting
 
 from systolic.cli.output import write_json
@@ -48,7 +51,14 @@ from systolic.report.columns import Column, numeric, textual
 
 SECTIONS: dict[str, Section] = {
     section.name: section
-    for module in (fault_files, fault_machines, fault_programs, fault_kills)
+    for module in (
+        fault_files,
+        fault_machines,
+        fault_programs,
+        fault_kills,
+        fault_numerics_quantized,
+        fault_quantized_arrays,
+    )
     for section in module.SECTIONS
 }
 _CASES = 3500

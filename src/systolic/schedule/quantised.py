@@ -82,7 +82,7 @@ class QuantizedSchedule:
         route = route_of(spec, config.subtile_m, chip)
         _require(spec, config, route, chip)
         tile_blocks = max(tiles.tile_k // spec.block, 1)
-        out = (config.tiles.tile_m, tiles.tile_n)
+        out = (_rows_in_vmem(tiles.tile_m, spec.dtype_out), tiles.tile_n)
         grid_m = -(-spec.m // tiles.tile_m)
         row_slots = 1 if grid_m == 1 or _makes_rows(spec, route) else 2
         k = padded(spec.k, LANES)
@@ -108,7 +108,8 @@ class QuantizedSchedule:
             shape = (of_rows[0], padded(spec.lhs_blocks, LANES))
             fixed.append(VmemBuffer(name="lhs scales", shape=shape, dtype="float32", copies=2))
         if tiles.tile_k < spec.k:
-            fixed.append(VmemBuffer(name="acc", shape=out, dtype="float32", copies=spec.weights))
+            acc = (_rows_in_vmem(tiles.tile_m, "float32"), tiles.tile_n)
+            fixed.append(VmemBuffer(name="acc", shape=acc, dtype="float32", copies=spec.weights))
         if _keeps(route, config.subtile_m, tiles.tile_m):
             made = (tiles.tile_k, config.subtile_n)
             fixed.append(VmemBuffer(name="weights", shape=made, dtype=route.pushed, copies=spec.weights))
