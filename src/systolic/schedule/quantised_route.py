@@ -236,8 +236,7 @@ def _beside_bfloat16(spec: QuantizedSpec, chip: Chip) -> list[Route]:
         for made, pushed, its in ways
     ]
     # bfloat16 is what the vector units multiply; scales of whole columns cost nothing behind the sum. Quantised rows of
-    # a format that the kernel does not take come as bfloat16, with scales of their own; their products are exact as
-    # well.
+    # a format that the kernel does not take come as bfloat16, with scales of their own; their products are exact too.
     weights = [
         Route(pushed=pushed, made=made, codes=its, scaled="weights", depth=_weights_depth(spec, chip))
         for made, pushed, its in ways

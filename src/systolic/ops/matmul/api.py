@@ -67,8 +67,8 @@ def matmul(
       precision: of float32 operands. DEFAULT is one bfloat16 pass: 8 bits of each operand; HIGH is three, 16 bits;
         HIGHEST is six, nearly all 24. None: `jax.default_matmul_precision`.
       preferred_element_type: of the result. Default: that of the operands, int32 for int8. The sum is taken in float32
-        or int32; where an int32 sum itself is the result it wraps. A result that is an integer is rounded to the nearest
-        and saturates.
+        or int32, which wraps where it is the result itself. A result that is an integer is rounded to the nearest and
+        saturates.
       implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
         TPU interpret mode, with a `pltpu.InterpretParams` of your own if you like.
       chip: whose tiles to use. None: that of the program being traced.
