@@ -40,8 +40,10 @@ import fault_globals
 import fault_kills
 import fault_machines
 import fault_numerics_dense
+import fault_numerics_quantized
 import fault_numerics_sparse
 import fault_programs
+import fault_quantized_arrays
 import fault_reading
 from fault_cases import Section, Setting
 
@@ -61,7 +63,9 @@ SECTIONS: dict[str, Section] = {
         fault_commands,
         fault_globals,
         fault_numerics_dense,
+        fault_numerics_quantized,
         fault_numerics_sparse,
+        fault_quantized_arrays,
     )
     for section in module.SECTIONS
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
+import re
 from typing import Any
 
 import jax
@@ -12,6 +14,13 @@ import pytest
 from jax.experimental import pallas as pl
 
 import systolic
+from systolic.compiler import CompilerRefusal, WorkerPool, submit_compilation
+from systolic.kernels.quantised.product import quantised_product
+from systolic.kernels.quantised.ring import QuantizedOperands
+from systolic.schedule import total_bytes
+from systolic.schedule.quantised import QuantizedSchedule
+from systolic.spec import QuantizedSpec, format_named
+from systolic.timing import target_of
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
@@ -132,3 +141,45 @@ def test_int4_products_keep_the_units_busy_half_as_long_as_int8(chip: str) -> No
         run = systolic.simulate(integers, *shapes, chip=chip)
         busy.append(sum(core.matrix_busy_cycles for core in run.cores))
     assert 2 * busy[0] == busy[1] > 0
+
+
+def kernel_within(
+    spec: QuantizedSpec, schedule: QuantizedSchedule, limit_bytes: int, lhs: Any, values: Any, scales: Any
+) -> Any:
+    operands = QuantizedOperands(lhs=lhs, values=values, scales=scales)
+    return quantised_product(operands, spec=spec, schedule=schedule, activation=None, vmem_limit_bytes=limit_bytes)
+
+
+@pytest.mark.parametrize(
+    ("chip", "m", "k", "n", "name", "block", "row_format"),
+    [
+        ("v6e", 16, 65536, 32768, "int4", None, None),
+        ("v5e", 9, 65536, 16384, "int4", None, None),
+        ("v7x", 16, 131072, 32768, "int4", 128, None),
+    ],
+)
+def test_plans_of_long_k_fit_and_their_buffers_are_those_of_the_compiler(
+    chip: str, m: int, k: int, n: int, name: str, block: int | None, row_format: str | None
+) -> None:
+    """The first was refused: 34.41 MiB of 32, for tiles of four bits took twice what the plan counted."""
+    machine, full = systolic.chip(chip), format_named(name)
+    plain = QuantizedSpec(m=m, k=k, n=n, dtype_lhs="bfloat16", dtype_rhs=full, dtype_out="bfloat16", block=block or k)
+    spec = dataclasses.replace(plain, quantize_lhs=row_format)
+    schedule = QuantizedSchedule.of(spec, systolic.plan(spec, chip).config, machine)
+    shapes = [((m, k), "bfloat16"), ((k, n), full), ((k // spec.block, n), "float32")]
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes]
+
+    with WorkerPool(max_workers=1) as pool:
+        fits, refused = (
+            submit_compilation(
+                pool, functools.partial(kernel_within, spec, schedule, limit), arguments, target_of(machine), cache=None
+            )
+            for limit in (schedule.vmem_limit_bytes, 2**20)
+        )
+        fits.result()
+        with pytest.raises(CompilerRefusal) as caught:
+            refused.result()
+    size = re.search(r"allocation with size ([\d.]+)M", str(caught.value))
+    assert size is not None, caught.value
+    needed = float(size[1]) * 2**20
+    assert needed <= 1.02 * total_bytes(schedule.buffers) <= 1.1 * needed

@@ -12,7 +12,14 @@ from typing import Literal
 
 from systolic.analysis.body import body_equations
 from systolic.analysis.calls import KernelCall, Operand
-from systolic.analysis.layout import ALLOCATION_BYTES, REGISTER_BYTES, SUBLANES, array_tile_rows, padded_bytes
+from systolic.analysis.layout import (
+    ALLOCATION_BYTES,
+    REGISTER_BYTES,
+    SUBLANES,
+    array_tile_rows,
+    element_bits,
+    padded_bytes,
+)
 from systolic.analysis.step_walk import overwritten_each_step
 from systolic.analysis.windows import window_copies
 from systolic.chips import Chip
@@ -53,13 +60,18 @@ def vmem_estimate(call: KernelCall, chip: Chip) -> VmemEstimate:
             name=operand.name,
             kind="scratch",
             copies=1,
-            size_bytes=_allocated(padded_bytes(operand.shape, operand.dtype)),
+            size_bytes=_allocated(_scratch_bytes(operand)),
         )
         for at, operand in enumerate(call.operands)
         if operand.role == "scratch" and operand.memory == "vmem" and at not in dropped
     ]
     asked = chip.scoped_vmem_bytes if call.vmem_limit_bytes is None else call.vmem_limit_bytes
     return VmemEstimate(buffers=(*windows, *scratch), limit_bytes=min(asked, chip.usable_vmem_bytes_per_core))
+
+
+def _scratch_bytes(operand: Operand) -> int:
+    """Counts a scratch buffer's bytes: where windows pack elements of four bits, scratch has a byte for each."""
+    return padded_bytes(operand.shape, operand.dtype) * max(8 // element_bits(operand.dtype), 1)
 
 
 def _window(call: KernelCall, operand: Operand) -> EstimatedBuffer:

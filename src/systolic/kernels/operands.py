@@ -128,8 +128,8 @@ def multiply(lhs: Operand, rhs: Operand, subtile: Subtile, spec: MatmulSpec) -> 
             right,
             dimensions,
             precision=lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT,
-            preferred_element_type=jnp.dtype(spec.dtype_accumulator),
-        )
+            preferred_element_type=jnp.dtype(spec.dtype_dot),
+        ).astype(spec.dtype_accumulator)
 
     def product(left: tuple[Array, ...], right: tuple[Array, ...]) -> Array:
         if len(left) == 1:

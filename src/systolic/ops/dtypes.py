@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from systolic.ops.quantised.array import Quantized
 from systolic.spec import MatmulSpec, SpecError
 
 # What the matrix unit of some chip takes. Anything else is converted by the caller, who knows what is lost.
@@ -99,6 +100,7 @@ def given_dtype(value: Any, name: str) -> str:
             f"{name} is a ShapeDtypeStruct, which has no elements; use jax.eval_shape(systolic.matmul, ...) for the "
             "result's shape, systolic.plan for its kernel, systolic.simulate for its time"
         )
+    refuse_quantized(value, name)
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
         raise SpecError(f"{name} is a {type(value).__name__}, not an array; use jnp.asarray")
     if jnp.issubdtype(value.dtype, jax.dtypes.extended):
@@ -109,6 +111,19 @@ def given_dtype(value: Any, name: str) -> str:
         return np.dtype(jax.dtypes.canonicalize_dtype(value.dtype)).name
     except TypeError as error:
         raise SpecError(f"{name} is a {type(value).__name__} of {value.dtype}; use jnp.asarray") from error
+
+
+def refuse_quantized(value: Any, name: str) -> None:
+    """Raise for a `Quantized` where an array is expected.
+
+    Raises:
+      SpecError: it is one.
+    """
+    if isinstance(value, Quantized):
+        raise SpecError(
+            f"{name} is a Quantized, which systolic.matmul takes as lhs and rhs, and gated_matmul as x and weights; "
+            "here use q.dequantize(dtype)"
+        )
 
 
 def _reason(dtype: str, use: str) -> str:
@@ -144,7 +159,7 @@ def result_dtype(dtypes: tuple[str, str], given: tuple[str, str], preferred: Any
         if "float16" in given and set(given) <= {"float16", "int8"}:
             return "float16"
         one = MatmulSpec(m=1, k=1, n=1, dtype_lhs=dtypes[0], dtype_rhs=dtypes[1], dtype_out="float32")
-        return "int32" if one.dtype_accumulator == "int32" else one.dtype_multiplied
+        return "int32" if one.dtype_dot == "int32" else one.dtype_multiplied
     try:
         found = np.dtype(preferred).name
     except TypeError as error:

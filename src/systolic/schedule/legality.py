@@ -10,7 +10,7 @@ from systolic.chips import Chip
 from systolic.schedule.buffers import VmemBuffer, kernel_buffers, made_bytes, total_bytes
 from systolic.schedule.config import KernelConfig, can_join_outputs, can_run_manually
 from systolic.schedule.tiles import Tiles, TilesError
-from systolic.spec import MatmulSpec, dtype_bytes
+from systolic.spec import EXACT_INT32_PRODUCTS, MatmulSpec, dtype_bytes
 
 LANES = 128  # columns of a vector register
 MIB = 2**20
@@ -169,6 +169,10 @@ def tiles_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list
         elif tile != size and tile % multiple:
             instead = min(size, -(-tile // multiple) * multiple)
             found.append(misaligned(letter, tile, multiple, "blocks", instead))
+    if spec.dtype_dot != spec.dtype_accumulator and config.tiles.tile_k > EXACT_INT32_PRODUCTS:
+        limit = f"an int32 holds {EXACT_INT32_PRODUCTS} products of int8 for certain"
+        value, fix = f"tile_k={config.tiles.tile_k}", f"use tile_k≤{EXACT_INT32_PRODUCTS}"
+        found.append(Violation(rule="exact-sums", value=value, limit=limit, fix=fix))
     found += [*_joined_violations(spec, chip), *side_by_side_violations(spec, config.tiles)]
     return found + vmem_violations(kernel_buffers(spec, config), usable_vmem_bytes(spec, chip))
 

@@ -16,7 +16,7 @@ from systolic.schedule.config import KernelConfig
 from systolic.schedule.legality import LANES, MIB, IllegalTilesError, Violation, misaligned, vmem_violations
 from systolic.schedule.quantised_route import Route, route_cycles, route_of
 from systolic.schedule.sizes import padded
-from systolic.spec import QuantizedSpec, dtype_bytes, format_bytes
+from systolic.spec import EXACT_INT32_PRODUCTS, QuantizedSpec, dtype_bytes
 
 _MOST_SLOTS = 4
 _OUT_SLOTS = 4
@@ -82,16 +82,22 @@ class QuantizedSchedule:
         route = route_of(spec, config.subtile_m, chip)
         _require(spec, config, route, chip)
         tile_blocks = max(tiles.tile_k // spec.block, 1)
-        out = (config.tiles.tile_m, tiles.tile_n)
+        out = (_rows_in_vmem(tiles.tile_m, spec.dtype_out), tiles.tile_n)
         grid_m = -(-spec.m // tiles.tile_m)
         row_slots = 1 if grid_m == 1 or _makes_rows(spec, route) else 2
-        lhs = (tiles.tile_m, padded(spec.k, LANES))
+        k = padded(spec.k, LANES)
         fixed = [
-            VmemBuffer(name="lhs", shape=lhs, dtype=spec.dtype_lhs, copies=row_slots),
+            VmemBuffer(
+                name="lhs",
+                shape=(_rows_in_vmem(tiles.tile_m, spec.dtype_lhs), k),
+                dtype=spec.dtype_lhs,
+                copies=row_slots,
+            ),
             VmemBuffer(name="out", shape=out, dtype=spec.dtype_out, copies=_OUT_SLOTS),
         ]
         if _makes_rows(spec, route):
-            fixed.append(VmemBuffer(name="rows", shape=lhs, dtype=route.rows, copies=1))
+            rows = (_rows_in_vmem(tiles.tile_m, route.rows), k)
+            fixed.append(VmemBuffer(name="rows", shape=rows, dtype=route.rows, copies=1))
         of_rows = (padded(tiles.tile_m, SUBLANES), LANES)  # one number for each row, in every lane
         if route.offset:
             fixed.append(VmemBuffer(name="row sums", shape=(spec.blocks, *of_rows), dtype="float32", copies=1))
@@ -102,15 +108,15 @@ class QuantizedSchedule:
             shape = (of_rows[0], padded(spec.lhs_blocks, LANES))
             fixed.append(VmemBuffer(name="lhs scales", shape=shape, dtype="float32", copies=2))
         if tiles.tile_k < spec.k:
-            fixed.append(VmemBuffer(name="acc", shape=out, dtype="float32", copies=spec.weights))
+            acc = (_rows_in_vmem(tiles.tile_m, "float32"), tiles.tile_n)
+            fixed.append(VmemBuffer(name="acc", shape=acc, dtype="float32", copies=spec.weights))
         if _keeps(route, config.subtile_m, tiles.tile_m):
             made = (tiles.tile_k, config.subtile_n)
             fixed.append(VmemBuffer(name="weights", shape=made, dtype=route.pushed, copies=spec.weights))
         if spec.residual:
             fixed.append(VmemBuffer(name="residual", shape=out, dtype=spec.dtype_out, copies=2))
-        stored = VmemBuffer(
-            name="values", shape=(format_bytes(spec.dtype_rhs, tiles.tile_k), tiles.tile_n), dtype="int8", copies=1
-        )
+        # The compiler reserves a byte of VMEM for each value of four bits, though HBM has two in a byte.
+        stored = VmemBuffer(name="values", shape=(tiles.tile_k, tiles.tile_n), dtype=spec.dtype_rhs, copies=1)
         scales = VmemBuffer(
             name="scales", shape=(padded(tile_blocks, SUBLANES), tiles.tile_n), dtype=spec.dtype_scale, copies=1
         )
@@ -180,6 +186,14 @@ def rows_multiple(spec: QuantizedSpec) -> int:
     return max(of_result, {None: 0, "int4": 2 * BLOCK_ROWS}.get(spec.row_format, BLOCK_ROWS))
 
 
+def _rows_in_vmem(rows: int, dtype: str) -> int:
+    """Rows that a block takes: whole sublanes, or of fewer rows a power of two that fills words."""
+    if rows > SUBLANES:
+        return padded(rows, SUBLANES)
+    least = SUBLANES if dtype == "int4" else 4 // dtype_bytes(dtype)
+    return max(least, 1 << (rows - 1).bit_length())
+
+
 def _rows_at_once(spec: QuantizedSpec, tile_m: int) -> int:
     rows = min(_ELEMENTS_AT_ONCE // spec.k, _MOST_ROWS_AT_ONCE) // _LEAST_ROWS_AT_ONCE * _LEAST_ROWS_AT_ONCE
     return min(max(rows, _LEAST_ROWS_AT_ONCE), tile_m)
@@ -228,6 +242,10 @@ def _require(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip
         fix = f"use tile_k={spec.k}, or a multiple of {math.lcm(spec.block, route.depth)}"
         limit = "a tile has whole blocks, and whole dots"
         found.append(Violation(rule="tile-of-scales", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
+    if route.sums == "int32" and min(tiles.tile_k, spec.block) > EXACT_INT32_PRODUCTS:
+        limit = f"an int32 holds {EXACT_INT32_PRODUCTS} products of int8 for certain"
+        fix = f"use tile_k≤{EXACT_INT32_PRODUCTS}, and smaller blocks of scales"
+        found.append(Violation(rule="exact-sums", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
     rows = rows_multiple(spec)
     if tiles.tile_m < spec.m and (tiles.tile_m % rows or config.subtile_m % rows):
         found.append(misaligned("m", tiles.tile_m, rows, f"blocks of {spec.dtype_out}", padded(tiles.tile_m, rows)))

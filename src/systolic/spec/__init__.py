@@ -1,6 +1,6 @@
 """What is multiplied: shapes, dtypes, what is fused, and the arithmetic that follows. Pure data, nothing of how."""
 
-from systolic.spec.dtypes import SpecError, accumulator_dtype, dtype_bytes
+from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, accumulator_dtype, dtype_bytes, parts_of_k
 from systolic.spec.formats import LARGEST, QuantizationError, format_bytes, format_named
 from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
 from systolic.spec.gated import GatedSpec
@@ -12,6 +12,7 @@ from systolic.spec.quantised import ROW_FORMATS, QuantizedSpec
 from systolic.spec.sparse import BlockSparseError, SparseKind, SparseSpec
 
 __all__ = [
+    "EXACT_INT32_PRODUCTS",
     "LARGEST",
     "LARGEST_SIZE",
     "PASSES",
@@ -41,4 +42,5 @@ __all__ = [
     "dtype_bytes",
     "format_bytes",
     "format_named",
+    "parts_of_k",
 ]

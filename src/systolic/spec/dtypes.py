@@ -12,6 +12,15 @@ class SpecError(WrongCallError, ValueError):
     """A product that cannot be: a size below one or past what a TPU counts, an unknown dtype."""
 
 
+# An int32 holds the sum of so many products of int8 by int8 for certain: each is up to 128².
+EXACT_INT32_PRODUCTS = (2**31 - 1) // 2**14
+
+
+def parts_of_k(k: int) -> list[slice]:
+    """Parts of k, each of which an int32 sums without wrapping."""
+    return [slice(first, first + EXACT_INT32_PRODUCTS) for first in range(0, max(k, 1), EXACT_INT32_PRODUCTS)]
+
+
 def dtype_bytes(dtype: str) -> int:
     """Bytes of one element of `dtype`, a NumPy or ml_dtypes name such as `"bfloat16"`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.spec.dtypes import SpecError, accumulator_dtype, dtype_bytes
+from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, accumulator_dtype, dtype_bytes
 from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
 
 LARGEST_SIZE = 2**31 - 1
@@ -101,10 +101,19 @@ class MatmulSpec:
         return 1 if self.pairing == "added" else self.products
 
     @property
-    def dtype_accumulator(self) -> str:
-        """The dtype of the running sum: int32 where both operands are integers."""
+    def dtype_dot(self) -> str:
+        """The dtype in which a unit sums the products of a step: int32 where both operands are integers."""
         kinds = {accumulator_dtype(dtype) for dtype in self._dtypes}
         return "int32" if kinds == {"int32"} else "float32"
+
+    @property
+    def dtype_accumulator(self) -> str:
+        """The dtype of the running sum: `dtype_dot`.
+
+        But float32 where k is so long that an int32 may wrap, unless that int32 itself is asked for.
+        """
+        is_result = self.dtype_out == "int32" and self.epilogue.is_identity
+        return self.dtype_dot if self.k <= EXACT_INT32_PRODUCTS or is_result else "float32"
 
     def dtype(self, side: Literal["lhs", "rhs"]) -> str:
         """The dtype in which an operand is stored."""
@@ -156,7 +165,7 @@ class MatmulSpec:
         lhs, rhs = self._dtypes
         if lhs == rhs:
             return lhs
-        if self.dtype_accumulator == "int32":
+        if self.dtype_dot == "int32":
             return max(lhs, rhs, key=dtype_bytes)
         floats = [dtype for dtype in (lhs, rhs) if accumulator_dtype(dtype) == "float32"]
         return "float32" if "float32" in floats else "bfloat16"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from systolic.spec.dtypes import SpecError, dtype_bytes
+from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, dtype_bytes
 from systolic.spec.formats import LARGEST, QuantizationError, format_bytes
 from systolic.spec.matmul import LARGEST_SIZE
 
@@ -119,6 +119,11 @@ class QuantizedSpec:
     def sums_integers(self) -> bool:
         """Whether values of both sides are integers, so that the sum of their products is one."""
         return self.row_format in _INTEGERS and self.dtype_rhs in _INTEGERS
+
+    @property
+    def exact_in_int32(self) -> bool:
+        """Whether an int32 holds the sum of a block for certain, so that all of it is exact."""
+        return self.block <= EXACT_INT32_PRODUCTS
 
     @property
     def dtype_multiplied(self) -> str:

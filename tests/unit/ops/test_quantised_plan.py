@@ -24,6 +24,11 @@ def spec(**changes: Any) -> QuantizedSpec:
     return dataclasses.replace(plain, **changes)
 
 
+SCHEDULED = KernelConfig(
+    tiles=Tiles(tile_m=16, tile_k=4096, tile_n=2048), subtile_m=16, subtile_n=256, pipeline="manual"
+)
+
+
 @pytest.mark.parametrize(
     ("chip", "changes", "expected"),
     [
@@ -120,6 +125,40 @@ def test_any_rows_are_planned() -> None:
                     given = spec(m=m, n=1024, block=block, dtype_rhs=name, dtype_lhs=rows, lhs_block=block)
                     found = systolic.plan(given, chip)  # where VMEM is small scales may leave room for fewer rows
                     assert found.hbm_bytes < plan.hbm_bytes or found.config.tiles.tile_m < plan.config.tiles.tile_m
+
+
+@pytest.mark.parametrize("name", ["int4", "float4_e2m1fn", "int8"])
+def test_a_value_takes_a_byte_of_vmem(name: str) -> None:
+    """The compiler refused 32 MiB for x[16, 65536] by int4[65536, 32768]: it needed 34.41, 32 of them for tiles."""
+    wanted = spec(k=65536, n=32768, block=65536, dtype_rhs=name)
+    schedule = QuantizedSchedule.of(wanted, SCHEDULED, systolic.chip("v6e"))
+    sizes = {buffer.name: buffer.bytes for buffer in schedule.buffers}
+    assert sizes["values"] == schedule.slots * 4096 * 2048
+    assert schedule.vmem_limit_bytes > 34.41 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("m", "dtype", "rows"),
+    [(1, "bfloat16", 2), (3, "bfloat16", 4), (9, "bfloat16", 16), (1, "int8", 4), (17, "int8", 24)],
+)
+def test_rows_fill_registers_of_vmem(m: int, dtype: str, rows: int) -> None:
+    changes: dict[str, Any] = {"lhs_block": 65536} if dtype == "int8" else {}
+    wanted = spec(m=m, k=65536, n=32768, block=65536, dtype_rhs="int8", dtype_lhs=dtype, **changes)
+    config = dataclasses.replace(SCHEDULED, tiles=dataclasses.replace(SCHEDULED.tiles, tile_m=m), subtile_m=m)
+    (lhs, *_) = QuantizedSchedule.of(wanted, config, systolic.chip("v6e")).buffers
+    assert (lhs.name, lhs.shape) == ("lhs", (rows, 65536))
+
+
+def test_tiles_whose_sums_of_integers_may_wrap_are_refused() -> None:
+    wanted = spec(k=2**18, n=128, block=2**18, dtype_rhs="int8", quantize_lhs="int8")
+    for tile_k, refused in ((2**18, True), (2**13, False)):
+        tiles = Tiles(tile_m=16, tile_k=tile_k, tile_n=128)
+        config = KernelConfig(tiles=tiles, subtile_m=16, subtile_n=128, pipeline="manual")
+        if not refused:
+            assert QuantizedSchedule.of(wanted, config, systolic.chip("v6e")).tile_k == tile_k
+            continue
+        with pytest.raises(IllegalTilesError, match=f"exact-sums: tile_k={tile_k}"):
+            QuantizedSchedule.of(wanted, config, systolic.chip("v6e"))
 
 
 def test_rows_that_vmem_has_no_room_for() -> None:

@@ -134,7 +134,7 @@ def _tiled(scales: Array, its: QuantizedSchedule) -> Array:
 def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, arrays: QuantizedOperands) -> Buffers:
     float32, pushed = jnp.float32, jnp.dtype(its.route.pushed)
     # Of one scale a column the sums themselves are kept, of several what they are when they are scaled.
-    acc = jnp.int32 if its.route.sums == "int32" and spec.blocks == 1 else float32
+    acc = jnp.int32 if its.route.sums == "int32" and spec.blocks == 1 and spec.exact_in_int32 else float32
     slots = (its.slots, spec.weights)
     return Buffers(
         lhs=pltpu.VMEM((its.row_slots, its.tile_m, spec.k), arrays.lhs.dtype),

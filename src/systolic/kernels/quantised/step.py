@@ -125,6 +125,7 @@ class Step:
         """The product with a weight so far, with its scales."""
         total = self._total(tile, rows, columns)
         if tile.acc is not None:
+            total = total.astype(tile.acc.dtype)
             total = jnp.where(pl.program_id(2) == 0, jnp.zeros_like(total), tile.acc[rows, columns]) + total
             tile.acc[rows, columns] = total
         return self._scaled(tile, total, 0, rows, columns) if self.spec.blocks == 1 else total

@@ -68,7 +68,8 @@ def matmul(
         HIGHEST is six, nearly all 24. Or as JAX spells these: `tensorfloat32` is three passes, and so is
         `lax.DotAlgorithmPreset.BF16_BF16_F32_X3`. None: `jax.default_matmul_precision`.
       preferred_element_type: of the result. Default: that of the operands, int32 for int8. The sum is taken in float32
-        or int32, where it wraps; a result that is an integer is rounded to the nearest and saturates.
+        or int32, which wraps where it is the result itself. A result that is an integer is rounded to the nearest and
+        saturates.
       implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
         TPU interpret mode, with a `pltpu.InterpretParams` of your own if you like.
       chip: whose tiles to use. None: that of the program being traced.

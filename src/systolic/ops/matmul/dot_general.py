@@ -54,8 +54,11 @@ def dot_general(
     import jax.numpy as jnp
     from jax import lax
 
+    from systolic.ops.dtypes import refuse_quantized
     from systolic.ops.matmul.api import matmul
 
+    refuse_quantized(lhs, "lhs")
+    refuse_quantized(rhs, "rhs")
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     by_jax = functools.partial(
         lax.dot_general,
@@ -154,6 +157,10 @@ def einsum(
     """
     import jax.numpy as jnp
 
+    from systolic.ops.dtypes import refuse_quantized
+
+    for number, array in enumerate(operands):
+        refuse_quantized(array, f"operand {number}")
     return jnp.einsum(
         subscripts,
         *operands,

@@ -31,7 +31,7 @@ class Orientation:
         """As XLA stores the matrices of a product; batches are left as they are."""
         if spec.batch > 1:
             return cls()
-        if spec.m == spec.n == 1 and spec.dtype_accumulator == "int32":
+        if spec.m == spec.n == 1 and spec.dtype_dot == "int32":
             return cls()  # Mosaic multiplies two rows of integers as a matrix with a column only
         lhs_shape = (spec.k, spec.m) if spec.transpose_lhs else (spec.m, spec.k)
         rhs_shape = (spec.n, spec.k) if spec.transpose_rhs else (spec.k, spec.n)

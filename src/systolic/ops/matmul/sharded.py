@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.kernels.functions import outputs
-from systolic.ops.cuts import Axes, Names, cuts_of, on_devices
+from systolic.ops.cuts import Axes, Names, cuts_of, on_devices, parts_of
 from systolic.ops.matmul.product import Product, output_shape, spec_of
 from systolic.spec import Operands, Side
 
@@ -33,7 +33,7 @@ def sharded(run: Run, mesh: Any, product: Product, operands: Operands) -> tuple[
 
     def compute(*parts: Any) -> tuple[Array, ...]:
         here = Operands(*parts)
-        return _summed(run, product, here, cuts["k"]) if "k" in cuts else run(product, here)
+        return _summed(run, mesh, product, here, cuts["k"]) if "k" in cuts else run(product, here)
 
     made = _names(product, "out", output_shape(product, operands))  # of all outputs
     return on_devices(compute, mesh, cuts, tuple(operands), tuple(names), made)
@@ -50,9 +50,10 @@ def _names(product: Product, side: Side, shape: Sequence[int]) -> Names:
     return tuple("" if size == 1 or name in uncut else name for name, size in zip(names, shape, strict=True))
 
 
-def _summed(run: Run, product: Product, operands: Operands, axes: Axes) -> tuple[Array, ...]:
+def _summed(run: Run, mesh: Any, product: Product, operands: Operands, axes: Axes) -> tuple[Array, ...]:
     """The product of parts of k, summed over the devices, and finished then."""
     spec = spec_of(product, operands)
+    spec = replace(spec, k=spec.k * parts_of(mesh, axes))  # which says whether an int32 holds the sum
     # As XLA does: parts of a product that is only cast are sent in its own dtype.
     only_cast = spec.epilogue.is_identity and not spec.epilogue.kept_sum
     narrow = only_cast and jnp.issubdtype(product.dtype_out, jnp.floating)

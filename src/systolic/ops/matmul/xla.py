@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.kernels.functions import outputs
 from systolic.ops.matmul.product import Product, spec_of
-from systolic.spec import Operands
+from systolic.spec import Operands, parts_of_k
 
 
 def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
     """The product as plain JAX operations."""
     # Only dtypes are wanted: sizes may be symbols.
     spec = spec_of(product, operands.map(lambda array: jax.ShapeDtypeStruct((1,) * array.ndim, array.dtype)))
+    k = operands.lhs.shape[-2 if product.transpose_lhs else -1]
+    if isinstance(k, int):
+        spec = replace(spec, k=max(k, 1))
     functions = product.functions
     lhs = functions.lhs(operands.lhs, *operands.lhs_args) if functions.lhs is not None else operands.lhs
     rhs = functions.rhs(operands.rhs, *operands.rhs_args) if functions.rhs is not None else operands.rhs
@@ -28,12 +33,17 @@ def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
 
     def multiply(left: Array, right: Array) -> Array:
         left, right = left.astype(spec.dtype_multiplied), right.astype(spec.dtype_multiplied)
-        return jnp.matmul(
-            left.mT if product.transpose_lhs else left,
-            right.mT if product.transpose_rhs else right,
-            precision=lax.Precision[product.precision.upper()],
-            preferred_element_type=jnp.dtype(dtype_sum),
-        )
+        left = left.mT if product.transpose_lhs else left
+        right = right.mT if product.transpose_rhs else right
+
+        def dot(left: Array, right: Array, dtype: str) -> Array:
+            precision = lax.Precision[product.precision.upper()]
+            return jnp.matmul(left, right, precision=precision, preferred_element_type=jnp.dtype(dtype))
+
+        if spec.dtype_dot == "float32" or dtype_sum == "int32":
+            return dot(left, right, dtype_sum)
+        total = [dot(left[..., at], right[..., at, :], "int32").astype(dtype_sum) for at in parts_of_k(left.shape[-1])]
+        return sum(total[1:], start=total[0])
 
     with jax.named_scope("systolic.matmul"):
         totals = [multiply(*each) for each in zip(lefts * (spec.products // len(lefts)), rights, strict=True)]

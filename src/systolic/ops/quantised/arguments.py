@@ -12,7 +12,7 @@ from jax import Array
 from systolic.ops.dtypes import fused_array, given_dtype, operand, result_dtype
 from systolic.ops.epilogue import activation_of
 from systolic.ops.matmul.product import Backend
-from systolic.ops.quantised.array import Quantized, from_qwix, is_qarray
+from systolic.ops.quantised.array import Quantized, from_qwix, is_qarray, require_quantized
 from systolic.ops.quantised.product import Operands, QuantizedProduct
 from systolic.ops.shapes import broadcast_shapes
 from systolic.spec import LARGEST, ROW_FORMATS, QuantizationError, SpecError, format_named
@@ -131,8 +131,8 @@ def canonical(
 
 def _weight(rhs: Any, name: str) -> _Weight:
     if is_quantised(rhs):
-        its = rhs if isinstance(rhs, Quantized) else from_qwix(rhs)
-        found = _Weight(values=its.values, scales=its.scales)
+        values, scales = _codes_and_scales(rhs, name)
+        found = _Weight(values=values, scales=scales)
     else:
         values = operand(rhs, name)
         if values.dtype.name not in (*LARGEST, "float32", "bfloat16"):
@@ -141,6 +141,15 @@ def _weight(rhs: Any, name: str) -> _Weight:
     if found.values.ndim < 2:
         raise SpecError(f"{name} is of shape {list(found.values.shape)}; it has to be a matrix [k, n]")
     return found
+
+
+def _codes_and_scales(value: Any, name: str) -> tuple[Array, Array]:
+    """The arrays of a `Quantized` or a QArray, which may have been cast or cut since it was made."""
+    array = value if isinstance(value, Quantized) else from_qwix(value)
+    require_quantized(array)
+    for part in ("values", "scales"):
+        given_dtype(getattr(array, part), f"{name}.{part}")
+    return jnp.asarray(array.values), jnp.asarray(array.scales)
 
 
 def _second(up: Any, gate: _Weight) -> _Weight:
@@ -167,16 +176,17 @@ def _quantised_rows(lhs: Any, quantize_lhs: Any) -> _Rows:
     """Values of rows, and a scale for each row, or for each of its blocks."""
     if quantize_lhs is not None:
         raise SpecError(f"quantize_lhs={quantize_lhs!r}, but lhs is quantised; leave one of them out")
-    its = lhs if isinstance(lhs, Quantized) else from_qwix(lhs)
-    values, scales = its.values, its.scales
-    is_vector = its.ndim == 1
+    values, scales = _codes_and_scales(lhs, "lhs")
+    if values.ndim == 0:
+        raise SpecError("lhs is a scalar; matmul takes vectors and matrices. Use * for scalars")
+    dtype, is_vector = scales.dtype.name, values.ndim == 1
     if is_vector:
         values, scales = values[None], scales[None]
     values = values.astype(_ROWS_CAST_TO.get(values.dtype.name, values.dtype))
     if (m := values.shape[-2]) and scales.shape[-2] != m:
         scales = jnp.repeat(scales, m // scales.shape[-2], axis=-2)
     scales = jnp.broadcast_to(scales, (*values.shape[:-1], scales.shape[-1]))
-    return _Rows(array=values, scales=scales.astype(jnp.float32), is_vector=is_vector, dtype=its.scales.dtype.name)
+    return _Rows(array=values, scales=scales.astype(jnp.float32), is_vector=is_vector, dtype=dtype)
 
 
 def _row_format(name: Any) -> str:
@@ -187,7 +197,10 @@ def _row_format(name: Any) -> str:
 
 
 def _in_blocks_of_both(scales: Array, lhs_scales: Array | None, k: int) -> tuple[Array, Array | None]:
-    """Scales of the same blocks of k on both sides, but for one scale a row, which stays one."""
+    """Scales of the same blocks of k on both sides, but for one scale a row, which stays one; ones where k is 0."""
+    if not k:
+        rows = None if lhs_scales is None else jnp.ones((*lhs_scales.shape[:-1], 1), jnp.float32)
+        return jnp.ones((*scales.shape[:-2], 1, scales.shape[-1]), scales.dtype), rows
     if lhs_scales is None or lhs_scales.shape[-1] <= 1 or scales.shape[-2] == lhs_scales.shape[-1]:
         return scales, lhs_scales
     ours, others = scales.shape[-2], lhs_scales.shape[-1]
@@ -198,7 +211,8 @@ def _in_blocks_of_both(scales: Array, lhs_scales: Array | None, k: int) -> tuple
 def _every_scale(weight: _Weight, batch: tuple[int, ...]) -> Array:
     """A scale for all columns, or for some, is one for each of them: a row of them is little beside the weight."""
     scales, n = weight.scales, weight.values.shape[-1]
-    scales = jnp.repeat(scales, n // scales.shape[-1], axis=-1) if n and scales.shape[-1] != n else scales
+    if scales.shape[-1] != n:
+        scales = jnp.repeat(scales, n // scales.shape[-1], axis=-1) if n else scales[..., :0]
     return jnp.broadcast_to(scales, (*batch, *scales.shape[-2:])) if scales.shape[:-2] != batch else scales
 
 
@@ -225,13 +239,16 @@ def _flat(operands: Operands, batch: tuple[int, ...]) -> Operands:
     """The batch of lhs as rows where there is one weight; else one batch dimension of all."""
     its = operands
     if its.values.ndim == 2:
-        every = [
-            None if one is None else one.reshape(-1, one.shape[-1]) for one in (its.lhs, its.residual, its.lhs_scales)
-        ]
-        return its._replace(lhs=every[0], residual=every[1], lhs_scales=every[2])
+
+        def as_rows(one: Array | None) -> Array | None:
+            return None if one is None else one.reshape(math.prod(one.shape[:-1]), one.shape[-1])
+
+        return its._replace(lhs=as_rows(its.lhs), residual=as_rows(its.residual), lhs_scales=as_rows(its.lhs_scales))
 
     def batched(one: Array | None) -> Array | None:
-        return None if one is None else jnp.broadcast_to(one, (*batch, *one.shape[-2:])).reshape(-1, *one.shape[-2:])
+        if one is None:
+            return None
+        return jnp.broadcast_to(one, (*batch, *one.shape[-2:])).reshape(math.prod(batch), *one.shape[-2:])
 
     return Operands(
         lhs=batched(its.lhs),

@@ -37,19 +37,7 @@ class Quantized:
 
     def __post_init__(self) -> None:
         _register()
-        for name, array in (("values", self.values), ("scales", self.scales)):
-            if not hasattr(array, "dtype") or not hasattr(array, "shape"):
-                raise QuantizationError(f"{name} is a {type(array).__name__}, not an array; use jnp.asarray")
-        if self.values.dtype.name not in LARGEST:
-            raise QuantizationError(f"values are {self.values.dtype.name}; use one of {', '.join(LARGEST)}")
-        if self.scales.dtype.name not in ("float32", "bfloat16"):
-            raise QuantizationError(f"scales are {self.scales.dtype.name}; use float32 or bfloat16")
-        sizes, parts = tuple(self.values.shape), tuple(self.scales.shape)
-        if len(sizes) != len(parts) or any(size % part if part else size for size, part in zip(sizes, parts)):  # noqa: B905
-            raise QuantizationError(
-                f"scales of shape {list(parts)} do not go with values of {list(sizes)}: they need as many dimensions, "
-                "and each size has to divide that of the values"
-            )
+        require_quantized(self)
 
     def __reduce__(self) -> tuple[type[Quantized], tuple[Any, Any]]:
         return type(self), (self.values, self.scales)  # a worker that unpickles it needs it to be a pytree too
@@ -85,6 +73,39 @@ class Quantized:
         from systolic.ops.quantised.quantize import dequantize
 
         return dequantize(self, dtype)
+
+
+def require_quantized(array: Quantized) -> None:
+    """Raise unless the two arrays are codes of a format and scales of blocks of them.
+
+    JAX rebuilds a pytree with anything in it, such as both arrays cast to bfloat16, so the constructor has not seen
+    every instance: whatever reads one calls this first.
+
+    Raises:
+      QuantizationError: the arrays are none, or of other dtypes, or their shapes do not go together.
+    """
+    for name, part in (("values", array.values), ("scales", array.scales)):
+        if not hasattr(part, "dtype") or not hasattr(part, "shape"):
+            raise QuantizationError(f"{name} is a {type(part).__name__}, not an array; use jnp.asarray")
+    # Names of dtypes, also of those that NumPy lacks: a key's has one too.
+    values, scales = (str(getattr(part.dtype, "name", part.dtype)) for part in (array.values, array.scales))
+    if values not in LARGEST:
+        raise QuantizationError(
+            f"values are {values}; use one of {', '.join(LARGEST)}. To cast the scales alone use "
+            "Quantized(q.values, q.scales.astype(dtype)); for floats use q.dequantize(dtype)"
+        )
+    if scales not in ("float32", "bfloat16"):
+        raise QuantizationError(f"scales are {scales}; use float32 or bfloat16")
+    sizes, parts = tuple(array.values.shape), tuple(array.scales.shape)
+    if len(sizes) != len(parts) or not all(map(_divides, parts, sizes)):
+        raise QuantizationError(
+            f"scales of shape {list(parts)} do not go with values of {list(sizes)}: they need as many dimensions, "
+            "and each size has to divide that of the values"
+        )
+
+
+def _divides(part: int, size: int) -> bool:
+    return size % part == 0 and (size > 0 or part == 1) if part else size == 0
 
 
 @functools.cache
@@ -127,9 +148,11 @@ def to_qwix(array: Quantized) -> Any:
 
     Raises:
       ImportError: qwix is not installed.
+      QuantizationError: the arrays were cast or cut so that they are no codes and scales.
     """
     import qwix  # pyright: ignore[reportMissingImports]
 
+    require_quantized(array)
     return qwix.QArray(qvalue=array.values, scale=array.scales)
 
 

@@ -79,14 +79,16 @@ def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, sum
     # XLA leaves these out where nobody asks for derivatives of scales.
     left = kept.lhs if rows is None else rows.numbers.astype(dtype)
     to_weight = summed(jnp.matmul(left.mT, given, preferred_element_type=jnp.float32), "m")
-    each = (to_weight * values.astype(jnp.float32)).reshape(scales.shape[0], -1, scales.shape[1])
+    blocks, n = scales.shape
+    each = (to_weight * values.astype(jnp.float32)).reshape(blocks, values.shape[0] // blocks, n)
     to_scales = summed(each.sum(1), "scales").astype(scales.dtype)
     to_values = None
     if differentiated(kept).values is not None:  # a weight that is not quantised, whose scales are one
         to_values = to_weight.astype(values.dtype)
     if kept.lhs_scales is None:
         return Operands(to_rows.astype(dtype), to_values, to_scales)
-    of_rows = (to_rows * kept.lhs.astype(jnp.float32)).reshape(*kept.lhs_scales.shape, -1)
+    m, blocks = kept.lhs_scales.shape
+    of_rows = (to_rows * kept.lhs.astype(jnp.float32)).reshape(m, blocks, values.shape[0] // blocks)
     return Operands(None, to_values, to_scales, lhs_scales=summed(of_rows.sum(-1), "lhs_scales"))
 
 
@@ -109,9 +111,9 @@ def _batched(product: QuantizedProduct, operands: Operands) -> Array:
             for name in ("lhs", "residual", "lhs_scales"):
                 if (array := getattr(operands, name)) is not None:
                     every = array if getattr(its, name) else jnp.broadcast_to(array, (size, *array.shape))
-                    of_rows[name] = every.reshape(-1, array.shape[-1])
+                    of_rows[name] = every.reshape(size * every.shape[1], array.shape[-1])
             out = _batched(product, operands._replace(**of_rows))
-            return out.reshape(size, -1, out.shape[-1]), True
+            return out.reshape(size, operands.lhs.shape[-2], out.shape[-1]), True
         return each_of_batch(functools.partial(_batched, product), size, (its,), (operands,)), True
 
     return call(operands)

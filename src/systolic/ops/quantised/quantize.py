@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from systolic.ops.quantised.array import Quantized
+from systolic.ops.quantised.array import Quantized, require_quantized
 from systolic.spec.formats import LARGEST, QuantizationError, format_named
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def quantize(
 
     name = format_named(dtype)
     scale_name = jnp.dtype(scale_dtype).name
-    if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.floating):
-        held = getattr(x, "dtype", type(x).__name__)
+    if isinstance(x, Quantized) or not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.floating):
+        held = "a Quantized" if isinstance(x, Quantized) else getattr(x, "dtype", type(x).__name__)
         raise QuantizationError(f"x is {held}; quantize takes arrays of floats")
     if scale_name not in ("float32", "bfloat16"):
         raise QuantizationError(f"scale_dtype={scale_name}; use float32 or bfloat16")
@@ -94,9 +94,14 @@ def quantize(
 
 
 def dequantize(x: Quantized, dtype: DTypeLike = "float32") -> Shaped[Array, ...]:
-    """`values · scales`, in float32, rounded once to `dtype`."""
+    """`values · scales`, in float32, rounded once to `dtype`.
+
+    Raises:
+      QuantizationError: the arrays were cast or cut so that they are no codes and scales.
+    """
     import jax.numpy as jnp
 
+    require_quantized(x)
     values = x.values.astype(jnp.float32).reshape(_parted(x.shape, x.blocks))
     scales = x.scales.astype(jnp.float32).reshape(_parted(x.scales.shape, (1,) * x.ndim))
     return (values * scales).reshape(x.shape).astype(dtype)
@@ -158,9 +163,9 @@ def _blocks(shape: tuple[int, ...], axis: Any, block: Any) -> tuple[int, ...]:
         if not -len(shape) <= each < len(shape):
             raise QuantizationError(f"axis={each} of an array with shape {list(shape)}: it has no such axis")
         whole = shape[each]
-        size = whole if size is None else size
-        if (size < 1 and whole) or whole % max(size, 1):
-            near = math.gcd(whole, size) if size > 0 else 1
+        size = (whole or 1) if size is None else size
+        if size < 1 or whole % size:
+            near = math.gcd(whole, size) if size > 0 and whole else 1
             raise QuantizationError(
                 f"block={size} does not divide the {whole} values along axis {each} of {list(shape)}; use a divisor, "
                 f"such as {near}"

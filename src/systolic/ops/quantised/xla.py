@@ -12,7 +12,7 @@ from systolic.kernels.functions import as_dtype
 from systolic.ops.quantised.array import Quantized
 from systolic.ops.quantised.product import Operands, QuantizedProduct, each_weight
 from systolic.ops.quantised.quantize import dequantize, quantize
-from systolic.spec import LARGEST
+from systolic.spec import LARGEST, parts_of_k
 
 
 class ScaledRows(NamedTuple):
@@ -67,6 +67,8 @@ def quantised_rows(product: QuantizedProduct, operands: Operands) -> ScaledRows 
 def product_of_values(rows: ScaledRows, values: Array, scales: Array, *, as_stored: bool = False) -> Array:
     """The product in float32: of values for each block, whose sums are scaled and added.
 
+    Sums of integers are int32 for as many products as that holds for certain, and those are added in float32.
+
     Args:
       as_stored: floats are multiplied in the dtype of rows, which XLA converts if the chip's units do not take it; else
         in bfloat16.
@@ -76,12 +78,14 @@ def product_of_values(rows: ScaledRows, values: Array, scales: Array, *, as_stor
     multiplied, summed = (jnp.int8, jnp.int32) if integers else (jnp.bfloat16, jnp.float32)
     if as_stored and not integers:
         multiplied = rows.values.dtype  # weights of other formats become that, which may round: it is for races
-    each = lax.dot_general(
-        rows.values.astype(multiplied).reshape(m, blocks, k // blocks),
-        values.astype(multiplied).reshape(blocks, k // blocks, n),
-        (((2,), (1,)), ((1,), (0,))),
-        preferred_element_type=summed,
-    ).astype(jnp.float32)
+    block = k // blocks
+    left = rows.values.astype(multiplied).reshape(m, blocks, block)
+    right = values.astype(multiplied).reshape(blocks, block, n)
+    each: Any = 0.0
+    for part in parts_of_k(block) if integers else [slice(0, block)]:
+        each += lax.dot_general(
+            left[:, :, part], right[:, part], (((2,), (1,)), ((1,), (0,))), preferred_element_type=summed
+        ).astype(jnp.float32)
     return (each * scales.astype(jnp.float32)[:, None, :] * rows.scales.T[:, :, None]).sum(0)
 
 
