@@ -68,7 +68,7 @@ class Project:
     def write(self, folder: Path, job: str, command: Sequence[str]) -> tuple[str, str]:
         """Writes what a job takes; returns the names of the two files: the program and the archive."""
         program, archive = f"systolic-{job}.py", f"systolic-{job}.tar.gz"
-        text = resources.files("systolic.cloud").joinpath("remote.py").read_text(encoding="utf-8")
+        text = resources.files(str(__package__)).joinpath("remote.py").read_text(encoding="utf-8")
         (folder / program).write_text(text, encoding="utf-8")
         with tarfile.open(folder / archive, "w:gz") as packed:
             for prefix, checkout in self._parts():

@@ -10,6 +10,7 @@ from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.assumptions import Assumption
+from systolic.simulator.device_detours import DetourDevice
 from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
@@ -19,7 +20,6 @@ from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES, Memory
 from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
 from systolic.simulator.mailboxes import Mailboxes
-from systolic.simulator.one_of_all import OneOfAll
 from systolic.simulator.other_devices import OtherDevices, RemoteCopy
 from systolic.simulator.sparse_core.device import SPARSE_CORE_BIT, SparseCores
 from systolic.simulator.sparse_core.launch import DESCRIPTOR_GRANULES
@@ -234,7 +234,7 @@ class Sequencer:
         """Takes a detour for every device: the time at which they are back, and registers."""
         assert self._others is not None
         detour = self._translation.detours[number]
-        return (yield from OneOfAll.take(self, self._others, detour, time, jump, values))
+        return (yield from DetourDevice.take(self, self._others, detour, time, jump, values))
 
     # ---- SparseCores ----
 

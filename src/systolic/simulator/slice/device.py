@@ -14,9 +14,9 @@ from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.mailboxes import Mailboxes
 from systolic.simulator.other_devices import RemoteCopy, RemoteTarget
+from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.slice.addresses import COUNTS_COPIES
 from systolic.simulator.slice.communication import Communications
-from systolic.simulator.slice.global_barriers import GlobalBarrier
 from systolic.simulator.slice.surroundings import Surroundings
 from systolic.simulator.sparse_core.device import SparseCores
 
@@ -88,7 +88,11 @@ class Device:
 
     def memory(self, target: RemoteTarget) -> Memory:
         """The memory of a core."""
-        return self._around.receiver(self, target).cores[target.core].memory
+        return self._around.receiver(self, target).memory_of(target.core)
+
+    def memory_of(self, core: int) -> Memory:
+        """The memory of one of its own cores."""
+        return self.cores[core].memory
 
     def copy(self, core: int, time: int, copy: RemoteCopy) -> int:
         """Sends a copy; returns when the core goes on."""

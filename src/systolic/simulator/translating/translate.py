@@ -22,8 +22,8 @@ from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
 from systolic.simulator.reading.blocks import Block, branch_of, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
+from systolic.simulator.reading.global_barriers import GlobalBarrier, global_barriers
 from systolic.simulator.reading.listing import Instruction, Program, physical, registers
-from systolic.simulator.slice.global_barriers import GlobalBarrier, global_barriers
 from systolic.simulator.translating.bundle import BundleCode
 from systolic.simulator.translating.control_flow import dispatch
 from systolic.simulator.translating.detours import BRANCH, Detour, with_detours

@@ -1,22 +1,17 @@
 """Barriers of all devices: each signals the first device, which waits for all others and then signals each of them.
 
 The first device so does something else than the others, and one that stands for all cannot execute that. Where such a
-barrier begins and ends is read off the listing, so that it can be left out: what it takes is known without executing
-it. It is taken to take as long on every device as on the one that goes on last; others are ahead of it by microseconds,
-and wait for it where they next need what it sends.
+barrier begins and ends is read off the listing, so that `slice/one_for_all.py` can leave it out.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from systolic.simulator.hardware.lanes import DivergedError
 from systolic.simulator.opcode_traits import Kind
 from systolic.simulator.reading.blocks import Block
 from systolic.simulator.reading.listing import Instruction, Program, physical, registers
-from systolic.simulator.slice.routes import Routes
 
 _WAIT = "global-barrier-wait"
 # A barrier's own acts. What else its blocks hold leaves nothing behind but registers.
@@ -46,21 +41,6 @@ class GlobalBarrier:
     each_cycles: int
     after_cycles: int
     waits: int = 2
-
-    def end_cycles(self, time: float, routes: Routes, clock_hz: float, wait_cycles: int) -> int:
-        """When the last device goes on, if all come there at a time.
-
-        Raises:
-          DivergedError: it is not about all devices.
-        """
-        count = routes.devices
-        if count != self.others + 1:
-            raise DivergedError(f"a barrier of {self.others + 1} of {count} devices")
-        way = [routes.between(0, device).latency_s * clock_hz for device in range(1, count)]
-        back = [routes.between(device, 0).latency_s * clock_hz for device in range(1, count)]
-        known = time + self.before_cycles + max(back) + wait_cycles + self.between_cycles
-        last = max(known + number * self.each_cycles + latency for number, latency in enumerate(way))
-        return math.ceil(last) + wait_cycles + self.after_cycles
 
 
 def global_barriers(program: Program, blocks: Sequence[Block]) -> dict[int, GlobalBarrier]:
