@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from systolic.chips import Chip
-from systolic.simulator.core import TOP_LEVEL
+from systolic.simulator.core_records import VmemBuffer
+from systolic.simulator.device_setup import TOP_LEVEL
 from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.reading.blocks import split_blocks
 from systolic.simulator.reading.collectives import parse_collectives
@@ -13,7 +14,6 @@ from systolic.simulator.reading.hlo import parse_hlo
 from systolic.simulator.reading.listing import Program, parse_listing
 from systolic.simulator.reading.utilization import parse_utilization
 from systolic.simulator.reading.verify import check_registers
-from systolic.simulator.records import VmemBuffer
 from systolic.simulator.run import PreparedProgram
 from systolic.simulator.slice.facts import remote_code, slice_facts
 from systolic.simulator.slice.launch import without_launch

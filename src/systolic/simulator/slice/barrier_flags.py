@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hardware.dma import FLAG_MASK, NUMBERED_FLAGS
+from systolic.simulator.hardware.sync_flags import FLAG_MASK, NUMBERED_FLAGS
 from systolic.simulator.reading.listing import Instruction, Program
 
 _CORE_VALID = 1 << 15  # set in the address of every remote signal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from systolic.simulator.core import TOP_LEVEL
+from systolic.simulator.device_setup import TOP_LEVEL
 from systolic.simulator.reading.collectives import SliceHlo
 from systolic.simulator.reading.listing import Instruction, Program
 from systolic.simulator.slice.barrier_flags import barrier_flags
