@@ -226,7 +226,7 @@ def machine_digest(machine: MachineModel) -> str:
 @functools.cache
 def shipped_time_errors() -> TimeErrors:
     """Reads the errors that came with this package."""
-    return TimeErrors.from_json((resources.files("systolic.chips") / _FILE).read_text(encoding="utf-8"))
+    return TimeErrors.from_json((resources.files(str(__package__)) / _FILE).read_text(encoding="utf-8"))
 
 
 def time_error(chip: Chip, traits: ProgramTraits) -> TimeError:

@@ -13,7 +13,6 @@ from systolic.compiler.contents import (
     DeviceExecutions,
     PallasOperands,
     device_executions,
-    inner_jaxprs,
     pallas_operands,
 )
 from systolic.compiler.deferred import Deferred, Missing
@@ -44,6 +43,7 @@ from systolic.compiler.named import (
     function_name,
     named_argument,
 )
+from systolic.compiler.nested_jaxprs import inner_jaxprs
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target, Topology
 from systolic.compiler.sharded import ShardedFunction, with_virtual_devices

@@ -8,7 +8,7 @@ and only when asked for: no large product is ever computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from systolic.compat import scan_counts
 from systolic.compiler.deferred import Deferred, Missing, applied
 from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
+from systolic.compiler.nested_jaxprs import holds, inner_jaxprs, names_axes, used_equations
 from systolic.compiler.typical import PRIMITIVE, typical_value
 
 _PALLAS = "pallas_call"
@@ -123,7 +124,7 @@ class _Walk:
         def read(atom: Any) -> Deferred:
             return Deferred.known(atom.val) if hasattr(atom, "val") else values[atom]
 
-        wanted = _wanted(jaxpr, used)
+        wanted = used_equations(jaxpr, used)
         for number, equation in enumerate(jaxpr.eqns):
             if number not in wanted:
                 unused = Deferred.known(Missing("a result that nothing uses"))
@@ -170,7 +171,7 @@ class _Walk:
 
     def _follows(self, closed: Any) -> bool:
         """Whether a jaxpr is gone through: it holds a Pallas call, says what is typical, or asks where it is."""
-        return _holds(_PALLAS, closed) or _holds(PRIMITIVE, closed) or (self.place is not None and _names_axes(closed))
+        return holds(_PALLAS, closed) or holds(PRIMITIVE, closed) or (self.place is not None and names_axes(closed))
 
     def _shard_map(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         params = equation.params
@@ -245,51 +246,6 @@ class _Walk:
 
     def _closed(self, closed: Any, inputs: Sequence[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         return self.run(closed.jaxpr, [Deferred.known(const) for const in closed.consts], inputs, path)
-
-
-@dataclass(frozen=True, slots=True)
-class _Closed:
-    """A jaxpr without constants, in the form of one that has them."""
-
-    jaxpr: Any
-    consts: tuple[()] = ()
-
-
-def _wanted(jaxpr: Any, used: Sequence[bool] | None) -> dict[int, list[bool]]:
-    """The equations that matter, by number, and which of their results do. The compiler drops the others."""
-    live = {atom for at, atom in enumerate(jaxpr.outvars) if not hasattr(atom, "val") and (used is None or used[at])}
-    wanted: dict[int, list[bool]] = {}
-    for number in reversed(range(len(jaxpr.eqns))):
-        equation = jaxpr.eqns[number]
-        results = [each in live for each in equation.outvars]
-        if any(results) or equation.effects:
-            wanted[number] = results
-            live.update(atom for atom in equation.invars if not hasattr(atom, "val"))
-    return wanted
-
-
-def _names_axes(closed: Any) -> bool:
-    """Whether an operation of a jaxpr asks which device it is on, or asks others."""
-    return any(
-        names_axis(equation) or any(map(_names_axes, inner_jaxprs(equation.params))) for equation in closed.jaxpr.eqns
-    )
-
-
-def inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
-    """The jaxprs among an equation's parameters, each with `jaxpr` and `consts`."""
-    for value in params.values():
-        for each in value if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(each, "jaxpr") and hasattr(each, "consts"):
-                yield each
-            elif hasattr(each, "eqns") and hasattr(each, "constvars") and not each.constvars:
-                yield _Closed(each)
-
-
-def _holds(primitive: str, closed: Any) -> bool:
-    return any(
-        equation.primitive.name == primitive or any(_holds(primitive, inner) for inner in inner_jaxprs(equation.params))
-        for equation in closed.jaxpr.eqns
-    )
 
 
 def _part(value: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:

@@ -206,7 +206,7 @@ class _Content:
 @functools.cache
 def shipped_profiles(kind: Kind) -> Profiles | None:
     """The profiles of a kind that come with the package; None: there are none."""
-    names = {file.name: file for file in (resources.files("systolic.cost") / "profiles").iterdir()}
+    names = {file.name: file for file in (resources.files(str(__package__)) / "profiles").iterdir()}
     file = names.get(_file_name(kind))
     if file is None:
         return None

@@ -12,7 +12,6 @@ import jax
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-import systolic
 from systolic.compat import intercepted
 from systolic.ops.matmul.dot_general import dot_general
 from systolic.ops.matmul.product import Implementation
@@ -21,7 +20,7 @@ from systolic.replacing.decisions import Decision, Policy
 # Operations that run functions of theirs, which may be replaced by others of the same types. Those of `custom_jvp`,
 # `custom_vjp` and `shard_map` come by another way, see `compat.intercepted`; others are left whole.
 _FOLLOWED = frozenset({"checkpoint", "closed_call", "cond", "jit", "pjit", "remat", "remat2", "scan", "while"})
-_OURS = str(Path(systolic.__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

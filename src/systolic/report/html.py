@@ -53,7 +53,7 @@ def render(template: str, drawn: Iterable[Plot], *, command: str, title: str, **
     check_drawing()
     import jinja2
 
-    folder = files("systolic.report")
+    folder = files(str(__package__))
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
         autoescape=True,

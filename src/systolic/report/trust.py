@@ -41,7 +41,7 @@ def trust_page(facts: TrustFacts) -> str:
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {"percent": _percent, "cell": _cell, "us": _us, "flags": flags_text, "error": _error}
-    template = environment.from_string(files("systolic.report").joinpath("trust.md.jinja").read_text("utf-8"))
+    template = environment.from_string(files(str(__package__)).joinpath("trust.md.jinja").read_text("utf-8"))
     of_one_device = [row for row in facts.rows if row.kind != COLLECTIVE]
     counted = [row for row in of_one_device if row.counted]
     return template.render(

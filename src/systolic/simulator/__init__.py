@@ -1,5 +1,14 @@
 """Reads a compiled TPU program, executes its control flow, and counts cycles, stalls and bytes on a chip's model."""
 
+from systolic.simulator.core_records import (
+    CopySize,
+    CoreRun,
+    OpRun,
+    RegionRun,
+    SparseCoreRun,
+    SparseOpRun,
+    VmemBuffer,
+)
 from systolic.simulator.errors import DeadlockError, SimulationError, UnknownTimeError, UnknownValueError
 from systolic.simulator.hardware.layout import array_bytes, words_of
 from systolic.simulator.hardware.memory import Words
@@ -7,16 +16,7 @@ from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.preparation import prepare_listings
 from systolic.simulator.reading.hlo import HloParameter, HloShape, TopLevelHlo, parse_hlo
-from systolic.simulator.records import (
-    CopySize,
-    CoreRun,
-    OpRun,
-    RegionRun,
-    SimulatedRun,
-    SparseCoreRun,
-    SparseOpRun,
-    VmemBuffer,
-)
+from systolic.simulator.records import SimulatedRun
 from systolic.simulator.run import PreparedProgram
 from systolic.simulator.slice.constants import NeighbourTableError
 from systolic.simulator.slice.records import CollectiveRun, DeviceClass, LinkRun, SliceRun

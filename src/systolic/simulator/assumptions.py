@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from systolic.simulator.core_records import CoreRun, SparseCoreRun
 from systolic.simulator.errors import SimulationError, UnknownTimeError
-from systolic.simulator.records import CoreRun, SparseCoreRun
 
 _SAME_TIME = 0.03  # the share of the program's time by which the assumed values may change it
 _SAME_ITERATIONS = 100  # by which they may change how often loops go round: a loop of a thousand rounds is seen

@@ -2,94 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 
-from systolic.chips import Chip
-from systolic.simulator.assumptions import Assumption, Progression
+from systolic.simulator.assumptions import Assumption
+from systolic.simulator.core_parts import Activation, CoreParts, DeviceParts, Passed, Progress
+from systolic.simulator.core_records import CoreRun
+from systolic.simulator.core_results import core_run, spent_so_far
+from systolic.simulator.device_setup import TOP_LEVEL, DeviceSetup
 from systolic.simulator.errors import SimulationError, check_most
-from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTimer
 from systolic.simulator.hardware.memory import ROW_BYTES, ROW_WORDS, WORD_BYTES, Contents, Memory, Words
-from systolic.simulator.hardware.mxu import Memo, Mxus
+from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import COMPUTED, Unknown
-from systolic.simulator.mailboxes import Mailboxes
 from systolic.simulator.op_totals import OpTotals
-from systolic.simulator.other_devices import OtherDevices
 from systolic.simulator.reading.calls import CallOperand
-from systolic.simulator.reading.hlo import TopLevelHlo
-from systolic.simulator.reading.utilization import BlockUse
-from systolic.simulator.records import CopySize, CoreRun, OpRun
-from systolic.simulator.repeated_calls import Execution, RepeatedCalls
+from systolic.simulator.repeated_calls import Execution
 from systolic.simulator.results import ResultPointers
-from systolic.simulator.sequencer import Passed, Progress, Sequencer
-from systolic.simulator.sparse_core.device import SparseCores
-from systolic.simulator.sparse_core.translate import SparseProgram
+from systolic.simulator.sequencer import Sequencer
 from systolic.simulator.translating.names import parameter_address
 from systolic.simulator.translating.translate import Translation
 
-TOP_LEVEL = "TLP"
 # Where the contents of an argument are not known, neither is its size; a copy of any part of it then says whose it is.
 _UNKNOWN_WORDS = 1 << 20
 _MOST_DEPTH = 30
-
-# What a called operation's operand holds: (operation, which call of it, operand's index) → contents, or None where
-# there is nothing better than what the program's own copies bring.
-OperandWords = Callable[[str, int, int], Contents | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSetup:
-    """What all cores of a device run, and what the program is given."""
-
-    chip: Chip
-    translations: Mapping[str, Translation]
-    sparse_programs: Sequence[SparseProgram]
-    uses: Mapping[str, BlockUse]
-    hlo: TopLevelHlo | None
-    parameters: Sequence[Words | Unknown]  # contents, by number
-    operand_words: OperandWords
-    initial: Callable[[int], int]  # words of scalar memory that the runtime has written
-    pointers: Mapping[int, int]  # and those where it has left a pointer to the results, by address
-    assumed: frozenset[str]  # operations in which something counts for computed values that are not known
-    progression: Progression  # what does
-    remember: bool
-    max_iterations: int
-    skipped: frozenset[str]  # operations that are not executed, as if they took no time
-    remembered: dict[str, Memo] = field(default_factory=dict)  # by the matrix units of all cores, by program
-    repeated: RepeatedCalls | None = None  # None: every call is executed
-    tables: Mapping[int, Words] = field(default_factory=dict)  # what lies in HBM beside the parameters, by pointer
 
 
 class Core:
     """One core, ready to run the top-level program.
 
     Args:
-      others: the other devices of a slice; None: there are none.
+      device: what it shares with the other cores.
       identity: words of scalar memory that say which device it is, by address.
     """
 
     def __init__(
         self,
         setup: DeviceSetup,
-        dma: DmaEngine,
-        mailboxes: Mailboxes,
-        sparse_cores: SparseCores,
+        device: DeviceParts,
         number: int,
         timeline: Timeline | None,
-        others: OtherDevices | None = None,
         identity: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        self._others = others
         self._setup = setup
-        self._dma = dma
-        self._mailboxes = mailboxes
-        self._sparse_cores = sparse_cores
-        self._number = self.number = number
+        self.number = number
         self._timeline = timeline
         self._iterations = IterationBudget(setup.max_iterations)
         results = ResultPointers(words=setup.pointers, others=setup.initial, hlo=setup.hlo, parameter=self._parameter)
@@ -99,6 +58,15 @@ class Core:
             return results.word(address) if word is None else word
 
         self.memory = self._memory = Memory(initial, self._iterations)
+        self._parts = CoreParts(
+            device=device,
+            number=number,
+            model=setup.chip.machine,
+            memory=self.memory,
+            iterations=self._iterations,
+            parameter=self._parameter,
+            call=self._call,
+        )
         self._mxus = {name: self._new_mxus(name, timeline) for name in setup.translations}
         self._op_totals: dict[str, OpTotals] = {}
         self._depth: list[Sequencer] = []
@@ -141,23 +109,14 @@ class Core:
         return end
 
     def _sequencer(self, name: str, time: int, passed: Mapping[str, int | Unknown]) -> Sequencer:
-        return Sequencer(
-            self._setup.translations[name],
-            self._dma,
-            self._mailboxes,
-            self._mxus[name],
-            self._memory,
-            LoopTimer(name, time, self._timeline if name != TOP_LEVEL else None),
-            core=self._number,
+        activation = Activation(
+            translation=self._setup.translations[name],
+            mxus=self._mxus[name],
+            timer=LoopTimer(name, time, self._timeline if name != TOP_LEVEL else None),
             passed=passed,
-            parameter=self._parameter,
-            call=self._call,
-            model=self._setup.chip.machine,
-            iterations=self._iterations,
             assumption=Assumption(self._setup.progression) if name in self._setup.assumed else None,
-            sparse_cores=self._sparse_cores,
-            others=self._others,
         )
+        return Sequencer(self._parts, activation)
 
     def _parameter(self, number: int) -> int:
         row = parameter_address(number, len(self._setup.parameters))
@@ -199,7 +158,7 @@ class Core:
                 self._overwritten(name, operand, registers)
             totals.calls += 1
             return time
-        before = self._totals(name)
+        before = self._spent(name)
         execution = self._execution(translation, time, registers)
         if execution is not None:
             self._repeat(translation, time, execution)
@@ -208,7 +167,7 @@ class Core:
             sequencer = self._sequencer(name, time, registers)
             end = yield from self._inside(sequencer, time)
             block_counts, loop = sequencer.counts, sequencer.timer.longest(time, end)
-        after = self._totals(name)
+        after = self._spent(name)
         spent = {what: after[what] - count for what, count in before.items()}
         totals.add(time, end, spent, block_counts, loop)
         for operand in in_place:
@@ -229,7 +188,7 @@ class Core:
                 space, self._first_word(space, at), operand.padded_words
             )
 
-        flags = self._dma.own_flags(self._number, name, time)
+        flags = self._parts.device.dma.own_flags(self.number, name, time)
         if (
             setup.repeated is None
             or name in setup.assumed
@@ -238,12 +197,12 @@ class Core:
             or any(knows(operand) for operand in translation.operands if operand.is_input and operand.space)
         ):
             return None
-        pipe_cycles = self._dma.pipe_cycles(time)
+        pipe_cycles = self._parts.device.dma.pipe_cycles(time)
         return setup.repeated.find(translation, partial(self._new_mxus, name), pipe_cycles, flags, self._iterations)
 
     def _repeat(self, translation: Translation, time: int, execution: Execution) -> None:
         """Lets a call do what it did by itself."""
-        self._dma.repeat(self._number, translation.name, time, execution.cycles, execution.dma)
+        self._parts.device.dma.repeat(self.number, translation.name, time, execution.cycles, execution.dma)
         self._mxus[translation.name].repeat(time, execution.mxus)
         self._memory.repeat(execution.memory.scalar_words, execution.memory.overwritten)
         if self._timeline is not None and execution.timeline is not None:
@@ -289,57 +248,10 @@ class Core:
 
     # ---- what it all came to ----
 
-    def _totals(self, name: str) -> dict[str, int]:
-        """Reads what the core has counted so far, by the fields of `OpRun`; of the MXUs, in this operation only."""
-        counts, mxus = self._dma.counts[self._number], self._mxus[name]
-        return {
-            "copy_stall_cycles": counts.copy_stall_cycles,
-            "semaphore_stall_cycles": counts.semaphore_stall_cycles,
-            "overhead_cycles": counts.overhead_cycles,
-            "hbm_read_bytes": counts.hbm_read_bytes,
-            "hbm_written_bytes": counts.hbm_written_bytes,
-            "copies": counts.copies,
-            "matrix_stall_cycles": mxus.stall_cycles,
-            "matrix_busy_cycles": mxus.busy_cycles,
-        }
+    def _spent(self, name: str) -> dict[str, int]:
+        return spent_so_far(self._parts.device.dma.counts[self.number], self._mxus[name])
 
     def result(self, cycles: int) -> CoreRun:
         """Reports what this core did, now that it is over."""
-        counts = self._dma.counts[self._number]
-        timeline = self._timeline
-        return CoreRun(
-            core=self._number,
-            cycles=cycles,
-            ops=tuple(self._op(name, totals) for name, totals in self._op_totals.items()),
-            copy_stall_cycles=counts.copy_stall_cycles,
-            semaphore_stall_cycles=counts.semaphore_stall_cycles,
-            copy_overhead_cycles=counts.overhead_cycles,
-            matrix_stall_cycles=sum(unit.stall_cycles for unit in self._mxus.values()),
-            matrix_busy_cycles=sum(unit.busy_cycles for unit in self._mxus.values()),
-            hbm_read_bytes=counts.hbm_read_bytes,
-            hbm_written_bytes=counts.hbm_written_bytes + counts.hbm_received_bytes,
-            copies=counts.copies,
-            copy_sizes=tuple(
-                CopySize(source=source, destination=destination, size_bytes=size, run_bytes=run, count=count)
-                for (source, destination, size, run), count in counts.sizes.items()
-            ),
-            spans=timeline.spans if timeline is not None else (),
-            spans_left_out=timeline.left_out if timeline is not None else 0,
-        )
-
-    def _op(self, name: str, totals: OpTotals) -> OpRun:
-        use = self._setup.uses.get(name)
-        hlo = self._setup.hlo
-        return OpRun(
-            name=name,
-            scope=hlo.scopes.get(name, "") if hlo is not None else "",
-            calls=totals.calls,
-            begin_cycles=totals.begin,
-            end_cycles=totals.end,
-            cycles=totals.cycles,
-            issued=use.total(totals.block_counts) if use is not None and totals.block_counts else {},
-            loop=totals.loop,
-            regions=totals.regions(self._setup.translations[name].blocks, self._mxus[name].stalls_by_block(), use),
-            is_pallas=hlo is not None and name in hlo.kernels,
-            **totals.spent,
-        )
+        counts = self._parts.device.dma.counts[self.number]
+        return core_run(self.number, cycles, counts, self._mxus, self._op_totals, self._setup, self._timeline)

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from systolic.simulator.core_records import RegionRun
 from systolic.simulator.hardware.loop_timer import LoopTime
 from systolic.simulator.reading.blocks import Block
 from systolic.simulator.reading.utilization import BlockUse
-from systolic.simulator.records import RegionRun
 
 
 @dataclass(slots=True)

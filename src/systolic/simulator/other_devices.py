@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from systolic.simulator.hardware.memory import Memory
-
-if TYPE_CHECKING:
-    from systolic.simulator.slice.global_barriers import GlobalBarrier
+from systolic.simulator.reading.global_barriers import GlobalBarrier
 
 
 @dataclass(frozen=True, slots=True)

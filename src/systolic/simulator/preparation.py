@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from systolic.chips import Chip
-from systolic.simulator.core import TOP_LEVEL
+from systolic.simulator.core_records import VmemBuffer
+from systolic.simulator.device_setup import TOP_LEVEL
 from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.reading.blocks import split_blocks
 from systolic.simulator.reading.collectives import parse_collectives
-from systolic.simulator.reading.copies import is_copy
 from systolic.simulator.reading.hlo import parse_hlo
 from systolic.simulator.reading.listing import Program, parse_listing
 from systolic.simulator.reading.utilization import parse_utilization
 from systolic.simulator.reading.verify import check_registers
-from systolic.simulator.records import VmemBuffer
 from systolic.simulator.run import PreparedProgram
 from systolic.simulator.slice.facts import remote_code, slice_facts
 from systolic.simulator.slice.launch import without_launch
@@ -87,7 +86,7 @@ def prepare_listings(
         for name, text in (utilization or {}).items()
         if name in translations
     }
-    copies = any(is_copy(each) for bundle in programs[TOP_LEVEL].bundles for each in bundle.instructions)
+    copies = any(each.traits.kind == "copy" for bundle in programs[TOP_LEVEL].bundles for each in bundle.instructions)
     return PreparedProgram(
         translations=translations,
         flags=flags,
@@ -114,7 +113,7 @@ def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[froze
     pointers: dict[int, int] = {}
     for bundle in program.bundles:
         for instruction in bundle.instructions:
-            if instruction.opcode == "sld" and instruction.dest is not None:
+            if instruction.traits.kind == "load" and instruction.dest is not None:
                 place = static_allocation(instruction.operands[0])
                 if place is not None:
                     loaded["%" + instruction.dest] = place

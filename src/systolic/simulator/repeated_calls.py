@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from systolic.chips import MachineModel
+from systolic.simulator.core_parts import Activation, CoreParts, DeviceParts
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hardware.dma import DmaEngine, OwnFlags
+from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTime, LoopTimer
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.mxu import Mxus
+from systolic.simulator.hardware.sync_flags import OwnFlags
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.mailboxes import Mailboxes
@@ -158,23 +160,23 @@ def _alone(
         dma.set(0, translation.name, flag, count)
     memory = OwnMemory(iterations)
     others: Any = _Nobody()
-    sequencer = Sequencer(
-        translation,
-        dma,
-        Mailboxes(1, schedule),
-        mxus,
-        memory,
-        LoopTimer(translation.name, 0, timeline),
-        core=0,
-        passed={operand.register: _HANDED_OVER for operand in translation.operands},
+    device = DeviceParts(dma=dma, mailboxes=Mailboxes(1, schedule), sparse_cores=others, others=others)
+    parts = CoreParts(
+        device=device,
+        number=0,
+        model=machine,
+        memory=memory,
+        iterations=iterations,
         parameter=_refuse,
         call=_refuse,
-        model=machine,
-        iterations=iterations,
-        assumption=None,
-        sparse_cores=others,
-        others=others,
     )
+    activation = Activation(
+        translation=translation,
+        mxus=mxus,
+        timer=LoopTimer(translation.name, 0, timeline),
+        passed={operand.register: _HANDED_OVER for operand in translation.operands},
+    )
+    sequencer = Sequencer(parts, activation)
     before = iterations.left
     progress = sequencer.run(0)
     try:

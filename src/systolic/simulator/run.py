@@ -10,24 +10,22 @@ from systolic.chips import Chip, MachineModel, SliceError, SliceShape
 from systolic.chips.constants import check_constants
 from systolic.chips.time_error import time_error
 from systolic.simulator.assumptions import ZEROS, Attempt, DeviceRun, ProgramRun, Progression, check_time, never_ends
-from systolic.simulator.core import TOP_LEVEL, Core, DeviceSetup, OperandWords
+from systolic.simulator.core_records import CoreRun, SparseCoreRun, VmemBuffer
+from systolic.simulator.device import DeviceModel
+from systolic.simulator.device_setup import TOP_LEVEL, DeviceSetup, OperandWords
 from systolic.simulator.errors import SimulationError, UnknownValueError
-from systolic.simulator.hardware.dma import DmaEngine
-from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.memory import Words
-from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import Unknown
-from systolic.simulator.mailboxes import Mailboxes
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
-from systolic.simulator.records import CoreRun, SimulatedRun, SparseCoreRun, VmemBuffer
+from systolic.simulator.records import SimulatedRun
 from systolic.simulator.repeated_calls import RepeatedCalls
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.facts import SliceFacts
 from systolic.simulator.slice.outcome import alone, slice_run
 from systolic.simulator.slice.records import SliceRun
-from systolic.simulator.slice.run import DevicesRun, PartitionContents, SliceSetup, run_devices
-from systolic.simulator.sparse_core.device import SparseCores
+from systolic.simulator.slice.run import DevicesRun, run_devices
+from systolic.simulator.slice.setup import PartitionContents, SliceSetup
 from systolic.simulator.sparse_core.translate import SparseProgram
 from systolic.simulator.traits import traits_of
 from systolic.simulator.translating.translate import Translation
@@ -92,7 +90,7 @@ class PreparedProgram:
         Args:
           chip: the chip that it was prepared for, perhaps with other constants: all of them count.
           parameters: contents of the program's arguments, as words in the order of memory.
-          operand_words: contents of operands that the program's own copies do not bring; see `core.OperandWords`.
+          operand_words: contents of operands that the program's own copies do not bring; see `OperandWords`.
           spans: how many spans of each kind the timeline keeps from its beginning, and as many from its end.
           remember: look repeated iterations and calls up instead of computing them anew; see `Mxus`, `RepeatedCalls`.
           max_iterations: of the loops of all programs together, after which they are taken to have been misread.
@@ -281,25 +279,9 @@ class PreparedProgram:
 
 
 def _run_device(setup: DeviceSetup, spans: int) -> DeviceRun:
-    numbers = range(setup.chip.cores_per_device)
-    timelines = [Timeline(spans) for _ in numbers] if spans else None
-    schedule = Schedule(lambda: sparse_cores.changes)
-    host_bytes_per_s = setup.chip.host_bytes_per_s
-    dma = DmaEngine(setup.chip.machine, len(numbers), timelines, schedule, host_bytes_per_s=host_bytes_per_s)
-    mailboxes = Mailboxes(len(numbers), schedule)
-    sparse_cores = SparseCores(
-        setup.chip,
-        setup.sparse_programs,
-        setup.hlo.launches if setup.hlo is not None else (),
-        dma,
-        schedule.start,
-        IterationBudget(setup.max_iterations),
-        spans,
-    )
-    cores = [
-        Core(setup, dma, mailboxes, sparse_cores, number, timelines[number] if timelines else None)
-        for number in numbers
-    ]
+    schedule = Schedule(lambda: model.parts.sparse_cores.changes)
+    model = DeviceModel.of(setup, schedule, spans)
+    cores, sparse_cores = model.cores, model.parts.sparse_cores
     for core in cores:
         schedule.start(0, core.run(), lambda core=core: f"core {core.number}: {core.waits_for}")
     ends = schedule.run()

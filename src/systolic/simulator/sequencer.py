@@ -4,81 +4,38 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from functools import partial
 from typing import Any
 
-from systolic.chips import MachineModel
-from systolic.simulator.assumptions import Assumption
+from systolic.simulator.core_parts import Activation, CoreParts, Progress
+from systolic.simulator.device_detours import DetourDevice
 from systolic.simulator.errors import SimulationError, UnknownValueError
-from systolic.simulator.hardware.dma import DmaEngine
-from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.lanes import Lanes, picked
-from systolic.simulator.hardware.loop_timer import LoopTimer
-from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES, Memory
-from systolic.simulator.hardware.mxu import Mxus
+from systolic.simulator.hardware.memory import ROW_WORDS, WORD_BYTES
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown
-from systolic.simulator.mailboxes import Mailboxes
-from systolic.simulator.one_of_all import OneOfAll
-from systolic.simulator.other_devices import OtherDevices, RemoteCopy
-from systolic.simulator.sparse_core.device import SPARSE_CORE_BIT, SparseCores
+from systolic.simulator.other_devices import RemoteCopy
+from systolic.simulator.sparse_core.device import SPARSE_CORE_BIT
 from systolic.simulator.sparse_core.launch import DESCRIPTOR_GRANULES
-from systolic.simulator.translating.translate import Translation
 
 _CORE = re.compile(r"\bcore id\b|\blogical chip id\b")
-
-# A program in progress. It yields the time at which it is about to act on what cores share, or None where it can't go
-# on until another core has acted, and returns the time at which it is over.
-Progress = Generator[int | None, None, int]
 
 # How a copy names a SparseCore's sync flag as its end: bit 15 says that it is one, the bits from 13 on whose.
 _SPARSE_COPY, _SPARSE_COPY_NUMBER = 15, 13
 _LOCAL_FLAG = 16  # above it, where the copy's end signals another flag of this core
 
-# Registers handed to a called program.
-Passed = Sequence[tuple[str, "int | Unknown"]]
-
 
 class Sequencer:
-    """Executes a translated program, which calls it for DMAs and flags, the MXUs, memory, and other programs.
+    """Executes a translated program, which calls it for DMAs and flags, the MXUs, memory, and other programs."""
 
-    Args:
-      core: index of this core within its device; programs split their grid by it.
-      memory: the core's memory, which all its programs share.
-      passed: registers that the caller hands over.
-      parameter: gives the address of one of the whole program's parameters.
-      call: starts a called program; (time, name, registers) → its progress.
-      model: the model of the chip's core.
-      iterations: how often the loops of all programs of the core may still go round.
-      assumption: what counts for values that the program computes and that are not known; None: nothing does.
-      others: the other devices of a slice; None: there are none.
-    """
-
-    def __init__(
-        self,
-        translation: Translation,
-        dma: DmaEngine,
-        mailboxes: Mailboxes,
-        mxus: Mxus,
-        memory: Memory,
-        timer: LoopTimer,
-        *,
-        core: int,
-        passed: Mapping[str, int | Unknown],
-        parameter: Callable[[int], int],
-        call: Callable[[int, str, Passed], Progress],
-        model: MachineModel,
-        iterations: IterationBudget,
-        assumption: Assumption | None,
-        sparse_cores: SparseCores,
-        others: OtherDevices | None,
-    ) -> None:
-        self._translation = translation
-        self._dma = dma
-        self._mailboxes = mailboxes
-        self._memory = memory
+    def __init__(self, parts: CoreParts, activation: Activation) -> None:
+        device, model, core = parts.device, parts.model, parts.number
+        self._translation = activation.translation
+        self._dma = device.dma
+        self._mailboxes = device.mailboxes
+        self._memory = parts.memory
         self._core = core
-        self._passed = passed
+        self._passed = activation.passed
         self._granule_words = model.granule_bytes // WORD_BYTES
         # What an address counts, where a copy names it, in words.
         self._address_words = {
@@ -86,29 +43,29 @@ class Sequencer:
             "vmem": model.vmem_address_bytes // WORD_BYTES,
             "cmem": ROW_WORDS,
         }
-        self._assumption = assumption
-        self._sparse_cores = sparse_cores
-        self._others = others
+        self._assumption = activation.assumption
+        self._sparse_cores = device.sparse_cores
+        self._others = device.others
         self._dma_latency_cycles = model.dma_latency_cycles
         self.dma_issue_cycles, self.dma_wait_cycles = model.dma_issue_cycles, model.dma_wait_cycles
-        self.timer = timer
-        self.iterations = iterations
+        self.timer = activation.timer
+        self.iterations = parts.iterations
         self.counts: Sequence[int] = ()  # how often each basic block ran, once the program is over
         self.waits_for = ""  # what the program can't go on without, for the message of a deadlock
-        # What the program calls, beside the methods below.
-        program = translation.name
+        # What the program calls, in addition to the methods below.
+        program, dma = self._translation.name, device.dma
         self.start = partial(dma.start, core, program)
         self.wait = partial(dma.wait, core, program)
         self.wait_for_value = partial(dma.wait_for_value, core, program)
         self.count = partial(dma.count, core, program)
         self.add = partial(dma.add, core, program)
         self.put = partial(dma.set, core, program)
-        self.send = partial(mailboxes.send, core)
-        self.segment = mxus.advance
-        self.lap = timer.add
-        self.store = memory.store
-        self.parameter = parameter
-        self.call = call
+        self.send = partial(device.mailboxes.send, core)
+        self.segment = activation.mxus.advance
+        self.lap = self.timer.add
+        self.store = parts.memory.store
+        self.parameter = parts.parameter
+        self.call = parts.call
         self.vector = COMPUTED
 
     def run(self, time: int) -> Progress:
@@ -234,7 +191,7 @@ class Sequencer:
         """Takes a detour for every device: the time at which they are back, and registers."""
         assert self._others is not None
         detour = self._translation.detours[number]
-        return (yield from OneOfAll.take(self, self._others, detour, time, jump, values))
+        return (yield from DetourDevice.take(self, self._others, detour, time, jump, values))
 
     # ---- SparseCores ----
 

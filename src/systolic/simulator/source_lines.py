@@ -11,7 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from systolic.simulator.records import OpRun, RegionRun, SimulatedRun
+from systolic.simulator.core_records import OpRun, RegionRun
+from systolic.simulator.records import SimulatedRun
 
 _BUNDLE = re.compile(r"\s*(?P<number>0x[0-9a-f]+|\d+)\s+:")
 _PLACE = re.compile(r'/\* loc\("(?P<file>[^"]+)":(?P<line>\d+)')

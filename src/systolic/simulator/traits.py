@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from systolic.chips.time_error import ProgramTraits
-from systolic.simulator.records import OpRun, SimulatedRun
+from systolic.simulator.core_records import OpRun
+from systolic.simulator.records import SimulatedRun
 
 # No published program that was compared has work on SparseCores. Below a tenth of the time they decide little of it.
 _SPARSE_SHARE = 0.1

@@ -16,7 +16,7 @@ from systolic.chips import Chip, chip
 from systolic.compiler import CompilerCrash, CompilerRefusal
 from systolic.schedule import IllegalTilesError, Violation
 from systolic.simulator import SimulatedRun
-from systolic.simulator.records import CoreRun, OpRun
+from systolic.simulator.core_records import CoreRun, OpRun
 from systolic.timing import Measurement
 
 Run = Callable[..., tuple[int, str, str]]

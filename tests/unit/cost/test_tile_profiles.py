@@ -24,8 +24,8 @@ from systolic.cost import (
 from systolic.kernels import KERNEL_VERSION
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
 from systolic.simulator import SimulatedRun
+from systolic.simulator.core_records import CoreRun
 from systolic.simulator.hardware.timeline import Span
-from systolic.simulator.records import CoreRun
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec
 from systolic.store import Subject, Trial, TrialStore
 from systolic.tuning.profiling import step_cost, without_copies

@@ -11,7 +11,7 @@ from simulator_listings import V5E, listing, loop, shown, simulate, simulate_lis
 
 from systolic.chips import chip
 from systolic.simulator import SimulationError, prepare_listings
-from systolic.simulator.hardware import dma, memory, mxu
+from systolic.simulator.hardware import dma, memory, mxu, sync_flags
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.timing import prepare_program
 
@@ -210,7 +210,7 @@ def test_what_loops_leave_behind_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(dma, "_MOST_SIZES", 50)
     with pytest.raises(SimulationError, match="51 sizes of copies"):
         simulate(*loop(200, "%7 = dma.hbm_to_vmem [thread:$0]  %s91_s91, %s2_s1, %s92_s92, [#allocation1]"))
-    monkeypatch.setattr(dma, "_MOST_FLAGS", 50)
+    monkeypatch.setattr(sync_flags, "_MAX_FLAGS", 50)
     with pytest.raises(SimulationError, match="51 sync flags"):
         simulate(*loop(200, "%7 = vsyncadd %s2_s1, 1"))
 

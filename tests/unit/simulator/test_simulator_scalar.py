@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from simulator_listings import shown, simulate, value
 
 from systolic.simulator import SimulationError
+from systolic.simulator.opcodes import SPARSE_CORE
 from systolic.simulator.sparse_core import scalar as sparse_core
 
 WORDS = st.one_of(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1]))
@@ -62,7 +63,7 @@ def test_shifts(opcode: str, a: int, b: int) -> None:
 @pytest.mark.parametrize("opcode", SHIFTS)
 @given(a=WORDS, b=st.integers(0, 31))
 def test_a_sparse_core_shifts_alike(opcode: str, a: int, b: int) -> None:
-    written = sparse_core.expression(opcode, ("s1", "s2"), {})
+    written = sparse_core.expression(SPARSE_CORE[opcode], ("s1", "s2"), {})
     assert written is not None
     assert eval(written, {"s1": a, "s2": b}) == SHIFTS[opcode](a, b)
 

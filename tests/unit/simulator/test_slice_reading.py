@@ -7,7 +7,7 @@ from simulator_listings import listing
 
 from systolic.chips import SliceError, SliceShape, chip
 from systolic.simulator import SimulationError, prepare_listings
-from systolic.simulator.hardware.dma import FLAG_BITS, SHARED_FLAGS_FROM
+from systolic.simulator.hardware.sync_flags import FLAG_BITS, SHARED_FLAGS_FROM
 from systolic.simulator.reading.collectives import parse_collectives
 from systolic.simulator.reading.listing import Program, parse_listing
 from systolic.simulator.slice.barrier_flags import barrier_flags

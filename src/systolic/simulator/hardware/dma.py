@@ -1,4 +1,4 @@
-"""The DMA engine and the sync flags of one device: when a copy lands, and what waits for it.
+"""The DMA engine of one device: when a copy lands, and what waits for it.
 
 One pipe carries everything that crosses the device's HBM, reads and writes of all its cores, in the order in which
 copies were started. A copy lands a latency after its last byte has left, and then adds its granules to its flag.
@@ -8,73 +8,34 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import check_most
+from systolic.simulator.hardware.dma_counts import DmaCounts
 from systolic.simulator.hardware.lanes import Lanes
+from systolic.simulator.hardware.sync_flags import FLAG_BITS, FLAG_MASK, Flag, OwnFlags, SyncFlags
 from systolic.simulator.hardware.timeline import Timeline
-from systolic.simulator.schedule import Schedule, Waited
+from systolic.simulator.schedule import Schedule
 
 _SIGN = 1 << 31
 
 # A copy to several cores at once names its flag twice: in the low half plain, in the high half with a mask of the cores
 # above it. Seen in XLA's products on v5p, where one core fetches a block of rhs for both.
-FLAG_BITS = 13
-FLAG_MASK = (1 << FLAG_BITS) - 1
 _HALF = 16
-# Sync flags that have a number in listings are everybody's: those of barriers between devices.
-NUMBERED_FLAGS = 64
-# Sync flags of a called program are its own; those of the top-level program, from here on, are everybody's, also where
-# it passes one on. A whole training step names close to 200 there.
-SHARED_FLAGS_FROM = 5 << (FLAG_BITS - 3)
 # Seen in listings for v4 with both cores in one device: a flag of the other core, as the end of a copy, has this bit;
 # the flag of a remote addition names its core by it.
 _REMOTE_CORE_BIT = 14
 _OTHER_CORE = 1 << _REMOTE_CORE_BIT
 
-_MOST_FLAGS = 1 << 16
 _MOST_UNDER_WAY = 1 << 18
 _MOST_SIZES = 1 << 18
-
-# Flags with what they count, in order.
-OwnFlags = tuple[tuple[int, int], ...]
 
 StallCause = Literal["copy", "matrix", "semaphore"]
 Relation = Literal["eq", "ne", "lt"]
 _HOLDS = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt}
-
-
-@dataclass(slots=True)
-class _Flag(Waited):
-    count: int = 0
-    landing: deque[tuple[int, int]] = field(default_factory=deque)  # (time, granules), in order of time
-    label: str = ""  # the communication with other devices that signals it
-
-
-@dataclass(slots=True)
-class DmaCounts:
-    """What one core has copied, and what that cost it."""
-
-    hbm_read_bytes: int = 0
-    hbm_written_bytes: int = 0
-    hbm_received_bytes: int = 0  # written by other devices, whatever runs here meanwhile
-    copies: int = 0
-    copy_stall_cycles: int = 0  # waiting for copies to land
-    semaphore_stall_cycles: int = 0  # waiting for another core, or for a signal of the program's own
-    overhead_cycles: int = 0  # starting copies and looking at flags
-    # Keys: source, destination, bytes, and bytes in one piece (0: all, None: the text does not say).
-    sizes: Counter[tuple[str, str, int, int | None]] = field(default_factory=Counter)
-
-    def add(self, others: DmaCounts) -> None:
-        """Counts what another core did as well."""
-        for each in fields(self):
-            if each.name != "sizes":
-                setattr(self, each.name, getattr(self, each.name) + getattr(others, each.name))
-        self.sizes.update(others.sizes)
 
 
 class DmaEngine:
@@ -105,8 +66,7 @@ class DmaEngine:
         self._host_bytes_per_cycle = host_bytes_per_s / machine.clock_hz
         self._host_free = {"to": 0.0, "from": 0.0}  # as of the pipe: of the link to the host, by direction
         self._timelines = timelines
-        self._flags: dict[tuple[int, str, int], _Flag] = {}
-        self._own: dict[tuple[int, str], dict[int, _Flag]] = {}  # the same by core and owner; "": everybody's
+        self._flags = SyncFlags()
         self.counts = [DmaCounts() for _ in range(cores)]
         self._schedule = schedule if schedule is not None else Schedule()
         self.waited: Callable[[int, str, int, int], None] | None = None  # told of waits for labelled flags; see `land`
@@ -139,24 +99,23 @@ class DmaEngine:
           run_bytes: moved in one piece before the copy strides on; 0: all of it; None: not known.
           source_flag: signalled on this core where the copy goes to the other.
         """
-        owner = _owner(program, flag)
         time, landed = self.carry(core, time, granules, source, destination, run_bytes)
         if type(granules) is Lanes:
             assert self.first is not None
             granules = self.first(granules.values)
         if flag & _OTHER_CORE and not flag >> _HALF:
             # A copy to the other core signals there that it has landed, and here that its source is free again.
-            self._land(self._flag(1 - core, owner, flag & FLAG_MASK), landed, granules)
+            self._land(self._flags.flag(1 - core, program, flag & FLAG_MASK), landed, granules)
             if source_flag is not None:
-                self._land(self._flag(core, owner, source_flag & FLAG_MASK), landed, granules)
+                self._land(self._flags.flag(core, program, source_flag & FLAG_MASK, named_by=flag), landed, granules)
             return time
         shared = flag >> _HALF
         if not shared:
-            self._land(self._flag(core, owner, flag), landed, granules)
+            self._land(self._flags.flag(core, program, flag), landed, granules)
             return time
         for other in range(len(self.counts)):
             if shared >> FLAG_BITS >> other & 1:
-                self._land(self._flag(other, owner, shared & FLAG_MASK), landed, granules)
+                self._land(self._flags.flag(other, program, shared & FLAG_MASK, named_by=flag), landed, granules)
         return time
 
     def carry(
@@ -211,12 +170,12 @@ class DmaEngine:
 
         With a label `waited` is told who waited for it, and from when to when.
         """
-        self._land(self._flag(core, _owner(program, flag), flag), time, amount, label)
+        self._land(self._flags.flag(core, program, flag), time, amount, label)
 
     def signal(self, program: str, time: int, address: int, amount: int) -> None:
         """Adds to a flag of the core that `address` names, as v4's barriers do: flag below, core from bit 14 on."""
         core = address >> _REMOTE_CORE_BIT & 1
-        flag = self._flag(core, _owner(program, address), address & FLAG_MASK)
+        flag = self._flags.flag(core, program, address & FLAG_MASK)
         self._land(flag, time, (amount ^ _SIGN) - _SIGN)
 
     # ---- calls that are not executed; see `repeated_calls` ----
@@ -227,29 +186,19 @@ class DmaEngine:
 
     def own_flags(self, core: int, program: str, time: int) -> OwnFlags | None:
         """What a program's own flags count, as far as they are not zero; None: something is under way to one."""
-        found = []
-        for number, flag in self._own.get((core, program), {}).items():
-            if flag.landing and flag.landing[-1][0] > time:
-                return None
-            if count := flag.count + sum(amount for _, amount in flag.landing):
-                found.append((number, count))
-        return tuple(sorted(found))
+        return self._flags.own_flags(core, program, time)
 
     def acts_on_others(self, program: str) -> bool:
         """Whether a flag was used that is not the first core's own."""
-        return any(owner != (0, program) for owner in self._own)
+        return not self._flags.only_owner_is(0, program)
 
     def repeat(self, core: int, program: str, time: int, cycles: int, alone: DmaEngine) -> None:
         """Counts what a program did by itself in so many cycles from a time on, with the pipe and its own flags."""
         self.counts[core].add(alone.counts[0])
         self._pipe_free = time + alone._pipe_free
-        for flag in self._own.get((core, program), {}).values():
-            flag.count = 0
-            flag.landing.clear()
-        for number, count in alone.own_flags(0, program, cycles) or ():
-            self.set(core, program, number, count)
+        self._flags.reset_own_flags(core, program, alone.own_flags(0, program, cycles) or ())
 
-    def _land(self, flag: _Flag, time: int, granules: int, label: str = "") -> None:
+    def _land(self, flag: Flag, time: int, granules: int, label: str = "") -> None:
         self._schedule.changed(flag)
         flag.label = label
         landing = flag.landing
@@ -264,13 +213,13 @@ class DmaEngine:
         Returns:
           When the core goes on; None if no copy under way brings the flag there.
         """
-        state = self._landed(core, program, time, flag)
+        state = self._flags.landed(core, program, time, flag)
         now = time
         if state.count < granules:
             ahead = self._enough(state, lambda count: count >= granules)
             if ahead is None:
                 return None
-            now = self._pass(state, ahead)
+            now = state.land_first(ahead)
             self.stalled(core, time, now, cause)
         self._tell(core, state, time, now)
         self.counts[core].overhead_cycles += self._machine.dma_wait_cycles
@@ -294,7 +243,7 @@ class DmaEngine:
         Returns:
           When the core goes on; None if nothing under way brings the flag there.
         """
-        state = self._landed(core, program, time, flag)
+        state = self._flags.landed(core, program, time, flag)
         holds = _HOLDS[relation]
         if holds(state.count, value):
             self._tell(core, state, time, time)
@@ -302,16 +251,16 @@ class DmaEngine:
         ahead = self._enough(state, lambda count: holds(count, value))
         if ahead is None:
             return None
-        now = self._pass(state, ahead)
+        now = state.land_first(ahead)
         self.stalled(core, time, now, "semaphore")
         self._tell(core, state, time, now)
         return now
 
-    def _tell(self, core: int, flag: _Flag, begin: int, end: int) -> None:
+    def _tell(self, core: int, flag: Flag, begin: int, end: int) -> None:
         if flag.label and self.waited is not None:
             self.waited(core, flag.label, begin, end)
 
-    def _enough(self, flag: _Flag, satisfied: Callable[[int], bool]) -> int | None:
+    def _enough(self, flag: Flag, satisfied: Callable[[int], bool]) -> int | None:
         """Counts how much of what is under way has to land; None where the program has to be tried again."""
         count = flag.count
         for ahead, (time, amount) in enumerate(flag.landing, 1):
@@ -324,46 +273,14 @@ class DmaEngine:
         self._schedule.wait_for(flag)
         return None
 
-    @staticmethod
-    def _pass(flag: _Flag, ahead: int) -> int:
-        """Lets the first of what is under way land; returns when the last of it has."""
-        now = 0
-        for _ in range(ahead):
-            now, amount = flag.landing.popleft()
-            flag.count += amount
-        return now
-
     def count(self, core: int, program: str, time: int, flag: int) -> int:
         """Reads what a flag counts at a time, as a 32-bit word."""
-        return self._landed(core, program, time, flag).count & (2 * _SIGN - 1)
+        return self._flags.landed(core, program, time, flag).count & (2 * _SIGN - 1)
 
     def add(self, core: int, program: str, flag: int, amount: int) -> None:
         """Adds to a flag; `amount` is a 32-bit two's complement number."""
-        self._own_flag(core, program, flag).count += (amount ^ _SIGN) - _SIGN
+        self._flags.flag(core, program, flag).count += (amount ^ _SIGN) - _SIGN
 
     def set(self, core: int, program: str, flag: int, value: int) -> None:
         """Sets a flag."""
-        self._own_flag(core, program, flag).count = value
-
-    def _landed(self, core: int, program: str, time: int, flag: int) -> _Flag:
-        """Counts what has landed on a flag by then."""
-        state = self._own_flag(core, program, flag)
-        while state.landing and state.landing[0][0] <= time:
-            state.count += state.landing.popleft()[1]
-        return state
-
-    def _own_flag(self, core: int, program: str, flag: int) -> _Flag:
-        return self._flag(core, _owner(program, flag), flag)
-
-    def _flag(self, core: int, owner: str, flag: int) -> _Flag:
-        key = (core, owner, flag)
-        state = self._flags.get(key)
-        if state is None:
-            state = self._flags[key] = _Flag()
-            self._own.setdefault((core, owner), {})[flag] = state
-            check_most(len(self._flags), _MOST_FLAGS, "sync flags")
-        return state
-
-
-def _owner(program: str, flag: int) -> str:
-    return program if NUMBERED_FLAGS <= flag & FLAG_MASK < SHARED_FLAGS_FROM else ""
+        self._flags.flag(core, program, flag).count = value

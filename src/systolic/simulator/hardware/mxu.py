@@ -59,12 +59,12 @@ def matrix_ops(instruction: Instruction, offset: int, machine: MachineModel, con
     Raises:
       SimulationError: the instruction names no unit, or a type whose rate the machine model does not have.
     """
-    opcode = instruction.opcode
-    if opcode.startswith("vmatmul"):
+    opcode, kind = instruction.opcode, instruction.traits.kind
+    if kind == "matmul":
         return [_matmul(instruction, offset, machine, condition)]
-    if opcode.startswith("vmatpush"):
+    if kind == "weight push":
         return [MatrixOp(offset, int(unit), "", 0, None, 0, condition) for unit in _UNIT.findall(opcode)]
-    if opcode.startswith("vpop") and "mr" in opcode:
+    if kind == "result pop" and "mr" in opcode:
         place = _PLACE.match(instruction.operands[0]) if instruction.operands else None
         if place:
             return [MatrixOp(offset, int(place.group(2)), "", 0, int(place.group(1)), 1, condition)]

@@ -34,7 +34,7 @@ class Block:
 def branch_of(bundle: Bundle) -> Instruction | None:
     """Finds the bundle's branch, if it has one."""
     for instruction in bundle.instructions:
-        if instruction.opcode == "sbr.rel":
+        if instruction.traits.kind == "branch":
             return instruction
     return None
 
@@ -99,9 +99,8 @@ def _reach(slots: Sequence[Bundle]) -> int:
 def _meets_others(bundle: Bundle) -> bool:
     """Says whether the bundle waits for something, or signals another device whatever the branch decides."""
     return any(
-        each.opcode.startswith(("dma.done.wait", "vwait"))
-        or (each.opcode == "vsyncadd.remote" and each.predicate is None)
-        for each in bundle.instructions
+        instruction.traits.is_wait or (instruction.traits.kind == "signal" and instruction.predicate is None)
+        for instruction in bundle.instructions
     )
 
 

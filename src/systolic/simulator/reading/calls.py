@@ -54,7 +54,7 @@ def call_operands(program: Program) -> tuple[CallOperand, ...]:
     found = []
     for bundle in program.bundles:
         for instruction in bundle.instructions:
-            if not instruction.opcode.startswith("inlined_call_operand") or instruction.dest is None:
+            if instruction.traits.kind != "operand" or instruction.dest is None:
                 continue
             annotation = _ANNOTATION.search(instruction.text)
             if annotation is None:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.reading.listing import MOVES, Instruction, Program
+from systolic.simulator.reading.listing import Instruction, Program
 
 _DIRECTION = re.compile(r"dma\.(\w+)_to_(\w+)$")
 _DESCRIBED = re.compile(r"\b([a-z]+)-to-([a-z]+)\b")  # of `dma.general`, in its comment
@@ -34,11 +34,6 @@ class CopyEnds:
 
     source: str
     destination: str
-
-
-def is_copy(instruction: Instruction) -> bool:
-    """Says whether the instruction starts a copy."""
-    return instruction.opcode.startswith("dma.") and instruction.opcode != "dma.done.wait"
 
 
 class CopyReader:
@@ -73,7 +68,8 @@ class CopyReader:
 
     def size(self, instruction: Instruction) -> str:
         """The operand that says how many granules a copy moves."""
-        return instruction.operands[4 if _HOST in instruction.opcode else 1]
+        (size,) = instruction.operands[instruction.traits.reads]
+        return size
 
     def run_bytes(self, instruction: Instruction) -> int | None:
         """Finds how many bytes a copy moves in one piece before it strides on; 0: all; None: the text does not say."""
@@ -102,8 +98,8 @@ class CopyReader:
         loads_words = top_level
         for bundle in self._program.bundles:
             for instruction in bundle.instructions:
-                loads_words = loads_words or instruction.opcode == "vld"
-                if not is_copy(instruction):
+                loads_words = loads_words or instruction.traits.kind == "vector load"
+                if instruction.traits.kind != "copy":
                     continue
                 try:
                     copies.append((instruction, self.ends(instruction)))
@@ -118,7 +114,7 @@ class CopyReader:
         found: dict[str, dict[int, int | None]] = {}
         for bundle in program.bundles:
             for instruction in bundle.instructions:
-                match = _STORE.match(instruction.operands[0]) if instruction.opcode == "sst" else None
+                match = _STORE.match(instruction.operands[0]) if instruction.traits.kind == "store" else None
                 if match is None:
                     continue
                 words = found.setdefault(match.group(1), {})
@@ -149,7 +145,7 @@ class CopyReader:
             return int(text)
         match = _VIRTUAL.match(text)
         defined = self._definitions.get(match.group(1)) if match else None
-        if defined is None or defined.opcode not in MOVES or not re.fullmatch(r"\d+", defined.operands[0]):
+        if defined is None or defined.traits.kind != "move" or not re.fullmatch(r"\d+", defined.operands[0]):
             return None
         return int(defined.operands[0])
 

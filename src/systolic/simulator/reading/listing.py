@@ -14,6 +14,8 @@ import re
 from dataclasses import dataclass, field
 
 from systolic.simulator.errors import SimulationError, reading
+from systolic.simulator.opcode_traits import Opcode
+from systolic.simulator.opcodes import TENSOR_CORE
 from systolic.simulator.reading.comments import logical_lines, split_comments
 
 _BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|0)\s+((?:[A-Z]{2} ?)*):([ >]*)\{", re.ASCII)
@@ -49,6 +51,11 @@ class Instruction:
     predicate: Predicate | None
     comment: str
     text: str
+
+    @property
+    def traits(self) -> Opcode:
+        """The opcode's entry in the table."""
+        return TENSOR_CORE[self.opcode]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,24 +104,6 @@ def physical(register: str) -> str:
 def registers(text: str) -> list[str]:
     """Finds all registers in a text, named as by `physical`."""
     return [scalar or f"w{vector}" for scalar, vector in _REGISTER.findall(text)]
-
-
-def is_scalar_pop(instruction: Instruction) -> bool:
-    """Says whether it pops something for the scalar side: a message of another core, or a sync flag."""
-    return instruction.opcode in ("vpop.ccrf", "vpop.sfrf")
-
-
-MOVES = ("smov", "smov.u32")  # the second since libtpu 0.0.52
-
-
-def is_call(instruction: Instruction) -> bool:
-    """Says whether it runs another program. Large top-level programs spell it `call`, others `inlined_call`."""
-    return instruction.opcode in ("call", "inlined_call")
-
-
-def is_phi(instruction: Instruction) -> bool:
-    """Says whether it only names what is in its register anyway, on whichever path the program came."""
-    return instruction.opcode in ("sphi", "pphi")
 
 
 def parse_listing(name: str, text: str) -> Program:
@@ -172,7 +161,7 @@ def _parse_bundle(name: str, line_number: int, line: str, keep_loads: bool) -> B
         parsed = _parse_instruction(stripped)
         if parsed is None:
             raise SimulationError(f"{name}, line {line_number}: no instruction: {stripped[:200]}")
-        if parsed is _VECTOR or (parsed[1] == "vld" and not keep_loads):
+        if parsed is _VECTOR or (TENSOR_CORE[parsed[1]].kind == "vector load" and not keep_loads):
             vector_count += 1
             continue
         dest, opcode, rest, predicate = parsed
@@ -187,7 +176,7 @@ def _parse_bundle(name: str, line_number: int, line: str, keep_loads: bool) -> B
             )
         )
     # A call's operands are in their registers before its first bundle, which may write over one that nobody reads.
-    instructions.sort(key=lambda each: not each.opcode.startswith("inlined_call_operand"))
+    instructions.sort(key=lambda instruction: instruction.traits.kind != "operand")
     return Bundle(
         line=line_number,
         address=head.group(1),
@@ -201,9 +190,6 @@ def _parse_bundle(name: str, line_number: int, line: str, keep_loads: bool) -> B
 
 
 _VECTOR = (None, "", "", None)
-# Vector instructions that carry control flow or time: matrix units, sync flags, values for the scalar side. And marks
-# in the trace, between which the launch of a program on several devices stands.
-_KEPT_VECTOR = ("vmatmul", "vpop", "vsync", "vwait", "vpush", "vmatpush", "vmov", "vld", "vtrace")
 
 
 def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | None] | None:
@@ -211,7 +197,8 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
     if match is None:
         return None
     dest, opcode, rest = match.groups()
-    if opcode[0] == "v" and not opcode.startswith(_KEPT_VECTOR):
+    traits = TENSOR_CORE[opcode]
+    if opcode[0] == "v" and traits.kind == "unknown":  # carries no control flow
         return _VECTOR
     predicate = None
     found = _PREDICATE.search(rest)
@@ -222,24 +209,24 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
         after = rest[found.end() :].lstrip().removeprefix(",").lstrip()
         joint = " " if _ANNOTATED.search(before) else ", "
         rest = f"{before}{joint}{after}" if before and after else before or after
-    if opcode in ("vmov", "vld") and (dest is None or not _read_by_scalar_side(opcode, rest)):
+    if traits.kind in ("vector move", "vector load") and (dest is None or not _read_by_scalar_side(traits, rest)):
         return _VECTOR
     if rest.startswith("[resolvable:"):
         rest = rest.split("]", 1)[1].lstrip(" ,")
     if rest.startswith("[thread:"):
         rest = rest.split("]", 1)[1].lstrip(" ,")
-    if opcode in ("sst", "sld") and "]] " in rest:
+    if traits.kind in ("store", "load") and "]] " in rest:
         rest = rest.replace("]] ", "]], ", 1)
     if dest is not None and "_" not in dest:
         dest = None  # a name for the instruction itself, not a register
-        if opcode in ("sdivrem.u32", "sdivrem.s32", "vsyncmov") or opcode.startswith(("vpush", "spop")):
+        if traits.names_result:
             dest = text[1 : text.index(" ")]
     return dest, opcode, rest, predicate
 
 
-def _read_by_scalar_side(opcode: str, rest: str) -> bool:
+def _read_by_scalar_side(traits: Opcode, rest: str) -> bool:
     """Says whether an instruction may bring a word from VMEM, or from the program's text, to the scalar side."""
-    return "%" not in rest if opcode == "vmov" else rest.startswith("[vmem:") and rest.endswith("sm:$0xff]")
+    return "%" not in rest if traits.kind == "vector move" else rest.startswith("[vmem:") and rest.endswith("sm:$0xff]")
 
 
 def _operands(rest: str) -> tuple[str, ...]:

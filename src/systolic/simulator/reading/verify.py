@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.reading.blocks import Block, branch_of
-from systolic.simulator.reading.listing import Bundle, Instruction, Predicate, Program, is_phi
+from systolic.simulator.reading.listing import Bundle, Instruction, Predicate, Program
 
 _USE = re.compile(r"%(\w+)_((?:s|p)\d+)\b", re.ASCII)
 
@@ -93,7 +93,7 @@ class _Check:
         for bundle in program.bundles:
             for instruction in bundle.instructions:
                 # A pointer made from a number is the same value under another name.
-                if instruction.opcode.startswith("int_to_ptr") and instruction.dest and instruction.operands:
+                if instruction.traits.kind == "pointer" and instruction.dest and instruction.operands:
                     for name, _ in _USE.findall(instruction.operands[0]):
                         self.aliases[instruction.dest.rsplit("_", 1)[0]] = name
 
@@ -146,7 +146,7 @@ class _Check:
         for instruction in _in_order(bundle):
             if instruction.dest is not None and "_" in instruction.dest:
                 name, register = instruction.dest.rsplit("_", 1)
-                if instruction.opcode.startswith("int_to_ptr") and instruction.operands[0].endswith(f"_{register}"):
+                if instruction.traits.kind == "pointer" and instruction.operands[0].endswith(f"_{register}"):
                     continue  # the same value in the same register, under another name
                 state.write(instruction, register, self._value(name))
 
@@ -154,17 +154,17 @@ class _Check:
         """Checks the uses in a bundle. Reads come before writes, but a phi comes first and `int_to_ptr` last."""
         reads = state.copy()
         for instruction in bundle.instructions:
-            if is_phi(instruction) and instruction.dest is not None:
+            if instruction.traits.kind == "phi" and instruction.dest is not None:
                 self._check_uses(bundle, instruction, [state], some=True)
                 name, register = instruction.dest.rsplit("_", 1)
                 reads.write(instruction, register, self._value(name))
         written = reads.copy()
         self._apply(bundle, written)
         for instruction in bundle.instructions:
-            if instruction.opcode.startswith("int_to_ptr"):
+            if instruction.traits.kind == "pointer":
                 # It forwards: what its own bundle writes is as good as what was there.
                 self._check_uses(bundle, instruction, [reads, written], some=True)
-            elif not is_phi(instruction):
+            elif instruction.traits.kind != "phi":
                 self._check_uses(bundle, instruction, [reads], some=False)
 
     def _check_uses(self, bundle: Bundle, instruction: Instruction, states: Sequence[_State], *, some: bool) -> None:
@@ -185,6 +185,6 @@ def _in_order(bundle: Bundle) -> list[Instruction]:
     """Writes of a bundle in the order in which they take effect: phis first, `int_to_ptr` last."""
 
     def rank(instruction: Instruction) -> int:
-        return 0 if is_phi(instruction) else 2 if instruction.opcode.startswith("int_to_ptr") else 1
+        return 0 if instruction.traits.kind == "phi" else 2 if instruction.traits.kind == "pointer" else 1
 
     return sorted(bundle.instructions, key=rank)

@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hardware.dma import FLAG_MASK, NUMBERED_FLAGS
-from systolic.simulator.reading.copies import is_copy
+from systolic.simulator.hardware.sync_flags import FLAG_MASK, NUMBERED_FLAGS
 from systolic.simulator.reading.listing import Instruction, Program
 
 _CORE_VALID = 1 << 15  # set in the address of every remote signal
@@ -36,17 +35,16 @@ def barrier_flags(program: Program) -> dict[str, int]:
     copied: set[str] = set()
     waited: set[str] = set()
     for instruction in _instructions(program):
-        if instruction.opcode == "vsyncadd.remote":
+        if instruction.traits.kind == "signal":
             allocations, constants = _traced(instruction.operands[0], definitions)
             signalled |= allocations
             if not allocations:
                 found = (each & FLAG_MASK for each in constants if each & _CORE_VALID and each >> 16 == 0)
                 numbers = dict.fromkeys(found, "") | numbers
-        elif is_copy(instruction):
-            flags = instruction.operands[3:5] if instruction.opcode == "dma.general" else instruction.operands[3:4]
-            for text in flags:
+        elif instruction.traits.kind == "copy":
+            for text in instruction.operands[instruction.traits.flags]:
                 copied |= _traced(text, definitions)[0]
-        elif instruction.opcode.startswith("vwait"):
+        elif instruction.traits.is_wait and instruction.traits.kind != "wait for copy":
             found = _traced(instruction.operands[0], definitions)[0]
             waited |= found
             numbers |= {number: each for each in found for number, known in numbers.items() if not known}
@@ -84,7 +82,7 @@ def _traced(text: str, definitions: Mapping[str, list[Instruction]]) -> tuple[se
                 pending += (
                     operand
                     for instruction in definitions.get(name, ())
-                    if instruction.opcode != "sld"
+                    if instruction.traits.kind != "load"
                     for operand in instruction.operands
                 )
     return allocations, constants

@@ -18,7 +18,7 @@ from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.calls import CallOperand
-from systolic.simulator.reading.listing import MOVES, Instruction, Program, is_call, is_phi, physical
+from systolic.simulator.reading.listing import Instruction, Program, physical
 from systolic.simulator.slice.identity import Word
 
 _CALLED = re.compile(r"%([\w.\-]+) = ", re.ASCII)
@@ -130,7 +130,7 @@ def constant_operands(
     for instruction in _instructions(top_level):
         if instruction.dest is not None and "_" in instruction.dest:
             definitions.setdefault(instruction.dest.rsplit("_", 1)[0], []).append(instruction)
-        if is_call(instruction) and (called := _CALLED.search(instruction.comment)):
+        if instruction.traits.kind == "call" and (called := _CALLED.search(instruction.comment)):
             calls.setdefault(called.group(1), instruction)
     for name, call in calls.items():
         passed = {physical(text): text for text in call.operands if text[0] == "%"}
@@ -153,7 +153,10 @@ def _allocation(text: str, definitions: Mapping[str, Sequence[Instruction]]) -> 
             if name not in seen:
                 seen.add(name)
                 pending += (
-                    operand for each in definitions.get(name, ()) if each.opcode != "sld" for operand in each.operands
+                    operand
+                    for each in definitions.get(name, ())
+                    if each.traits.kind != "load"
+                    for operand in each.operands
                 )
     return None
 
@@ -172,17 +175,17 @@ def constant_allocations(top_level: Program, offsets: Set[str]) -> frozenset[int
     while known < len(names) + len(words):
         known = len(names) + len(words)
         for each in instructions:
-            if each.opcode == "sld" and (word := _WORD.fullmatch(each.operands[0])) and word.group(1) in words:
+            if each.traits.kind == "load" and (word := _WORD.fullmatch(each.operands[0])) and word.group(1) in words:
                 names.add(f"%{each.dest}")
             elif not names.isdisjoint(each.operands):
-                if each.opcode in MOVES or is_phi(each):
+                if each.traits.kind in ("move", "phi"):
                     names.add(f"%{each.dest}")
-                elif each.opcode == "sst" and (word := _SPILL.fullmatch(each.operands[0])):
+                elif each.traits.kind == "store" and (word := _SPILL.fullmatch(each.operands[0])):
                     words.add(word.group(1))
     found = set[int]()
     for each in instructions:
-        spilled = each.opcode == "sst" and _SPILL.fullmatch(each.operands[0])
-        if names.isdisjoint(each.operands) or each.opcode in MOVES or is_phi(each) or spilled:
+        spilled = each.traits.kind == "store" and _SPILL.fullmatch(each.operands[0])
+        if names.isdisjoint(each.operands) or each.traits.kind in ("move", "phi") or spilled:
             continue
         base = _BASE.fullmatch(each.operands[0]) if each.opcode == "scalar_lea.hbm" else None
         if base is None:

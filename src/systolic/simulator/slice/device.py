@@ -6,19 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from systolic.simulator.core import Core, DeviceSetup
-from systolic.simulator.hardware.dma import FLAG_MASK, DmaEngine
-from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.device import DeviceModel
+from systolic.simulator.device_setup import DeviceSetup
 from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import Memory
-from systolic.simulator.hardware.timeline import Timeline
-from systolic.simulator.mailboxes import Mailboxes
+from systolic.simulator.hardware.sync_flags import FLAG_MASK
 from systolic.simulator.other_devices import RemoteCopy, RemoteTarget
+from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.slice.addresses import COUNTS_COPIES
 from systolic.simulator.slice.communication import Communications
-from systolic.simulator.slice.global_barriers import GlobalBarrier
 from systolic.simulator.slice.surroundings import Surroundings
-from systolic.simulator.sparse_core.device import SparseCores
 
 _SIGN = 1 << 31
 
@@ -43,36 +40,11 @@ class Device:
         self._around = around
         self._latency = setup.chip.machine.dma_latency_cycles
         self._wait_cycles = setup.chip.machine.dma_wait_cycles
-        timelines = [Timeline(spans) for _ in words] if spans else None
-        schedule = around.schedule
+        model = DeviceModel.of(setup, around.schedule, spans, others=self, identities=words)
+        self.cores, self.dma, self.sparse_cores = model.cores, model.parts.dma, model.parts.sparse_cores
         self.communications = [Communications() for _ in words]
-        host_bytes_per_s = setup.chip.host_bytes_per_s
-        self.dma = DmaEngine(setup.chip.machine, len(words), timelines, schedule, host_bytes_per_s=host_bytes_per_s)
         self.dma.waited = lambda core, label, begin, end: self.communications[core].waited(label, begin, end)
         self.dma.largest, self.dma.first = around.largest, around.first
-        self.sparse_cores = SparseCores(
-            setup.chip,
-            setup.sparse_programs,
-            setup.hlo.launches if setup.hlo is not None else (),
-            self.dma,
-            schedule.start,
-            IterationBudget(setup.max_iterations),
-            spans,
-        )
-        mailboxes = Mailboxes(len(words), schedule)
-        self.cores = [
-            Core(
-                setup,
-                self.dma,
-                mailboxes,
-                self.sparse_cores,
-                core,
-                timelines[core] if timelines else None,
-                others=self,
-                identity=known,
-            )
-            for core, known in enumerate(words)
-        ]
 
     def start(self) -> None:
         """Lets all cores begin."""
@@ -88,7 +60,11 @@ class Device:
 
     def memory(self, target: RemoteTarget) -> Memory:
         """The memory of a core."""
-        return self._around.receiver(self, target).cores[target.core].memory
+        return self._around.receiver(self, target).memory_of(target.core)
+
+    def memory_of(self, core: int) -> Memory:
+        """The memory of one of its own cores."""
+        return self.cores[core].memory
 
     def copy(self, core: int, time: int, copy: RemoteCopy) -> int:
         """Sends a copy; returns when the core goes on."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from systolic.simulator.core import TOP_LEVEL
+from systolic.simulator.device_setup import TOP_LEVEL
 from systolic.simulator.reading.collectives import SliceHlo
-from systolic.simulator.reading.copies import is_copy
 from systolic.simulator.reading.listing import Instruction, Program
 from systolic.simulator.slice.barrier_flags import barrier_flags
 from systolic.simulator.slice.constants import Constants, constants_of
@@ -15,8 +14,6 @@ from systolic.simulator.slice.identity import Word, identity_words
 from systolic.simulator.translating.remote import RemoteCode
 from systolic.simulator.translating.translate import Translation
 
-# By which the top-level program acts on other devices.
-_ACTS = ("vsyncadd.remote", "dma.general")
 # Parts of a collective that other operations overlap: they are in the top-level program, as permutations are.
 _ASYNCHRONOUS = ("async-collective-start", "async-collective-done")
 
@@ -36,11 +33,6 @@ class SliceFacts:
     constants: Constants
 
 
-def is_remote(instruction: Instruction) -> bool:
-    """Says whether an instruction may act on another device."""
-    return instruction.opcode == "vsyncadd.remote" or (is_copy(instruction) and instruction.opcode == "dma.general")
-
-
 def remote_code(program: Program, hlo: SliceHlo, *, top_level: bool) -> RemoteCode:
     """What translating a program has to know of its acts on other devices.
 
@@ -58,10 +50,10 @@ def _labels(program: Program, hlo: SliceHlo) -> dict[int, str]:
         for each in bundle.instructions:
             if each.opcode == "vtrace":  # stands where an operation begins and where it ends
                 sections.append([])
-            elif each.opcode in _ACTS:
+            elif each.traits.is_remote:
                 sections[-1].append(each)
     # The program comes to its operations in the order of the schedule; each permutation has one signal and one copy.
-    permutes = [section for section in sections if sorted(each.opcode for each in section) == sorted(_ACTS)]
+    permutes = [section for section in sections if sorted(each.traits.kind for each in section) == ["copy", "signal"]]
     others = [section for section in sections if section and section not in permutes]
     named = [name for name in hlo.collectives if name.startswith(_ASYNCHRONOUS)]
     pairs = [*zip(permutes, hlo.permutes, strict=False)] if len(permutes) == len(hlo.permutes) else []
@@ -87,7 +79,7 @@ def slice_facts(
     for name, program in programs.items():
         addresses = translations[name].addresses
         top_level = name == TOP_LEVEL
-        remote = any(map(is_remote, (each for bundle in program.bundles for each in bundle.instructions)))
+        remote = any(each.traits.is_remote for bundle in program.bundles for each in bundle.instructions)
         found = identity_words(program, remote=remote, top_level=top_level)
         words |= {addresses[allocation]: word for allocation, word in found.items() if allocation in addresses}
     operands = {name: each.operands for name, each in translations.items()}

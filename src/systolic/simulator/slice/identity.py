@@ -132,7 +132,7 @@ def _flags(program: Program) -> set[str]:
             else:
                 used |= found
         for instruction in bundle.instructions:
-            word = _WORD.fullmatch(instruction.operands[0]) if instruction.opcode == "sld" else None
+            word = _WORD.fullmatch(instruction.operands[0]) if instruction.traits.kind == "load" else None
             if word is not None and instruction.dest is not None:
                 loaded["%" + instruction.dest] = word.group(1)
     return compared - used
@@ -148,14 +148,14 @@ def _loads(program: Program) -> tuple[dict[str, list[str]], set[str]]:
             if instruction.opcode == "vtrace" and instruction.operands == (LAUNCHED,):
                 loads.clear()
             operands = instruction.operands
-            if instruction.opcode in ("scalar_select", "smov"):
+            if instruction.traits.kind in ("select", "move"):
                 text = " ".join(operands)
                 before = (each for name in _REGISTER.findall(text) for each in selected.get(name, ()))
                 selected[f"%{instruction.dest}"] = [*_USED.findall(text), *before]
-            elif instruction.opcode == "sld" and instruction.comment and (at := _THROUGH.fullmatch(operands[0])):
+            elif instruction.traits.kind == "load" and instruction.comment and (at := _THROUGH.fullmatch(operands[0])):
                 for each in selected.get(at.group(1), ()):
                     loads.setdefault(each, []).append(instruction.comment.strip())
-            word = _WORD.fullmatch(operands[0]) if instruction.opcode == "sld" else None
+            word = _WORD.fullmatch(operands[0]) if instruction.traits.kind == "load" else None
             if word is not None:
                 loads.setdefault(word.group(1), []).append(instruction.comment.strip())
                 operands = operands[1:]

@@ -8,23 +8,21 @@ its links is the same. Where one of this fails, or devices branch differently, o
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from systolic.simulator.hardware.lanes import DivergedError, Lanes, lane, lanes_in
 from systolic.simulator.other_devices import RemoteTarget
+from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.fair_shares import fair_rates
-from systolic.simulator.slice.global_barriers import GlobalBarrier
 from systolic.simulator.slice.network import Ended, Network, Stream
 from systolic.simulator.slice.routes import Link, Route, Routes
-
-if TYPE_CHECKING:
-    from systolic.simulator.slice.device import Device
-
+from systolic.simulator.slice.surroundings import SliceDevice
 
 _MOST_KEPT = 1 << 12
 
@@ -53,7 +51,7 @@ class OneForAll:
     _patterns: list[Pattern] = field(default_factory=list)
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
 
-    def name(self, device: Device) -> str:
+    def name(self, device: SliceDevice) -> str:
         """Names a device in messages."""
         return "every device"
 
@@ -99,15 +97,15 @@ class OneForAll:
             self._patterns.append(Pattern(longest.links, longest.latency_s, routes, devices.index(0)))
         return number
 
-    def route(self, sender: Device, target: RemoteTarget) -> Route:
+    def route(self, sender: SliceDevice, target: RemoteTarget) -> Route:
         """The way there."""
         return self._patterns[target.device]
 
-    def receiver(self, sender: Device, target: RemoteTarget) -> Device:
+    def receiver(self, sender: SliceDevice, target: RemoteTarget) -> SliceDevice:
         """The device to which it comes: what one sends comes back to it."""
         return sender
 
-    def send(self, sender: Device, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
+    def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
         """Sends bytes; see `Network.send`."""
         self.network.send(sender.number, time, route, size_bytes, ended)
 
@@ -116,7 +114,7 @@ class OneForAll:
         if not self.slowest_counts:
             return None
         self.differed = True
-        return barrier.end_cycles(time, self.routes, self.clock_hz, wait_cycles)
+        return barrier_end_cycles(barrier, time, self.routes, self.clock_hz, wait_cycles)
 
     def back_together(self, times: Sequence[int]) -> int:
         """When the last device goes on, if that counts for all."""
@@ -143,6 +141,25 @@ class OneForAll:
         if not self.slowest_counts:
             raise DivergedError(why)
         self.differed = True
+
+
+def barrier_end_cycles(barrier: GlobalBarrier, time: float, routes: Routes, clock_hz: float, wait_cycles: int) -> int:
+    """Return when the last device leaves a barrier to which all come at a time.
+
+    It is taken to take as long on every device as on that one; others leave it microseconds earlier, and wait for the
+    last where they next need what it sends.
+
+    Raises:
+      DivergedError: it is not about all devices.
+    """
+    count = routes.devices
+    if count != barrier.others + 1:
+        raise DivergedError(f"a barrier of {barrier.others + 1} of {count} devices")
+    out = [routes.between(0, device).latency_s * clock_hz for device in range(1, count)]
+    back = [routes.between(device, 0).latency_s * clock_hz for device in range(1, count)]
+    all_known = time + barrier.before_cycles + max(back) + wait_cycles + barrier.between_cycles
+    last = max(all_known + number * barrier.each_cycles + latency for number, latency in enumerate(out))
+    return math.ceil(last) + wait_cycles + barrier.after_cycles
 
 
 class PatternNetwork(Network):

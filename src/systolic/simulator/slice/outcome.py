@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence, Set
 
 from systolic.chips import Chip, SliceShape
 from systolic.chips.time_error import TimeError, time_error
-from systolic.simulator.records import CoreRun, OpRun, SimulatedRun, SparseCoreRun
+from systolic.simulator.core_records import CoreRun, OpRun, SparseCoreRun
+from systolic.simulator.records import SimulatedRun
 from systolic.simulator.slice.communication import Communications, Tally
 from systolic.simulator.slice.facts import SliceFacts
 from systolic.simulator.slice.records import CollectiveKind, CollectiveRun, DeviceClass, SliceRun
-from systolic.simulator.slice.run import DevicesRun, SliceSetup
+from systolic.simulator.slice.run import DevicesRun
+from systolic.simulator.slice.setup import SliceSetup
 from systolic.simulator.traits import traits_of
 
 # Published times of programs on slices are few, and most of them entered the choice of the links' constants.

@@ -24,7 +24,7 @@ def without_route_pointers(program: Program) -> Program:
     pointers = route_pointers(program)
 
     def stays(each: Instruction) -> bool:
-        word = _WORD.fullmatch(each.operands[0]) if each.opcode == "sst" else None
+        word = _WORD.fullmatch(each.operands[0]) if each.traits.kind == "store" else None
         return word is None or word.group(1) not in pointers
 
     if not pointers:
@@ -40,7 +40,7 @@ def route_pointers(program: Program) -> set[str]:
     bases = {
         found.group(1)
         for each in instructions
-        if each.opcode == "sld" and (found := _ADDED.fullmatch(each.operands[0])) and found.group(2) in added
+        if each.traits.kind == "load" and (found := _ADDED.fullmatch(each.operands[0])) and found.group(2) in added
     }
     loaded = {
         each.operands[-1].split()[-1]
@@ -50,5 +50,5 @@ def route_pointers(program: Program) -> set[str]:
     return {
         word.group(1)
         for each in instructions
-        if each.opcode == "sld" and f"%{each.dest}" in loaded and (word := _WORD.fullmatch(each.operands[0]))
+        if each.traits.kind == "load" and f"%{each.dest}" in loaded and (word := _WORD.fullmatch(each.operands[0]))
     }

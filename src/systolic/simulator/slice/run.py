@@ -2,153 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from systolic.chips import SliceError, SliceShape
-from systolic.simulator.core import DeviceSetup, OperandWords
-from systolic.simulator.errors import SimulationError, TooManyCopiesError
+from systolic.simulator.core_records import CoreRun, SparseCoreRun
+from systolic.simulator.device_setup import DeviceSetup
+from systolic.simulator.errors import TooManyCopiesError
 from systolic.simulator.hardware.lanes import DivergedError, joined
-from systolic.simulator.hardware.memory import Contents, Words
-from systolic.simulator.hardware.values import Unknown
-from systolic.simulator.records import CoreRun, SparseCoreRun
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.communication import Communications
 from systolic.simulator.slice.device import Device
 from systolic.simulator.slice.facts import SliceFacts
-from systolic.simulator.slice.identity import Identity, assignment_at, constants_from
 from systolic.simulator.slice.network import MOST_COPIES, Network, too_many_copies
 from systolic.simulator.slice.one_for_all import OneForAll, PatternNetwork
 from systolic.simulator.slice.records import LinkRun, Way
-from systolic.simulator.slice.route_tables import RouteTables
-from systolic.simulator.slice.routes import Routes
+from systolic.simulator.slice.setup import PartitionContents, SliceSetup, with_tables
 from systolic.simulator.slice.surroundings import AllDevices
 from systolic.simulator.slice.tables import check_tables
 
 # Devices of a slice of which all are executed where one that is as slow as the slowest could stand for them.
 MOST_APART = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceSetup:
-    """A slice, and where on it the program runs.
-
-    Attributes:
-      assignment: device ids by partition.
-      routes: between its devices.
-      route_tables: by which its chips name each other; None: by number.
-    """
-
-    shape: SliceShape
-    assignment: tuple[int, ...]
-    routes: Routes
-    route_tables: RouteTables | None
-
-    @staticmethod
-    def of(shape: SliceShape, assignment: Sequence[int], facts: SliceFacts) -> SliceSetup:
-        """Checks that a program can run there.
-
-        Raises:
-          SliceError: the devices are not all devices of the slice, each once, or not as many as the program is for.
-          SimulationError: the program is made of replicas.
-        """
-        count = len(shape.devices)
-        if sorted(assignment) != list(range(count)):
-            raise SliceError(
-                f"a program runs on all {count} devices of a slice {shape.name}, each once; not on {assignment}"
-            )
-        if facts.hlo.replicas != 1:
-            raise SimulationError(f"a program of {facts.hlo.replicas} replicas; only partitions are simulated")
-        if facts.hlo.partitions != count:
-            raise SliceError(
-                f"the program is for {facts.hlo.partitions} devices, and {shape.chip.name}:{shape.name} has {count}"
-            )
-        tables = RouteTables.of(shape, assignment, facts)
-        return SliceSetup(shape=shape, assignment=tuple(assignment), routes=Routes(shape), route_tables=tables)
-
-    @property
-    def constants_from(self) -> int:
-        """Where the program's constants begin in HBM."""
-        return constants_from(self.shape.chip.machine.hbm_pointer_bytes)
-
-    @property
-    def assignment_at(self) -> int:
-        """Where the table of the assignment lies in HBM."""
-        return assignment_at(self.shape.chip.machine.hbm_pointer_bytes)
-
-    def identities(self, facts: SliceFacts) -> list[list[dict[int, int]]]:
-        """Words by which each device knows which it is, by address, for each of its cores."""
-        partitions = {device: partition for partition, device in enumerate(self.assignment)}
-        cores = self.shape.chip.cores_per_device
-        tables = None if self.route_tables is None else tuple(self.route_tables.words())
-        found = []
-        for device in self.shape.devices:
-            known = Identity(
-                chip=device.chip,
-                partition=partitions[device.id],
-                first_core=device.core * cores,
-                constants=self.constants_from,
-                assignment=self.assignment_at,
-            )
-            routes = {} if tables is None else tables[device.chip]
-            found.append(
-                [
-                    {**routes, **{address: known.value(word, core) for address, word in facts.words.items()}}
-                    for core in range(cores)
-                ]
-            )
-        return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionContents:
-    """What is known of each partition's arguments and operands; see `PreparedProgram.run_slice`."""
-
-    parameters: tuple[Sequence[Words | Unknown], ...]
-    operand_words: tuple[OperandWords, ...]
-
-    def of(self, partition: int, setup: DeviceSetup) -> DeviceSetup:
-        """The setup of a device that has this partition."""
-        given = self.operand_words[partition] if self.operand_words else setup.operand_words
-        return replace(setup, parameters=self.parameters[partition], operand_words=given)
-
-    def of_all(self, setup: DeviceSetup) -> DeviceSetup:
-        """The setup of a device that stands for all.
-
-        Raises:
-          DivergedError: something is known that is not the same on all.
-        """
-        first = self.of(0, setup)
-        for number, partition in enumerate(self.parameters):
-            for index, words in enumerate(partition):
-                known = first.parameters[index]
-                if words is not known and not (isinstance(words, Unknown) and isinstance(known, Unknown)):
-                    raise DivergedError(
-                        f"argument {index} holds something else on partition {number} than on the first"
-                    )
-        if any(each is not self.operand_words[0] for each in self.operand_words):
-            return replace(first, operand_words=self._operands_of_all)
-        return first
-
-    def _operands_of_all(self, name: str, call: int, index: int) -> Contents | None:
-        found = [each(name, call, index) for each in self.operand_words]
-        if all(each is None for each in found):
-            return None
-        if all(each is found[0] for each in found):
-            return found[0]
-        if any(each is None for each in found):
-            raise DivergedError(f"operand {index} of {name} is known on some partitions alone")
-
-        def words() -> Words | Unknown:
-            known = [each() for each in found if each is not None]
-            if any(each != known[0] for each in known if not isinstance(each, Unknown)):
-                raise DivergedError(f"operand {index} of {name} holds something else on other partitions")
-            return known[0]
-
-        return functools.cache(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,9 +180,3 @@ def _run_one_for_all(
         iterations=max(core.iterations for core in device.cores),
         way="one device for all, as slow as the slowest" if differed else "one device for all",
     )
-
-
-def with_tables(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts) -> DeviceSetup:
-    """Lets HBM hold the program's constants, and the table of the assignment."""
-    constants = facts.constants.in_hbm(where.constants_from)
-    return replace(setup, tables={**constants, where.assignment_at: list(where.assignment)})

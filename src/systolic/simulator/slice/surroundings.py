@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from systolic.simulator.hardware.dma import DmaEngine
+from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.other_devices import RemoteTarget
+from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
-from systolic.simulator.slice.global_barriers import GlobalBarrier
 from systolic.simulator.slice.network import Ended, Network
 from systolic.simulator.slice.routes import Route, Routes
 
-if TYPE_CHECKING:
-    from systolic.simulator.slice.device import Device
+
+class SliceDevice(Protocol):
+    """A device as its surroundings, and those who send to it, know it."""
+
+    number: int
+    dma: DmaEngine
+
+    def memory_of(self, core: int) -> Memory:
+        """The memory of a core."""
+        ...
 
 
 class Surroundings(Protocol):
@@ -23,7 +33,7 @@ class Surroundings(Protocol):
     schedule: Schedule
     clock_hz: float
 
-    def name(self, device: Device) -> str:
+    def name(self, device: SliceDevice) -> str:
         """Names a device in messages."""
         ...
 
@@ -35,15 +45,15 @@ class Surroundings(Protocol):
         """Reads whom a signal is meant for."""
         ...
 
-    def route(self, sender: Device, target: RemoteTarget) -> Route:
+    def route(self, sender: SliceDevice, target: RemoteTarget) -> Route:
         """The way there."""
         ...
 
-    def receiver(self, sender: Device, target: RemoteTarget) -> Device:
+    def receiver(self, sender: SliceDevice, target: RemoteTarget) -> SliceDevice:
         """The device that is meant."""
         ...
 
-    def send(self, sender: Device, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
+    def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
         """Sends bytes from `time` on; `ended` is told when the last of them has left."""
         ...
 
@@ -77,9 +87,9 @@ class AllDevices:
     routes: Routes
     network: Network
     addresses: Addresses
-    devices: list[Device]  # by id
+    devices: Sequence[SliceDevice]  # by id
 
-    def name(self, device: Device) -> str:
+    def name(self, device: SliceDevice) -> str:
         """Names a device in messages."""
         return f"device {device.number}"
 
@@ -91,15 +101,15 @@ class AllDevices:
         """Reads whom a signal is meant for."""
         return self.addresses.of_signal(sender, address)
 
-    def route(self, sender: Device, target: RemoteTarget) -> Route:
+    def route(self, sender: SliceDevice, target: RemoteTarget) -> Route:
         """The way there."""
         return self.routes.between(sender.number, target.device)
 
-    def receiver(self, sender: Device, target: RemoteTarget) -> Device:
+    def receiver(self, sender: SliceDevice, target: RemoteTarget) -> SliceDevice:
         """The device that is meant."""
         return self.devices[target.device]
 
-    def send(self, sender: Device, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
+    def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
         """Sends bytes; see `Network.send`."""
         self.network.send(sender.number, time, route, size_bytes, ended)
 

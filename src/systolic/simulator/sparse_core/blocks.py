@@ -13,8 +13,8 @@ _DELAY_SLOTS = {"scs": 3, "tec": 2}
 
 _BETWEEN_LABELS = re.compile(r"(\.\w+)-(\.\w+)", re.ASCII)
 _FORWARD = re.compile(r"\$0x([0-9a-fA-F]+)", re.ASCII)
+_BRANCHES = ("branch", "branch out")
 _SLOTS = re.compile(r"\$(\d+)", re.ASCII)
-_LEAVES = ("sbr.abs", "sbr.ind")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,9 @@ def split_section(name: str, section: SparseSection, kind: str) -> tuple[SparseB
     shadows: dict[int, tuple[int, int | None]] = {}  # last bundle of the branch's shadow → where from, and to
     branches: dict[int, SparseInstruction] = {}
     for index, bundle in enumerate(bundles):
-        branch = next((each for each in bundle.instructions if each.opcode.startswith("sbr.")), None)
+        branch = next(
+            (instruction for instruction in bundle.instructions if instruction.traits.kind in _BRANCHES), None
+        )
         if branch is None:
             continue
         last = min(index + _slots(branch, kind), len(bundles) - 1)
@@ -74,7 +76,7 @@ def _slots(branch: SparseInstruction, kind: str) -> int:
 
 
 def _target(name: str, line: int, section: SparseSection, index: int, branch: SparseInstruction) -> int | None:
-    if branch.opcode in _LEAVES:  # back to what is always in the instruction memory
+    if branch.traits.kind == "branch out":  # back to what is always in the instruction memory
         return None
     if found := _BETWEEN_LABELS.fullmatch(branch.operands[0]):
         if found[1] in section.labels:

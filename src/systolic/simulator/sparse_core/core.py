@@ -6,12 +6,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from systolic.chips import Chip
+from systolic.simulator.core_records import SparseCoreRun, SparseOpRun
 from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import MASK, Unknown
-from systolic.simulator.records import SparseCoreRun, SparseOpRun
 from systolic.simulator.sparse_core.flags import SparseFlags
 from systolic.simulator.sparse_core.launch import Launch
 from systolic.simulator.sparse_core.machine import SparseClock, SparseCounts, SparseMachine, TileState, whole

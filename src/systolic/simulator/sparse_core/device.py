@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from systolic.chips import Chip
+from systolic.simulator.core_records import SparseCoreRun
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import Unknown
-from systolic.simulator.records import SparseCoreRun
 from systolic.simulator.sparse_core.core import SparseCore, Start
 from systolic.simulator.sparse_core.launch import Launch, programs_by_launch
 from systolic.simulator.sparse_core.machine import whole

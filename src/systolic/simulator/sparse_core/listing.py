@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from systolic.simulator.errors import SimulationError
+from systolic.simulator.opcode_traits import Opcode
+from systolic.simulator.opcodes import SPARSE_CORE
 
 SECTIONS = ("scs", "tec")
 
@@ -44,6 +46,11 @@ class SparseInstruction:
     predicate: str | None
     negated: bool
     text: str
+
+    @property
+    def traits(self) -> Opcode:
+        """The opcode's entry in the table."""
+        return SPARSE_CORE[self.opcode]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

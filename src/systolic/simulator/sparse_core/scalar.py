@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.values import MASK
+from systolic.simulator.opcode_traits import Opcode
 from systolic.simulator.translating.literals import number, variable
+from systolic.simulator.translating.scalar import arithmetic
 
 _REGISTER = re.compile(r"(!?)(s\d+|p\d+)", re.ASCII)
 _NUMBER = re.compile(r"\$(-?(?:0x[0-9A-Fa-f]+|\d+))", re.ASCII)
 _SYMBOL = re.compile(r"\$(\w+)", re.ASCII)
 _PLACE = re.compile(r"\[\w+:([^\]]+)\]", re.ASCII)
-
-# Instructions without effect on control flow, streams or time: traces, tags, fences, and flags switched on or off. The
-# index that a stream passes over (`ssetifvalue`) is among them: every index of a list counts.
-IGNORED = frozenset(
-    {
-        *(
-            "sfence",
-            "sfence.sel",
-            "sfence.stream.spmem",
-            "sfence.stream.hbm",
-            "snop",
-            "ssetifvalue",
-            "ssettag",
-            "ssettm",
-        ),
-        *("ssyncpa.u1", "ssyncset.done", "strace"),
-    }
-)
 
 # The link register has a name of its own; the others are s0 to s31.
 _LINK = "s99"
@@ -69,52 +53,11 @@ def register(text: str) -> str | None:
     return variable(text) if re.fullmatch(r"[sp]\d+", text, re.ASCII) else None
 
 
-def _binary(template: str) -> Callable[[str, str], str]:
-    return lambda a, b: template.format(a=a, b=b, m=MASK)
-
-
-def _signed(value: str) -> str:
-    return f"({value} ^ 0x80000000)"
-
-
-_ARITHMETIC: dict[str, Callable[[str, str], str]] = {
-    "sadd.s32": _binary("({a} + {b}) & {m}"),
-    "ssub.s32": _binary("({a} - {b}) & {m}"),
-    "smul.u32": _binary("({a} * {b}) & {m}"),
-    "smulhi.u32": _binary("({a} * {b}) >> 32"),
-    "sand.u32": _binary("{a} & {b}"),
-    "sor.u32": _binary("{a} | {b}"),
-    "sxor.u32": _binary("{a} ^ {b}"),
-    "sshll.u32": _binary("({a} << ({b} & 31)) & {m}"),
-    "sshllo.u32": _binary("((({a} << ({b} & 31)) | ((1 << ({b} & 31)) - 1)) & {m})"),  # ones come in
-    "sshrl.u32": _binary("{a} >> ({b} & 31)"),
-    "sshra.s32": _binary("((({a} ^ 0x80000000) - 0x80000000) >> ({b} & 31)) & {m}"),
-    "smin.u32": _binary("smaller({a}, {b})"),
-    "smax.u32": _binary("larger({a}, {b})"),
-    "smin.s32": lambda a, b: f"smaller({_signed(a)}, {_signed(b)}) ^ 0x80000000",
-    "smax.s32": lambda a, b: f"larger({_signed(a)}, {_signed(b)}) ^ 0x80000000",
-}
-_MOVES = frozenset({"smov.u32", "smov.s32", "simm.s32", "simm.u32"})
 # Of truth values, also where one of them is not known: true or anything is true.
-_LOGIC = {"por": "{a} | {b}", "pand": "{a} & {b}", "pmov": "{a}"}
 _TRUTH = {"$0x0": "False", "$0x1": "True"}
-_COMPARISON = re.compile(r"s(eq|ne|lt|le|gt|ge)\.(s32|u32)")
-_RELATIONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
-def expression(opcode: str, operands: tuple[str, ...], symbols: Mapping[str, int]) -> str | None:
-    """Writes what a register becomes; None for an instruction that is no scalar arithmetic."""
-    if opcode in _MOVES:
-        return operand(operands[0], symbols)
-    if opcode in _LOGIC:
-        a, b, *_ = (*(_TRUTH.get(text) or operand(text, symbols) for text in operands), "")
-        return _LOGIC[opcode].format(a=a, b=b)
-    if opcode in _ARITHMETIC:
-        a, b = (operand(text, symbols) for text in operands)
-        return _ARITHMETIC[opcode](a, b)
-    if found := _COMPARISON.fullmatch(opcode):
-        a, b = (operand(text, symbols) for text in operands)
-        if found[2] == "s32" and found[1] not in ("eq", "ne"):
-            a, b = _signed(a), _signed(b)
-        return f"{a} {_RELATIONS[found[1]]} {b}"
-    return None
+def expression(traits: Opcode, operands: tuple[str, ...], symbols: Mapping[str, int]) -> str:
+    """Writes what a register becomes, by the expression of an opcode that has one."""
+    truth = _TRUTH if traits.name[0] == "p" else {}
+    return arithmetic(traits, operands, lambda text: truth.get(text) or operand(text, symbols))

@@ -26,11 +26,6 @@ class Stream:
     flag: str
 
 
-def is_stream(instruction: SparseInstruction) -> bool:
-    """Says whether the instruction starts a stream."""
-    return instruction.opcode.startswith("stream.")
-
-
 def read_stream(instruction: SparseInstruction) -> Stream:
     """Reads a stream.
 

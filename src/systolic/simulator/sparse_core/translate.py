@@ -16,8 +16,8 @@ from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown, larger, smaller
 from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
 from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseListing, SparseSection
-from systolic.simulator.sparse_core.scalar import IGNORED, expression, operand, place, register
-from systolic.simulator.sparse_core.streams import is_stream, mask_lanes, read_stream, space_of
+from systolic.simulator.sparse_core.scalar import expression, operand, place, register
+from systolic.simulator.sparse_core.streams import mask_lanes, read_stream, space_of
 from systolic.simulator.translating.control_flow import dispatch, until
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.scalar import choice
@@ -126,7 +126,7 @@ class _Translator:
 
     @staticmethod
     def _delay(bundle: SparseBundle) -> int:
-        waits = [each for each in bundle.instructions if each.opcode == "sdelay"]
+        waits = [each for each in bundle.instructions if each.traits.kind == "delay"]
         return max((int(each.operands[0].removeprefix("$"), 0) for each in waits), default=0)
 
     def _leave(self, index: int, block: SparseBlock) -> list[str]:
@@ -150,11 +150,12 @@ class _Translator:
         effects: list[str] = []
         ends = False
         for instruction in bundle.instructions:
-            if instruction.opcode == "shalt" and instruction.predicate is None:
+            kind = instruction.traits.kind
+            if kind == "halt" and instruction.predicate is None:
                 ends = True
             elif event := self._event(instruction, bundle.line):
                 events += self._guarded(instruction, event)
-            elif instruction.opcode.startswith("sbr."):
+            elif kind in ("branch", "branch out"):
                 if instruction.predicate is not None:
                     effects.append(f"jump = {self._condition(instruction)}")
             elif effect := self._effect(instruction):
@@ -165,13 +166,15 @@ class _Translator:
         return events, effects + ([f"{targets} = {values}"] if assigns else []), ends
 
     def _event(self, instruction: SparseInstruction, line: int) -> list[str]:
-        opcode, operands = instruction.opcode, instruction.operands
+        kind, operands = instruction.traits.kind, instruction.operands
         where = quoted(f"{self._name}, line {line}: {instruction.text}")
         turn = [] if self._kind == "tec" else ["yield t"]
-        if opcode in ("swait.ge", "swait.eq"):
-            waits = f"wait(t, {self._place(operands[0])}, {self._operand(operands[1])}, {opcode == 'swait.eq'})"
+        if kind == "wait":
+            waits = (
+                f"wait(t, {self._place(operands[0])}, {self._operand(operands[1])}, {instruction.opcode == 'swait.eq'})"
+            )
             return [*turn, *until(waits, where), "t = r"]
-        if is_stream(instruction):
+        if kind == "stream":
             stream = read_stream(instruction)
             count = "1" if stream.count is None else self._operand(stream.count)
             if stream.mask is not None:
@@ -182,36 +185,36 @@ class _Translator:
                 "yield t",
                 f"stream(t, {flag}, {ends}, {words}, {count}, {stream.count or stream.mask is not None})",
             ]
-        if opcode == "dma.local":
+        if kind == "copy":
             (flag,) = (text for text in instruction.dests if text.startswith("[sflag:"))
             ends = [space_of(text, instruction) for text in (instruction.operands[0], instruction.dests[0])]
             places = f"{self._place(operands[0])}, {self._place(instruction.dests[0])}"
             spaces = f"{quoted(ends[0])}, {quoted(ends[1])}"
             return ["yield t", f"copy(t, {self._place(flag)}, {spaces}, {places}, {self._operand(operands[1])})"]
-        if opcode in ("task", "task.clear_ibuf"):
+        if kind == "task":
             return ["yield t", f"task(t, {self._place(operands[0])}, {self._operand(operands[1])})"]
-        if opcode == "sbarrier.arrive":
+        if kind == "barrier":
             return ["yield t", *until(f"barrier(t, {self._place(instruction.dests[0])})", where), "t = r"]
-        if opcode in ("ssyncadd.remote.s32", "ssyncadd.tile.s32"):
+        if kind == "signal":
             return ["yield t", f"signal(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"]
-        if opcode.startswith(("dma.", "task", "swait", "ssyncadd.")) and opcode != "ssyncadd.s32":
+        if kind == "unsupported":
             raise SimulationError(f"not understood: {instruction.text}")
         return []
 
     def _effect(self, instruction: SparseInstruction) -> str | None:
-        opcode, operands = instruction.opcode, instruction.operands
-        if opcode == "ssyncadd.s32":
+        kind, operands = instruction.traits.kind, instruction.operands
+        if kind == "add to flag":
             return f"add(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"
-        if opcode == "ssyncset.s32":
+        if kind == "set flag":
             return f"put({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
-        if opcode == "sst":
+        if kind == "store":
             return f"store({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
-        if opcode == "wrdreg":
+        if kind == "write argument":
             return f"write_argument({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
         return None
 
     def _assigned(self, instruction: SparseInstruction) -> list[tuple[str, str]]:
-        opcode, operands = instruction.opcode, instruction.operands
+        traits = instruction.traits
         mask = _MASK_REGISTER.fullmatch(instruction.dests[0])
         if mask is not None:
             lanes = mask_lanes(instruction)
@@ -220,38 +223,32 @@ class _Translator:
                 known = f"({one} if {other}.__class__ is Unknown else {other})"
                 return [(self._variable("x" + mask.group()[2:]), known)]
             return [(self._variable("x" + mask.group()[2:]), "computed" if lanes is None else number(lanes))]
-        if opcode in IGNORED or opcode in ("sdelay", "shalt"):
+        if traits.kind in ("ignored", "delay", "halt"):
             return []
         found = []
         for text in instruction.dests:
             dest = register(text)
             if dest is None:
                 continue
-            value = self._value(opcode, operands)
+            value = self._value(instruction)
             if instruction.predicate is not None:
                 pair = (dest, f"({value})") if instruction.negated else (f"({value})", dest)
                 value = choice(self._variable(instruction.predicate), *pair)
             found.append((self._variable(dest), value))
-        if not found and opcode[0] == "s" and not instruction.dests[0].startswith("v"):
+        if not found and instruction.opcode[0] == "s" and not instruction.dests[0].startswith("v"):
             raise SimulationError(f"not understood: {instruction.text}")
         return found
 
-    def _value(self, opcode: str, operands: tuple[str, ...]) -> str:
-        if opcode == "sld":
+    def _value(self, instruction: SparseInstruction) -> str:
+        traits, operands = instruction.traits, instruction.operands
+        if traits.kind == "load":
             return f"load({self._place(operands[0])})"
-        if opcode == "rddreg":
+        if traits.kind == "read argument":
             return f"read_argument({self._place(operands[0])})"
-        if opcode == "stileid.u32":
-            return "tile"
-        if opcode == "srdreg.scid":
-            return "core"
-        if opcode.startswith("spop"):
-            return "computed"
+        if not traits.expression:
+            raise SimulationError(f"not understood: {instruction.opcode} {', '.join(operands)}")
         self._use(operands)
-        value = expression(opcode, operands, self._symbols)
-        if value is None:
-            raise SimulationError(f"not understood: {opcode} {', '.join(operands)}")
-        return value
+        return expression(traits, operands, self._symbols)
 
     # ---- names ----
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence, Set
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.reading.listing import Bundle, Instruction, is_scalar_pop
-from systolic.simulator.translating.events import EventCode, is_event
+from systolic.simulator.reading.listing import Bundle, Instruction
+from systolic.simulator.translating.events import EventCode
 from systolic.simulator.translating.literals import number, quoted
 from systolic.simulator.translating.mentions import Mentions
-from systolic.simulator.translating.scalar import IGNORED, address, choice, expression, spill_slot
+from systolic.simulator.translating.scalar import address, choice, expression, spill_slot
 
 _NAMED = re.compile(r"%(\d+)", re.ASCII)
 
@@ -40,7 +40,7 @@ class BundleCode:
         """Makes code of what takes time by itself: copies, waits, calls, barriers."""
         code: list[str] = []
         for instruction in bundle.instructions:
-            if id(instruction) in self._alive and is_event(instruction):
+            if id(instruction) in self._alive and instruction.traits.latency == "event":
                 code += self._events.guarded(instruction, bundle)
         return code
 
@@ -53,7 +53,7 @@ class BundleCode:
         for instruction in bundle.instructions:
             if id(instruction) not in self._alive:
                 _check_harmless(instruction)
-            elif not is_event(instruction) and not is_matrix(instruction):
+            elif instruction.traits.latency == "issue":
                 self._scalar(instruction, before, assigns, stores, aliases)
         return before + self._assignments([*assigns, *stores]) + aliases
 
@@ -67,17 +67,16 @@ class BundleCode:
         stores: list[_Assign],
         aliases: list[str],
     ) -> None:
-        opcode, operands = instruction.opcode, instruction.operands
-        base = opcode.split(".")[0]
+        kind, operands = instruction.traits.kind, instruction.operands
         dest = self._dest(instruction)
-        if opcode == "sbr.rel":
+        if kind == "branch":
             if instruction.predicate is not None:
                 before.append(f"jump = {self._mentions.truth(instruction.predicate)}")
-        elif opcode == "vsyncadd":
+        elif kind == "add to flag":
             before += self._flag("add", instruction)
-        elif opcode in ("vsyncpa", "vsyncset"):
+        elif kind == "set flag":
             before += self._flag("put", instruction)
-        elif base == "sst":
+        elif kind == "store":
             place, value = operands[0], self._operand(operands[1])
             slot = spill_slot(place)
             if slot is not None:
@@ -87,7 +86,7 @@ class BundleCode:
                 self._mentions.use(place)
                 self._mentions.variables.add("_")
                 stores += self._store(f"{address(place, self._mentions.names)}, {value}", instruction)
-        elif base == "sld":
+        elif kind == "load":
             if dest is None:
                 raise SimulationError(f"a load into no register: {instruction.text}")
             slot = spill_slot(operands[0])
@@ -96,29 +95,29 @@ class BundleCode:
             self._mentions.use(operands[0])
             value = slot or f"load({address(operands[0], self._mentions.names)}, {quoted(instruction.comment)})"
             assigns.append((dest, value, instruction))
-        elif opcode == "vpush":
+        elif kind == "push":
             assigns.append((dest or "_", f"pushed({self._operand(operands[0])})", instruction))
-        elif opcode == "vmov":
+        elif kind == "vector move":
             value = number(int(operands[0])) if re.fullmatch(r"\d+", operands[0], re.ASCII) else "vector"
             assigns.append((dest or "_", value, instruction))
-        elif opcode == "vld":
+        elif kind == "vector load":
             self._mentions.use(operands[0])
             # Behind the address stand a stride between sublanes ("ss:") and a mask of them ("sm:"): lane 0 stays.
             place = re.split(r"\] s[sm]:", operands[0].replace("[vmem:", "[smem:"))[0] + "]"
             assigns.append((dest or "_", f"word({address(place, self._mentions.names)})", instruction))
-        elif opcode == "vsyncmov":
+        elif kind == "read flag":
             assigns.append((dest or "_", f"count(t, {self._mentions.own(operands[0])})", instruction))
-        elif opcode in ("sdivrem.u32", "sdivrem.s32", "spop", "spop.drf", "vpop.sfrf"):
+        elif kind in ("division", "division pop", "pop"):
             self._queued(instruction, assigns)
         else:
             value = expression(instruction, self._mentions.names)
             if value is None or dest is None:
-                if opcode in IGNORED:
+                if kind == "ignored":
                     return
                 raise SimulationError(f"not understood: {instruction.text}")
             for text in operands:
                 self._mentions.use(text)
-            if base == "int_to_ptr":
+            if kind == "pointer":
                 if value != dest:
                     aliases += self._mentions.guarded(instruction, [f"{dest} = {value}"])
             else:
@@ -143,7 +142,7 @@ class BundleCode:
         dest = self._dest(instruction)
         if dest is None:
             raise SimulationError(f"a result in no register: {instruction.text}")
-        if instruction.opcode.startswith("sdivrem"):
+        if instruction.traits.kind == "division":
             if dest[0] != "d":
                 raise SimulationError(f"a division into a register: {instruction.text}")
             a, b = (self._operand(text) for text in instruction.operands)
@@ -154,7 +153,7 @@ class BundleCode:
                 raise SimulationError(f"a division of which it is not said what is asked: {instruction.text}")
             assigns.append((dest, both + which, instruction))
             return
-        if instruction.opcode == "spop.drf":
+        if instruction.traits.kind == "division pop":
             left = _NAMED.fullmatch(instruction.operands[0])
             if left is None:
                 raise SimulationError(f"a result of no division: {instruction.text}")
@@ -182,13 +181,8 @@ class BundleCode:
         return [f"{dest} = {value}" for dest, value in pairs]
 
 
-def is_matrix(instruction: Instruction) -> bool:
-    """Says whether the instruction belongs to the MXUs."""
-    return instruction.opcode.startswith(("vmatmul", "vmatpush", "vpop")) and not is_scalar_pop(instruction)
-
-
 def _check_harmless(instruction: Instruction) -> None:
     """Checks that an instruction that decides nothing only writes a register or scalar memory."""
-    opcode = instruction.opcode
-    if instruction.dest is None and opcode not in IGNORED and opcode[0] != "v" and opcode != "sst":
+    traits = instruction.traits
+    if instruction.dest is None and not traits.is_vector and traits.kind not in ("ignored", "store"):
         raise SimulationError(f"not understood: {instruction.text}")

@@ -17,7 +17,7 @@ from systolic.simulator.reading.blocks import Block
 from systolic.simulator.translating.control_flow import dispatch
 
 BRANCH = "if jump:"  # the line of a block's code that branches
-# What it may call of what programs call; see `simulator.one_of_all`.
+# What it may call of what programs call; see `simulator.device_detours`.
 _MAY_CALL = (
     *("load", "store", "store_on_some", "own", "start", "wait", "add", "blocked"),
     *("operand", "parameter", "lap", "too_long"),
@@ -31,7 +31,7 @@ class Detour:
 
     Attributes:
       taken, following: where the branch leads to.
-      run: (time, `OneOfAll`, block, registers read) → (time, registers written).
+      run: (time, `DetourDevice`, block, registers read) → (time, registers written).
     """
 
     taken: int

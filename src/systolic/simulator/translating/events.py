@@ -7,22 +7,15 @@ from collections.abc import Set
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.reading.copies import CopyReader
-from systolic.simulator.reading.listing import Bundle, Instruction, Program, is_call, physical
+from systolic.simulator.reading.listing import Bundle, Instruction, Program, physical
 from systolic.simulator.translating.control_flow import until
 from systolic.simulator.translating.literals import number, quoted
 from systolic.simulator.translating.mentions import Mentions
 from systolic.simulator.translating.remote import RemoteCode
 
-_EVENTS = ("vpush.ccrf", "vpop.ccrf", "vsyncadd.remote", "vsyncset.remote")
 # What the compiler writes behind a wait for a SparseCore.
 _SPARSE_CORE_WAIT = "sparse-core-wait"
 _CALLED = re.compile(r"%([\w.\-]+) = ")
-
-
-def is_event(instruction: Instruction) -> bool:
-    """Says whether the instruction takes time by itself."""
-    opcode = instruction.opcode
-    return opcode.startswith(("dma.", "vwait")) or opcode in _EVENTS or is_call(instruction)
 
 
 class EventCode:
@@ -56,39 +49,41 @@ class EventCode:
 
     def guarded(self, instruction: Instruction, bundle: Bundle) -> list[str]:
         """Makes code of one of them, with its predicate."""
-        opcode = instruction.opcode
-        own = opcode.startswith(("dma.", "vwait")) and opcode != "dma.general" and id(instruction) not in self._followed
+        traits = instruction.traits
+        own = traits.is_wait or (
+            traits.kind == "copy" and not traits.is_remote and id(instruction) not in self._followed
+        )
         return self._mentions.guarded(instruction, self._code(instruction, bundle), own=own)
 
     def _code(self, instruction: Instruction, bundle: Bundle) -> list[str]:
-        opcode, operands = instruction.opcode, instruction.operands
+        kind, operands = instruction.traits.kind, instruction.operands
         where = quoted(f"{self._program.name}, line {bundle.line}: {instruction.text}")
         turn = ["yield t"] if self._shared else []
-        if opcode in ("dma.done.wait", "vwait.ge", "vwait.ge.trace"):
+        if kind in ("wait for copy", "wait"):
             flag, granules = (self._own(text) for text in operands[:2])
-            cause = "copy" if opcode == "dma.done.wait" else "semaphore"
+            cause = "copy" if kind == "wait for copy" else "semaphore"
             if _SPARSE_CORE_WAIT in instruction.comment:
                 return ["yield t", *until(f"wait_for_sparse_core(t, {flag}, {granules})", where), "t = r"]
             return [*turn, *until(f"wait(t, {flag}, {granules}, {quoted(cause)})", where), "t = r"]
-        if opcode.startswith(("vwait.eq", "vwait.ne", "vwait.lt")):
+        if kind == "wait for value":
             flag, value = (self._own(text) for text in operands[:2])
-            relation = quoted(opcode.split(".")[1])
+            relation = quoted(instruction.opcode.split(".")[1])
             return [*turn, *until(f"wait_for_value(t, {flag}, {value}, {relation})", where), "t = r"]
-        if opcode == "vsyncset.remote":
+        if kind == "clear remote flag":
             if operands[1] != "0":  # as a SparseCore's flags are before the program
                 raise SimulationError(f"not understood: {instruction.text}")
             return []
-        if opcode == "vsyncadd.remote":
+        if kind == "signal":
             signal = f"{self._operand(operands[0])}, {self._operand(operands[1])}"
             if self._remote is not None:
                 return ["yield t", f"signal_any(t, {signal}, {quoted(self._remote.label(instruction))})"]
             return ["yield t", f"signal(t, {signal})"]
-        if opcode == "vpush.ccrf":
+        if kind == "send":
             return [*turn, f"send(t, pushed({self._operand(operands[0])}))"]
-        if opcode == "vpop.ccrf":
+        if kind == "receive":
             dest = self._dest(instruction)
             return [*turn, *until("receive(t)", where), f"t, {dest or '_'} = r"]
-        if is_call(instruction):
+        if kind == "call":
             if "<late-" in instruction.comment:
                 return []  # set-up and clean-up by the runtime, before and after the program
             called = _CALLED.search(instruction.comment)
@@ -98,7 +93,9 @@ class EventCode:
                 f"({quoted(physical(text))}, {self._operand(text)}), " for text in operands if text[0] == "%"
             )
             return [f"t = yield from call(t, {quoted(called.group(1))}, ({passed}))"]
-        return [*turn, *self._copy(instruction)]
+        if kind == "copy":
+            return [*turn, *self._copy(instruction)]
+        raise SimulationError(f"not understood: {instruction.text}")
 
     def _copy(self, instruction: Instruction) -> list[str]:
         operands = instruction.operands
@@ -107,12 +104,13 @@ class EventCode:
         between = f"{quoted(ends.source)}, {quoted(ends.destination)}"
         pieces = "None" if run_bytes is None else number(run_bytes)
         size, flag = self._operand(self._copies.size(instruction)), self._operand(operands[3])
-        if instruction.opcode == "dma.general" and (ends.source, ends.destination) == ("smem", "hbm"):
+        is_general = instruction.traits.is_remote  # says itself to which device it goes
+        if is_general and (ends.source, ends.destination) == ("smem", "hbm"):
             source, source_flag = self._operand(operands[0]), self._operand(operands[4])
             return ["yield t", f"t = send_descriptor(t, {size}, {source}, {flag}, {source_flag})"]
-        if instruction.opcode == "dma.general" and self._remote is not None:
+        if is_general and self._remote is not None:
             return self._general(instruction, self._remote, f"{flag}, {size}, {between}, {pieces}", run_bytes == 0)
-        source_flag = f", {self._operand(operands[4])}" if instruction.opcode == "dma.general" and self._shared else ""
+        source_flag = f", {self._operand(operands[4])}" if is_general and self._shared else ""
         code = [f"t = start(t, {self._own(operands[3])}, {size}, {between}, {pieces}{source_flag})"]
         # What goes to the host is lost; what comes from there is not known.
         if id(instruction) in self._followed and ends.destination != "host":

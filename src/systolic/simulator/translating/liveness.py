@@ -11,8 +11,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from systolic.simulator.reading.blocks import Block
-from systolic.simulator.reading.listing import Instruction, Program, is_call, is_phi, is_scalar_pop, physical, registers
-from systolic.simulator.translating.scalar import IGNORED, spill_slot, static_allocation
+from systolic.simulator.reading.listing import Instruction, Program, physical, registers
+from systolic.simulator.translating.scalar import spill_slot, static_allocation
 
 _ALLOCATION = re.compile(r"#(\w+)", re.ASCII)
 _NAMED = re.compile(r"%(\d+)\b", re.ASCII)
@@ -28,15 +28,17 @@ class Effect:
     root: bool
 
 
-def _operands_that_count(instruction: Instruction, followed: Set[int], remote: bool) -> tuple[str, ...]:
-    """Operands that decide when a copy lands, and, where its contents are followed, between which places it is."""
-    operands = instruction.operands
-    if not instruction.opcode.startswith("dma.") or instruction.opcode == "dma.done.wait":
-        return operands
-    flags = operands[3:5] if instruction.opcode == "dma.general" else operands[3:4]
-    if remote and instruction.opcode == "dma.general":
-        flags += operands[6:7]  # the device
-    return operands[:3] + flags if id(instruction) in followed else operands[1:2] + flags
+def _read_operands(instruction: Instruction, followed: Set[int], remote: bool) -> tuple[str, ...]:
+    """Return the operands that decide what it does; of a copy: when it lands, and, if followed, its places."""
+    operands, traits = instruction.operands, instruction.traits
+    read = operands[traits.reads]
+    if traits.kind == "copy":
+        read += operands[traits.flags]
+        if remote and traits.is_remote:
+            read += operands[6:7]  # the device
+        if id(instruction) in followed:
+            read += operands[:3]
+    return read
 
 
 def effect(instruction: Instruction, private: frozenset[str], followed: Set[int], *, remote: bool = False) -> Effect:
@@ -47,37 +49,30 @@ def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]
       followed: `id`s of the copies whose contents are followed.
       remote: to which device a copy goes, counts.
     """
-    opcode = instruction.opcode
-    base = opcode.split(".")[0]
+    traits = instruction.traits
     predicate = instruction.predicate
-    if opcode in IGNORED:
+    if traits.kind == "ignored":
         writes = physical(instruction.dest) if instruction.dest and "_" in instruction.dest else None
         return Effect((), writes, True, False)
-    if is_phi(instruction):  # every source is the destination's own physical register
+    if traits.kind == "phi":  # every source is the destination's own physical register
         return Effect((), None, False, False)
-    if base in ("vmatmul", "vpop", "vmatpush", "vmatpush1", "vmatpush2", "vmatpush3") and not is_scalar_pop(
-        instruction
-    ):
+    if traits.latency == "matrix":
         reads = (predicate.register,) if predicate and predicate.register else ()
         return Effect(reads, None, False, bool(reads))
-    text = " ".join(_operands_that_count(instruction, followed, remote))
+    text = " ".join(_read_operands(instruction, followed, remote))
     reads = [*registers(text), *(f"x{name}" for name in _NAMED.findall(text))]
     writes = None
-    root = opcode.startswith(("dma.", "vsync", "vwait")) or opcode == "sbr.rel" or is_call(instruction)
-    if opcode == "vsyncmov":  # only reads a flag
-        root = False
-    if opcode in ("vpush.ccrf", "vpop.ccrf", "spop.drf"):
-        root = True  # each takes its turn in a queue
+    root = traits.has_side_effects
     if instruction.dest is not None:
         writes = physical(instruction.dest) if "_" in instruction.dest else f"x{instruction.dest}"
-    if base in ("sld", "sst"):
+    if traits.kind in ("load", "store"):
         slot = spill_slot(instruction.operands[0])
         if slot is not None:
-            if base == "sld":
+            if traits.kind == "load":
                 reads = [slot]
             else:
                 reads, writes = registers(instruction.operands[1]), slot
-        elif base == "sst":
+        elif traits.kind == "store":
             place = static_allocation(instruction.operands[0])
             root = place is None or place not in private
     if predicate is not None and predicate.register is not None:
@@ -93,7 +88,7 @@ def _never_read(program: Program) -> frozenset[str]:
     for bundle in program.bundles:
         for instruction in bundle.instructions:
             others = instruction.operands
-            if instruction.opcode == "sst" and (place := static_allocation(others[0])) is not None:
+            if instruction.traits.kind == "store" and (place := static_allocation(others[0])) is not None:
                 stored.add(place)
                 others = others[1:]
             mentioned.update(_ALLOCATION.findall(" ".join(others)))
@@ -162,4 +157,4 @@ def _backwards(bundle: Sequence[tuple[Instruction, Effect]], live: set[str], ali
 
 
 def _forwards(instruction: Instruction) -> bool:
-    return instruction.opcode.startswith("int_to_ptr")
+    return instruction.traits.kind == "pointer"

@@ -31,7 +31,7 @@ class Mentions:
         if "_" in instruction.dest:
             return self.variable(physical(instruction.dest))
         # What a division leaves is a list: it goes by names of its own, so that no arithmetic gets hold of it.
-        return self.variable(("d" if instruction.opcode.startswith("sdivrem") else "x") + instruction.dest)
+        return self.variable(("d" if instruction.traits.kind == "division" else "x") + instruction.dest)
 
     def variable(self, name: str) -> str:
         """Notes that the code mentions a variable."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.hardware.dma import FLAG_BITS, NUMBERED_FLAGS, SHARED_FLAGS_FROM
+from systolic.simulator.hardware.sync_flags import FLAG_BITS, NUMBERED_FLAGS, SHARED_FLAGS_FROM
 
 _ALLOCATION_SPAN_BITS = 16
 # Parameters lie in the upper half of what an address may be that is going to be multiplied by sixteen.

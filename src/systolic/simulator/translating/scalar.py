@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.values import MASK, as_word
-from systolic.simulator.reading.listing import MOVES, Instruction, Program, physical
+from systolic.simulator.opcode_traits import Opcode
+from systolic.simulator.reading.listing import Instruction, Program, physical
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.names import Names
 
@@ -26,17 +27,6 @@ _SPILL = re.compile(r"\[smem:\[#(\w+_spill)(?: \+ \$(0x[0-9a-f]+))?\]\]", re.ASC
 # Which of the runtime's words points to a chip's table of routes; see `slice/route_tables.py`.
 ROUTES_WORD = "4"
 
-# Instructions without effect on control flow, copies or time. `shalt.err` stops a program whose address is out of
-# bounds; `cld` and `cst` move vectors from and to v4's CMEM; `vsetptstate` asks for a clock state; `vsyncset.done`
-# writes a bit beside a flag's count, for which no program seen waits; `vtrace` marks a place in the trace; `sdelay`
-# (seen without an amount) keeps a load of scalar memory behind the store before it.
-IGNORED = frozenset(
-    {
-        *("sfence", "cfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "cld", "cst", "vsetptstate"),
-        *("vsyncset.done", "vtrace", "sdelay"),
-    }
-)
-
 
 def flag_names(program: Program) -> frozenset[str]:
     """Allocations that hold sync flags, by how they are used: they, or a register in which one was selected."""
@@ -45,13 +35,13 @@ def flag_names(program: Program) -> frozenset[str]:
     choices: list[tuple[str, set[str]]] = []  # register, and the allocations between which it was selected
     for bundle in program.bundles:
         for instruction in bundle.instructions:
-            for text in _used_as_flags(instruction):
+            for text in instruction.operands[instruction.traits.flags]:
                 named = _ALLOCATION.fullmatch(text)
                 if named:
                     found.add(named.group(1))
                 elif text[0] == "%":
                     used_registers.add(text)
-            if instruction.opcode == "scalar_select" and instruction.dest is not None:
+            if instruction.traits.kind == "select" and instruction.dest is not None:
                 named = filter(None, map(_ALLOCATION.fullmatch, instruction.operands))
                 choices.append((f"%{instruction.dest}", {match.group(1) for match in named}))
     for register, allocations in choices:
@@ -70,8 +60,9 @@ def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
     unclear: set[str] = set()
     for bundle in program.bundles:
         for instruction in bundle.instructions:
-            lea = instruction.opcode == "scalar_lea.sflag"
-            direct = Counter(() if lea else _used_as_flags(instruction))
+            traits = instruction.traits
+            # An address that is made of a flag's may be that of another flag.
+            direct = Counter(() if traits.kind == "address" else instruction.operands[traits.flags])
             for text, count in Counter(instruction.operands).items():
                 named = _ALLOCATION.fullmatch(text)
                 if named is None or count > direct[text]:
@@ -84,16 +75,6 @@ def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
     found = {name: max(its) + 1 for name, its in offsets.items() if name in flags}
     several = {name: count for name, count in found.items() if count > 1 and len(cleared.get(name, ())) == count}
     return several | {name: 1 for name, count in found.items() if count == 1 and name not in unclear}
-
-
-def _used_as_flags(instruction: Instruction) -> tuple[str, ...]:
-    """Operands that can be nothing but sync flags."""
-    opcode, operands = instruction.opcode, instruction.operands
-    if opcode.startswith(("vsync", "vwait")) or opcode in ("scalar_lea.sflag", "dma.done.wait"):
-        return operands[:1]
-    if opcode.startswith("dma."):
-        return operands[3:5] if opcode == "dma.general" else operands[3:4]
-    return ()
 
 
 def operand(text: str, names: Names) -> str:
@@ -137,56 +118,18 @@ def static_allocation(text: str) -> str | None:
     return match.group(1) if match else None
 
 
-def _signed(value: str) -> str:
+def signed(value: str) -> str:
+    """Write a word of Python code as a signed number plus 2³¹: compared, such words are in the order of the numbers."""
     return f"({value} ^ 0x80000000)" if not value.isdigit() else str(int(value) ^ 0x80000000)
 
 
-def _binary(template: str) -> Callable[[str, str], str]:
-    return lambda a, b: template.format(a=a, b=b, m=MASK)
-
-
-_ARITHMETIC_SHIFT = "((({a} ^ 0x80000000) - 0x80000000) >> ({b} & 31)) & {m}"
-_BINARY: dict[str, Callable[[str, str], str]] = {
-    "sadd.s32": _binary("({a} + {b}) & {m}"),
-    "ssub.s32": _binary("({a} - {b}) & {m}"),
-    "smul.u32": _binary("({a} * {b}) & {m}"),
-    "smulhi.u32": _binary("({a} * {b}) >> 32"),
-    "sand.u32": _binary("{a} & {b}"),
-    "sor.u32": _binary("{a} | {b}"),
-    "sxor.u32": _binary("{a} ^ {b}"),
-    "sshll.u32": _binary("({a} << ({b} & 31)) & {m}"),
-    "sshllo.u32": _binary("((({a} << ({b} & 31)) | ((1 << ({b} & 31)) - 1)) & {m})"),  # ones come in
-    "sc.u32": _binary("({a} + {b}) > {m}"),  # the carry of a sum
-    "sshrl.u32": _binary("{a} >> ({b} & 31)"),
-    "sshra.s32": _binary(_ARITHMETIC_SHIFT),
-    "smin.u32": _binary("smaller({a}, {b})"),
-    "smax.u32": _binary("larger({a}, {b})"),
-    "smin.s32": lambda a, b: f"smaller({_signed(a)}, {_signed(b)}) ^ 0x80000000",
-    "smax.s32": lambda a, b: f"larger({_signed(a)}, {_signed(b)}) ^ 0x80000000",
-    # Bitwise, since a predicate may be an unknown value, which has no truth.
-    "por": _binary("{a} | {b}"),
-    "pand": _binary("{a} & {b}"),
-    "pnand": _binary("True ^ ({a} & {b})"),
-    "pnor": _binary("True ^ ({a} | {b})"),
-    "pxor": _binary("{a} ^ {b}"),
-    **{
-        f"s{name}.f32": _binary(f"float_result({name!r}, {{a}}, {{b}})")
-        for name in ("add", "sub", "mul", "div", "min", "max")
-    },
-}
-_COMPARISON = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_UNARY = {
-    **dict.fromkeys(MOVES, "{a}"),
-    "pmov": "{a}",
-    "pneg": "True ^ {a}",
-    "sneg.s32": "-{a} & 0xFFFFFFFF",
-    "sclz": "leading_zeros({a})",
-    "sfloor.f32": "rounded_float('floor', {a})",
-    "sceil.f32": "rounded_float('ceil', {a})",
-    "scvt.s32.f32": "float_from_signed({a})",
-    "scvt.f32.s32": "signed_from_float({a})",
-    "scvt.pr.f32.s32": "signed_from_whole_float({a})",  # v4's; how it rounds is not known
-}
+def arithmetic(traits: Opcode, operands: Sequence[str], write: Callable[[str], str]) -> str:
+    """Write an opcode's expression; `write` turns an operand into Python code."""
+    expression = traits.expression
+    if "b}" in expression:
+        a, b = map(write, operands[traits.reads])
+        return expression.format(a=a, b=b, sa=signed(a), sb=signed(b), m=MASK)
+    return expression.format(a=write(operands[0]), m=MASK) if "{" in expression else expression
 
 
 def expression(instruction: Instruction, names: Names) -> str | None:
@@ -197,41 +140,16 @@ def expression(instruction: Instruction, names: Names) -> str | None:
     Raises:
       SimulationError: an operand of a form that is not known.
     """
-    opcode, operands = instruction.opcode, instruction.operands
-    base = opcode.split(".")[0]
-    if base == "scalar_lea":
-        a, b = (operand(text, names) for text in operands[:2])
-        return f"({a} + {b}) & {MASK}"
-    if base == "int_to_ptr":
-        return operand(operands[0], names)
-    if opcode == "reloc" and operands[0] == ROUTES_WORD:  # no other of the runtime's words decides anything
-        return ROUTES_WORD
-    # A program that asks for a clock state reads the cycles since it last did so. It asks again after some
-    # milliseconds; zero is the answer in repeated calls, which follow sooner.
-    if opcode in ("reloc", "cycles_lo.lcc", "cycles_hi.lcc", "srdreg.lcclo", "srdreg.lcchi"):
-        return "0"
-    if opcode == "scalar_parameter_address":
+    operands, traits = instruction.operands, instruction.traits
+    if traits.kind == "runtime word":  # no other of the runtime's words decides anything
+        return ROUTES_WORD if operands[0] == ROUTES_WORD else "0"
+    if traits.kind == "parameter":
         return f"parameter({number(int(operands[0]))})"
-    if base == "inlined_call_operand":
+    if traits.kind == "operand":
         return f"operand({quoted(physical('%' + (instruction.dest or '')))})"
-    if opcode == "scalar_select" or (opcode in MOVES and operands[0].startswith("(")):
+    if traits.kind == "select" or (traits.kind == "move" and operands[0].startswith("(")):
         return _select(operands, names)
-    if opcode in _UNARY:
-        return _UNARY[opcode].format(a=operand(operands[0], names))
-    if opcode in _BINARY:
-        a, b = (operand(text, names) for text in operands)
-        return _BINARY[opcode](a, b)
-    if base == "scmp":
-        a, b = (operand(text, names) for text in operands)
-        _, relation, kind, *_ = opcode.split(".")
-        if kind == "f32":
-            return f"float_compare({_COMPARISON[relation]!r}, {a}, {b})"
-        if kind == "s32" and relation not in ("eq", "ne"):
-            a, b = _signed(a), _signed(b)
-        elif kind not in ("s32", "u32"):
-            return None
-        return f"{a} {_COMPARISON[relation]} {b}"
-    return None
+    return arithmetic(traits, operands, lambda text: operand(text, names)) if traits.expression else None
 
 
 def _select(operands: tuple[str, ...], names: Names) -> str:

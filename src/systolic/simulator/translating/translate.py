@@ -19,15 +19,15 @@ from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.hardware.lanes import FUNCTIONS, Lanes
 from systolic.simulator.hardware.mxu import MatrixOp, Segment, matrix_ops
 from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
-from systolic.simulator.reading.blocks import Block, split_blocks
+from systolic.simulator.reading.blocks import Block, branch_of, split_blocks
 from systolic.simulator.reading.calls import CallOperand, call_operands
 from systolic.simulator.reading.copies import CopyReader
+from systolic.simulator.reading.global_barriers import GlobalBarrier, global_barriers
 from systolic.simulator.reading.listing import Instruction, Program, physical, registers
-from systolic.simulator.slice.global_barriers import GlobalBarrier, global_barriers
-from systolic.simulator.translating.bundle import BundleCode, is_matrix
+from systolic.simulator.translating.bundle import BundleCode
 from systolic.simulator.translating.control_flow import dispatch
 from systolic.simulator.translating.detours import BRANCH, Detour, with_detours
-from systolic.simulator.translating.events import EventCode, is_event
+from systolic.simulator.translating.events import EventCode
 from systolic.simulator.translating.literals import quoted
 from systolic.simulator.translating.liveness import live_instructions
 from systolic.simulator.translating.mentions import Mentions
@@ -176,8 +176,9 @@ class _Translator:
                     self._close(number, gathered, offset - last_start, code)
                     last_start = offset
                     code += _marked(events, bundle.line)
-                for instruction in filter(is_matrix, bundle.instructions):
-                    code += self._matrix(instruction, offset - last_start, gathered)
+                for instruction in bundle.instructions:
+                    if instruction.traits.latency == "matrix":
+                        code += self._matrix(instruction, offset - last_start, gathered)
                 code += _marked(self.code.rest(bundle), bundle.line)
             except SimulationError as error:
                 raise SimulationError(f"{self.program.name}, line {bundle.line}: {error}") from error
@@ -195,7 +196,7 @@ class _Translator:
         for slot in bundles[index + 1 : index + 1 + self.machine.branch_delay_slots]:
             for instruction in slot.instructions:
                 written = physical(instruction.dest) if instruction.dest and "_" in instruction.dest else None
-                if is_event(instruction) or written in handed:
+                if instruction.traits.latency == "event" or written in handed:
                     raise SimulationError(f"not understood in the shadow of a call: {instruction.text}")
 
     def _leave(self, number: int, block: Block) -> list[str]:
@@ -214,8 +215,8 @@ class _Translator:
 
         if block.branch is None:
             return to(block.following)
-        instruction = next(i for i in self.program.bundles[block.branch].instructions if i.opcode == "sbr.rel")
-        if instruction.predicate is None:
+        instruction = branch_of(self.program.bundles[block.branch])
+        if instruction is None or instruction.predicate is None:
             return to(block.taken)
         taken, following = ([f"    {line}" for line in to(target)] for target in (block.taken, block.following))
         branch = [BRANCH, *taken, "else:", *following]

@@ -1,26 +1,21 @@
 """Barriers of all devices: each signals the first device, which waits for all others and then signals each of them.
 
 The first device so does something else than the others, and one that stands for all cannot execute that. Where such a
-barrier begins and ends is read off the listing, so that it can be left out: what it takes is known without executing
-it. It is taken to take as long on every device as on the one that goes on last; others are ahead of it by microseconds,
-and wait for it where they next need what it sends.
+barrier begins and ends is read off the listing, so that `slice/one_for_all.py` can leave it out.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from systolic.simulator.hardware.lanes import DivergedError
+from systolic.simulator.opcode_traits import Kind
 from systolic.simulator.reading.blocks import Block
 from systolic.simulator.reading.listing import Instruction, Program, physical, registers
-from systolic.simulator.slice.routes import Routes
 
 _WAIT = "global-barrier-wait"
-# What a barrier's blocks may hold: nothing of it is left when they are over.
-_ALLOWED = ("vsyncadd.remote", "vsyncadd", "vwait.ge.trace", "sbr.rel", "sld", "smov", "sphi", "pphi", "por", "pnand")
-_ALLOWED_KINDS = ("scmp", "sadd", "ssub", "sand", "sor", "sshll", "sshrl", "compiler-scheduling-barrier", "vtrace")
+# A barrier's own acts. What else its blocks hold leaves nothing behind but registers.
+_BARRIER_KINDS = ("signal", "add to flag", "wait")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,21 +42,6 @@ class GlobalBarrier:
     after_cycles: int
     waits: int = 2
 
-    def end_cycles(self, time: float, routes: Routes, clock_hz: float, wait_cycles: int) -> int:
-        """When the last device goes on, if all come there at a time.
-
-        Raises:
-          DivergedError: it is not about all devices.
-        """
-        count = routes.devices
-        if count != self.others + 1:
-            raise DivergedError(f"a barrier of {self.others + 1} of {count} devices")
-        way = [routes.between(0, device).latency_s * clock_hz for device in range(1, count)]
-        back = [routes.between(device, 0).latency_s * clock_hz for device in range(1, count)]
-        known = time + self.before_cycles + max(back) + wait_cycles + self.between_cycles
-        last = max(known + number * self.each_cycles + latency for number, latency in enumerate(way))
-        return math.ceil(last) + wait_cycles + self.after_cycles
-
 
 def global_barriers(program: Program, blocks: Sequence[Block]) -> dict[int, GlobalBarrier]:
     """Finds barriers of the one form that was seen, by the block that ends with the first question who is first."""
@@ -75,12 +55,12 @@ def global_barriers(program: Program, blocks: Sequence[Block]) -> dict[int, Glob
 
 def _barrier_at(first: int, program: Program, blocks: Sequence[Block]) -> GlobalBarrier | None:
     signal, ask, wait, loop, again, own, end = range(first + 1, first + 8)
-    waits = [list(_with(program, blocks[each], "vwait.ge.trace")) for each in (wait, own)]
+    waits = [list(_of_kind(program, blocks[each], "wait")) for each in (wait, own)]
     if any(len(each) != 1 or _WAIT not in each[0].comment for each in waits):
         return None
     (all_there,), (told,) = waits
     flag = all_there.operands[0]
-    signals = [list(_with(program, blocks[each], "vsyncadd.remote")) for each in (signal, loop)]
+    signals = [list(_of_kind(program, blocks[each], "signal")) for each in (signal, loop)]
     joins = (
         (blocks[first].taken, blocks[first].following) == (ask, signal)
         and _leads(blocks[signal], ask)
@@ -117,12 +97,14 @@ def _instructions(program: Program, block: Block) -> Iterator[Instruction]:
         yield from bundle.instructions
 
 
-def _with(program: Program, block: Block, opcode: str) -> Iterator[Instruction]:
-    return (each for each in _instructions(program, block) if each.opcode == opcode)
+def _of_kind(program: Program, block: Block, kind: Kind) -> Iterator[Instruction]:
+    return (each for each in _instructions(program, block) if each.traits.kind == kind)
 
 
 def _is_allowed(instruction: Instruction) -> bool:
-    return instruction.opcode in _ALLOWED or instruction.opcode.startswith(_ALLOWED_KINDS)
+    traits = instruction.traits
+    leaves_nothing = traits.writes in ("nothing", "register") and traits.kind != "unknown"
+    return leaves_nothing or traits.kind in _BARRIER_KINDS
 
 
 def _needed(program: Program, blocks: Sequence[Block], begin: int, written: set[str]) -> bool:

@@ -1,26 +1,53 @@
-"""A detour as every device finds it, where one device is executed for all; see `translating.detours`."""
+"""A detour taken by every device, where one device is executed for all; see `translating.detours`."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
 
+from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.lanes import Lanes, joined, lane
 from systolic.simulator.other_devices import OtherDevices
 from systolic.simulator.translating.detours import Detour
 
-if TYPE_CHECKING:
-    from systolic.simulator.sequencer import Sequencer
+
+class DetourSequencer(Protocol):
+    """The sequencer of the device that is executed for all, as far as detours need it."""
+
+    dma_issue_cycles: int
+    dma_wait_cycles: int
+    iterations: IterationBudget
+    parameter: Callable[[int], int]
+    start: Callable[..., int]
+    wait: Callable[..., int | None]
+    add: Callable[[int, int], None]
+    store: Callable[[Any, Any], None]
+
+    def load(self, address: int, comment: str) -> Any:
+        """Reads a word of scalar memory."""
+        ...
+
+    def operand(self, register: str) -> Any:
+        """Reads what the caller handed over in a register."""
+        ...
+
+    def blocked(self, where: str) -> None:
+        """Notes that the program waits for another core."""
+        ...
+
+    def too_long(self) -> None:
+        """Ends a program that goes round and round."""
+        ...
 
 
-class OneOfAll:
-    """What a detour asks for, answered with one device's words.
+class DetourDevice:
+    """The device that takes a detour: it answers with its own words.
 
     What it stores is kept apart until all devices are back. Copies and flags are the first device's: what the others do
     is noted, so that it shows whether it is the same.
     """
 
-    def __init__(self, sequencer: Sequencer, device: int) -> None:
+    def __init__(self, sequencer: DetourSequencer, device: int) -> None:
         self._sequencer = sequencer
         self._device = device
         self._acts: list[tuple[Any, ...]] = []
@@ -31,24 +58,24 @@ class OneOfAll:
 
     @staticmethod
     def take(
-        sequencer: Sequencer, others: OtherDevices, detour: Detour, time: int, jump: Lanes, values: Sequence[Any]
+        sequencer: DetourSequencer, others: OtherDevices, detour: Detour, time: int, jump: Lanes, values: Sequence[Any]
     ) -> Generator[int | None, None, tuple[Any, ...]]:
         """Takes a detour for every device: the time at which they are back, and registers."""
-        devices = [OneOfAll(sequencer, number) for number in range(len(jump.values))]
-        found: list[tuple[Any, ...]] = []
+        devices = [DetourDevice(sequencer, number) for number in range(len(jump.values))]
+        results: list[tuple[Any, ...]] = []
         for number, (device, jumps) in enumerate(zip(devices, jump.values, strict=True)):
             block = detour.taken if jumps else detour.following
             way = detour.run(time, device, block, *(lane(value, number) for value in values))
-            found.append((yield from way) if number == 0 else _ended(way))
+            results.append((yield from way) if number == 0 else _ended(way))
         if any(device._acts != devices[0]._acts for device in devices):
             others.first([device._acts for device in devices])
         for address in dict.fromkeys(address for device in devices for address in device._stored):
-            kept = sequencer.load(address, "")
+            before = sequencer.load(address, "")
             sequencer.store(
                 address,
-                joined([device._stored.get(address, lane(kept, number)) for number, device in enumerate(devices)]),
+                joined([device._stored.get(address, lane(before, number)) for number, device in enumerate(devices)]),
             )
-        times, *registers = zip(*found, strict=True)
+        times, *registers = zip(*results, strict=True)
         return (others.apart(times), *map(joined, registers))
 
     def lap(self, loop: int, time: int) -> None:
@@ -97,7 +124,7 @@ class OneOfAll:
 
 
 def _ended(way: Generator[int | None, None, tuple[Any, ...]]) -> tuple[Any, ...]:
-    """What comes of a way that waits for nobody."""
+    """Return the result of a way that waits for nobody."""
     while True:
         try:
             next(way)

@@ -1,0 +1,72 @@
+"""The records that a sequencer executes a program with: what a device's cores share, one core, and one execution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+
+from systolic.chips import MachineModel
+from systolic.simulator.assumptions import Assumption
+from systolic.simulator.hardware.dma import DmaEngine
+from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.loop_timer import LoopTimer
+from systolic.simulator.hardware.memory import Memory
+from systolic.simulator.hardware.mxu import Mxus
+from systolic.simulator.hardware.values import Unknown
+from systolic.simulator.mailboxes import Mailboxes
+from systolic.simulator.other_devices import OtherDevices
+from systolic.simulator.sparse_core.device import SparseCores
+from systolic.simulator.translating.translate import Translation
+
+# A program in progress. It yields the time at which it is about to act on what cores share, or None where it can't go
+# on until another core has acted, and returns the time at which it is over.
+Progress = Generator[int | None, None, int]
+
+# Registers handed to a called program.
+Passed = Sequence[tuple[str, "int | Unknown"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceParts:
+    """What the cores of a device share; `others` are the other devices of a slice, None where there are none."""
+
+    dma: DmaEngine
+    mailboxes: Mailboxes
+    sparse_cores: SparseCores
+    others: OtherDevices | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreParts:
+    """What all programs of one core share.
+
+    Attributes:
+      number: index of the core within its device; programs split their grid by it.
+      iterations: how often the loops of all its programs may still go round.
+      parameter: gives the address of one of the whole program's parameters.
+      call: starts a called program; (time, name, registers) → its progress.
+    """
+
+    device: DeviceParts
+    number: int
+    model: MachineModel
+    memory: Memory
+    iterations: IterationBudget
+    parameter: Callable[[int], int]
+    call: Callable[[int, str, Passed], Progress]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activation:
+    """One execution of a program.
+
+    Attributes:
+      passed: registers that the caller hands over.
+      assumption: what counts for values that the program computes and that are not known; None: nothing does.
+    """
+
+    translation: Translation
+    mxus: Mxus
+    timer: LoopTimer
+    passed: Mapping[str, int | Unknown]
+    assumption: Assumption | None = None

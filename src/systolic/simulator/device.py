@@ -1,0 +1,74 @@
+"""One device: its cores, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from systolic.simulator.core import Core
+from systolic.simulator.core_parts import DeviceParts
+from systolic.simulator.device_setup import DeviceSetup
+from systolic.simulator.hardware.dma import DmaEngine
+from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.timeline import Timeline
+from systolic.simulator.mailboxes import Mailboxes
+from systolic.simulator.other_devices import OtherDevices
+from systolic.simulator.schedule import Schedule
+from systolic.simulator.sparse_core.device import SparseCores
+
+_NO_WORDS: Mapping[int, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceModel:
+    """The cores of a device, ready to run, and what they share."""
+
+    parts: DeviceParts
+    cores: tuple[Core, ...]
+
+    @staticmethod
+    def of(
+        setup: DeviceSetup,
+        schedule: Schedule,
+        spans: int,
+        *,
+        others: OtherDevices | None = None,
+        identities: Sequence[Mapping[int, Any]] = (),
+    ) -> DeviceModel:
+        """Build the cores of a device.
+
+        Args:
+          setup: what they run.
+          schedule: in which SparseCores run, and what waits.
+          spans: of the timeline of each core, as of `Timeline`; 0: none is kept.
+          others: the other devices of a slice; None: there are none.
+          identities: of each core, words of scalar memory that say which device it is; empty: there are none.
+        """
+        chip = setup.chip
+        numbers = range(chip.cores_per_device)
+        timelines = [Timeline(spans) for _ in numbers] if spans else None
+        dma = DmaEngine(chip.machine, len(numbers), timelines, schedule, host_bytes_per_s=chip.host_bytes_per_s)
+        sparse_cores = SparseCores(
+            chip,
+            setup.sparse_programs,
+            setup.hlo.launches if setup.hlo is not None else (),
+            dma,
+            schedule.start,
+            IterationBudget(setup.max_iterations),
+            spans,
+        )
+        mailboxes = Mailboxes(len(numbers), schedule)
+        parts = DeviceParts(dma=dma, mailboxes=mailboxes, sparse_cores=sparse_cores, others=others)
+        cores = tuple(
+            Core(
+                setup,
+                parts,
+                number,
+                timelines[number] if timelines else None,
+                identities[number] if identities else _NO_WORDS,
+            )
+            for number in numbers
+        )
+        return DeviceModel(parts=parts, cores=cores)

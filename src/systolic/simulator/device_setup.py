@@ -1,0 +1,46 @@
+"""What all cores of a device run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from systolic.chips import Chip
+from systolic.simulator.assumptions import Progression
+from systolic.simulator.hardware.memory import Contents, Words
+from systolic.simulator.hardware.mxu import Memo
+from systolic.simulator.hardware.values import Unknown
+from systolic.simulator.reading.hlo import TopLevelHlo
+from systolic.simulator.reading.utilization import BlockUse
+from systolic.simulator.repeated_calls import RepeatedCalls
+from systolic.simulator.sparse_core.translate import SparseProgram
+from systolic.simulator.translating.translate import Translation
+
+TOP_LEVEL = "TLP"
+
+# What a called operation's operand holds: (operation, which call of it, operand's index) → contents, or None where
+# there is nothing better than what the program's own copies bring.
+OperandWords = Callable[[str, int, int], Contents | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSetup:
+    """What all cores of a device run, and what the program is given."""
+
+    chip: Chip
+    translations: Mapping[str, Translation]
+    sparse_programs: Sequence[SparseProgram]
+    uses: Mapping[str, BlockUse]
+    hlo: TopLevelHlo | None
+    parameters: Sequence[Words | Unknown]  # contents, by number
+    operand_words: OperandWords
+    initial: Callable[[int], int]  # words of scalar memory that the runtime has written
+    pointers: Mapping[int, int]  # and those where it has left a pointer to the results, by address
+    assumed: frozenset[str]  # operations in which something counts for computed values that are not known
+    progression: Progression  # what does
+    remember: bool
+    max_iterations: int
+    skipped: frozenset[str]  # operations that are not executed, as if they took no time
+    remembered: dict[str, Memo] = field(default_factory=dict)  # by the matrix units of all cores, by program
+    repeated: RepeatedCalls | None = None  # None: every call is executed
+    tables: Mapping[int, Words] = field(default_factory=dict)  # what lies in HBM beside the parameters, by pointer

@@ -1,0 +1,28 @@
+"""What one core has copied, and what that cost it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(slots=True)
+class DmaCounts:
+    """Bytes, copies and cycles of one core."""
+
+    hbm_read_bytes: int = 0
+    hbm_written_bytes: int = 0
+    hbm_received_bytes: int = 0  # written by other devices, whatever runs here meanwhile
+    copies: int = 0
+    copy_stall_cycles: int = 0  # waiting for copies to land
+    semaphore_stall_cycles: int = 0  # waiting for another core, or for a signal of the program's own
+    overhead_cycles: int = 0  # starting copies and looking at flags
+    # Keys: source, destination, bytes, and bytes in one piece (0: all, None: the text does not say).
+    sizes: Counter[tuple[str, str, int, int | None]] = field(default_factory=Counter)
+
+    def add(self, others: DmaCounts) -> None:
+        """Counts what another core did as well."""
+        for name in (counted.name for counted in fields(self)):
+            if name != "sizes":
+                setattr(self, name, getattr(self, name) + getattr(others, name))
+        self.sizes.update(others.sizes)

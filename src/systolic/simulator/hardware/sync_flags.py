@@ -1,0 +1,88 @@
+"""The sync flags of one device: what each counts, and what is under way to it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from systolic.simulator.errors import check_most
+from systolic.simulator.schedule import Waited
+
+FLAG_BITS = 13
+FLAG_MASK = (1 << FLAG_BITS) - 1
+# Sync flags that have a number in listings are everybody's: those of barriers between devices.
+NUMBERED_FLAGS = 64
+# Sync flags of a called program are its own; those of the top-level program, from here on, are everybody's, also where
+# it passes one on. A whole training step names close to 200 there.
+SHARED_FLAGS_FROM = 5 << (FLAG_BITS - 3)
+
+_MAX_FLAGS = 1 << 16
+
+# Flags with what they count, in order.
+OwnFlags = tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
+class Flag(Waited):
+    """One sync flag."""
+
+    count: int = 0
+    landing: deque[tuple[int, int]] = field(default_factory=deque)  # (time, granules), in order of time
+    label: str = ""  # the communication with other devices that signals it
+
+    def land_first(self, pieces: int) -> int:
+        """Let the first of what is under way land; return when the last of it has."""
+        now = 0
+        for _ in range(pieces):
+            now, amount = self.landing.popleft()
+            self.count += amount
+        return now
+
+
+class SyncFlags:
+    """The flags of all cores of a device. Those of a called program are its own, for each core."""
+
+    def __init__(self) -> None:
+        self._flags: dict[tuple[int, str, int], Flag] = {}
+        self._by_owner: dict[tuple[int, str], dict[int, Flag]] = {}  # owner "": everybody's
+
+    def flag(self, core: int, program: str, number: int, *, named_by: int | None = None) -> Flag:
+        """Return a flag of a core as a program names it; `named_by`: the word that decides whose it is."""
+        decisive = number if named_by is None else named_by
+        owner = program if NUMBERED_FLAGS <= decisive & FLAG_MASK < SHARED_FLAGS_FROM else ""
+        key = (core, owner, number)
+        flag = self._flags.get(key)
+        if flag is None:
+            flag = self._flags[key] = Flag()
+            self._by_owner.setdefault((core, owner), {})[number] = flag
+            check_most(len(self._flags), _MAX_FLAGS, "sync flags")
+        return flag
+
+    def landed(self, core: int, program: str, time: int, number: int) -> Flag:
+        """Return a flag that counts what has landed on it by then."""
+        flag = self.flag(core, program, number)
+        while flag.landing and flag.landing[0][0] <= time:
+            flag.count += flag.landing.popleft()[1]
+        return flag
+
+    def own_flags(self, core: int, program: str, time: int) -> OwnFlags | None:
+        """Return what a program's own flags count, as far as not zero; None: something is under way to one."""
+        counts = []
+        for number, flag in self._by_owner.get((core, program), {}).items():
+            if flag.landing and flag.landing[-1][0] > time:
+                return None
+            if count := flag.count + sum(amount for _, amount in flag.landing):
+                counts.append((number, count))
+        return tuple(sorted(counts))
+
+    def reset_own_flags(self, core: int, program: str, counts: OwnFlags) -> None:
+        """Let a program's own flags count what is given, and all others of it nothing."""
+        for flag in self._by_owner.get((core, program), {}).values():
+            flag.count = 0
+            flag.landing.clear()
+        for number, count in counts:
+            self.flag(core, program, number).count = count
+
+    def only_owner_is(self, core: int, program: str) -> bool:
+        """True if no flag was used but a program's own on one core."""
+        return all(owner == (core, program) for owner in self._by_owner)

@@ -1,0 +1,137 @@
+"""The traits of an instruction, and a table of them by opcode. The tables of both kinds of cores: `opcodes.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+# The module that makes code or work of an instruction: `translating/scalar.py`, `bundle.py` and `events.py`,
+# `hardware/mxu.py`, or `reading/blocks.py`. For SparseCores `sparse_core/translate.py` does all of it.
+Translator = Literal["nobody", "scalar", "bundle", "events", "mxu", "blocks"]
+# issue: over with its bundle. event: time may pass, or others see it. matrix: the MXUs work on after it.
+Latency = Literal["issue", "event", "matrix"]
+# The place where its effect stays.
+Target = Literal["nothing", "register", "memory", "flag", "queue"]
+
+Kind = Literal[
+    "arithmetic",
+    "move",  # also one that keeps the old value where its predicate does not hold
+    "select",
+    "address",  # so far into an allocation
+    "pointer",  # gives an address a type; reads what its own bundle writes
+    "runtime word",
+    "parameter",
+    "operand",  # what the caller hands over in a register
+    "load",
+    "store",
+    "vector load",
+    "vector move",
+    "push",  # from the vector side to the scalar side
+    "pop",
+    "division",
+    "division pop",
+    "read flag",
+    "add to flag",
+    "set flag",
+    "phi",  # names what is in its register anyway, on whichever path the program came
+    "branch",
+    "branch out",  # of the program
+    "call",
+    "copy",
+    "wait for copy",
+    "wait",  # for a count of a flag
+    "wait for value",
+    "signal",  # to another core or device
+    "clear remote flag",
+    "send",
+    "receive",
+    "matmul",
+    "weight push",
+    "result pop",
+    "stream",
+    "task",
+    "barrier",
+    "read argument",
+    "write argument",
+    "delay",
+    "halt",
+    "ignored",  # without effect on control flow, copies or time
+    "unsupported wait",
+    "unsupported",  # would have one: an error where it matters
+    "unknown",  # in no table
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opcode:
+    """One instruction, or all whose names begin alike.
+
+    Attributes:
+      name: as in listings; with a * at its end, of all that begin so.
+      kind: what it does.
+      translator: the module that makes code or work of it.
+      reads: the operands that decide what it does and when; of a copy, its size. Flags come in addition.
+      writes: where its effect stays.
+      expression: what its register becomes, as Python: operands are `{a}` and `{b}`, as signed numbers in excess-2³¹
+        form `{sa}` and `{sb}`, and `{m}` is the mask of a word.
+      has_side_effects: it matters even where nobody reads its register.
+      flags: which of its operands are sync flags.
+      names_result: its result goes by the name of the instruction, `%12 = spop`, and not by that of a register.
+      is_remote: it may act on another device.
+    """
+
+    name: str
+    kind: Kind
+    translator: Translator = "nobody"
+    reads: slice = field(default_factory=partial(slice, None))
+    writes: Target = "nothing"
+    expression: str = ""
+    has_side_effects: bool = False
+    flags: slice = field(default_factory=partial(slice, 0))
+    names_result: bool = False
+    is_remote: bool = False
+
+    @property
+    def latency(self) -> Latency:
+        """How long it may take."""
+        return "event" if self.translator == "events" else "matrix" if self.translator == "mxu" else "issue"
+
+    @property
+    def is_wait(self) -> bool:
+        """Whether it holds the program up until a flag changes."""
+        return self.kind in ("wait for copy", "wait", "wait for value", "unsupported wait")
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether the vector side issues it."""
+        return self.name.startswith("v")
+
+
+_MAX_ENTRIES = 1 << 14  # of a table: a listing that is no program may hold any number of names
+_UNKNOWN = Opcode(name="", kind="unknown", translator="scalar", writes="register")
+
+
+class OpcodeTable(dict[str, Opcode]):
+    """Entries by opcode. One that is in no entry is of kind "unknown".
+
+    The longest name that an opcode begins with counts. Found entries are kept: listings repeat a few dozen opcodes.
+    """
+
+    def __init__(self, entries: Iterable[Opcode]) -> None:
+        super().__init__()
+        self._families: list[Opcode] = []
+        for entry in entries:
+            if entry.name.endswith("*"):
+                self._families.append(entry)
+            else:
+                self[entry.name] = entry
+        self._families.sort(key=lambda entry: -len(entry.name))
+
+    def __missing__(self, opcode: str) -> Opcode:
+        families = (entry for entry in self._families if opcode.startswith(entry.name[:-1]))
+        entry = next(families, _UNKNOWN)
+        if len(self) < _MAX_ENTRIES:
+            self[opcode] = entry
+        return entry
