@@ -25,8 +25,7 @@ from systolic.simulator.repeated_calls import Execution, RepeatedCalls
 from systolic.simulator.sequencer import Sequencer
 from systolic.simulator.slice import network, run
 from systolic.simulator.slice.routes import Routes
-from systolic.timing import target_of
-from systolic.timing.simulated import prepare_program
+from systolic.timing import prepare_program, target_of
 
 ALL = "all"
 BLOCK = (256, 128)  # of float32

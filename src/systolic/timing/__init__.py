@@ -3,7 +3,8 @@
 from systolic.timing.compiled import prepare_program, target_of, vmem_buffers
 from systolic.timing.measured import NoDeviceError, device_of, measure
 from systolic.timing.measurement import Measurement, Provenance
-from systolic.timing.program import Program, load_program, prepare, submit_preparation
+from systolic.timing.preparing import load_program, prepare, submit_preparation
+from systolic.timing.program import Program
 from systolic.timing.program_file import ProgramFileError
 from systolic.timing.simulated import simulate, simulate_compiled, simulate_in_worker, submit_simulation
 from systolic.timing.slice_program import SliceProgram

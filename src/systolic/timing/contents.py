@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +21,19 @@ _Key = tuple[tuple[int, ...], ...]  # shapes of a kernel's operands
 
 OperandKey = tuple[str, int, int]  # operation, which call of it from 0, which operand
 Contents = Callable[[], Words | Unknown]
+
+
+class DeviceContents(Protocol):
+    """What is known on one device of the program's arguments and of kernels' operands."""
+
+    @property
+    def parameters(self) -> Sequence[Words | Unknown]:
+        """Contents of the program's arguments."""
+        ...
+
+    def operand_words(self, name: str, call: int, index: int) -> Contents | None:
+        """Contents of an operand; see `KernelContents.operand_words`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -168,12 +182,13 @@ class KernelContents:
         return {key: list(sites.values()) for key, sites in found.items()}
 
 
-class RecordedOperands:
-    """Passes on what kernels find in their operands, and keeps all that a run has asked for."""
+class RecordedContents:
+    """Passes on what is known on a device, and keeps all operands that a run has asked for."""
 
-    def __init__(self, contents: KernelContents) -> None:
+    def __init__(self, contents: DeviceContents) -> None:
         self._contents = contents
-        self.found: dict[OperandKey, Words | Unknown] = {}
+        self.parameters = contents.parameters
+        self.operands: dict[OperandKey, Words | Unknown] = {}
 
     def operand_words(self, name: str, call: int, index: int) -> Contents | None:
         """Contents of an operand; see `KernelContents.operand_words`."""
@@ -182,11 +197,11 @@ class RecordedOperands:
             return None
         key = (name, call, index)
         why = f"operand {index} of {name}, which the run that prepared the program did not need"
-        self.found.setdefault(key, Unknown(why, computed=False))
+        self.operands.setdefault(key, Unknown(why, computed=False))
 
         def words() -> Words | Unknown:
-            self.found[key] = contents()
-            return self.found[key]
+            self.operands[key] = contents()
+            return self.operands[key]
 
         return words
 

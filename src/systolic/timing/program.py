@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
-
-import numpy as np
+from typing import Any
 
 from systolic.bugs import reports_bugs
-from systolic.chips import Chip, FlagValue, MachineModel, SliceShape, with_flags
-from systolic.chips import chip as chip_named
-from systolic.compiler import (
-    CompiledProgram,
-    NamedFunction,
-    ProgramCache,
-    WorkerPool,
-    abstract_arguments,
-    argument_values,
-    at_stage,
-    check_sharded_call,
-    compile_function,
-    function_name,
-    tracing_settings,
-    with_jit_options,
-)
+from systolic.chips import Chip, MachineModel
+from systolic.compiler import CompiledProgram
 from systolic.simulator import PreparedProgram, SimulatedRun
-from systolic.timing.compiled import kernel_contents, prepare_program, target_of, top_level_hlo
-from systolic.timing.contents import ProgramContents, RecordedOperands, parameter_contents
-from systolic.timing.program_file import SavedProgram, read_program, write_program
-from systolic.timing.slice_program import SliceProgram, slice_translated, submit_slice_preparation
+from systolic.timing.call import run_on_chip
+from systolic.timing.compiled import prepare_program
+from systolic.timing.contents import ProgramContents
+from systolic.timing.program_file import SavedProgram, write_program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,10 +52,7 @@ class Program:
           SimulationError: with these constants the program comes to something that is not understood.
         """
         chip = self.chip if machine is None else replace(self.chip, machine=machine)
-        contents = self.contents
-        return self.prepared.run(
-            chip, parameters=contents.parameters, operand_words=contents.operand_words, spans=spans
-        )
+        return run_on_chip(self.prepared, self.contents, chip, spans)
 
     @reports_bugs
     def save(self, path: str | Path) -> None:
@@ -101,127 +80,3 @@ def translated(name: str, chip: Chip, compiled: CompiledProgram, contents: Progr
     """
     prepared = prepare_program(compiled, chip)
     return Program(name=name, chip=chip, compiled=compiled, contents=contents, prepared=prepared)
-
-
-def prepare_in_worker(
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    values: Sequence[np.ndarray | None],
-    chip: Chip,
-    cached: bool,
-    settings: Mapping[str, Any],
-) -> Program:
-    """Compiles `fn(*args)` and runs it once, to learn what its kernels' operands hold. Only for a worker.
-
-    Takes and raises what `simulate_in_worker` does.
-    """
-    cache = ProgramCache() if cached else None
-    compiled = compile_function(fn, args, target_of(chip), cache=cache, settings=settings)
-    with at_stage("simulating"):
-        prepared = prepare_program(compiled, chip)
-        (known,) = kernel_contents(prepared, fn, args, values, target_of(chip), settings)
-        operands = RecordedOperands(known)
-        parameters = tuple(parameter_contents(top_level_hlo(prepared), values))
-        prepared.run(chip, parameters=parameters, operand_words=operands.operand_words)
-    contents = ProgramContents(parameters=parameters, operands=operands.found)
-    return Program(name=function_name(fn), chip=chip, compiled=compiled, contents=contents, prepared=prepared)
-
-
-def submit_preparation(
-    pool: WorkerPool,
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    chip: Chip,
-    *,
-    label: str,
-    cached: bool = True,
-) -> Future[Program]:
-    """Has a worker prepare `fn(*args)`; takes and raises what `submit_simulation` does."""
-    check_sharded_call(fn, args, None)
-    shapes, values = abstract_arguments(args), argument_values(args)
-    job = (with_jit_options(fn), shapes, values, chip, cached, tracing_settings())
-    return pool.submit(prepare_in_worker, *job, label=label)
-
-
-@overload
-def prepare(
-    fn: Callable[..., Any],
-    *args: Any,
-    chip: str | Chip = "v5e",
-    topology: None = None,
-    flags: Mapping[str, FlagValue] | None = None,
-    cached: bool = True,
-    time_limit_s: float = 300,
-    memory_limit_bytes: int | None = None,
-) -> Program: ...
-
-
-@overload
-def prepare(
-    fn: Callable[..., Any],
-    *args: Any,
-    chip: str | Chip = "v5e",
-    topology: str,
-    flags: Mapping[str, FlagValue] | None = None,
-    cached: bool = True,
-    time_limit_s: float = 300,
-    memory_limit_bytes: int | None = None,
-) -> SliceProgram: ...
-
-
-@reports_bugs
-def prepare(
-    fn: Callable[..., Any],
-    *args: Any,
-    chip: str | Chip = "v5e",
-    topology: str | None = None,
-    flags: Mapping[str, FlagValue] | None = None,
-    cached: bool = True,
-    time_limit_s: float = 300,
-    memory_limit_bytes: int | None = None,
-) -> Program | SliceProgram:
-    """Compiles `fn(*args)` for a chip that is not there, and reads it: a program that runs again within a moment.
-
-    For those who study the simulator's model: `program.run(machine=…)` tells how long the same program takes with
-    other constants. Arguments are those of `simulate`, and so are the errors; what they hold is kept with the program.
-
-    Args:
-      fn: any function that `jax.jit` takes, with or without Pallas calls. Bind what is static with `functools.partial`.
-      args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
-      chip: a name such as "v6e", or a record of your own.
-      topology: of the slice that the function is sharded over, "2x4"; None: it runs on one device.
-      flags: compiler flags by name.
-      cached: use programs compiled before, and keep this one.
-      time_limit_s: seconds of CPU time after which the compiler is stopped.
-      memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
-    """
-    known = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
-    label = f"{function_name(fn)} for {known.name}"
-    with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
-        if topology is not None:
-            return submit_slice_preparation(pool, fn, args, known, topology, label=label, cached=cached).result()
-        return submit_preparation(pool, fn, args, known, label=label, cached=cached).result()
-
-
-@reports_bugs
-def load_program(path: str | Path, *, chip: str | Chip | None = None) -> Program | SliceProgram:
-    """Reads a program that `Program.save` or `SliceProgram.save` wrote.
-
-    Nothing is compiled, and nothing of the file is executed as it is.
-
-    Args:
-      path: the file.
-      chip: a name or a record whose constants `run` uses in place of the saved ones; needed for a chip of your own that
-        is not registered. None: the chip that was saved, with its constants of then.
-
-    Raises:
-      ProgramFileError: no such file, it is damaged, of another version of systolic, or of another chip.
-      SimulationError: its listings hold something that this version does not understand.
-    """
-    known = chip_named(chip) if isinstance(chip, str) else chip
-    saved = read_program(Path(path), known)
-    if saved.topology is not None:
-        shape = SliceShape.parse(saved.chip, saved.topology)
-        return slice_translated(saved.name, shape, saved.compiled, saved.contents)
-    (contents,) = saved.contents
-    return translated(saved.name, saved.chip, saved.compiled, contents)

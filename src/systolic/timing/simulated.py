@@ -13,29 +13,11 @@ import numpy as np
 from systolic.bugs import reports_bugs
 from systolic.chips import Chip, FlagValue, SliceShape, with_flags
 from systolic.chips import chip as chip_named
-from systolic.compiler import (
-    CompiledProgram,
-    NamedFunction,
-    ProgramCache,
-    WorkerPool,
-    abstract_arguments,
-    argument_values,
-    at_stage,
-    check_sharded_call,
-    compile_function,
-    function_name,
-    topology_of,
-    tracing_settings,
-    with_jit_options,
-    with_options_of,
-    with_slice_options,
-)
+from systolic.compiler import CompiledProgram, NamedFunction, WorkerPool, at_stage, function_name, with_options_of
 from systolic.simulator import SimulatedRun, with_source_lines
 from systolic.simulator.slice.records import SliceRun
-from systolic.timing.compiled import kernel_contents, prepare_program, target_of, top_level_hlo
-from systolic.timing.contents import parameter_contents
+from systolic.timing.call import Call, run_on_chip, run_on_slice
 from systolic.timing.measurement import Measurement
-from systolic.timing.sliced import check_offloading, device_parameters, slice_of
 
 
 def simulate_in_worker(
@@ -62,9 +44,9 @@ def simulate_in_worker(
       CompilerRefusal: the compiler said no.
       SimulationError: the program holds something that the simulator does not understand.
     """
-    cache = ProgramCache() if cached else None
-    program = compile_function(fn, args, target_of(chip, shape), cache=cache, settings=settings, lines=lines)
-    found = simulate_compiled(program, fn, args, values, chip, settings, spans, shape)
+    call = Call(fn=fn, args=args, values=values, chip=chip, settings=settings, shape=shape)
+    program = call.compiled(cached=cached, lines=lines)
+    found = measured_run(call, program, spans)
     if not lines or found.run is None or found.slice_run is not None:
         return found
     return replace(found, run=with_source_lines(found.run, program.listings))
@@ -81,32 +63,23 @@ def simulate_compiled(
     shape: SliceShape | None = None,
 ) -> Measurement:
     """Simulates what `compile_function` has made of `fn(*args)`; takes and raises what `simulate_in_worker` does."""
+    call = Call(fn=fn, args=args, values=values, chip=chip, settings=settings, shape=shape)
+    return measured_run(call, program, spans)
+
+
+def measured_run(call: Call, program: CompiledProgram, spans: int) -> Measurement:
+    """Run what the compiler made of a call on its chip or slice."""
     with at_stage("simulating"):
-        if shape is not None:
-            check_offloading(program)
-        prepared = prepare_program(program, chip)
+        prepared = call.read(program)
+        contents = call.contents(program, prepared)
         slice_run = None
-        if shape is None:
-            parameters = parameter_contents(top_level_hlo(prepared), values)
-            (contents,) = kernel_contents(prepared, fn, args, values, target_of(chip), settings)
-            run = prepared.run(chip, parameters=parameters, operand_words=contents.operand_words, spans=spans)
+        if call.shape is None:
+            run = run_on_chip(prepared, contents[0], call.chip, spans)
         else:
-            slice_run = prepared.run_slice(
-                shape,
-                program.assignment,
-                chip=chip,
-                parameters=device_parameters(program, top_level_hlo(prepared), values),
-                operand_words=[
-                    each.operand_words
-                    for each in kernel_contents(
-                        prepared, fn, args, values, target_of(chip, shape), settings, len(program.assignment)
-                    )
-                ],
-                spans=spans,
-            )
+            slice_run = run_on_slice(prepared, contents, call.shape, program.assignment, spans)
             run = slice_run.slowest
     return Measurement(
-        chip=chip.name,
+        chip=call.chip.name,
         provenance=run.provenance,
         time_us=run.time_us,
         run=run,
@@ -144,12 +117,8 @@ def submit_simulation(
     Raises:
       SliceError: no such slice, or the call is sharded over other devices than the slice's.
     """
-    shape = None if topology is None else slice_of(chip, topology)
-    check_sharded_call(fn, args, None if shape is None else topology_of(shape))
-    shapes, values = abstract_arguments(args, shardings=shape is not None), argument_values(args)
-    where = chip if shape is None else shape.chip
-    sent = with_jit_options(fn) if shape is None else with_slice_options(fn)
-    job = (sent, shapes, values, where, cached, tracing_settings(), spans, shape, lines)
+    call = Call.of(fn, args, chip, topology)
+    job = (call.fn, call.args, call.values, call.chip, cached, call.settings, spans, call.shape, lines)
     return pool.submit(simulate_in_worker, *job, label=label)
 
 

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from systolic.bugs import reports_bugs
 from systolic.chips import Chip, Links, MachineModel, SliceShape
 from systolic.chips.constants import check_links
-from systolic.compiler import (
-    CompiledProgram,
-    NamedFunction,
-    ProgramCache,
-    WorkerPool,
-    abstract_arguments,
-    argument_values,
-    at_stage,
-    check_sharded_call,
-    compile_function,
-    function_name,
-    topology_of,
-    tracing_settings,
-    with_slice_options,
-)
+from systolic.compiler import CompiledProgram
 from systolic.simulator import PreparedProgram, SliceRun
-from systolic.timing.compiled import kernel_contents, prepare_program, target_of, top_level_hlo
-from systolic.timing.contents import ProgramContents, RecordedOperands
+from systolic.timing.call import run_on_slice
+from systolic.timing.compiled import prepare_program
+from systolic.timing.contents import ProgramContents
 from systolic.timing.program_file import SavedProgram, write_program
-from systolic.timing.sliced import check_offloading, device_parameters, slice_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,14 +61,8 @@ class SliceProgram:
         chip = self.shape.chip
         check_links(links or chip.links, chip.links)
         chip = replace(chip, machine=machine or chip.machine, links=links or chip.links)
-        return self.prepared.run_slice(
-            replace(self.shape, chip=chip),
-            self.compiled.assignment,
-            chip=chip,
-            parameters=[each.parameters for each in self.contents],
-            operand_words=[each.operand_words for each in self.contents],
-            spans=spans,
-        )
+        shape = replace(self.shape, chip=chip)
+        return run_on_slice(self.prepared, self.contents, shape, self.compiled.assignment, spans)
 
     @reports_bugs
     def save(self, path: str | Path) -> None:
@@ -120,52 +96,3 @@ def slice_translated(
     """
     prepared = prepare_program(compiled, shape.chip)
     return SliceProgram(name=name, shape=shape, compiled=compiled, contents=contents, prepared=prepared)
-
-
-def prepare_slice_in_worker(
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    values: Sequence[np.ndarray | None],
-    shape: SliceShape,
-    cached: bool,
-    settings: Mapping[str, Any],
-) -> SliceProgram:
-    """Compiles `fn(*args)` and runs it once, to learn what its kernels' operands hold. Only for a worker."""
-    cache, target = ProgramCache() if cached else None, target_of(shape.chip, shape)
-    compiled = compile_function(fn, args, target, cache=cache, settings=settings)
-    with at_stage("simulating"):
-        check_offloading(compiled)
-        prepared = prepare_program(compiled, shape.chip)
-        count = len(compiled.assignment)
-        operands = list(map(RecordedOperands, kernel_contents(prepared, fn, args, values, target, settings, count)))
-        parameters = device_parameters(compiled, top_level_hlo(prepared), values)
-        prepared.run_slice(
-            shape,
-            compiled.assignment,
-            chip=shape.chip,
-            parameters=parameters,
-            operand_words=[each.operand_words for each in operands],
-        )
-    contents = tuple(
-        ProgramContents(parameters=tuple(its), operands=each.found)
-        for its, each in zip(parameters, operands, strict=True)
-    )
-    return SliceProgram(name=function_name(fn), shape=shape, compiled=compiled, contents=contents, prepared=prepared)
-
-
-def submit_slice_preparation(
-    pool: WorkerPool,
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    chip: Chip,
-    topology: str,
-    *,
-    label: str,
-    cached: bool = True,
-) -> Future[SliceProgram]:
-    """Has a worker prepare `fn(*args)`; takes and raises what `submit_simulation` does."""
-    shape = slice_of(chip, topology)
-    check_sharded_call(fn, args, topology_of(shape))
-    shapes, values = abstract_arguments(args, shardings=True), argument_values(args)
-    job = (with_slice_options(fn), shapes, values, shape, cached, tracing_settings())
-    return pool.submit(prepare_slice_in_worker, *job, label=label)
